@@ -125,7 +125,8 @@ class DataLoader(_TorchLoader[T_co]):
             one reader of an iterable dataset in order.
         seed: Base of all randomness, 0 … 2**64 - 1; None: taken from a DistributedSampler, else
             from generator, else from ``torch.initial_seed()`` (with several replicas from
-            PL_GLOBAL_SEED, else 0), drawing nothing.
+            PL_GLOBAL_SEED, else 0), drawing nothing. Set on a loader (generator, too), it counts
+            from the next epoch on.
         seeding: What the random generators are seeded from, besides seed and epoch: the number of
             the "batch", the index of the "sample", or the "worker" (torch's own scheme).
         reseed_fn: Called with (dataset, seed) wherever the generators are seeded, for those that
@@ -295,6 +296,8 @@ class DataLoader(_TorchLoader[T_co]):
         if self.__initialized and name != "multiprocessing_context":  # whose property checks it
             value = check_option(name, value)
         super().__setattr__(name, value)
+        if name in ("seed", "generator") and "_core" in self.__dict__:
+            self._core.base_seed.choose(name, value)
         # reach: torch: its loader sets it when it is made, and Lightning when it has renewed one
         if name == "_DataLoader__initialized" and value:
             self._core.make_plan()

@@ -34,17 +34,9 @@ _SHORT: Final = 60
 
 
 def fingerprint_of(name: str, thing: Any) -> Fingerprint:
-    """Ask a sampler or dataset what its data depends on.
+    """Ask a sampler or dataset what its data depends on: fields "name.field", if it says.
 
-    Args:
-        name: What it is to the loader, such as "sampler".
-        thing: The sampler or dataset.
-
-    Returns:
-        Its fields, each as "name.field"; empty if it has no ``state_fingerprint``.
-
-    Raises:
-        OptionError: It gives what cannot be part of a state.
+    An OptionError, if it gives what cannot be part of a state.
     """
     method = getattr(thing, "state_fingerprint", None)
     if not callable(method):
@@ -62,12 +54,8 @@ def fingerprint_of(name: str, thing: Any) -> Fingerprint:
 
 
 def summarise(values: Collection[object]) -> str:
-    """Write values out if that is short; else their number and a digest of them.
-
-    Args:
-        values: Numbers. A long array is not converted number by number.
-    """
-    if isinstance(values, np.ndarray) and len(values) > _SHORT:
+    """Write values out if that is short; else their number and a digest of them."""
+    if isinstance(values, np.ndarray) and len(values) > _SHORT:  # not number by number
         data = values.tobytes()
     else:
         text = ", ".join(map(str, values))

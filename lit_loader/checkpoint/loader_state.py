@@ -59,22 +59,14 @@ _COUNTS = ("epoch", "batches", "samples")
 
 @dataclass(frozen=True)
 class LoaderState:
-    """A position in an epoch, with a fingerprint of everything that the position depends on.
+    """A position in an epoch, with a fingerprint of everything that the position depends on."""
 
-    Attributes:
-        position: The position; its seed is the fingerprint's.
-        samples: Samples of the epoch delivered on all ranks together.
-        fingerprint: Names and values (int, float, str, bool, None) that make the order of the
-            samples and their random numbers, such as dataset_length, seed, seeding, order,
-            batch_size and num_replicas; and what samplers and datasets name themselves, as
-            sampler.seed (see `checkpoint/fingerprint.py`).
-        numbers: Those of the position's readers among all ranks' readers, where their number is
-            given; None: each worker is one.
-    """
-
-    position: Position
-    samples: int
+    position: Position  # whose seed is the fingerprint's
+    samples: int  # of the epoch, delivered on all ranks together
+    # What makes the order of the samples and their random numbers, such as dataset_length and seed;
+    # and what samplers and datasets name themselves, as sampler.seed (`checkpoint/fingerprint.py`).
     fingerprint: Fingerprint
+    # Those of the position's readers among all ranks' readers; None: each worker is one.
     numbers: Sequence[int] | None = None
 
     def to_position(
@@ -84,16 +76,10 @@ class LoaderState:
         with_workers: bool,
         shards: Shards | None = None,
     ) -> Position:
-        """Find the state's place among the batches of a loader, perhaps another than it is of.
+        """Find the state's place among a loader's batches; a StateError if it does not fit that.
 
-        Args:
-            fingerprint: That loader's.
-            plan: Its `BatchPlan`, which `sampling` has; None for an iterable dataset.
-            with_workers: Whether it has worker processes.
-            shards: Which readers are its rank's; None: each worker is one.
-
-        Raises:
-            StateError: The state does not fit that loader.
+        ``fingerprint`` is the loader's, ``plan`` its `BatchPlan` (None for an iterable dataset),
+        and ``shards`` the readers of its rank (None: each worker is one).
         """
         self._check_parts(plan is None)
         position, readers, elastic = self.position, self.position.readers, ELASTIC
@@ -158,14 +144,7 @@ class LoaderState:
 
     @classmethod
     def from_dict(cls, state: Any) -> LoaderState:
-        """Read what `to_dict` gave.
-
-        Args:
-            state: The dict, as it is or from a checkpoint file; it is copied.
-
-        Raises:
-            StateError: If this is not a loader's state, or of a version that is not known here.
-        """
+        """Read and copy what `to_dict` gave, or a file has; a StateError if it is no state."""
         if not isinstance(state, Mapping) or "version" not in state:
             raise StateError(
                 f"state must be the dict that state_dict() of a lit_loader.DataLoader gave, "
@@ -207,20 +186,11 @@ class LoaderState:
         )
         return cls(position, state["samples"], fingerprint, numbers)
 
-    def check(
-        self,
-        fingerprint: Fingerprint,
-        elastic: Collection[str] = ELASTIC,
-    ) -> None:
+    def check(self, fingerprint: Fingerprint, elastic: Collection[str] = ELASTIC) -> None:
         """Make sure that the state is one of a loader like this one.
 
-        Args:
-            fingerprint: This loader's.
-            elastic: Fields that are not compared: whether the position fits them is the batch
-                plan's to say.
-
-        Raises:
-            StateError: Names the first field, by name, that differs, and both values.
+        ``elastic`` fields are not compared: whether the position fits them is the batch plan's to
+        say. A StateError names the first field, by name, that differs, and both values.
         """
         for name in sorted((self.fingerprint.keys() | fingerprint.keys()) - set(elastic)):
             theirs, ours = self.fingerprint.get(name), fingerprint.get(name)
@@ -234,14 +204,7 @@ class LoaderState:
                 )
 
     def _check_parts(self, iterable: bool) -> None:
-        """Make sure that the state has the parts that one of such a dataset has.
-
-        Args:
-            iterable: Whether the loader's dataset is an IterableDataset.
-
-        Raises:
-            StateError: It has another's.
-        """
+        """Make sure that the state has the parts that one of such a dataset has."""
         position, numbers = self.position, self.numbers
         if not iterable:
             if position.readers:
@@ -281,22 +244,14 @@ def _part(point: ReadPoint) -> list[Any]:
 
 
 def _checked_batches(batches: int) -> int:
-    """Make sure that so many batches of an epoch can be counted, and give them.
-
-    Raises:
-        StateError: They cannot.
-    """
+    """Make sure that so many batches of an epoch can be counted, and give them."""
     if batches >= MAX_BATCHES:
         raise damaged(f"batches must be less than {MAX_BATCHES:,}", batches)
     return batches
 
 
 def _check_portable(points: Iterable[ReadPoint]) -> None:
-    """Make sure that what a dataset must remember can travel to the workers.
-
-    Raises:
-        StateError: It cannot be pickled.
-    """
+    """Make sure that what a dataset must remember can travel to the workers: be pickled."""
     for point in points:
         if type(point.state) in PRIMITIVES:
             continue

@@ -85,10 +85,8 @@ def forgets(stream: Any) -> bool:
 def advice_on_reading_again(dataset: Any, later_epoch: bool = False) -> str:
     """Say why a resume reads again what was given out, and what to do about it.
 
-    Args:
-        dataset: The stream.
-        later_epoch: Whether it is resumed behind its first epoch. One that counts its epochs, in
-            itself or in memory that processes share, may begin to count anew.
+    Behind its first epoch (``later_epoch``), one that counts its epochs, in itself or in memory
+    that processes share, may begin to count anew.
     """
     name, advice = type(dataset).__name__, "if that takes too long"
     if forgets(dataset):

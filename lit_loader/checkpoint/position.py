@@ -15,30 +15,24 @@ __all__ = ["EpochPosition", "Position", "ReadPoint", "first_turn", "next_turn"]
 
 @dataclass(frozen=True)
 class ReadPoint:
-    """How far one reader (a worker, or the parent without workers) is in an iterable dataset.
+    """How far one reader (a worker, or the parent without workers) is in an iterable dataset."""
 
-    Attributes:
-        batches: Batches of it that have been delivered.
-        state: What the ``state_dict`` of dataset and iterator gave, by part; empty: it is the
-            epoch's start; None: they have none.
-        ended: Whether its share has been delivered to the end.
-        behind: How many of the batches came after ``state``: the last two, and those for which the
-            consumer was given an exception. They are read again, and compared.
-        before: Batches that it had given before it began again, for the sake of other ranks
-            (``shard_tail="pad"``); all above counts from there. Else 0.
-        marks: What `mark_of` gave for each of the batches behind ``state``, empty for one that
-            failed; without a state, for the last batch alone; in one that began as an older
-            version's, for those since.
-        later: The state one batch later than ``state``, how many batches came after it, and their
-            marks; kept for the next batch, and not saved.
-    """
-
-    batches: int = 0
+    batches: int = 0  # of it that have been delivered
+    # What the ``state_dict`` of dataset and iterator gave, by part; empty: it is the epoch's start;
+    # None: they have none.
     state: Any = None
-    ended: bool = False
+    ended: bool = False  # whether its share has been delivered to the end
+    # How many of the batches came after ``state``: the last two, and those for which the consumer
+    # was given an exception. They are read again, and compared.
     behind: int = 0
+    # Batches that it had given before it began again, for the sake of other ranks
+    # (``shard_tail="pad"``); all above counts from there. Else 0.
     before: int = 0
+    # What `mark_of` gave for each of the batches behind ``state``, empty for one that failed;
+    # without a state, for the last one alone; in one that began as an older version's, since then.
     marks: tuple[str, ...] = ()
+    # The state one batch later than ``state``, how many batches came after it, and their marks;
+    # kept for the next batch, and not saved.
     later: tuple[Any, int, tuple[str, ...]] | None = field(default=None, compare=False)
 
     def __reduce__(self) -> Any:
@@ -46,11 +40,9 @@ class ReadPoint:
         return type(self), tuple(getattr(self, each.name) for each in fields(self)[:-1])
 
     def after(self, state: Any, mark: str | None) -> ReadPoint:
-        """Give the point behind one more batch.
+        """Give the point behind one more batch: with the reader's state before it, and its mark.
 
-        Args:
-            state: The reader's before that batch.
-            mark: The batch's; None: it has none, and the state is the one that is kept.
+        Without a mark the state is the one that is kept.
         """
         marks = () if mark is None else (mark,)
         newest = state, 1, marks
@@ -89,30 +81,19 @@ class ReadPoint:
 
 @dataclass(frozen=True)
 class Position:
-    """A moment in an epoch; never changes.
-
-    Attributes:
-        epoch: The epoch.
-        seed: Its base seed.
-        batches: The first batches, so many of them, have all been delivered.
-        ahead: Numbers of batches after those that have been delivered too (``in_order=False``).
-        sampler: What a stateful sampler has to remember at ``batches``.
-        readers: How far the readers of an iterable dataset are; empty for a map-style one.
-        ended: Whether the consumer has asked for more than there was.
-        since: Batches that have been delivered since the epoch was begun, or resumed last.
-        requested: The epoch that was asked for by ``set_epoch`` last, if any. A training loop that
-            goes through a short loader several times an epoch asks once: then it is not ``epoch``.
-    """
+    """A moment in an epoch; never changes."""
 
     epoch: int
-    seed: int
-    batches: int = 0
-    ahead: tuple[int, ...] = ()
-    sampler: Any = None
-    readers: tuple[ReadPoint, ...] = ()
-    ended: bool = False
+    seed: int  # the epoch's base seed
+    batches: int = 0  # the first batches, so many of them, have all been delivered
+    ahead: tuple[int, ...] = ()  # batches after those, delivered too (``in_order=False``)
+    sampler: Any = None  # what a stateful sampler has to remember at ``batches``
+    readers: tuple[ReadPoint, ...] = ()  # of an iterable dataset; empty for a map-style one
+    ended: bool = False  # whether the consumer has asked for more than there was
+    # The epoch that was asked for by ``set_epoch`` last, if any. A training loop that goes through
+    # a short loader several times an epoch asks once: then it is not ``epoch``.
     requested: int | None = None
-    since: int = 0
+    since: int = 0  # batches delivered since the epoch was begun, or resumed last
 
     @property
     def anchor(self) -> int:
@@ -126,32 +107,19 @@ class Position:
 
 
 class _Read(NamedTuple):
-    """A batch of an iterable dataset that has been given out.
-
-    Attributes:
-        reader: Whose.
-        point: Where that reader is then.
-        before: The position before it.
-    """
+    """A batch of an iterable dataset that has been given out."""
 
     reader: int
-    point: ReadPoint
-    before: Position
+    point: ReadPoint  # where that reader is then
+    before: Position  # the position before it
 
 
 class EpochPosition:
-    """The position of an iterator, kept up to date by it.
-
-    Args:
-        start: Where the iterator began.
-        num_readers: Readers of an iterable dataset, 0 for a map-style one.
-
-    Attributes:
-        padding: Whether all readers have come to their end, and begin again.
-    """
+    """The position of an iterator, kept up to date by it; with the readers of a stream, or 0."""
 
     def __init__(self, start: Position, num_readers: int = 0) -> None:
-        self.start, self.num_readers, self.padding = start, num_readers, False
+        self.start, self.num_readers = start, num_readers
+        self.padding = False  # whether all readers have come to their end, and begin again
         self._batches, self._ahead = start.batches, set(start.ahead)
         self._samplers: dict[int, tuple[Any, Any]] = {start.batches: (start.sampler, None)}
         self._readers = list(start.readers) or [ReadPoint()] * num_readers
@@ -179,13 +147,7 @@ class EpochPosition:
         self._latest = number
 
     def read(self, reader: int, state: Any, mark: str | None = None) -> None:
-        """Note that a batch of an iterable dataset has been given out.
-
-        Args:
-            reader: Whose it is.
-            state: The reader's before that batch.
-            mark: What the batch is known by when it is read again.
-        """
+        """Note that a stream's batch is given out: whose, the state before it, and its mark."""
         self.settle()
         self._latest = _Read(reader, self._readers[reader].after(state, mark), self.now())
 
@@ -314,12 +276,7 @@ class EpochPosition:
 
 
 def first_turn(points: Sequence[ReadPoint], padding: bool = False) -> int:
-    """Give the turn before which there is none to be taken.
-
-    Args:
-        points: How far each reader is.
-        padding: Whether readers begin again.
-    """
+    """Give the turn before which there is none to be taken."""
     going = (p.batches for p in points if not (p.ended or (p.before and not padding)))
     return min(going, default=0) * len(points)
 

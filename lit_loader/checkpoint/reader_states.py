@@ -31,13 +31,7 @@ _MAX_READ: Final = 2**32
 
 @dataclass(frozen=True)
 class Shards:
-    """The readers that a rank serves.
-
-    Attributes:
-        rank: The rank.
-        replicas: How many ranks there are.
-        count: How many readers there are, of all ranks together.
-    """
+    """The readers that a rank serves, of ``count`` that all ranks have."""
 
     rank: int
     replicas: int
@@ -49,11 +43,7 @@ class Shards:
         return range(self.rank, self.count, self.replicas)
 
     def own(self, points: Mapping[int, ReadPoint]) -> tuple[ReadPoint, ...]:
-        """Choose this rank's readers of those in a state.
-
-        Raises:
-            StateError: Some are missing.
-        """
+        """Choose this rank's readers of those in a state; a StateError if some are missing."""
         if any(number not in points for number in self.mine):
             raise StateError(
                 f"state has the readers of one rank, {brief(list(points))} of {self.count}, but "
@@ -64,15 +54,7 @@ class Shards:
 
 
 def checked_readers(readers: Any, fingerprint: Fingerprint) -> dict[int, ReadPoint] | None:
-    """Take in the readers of a state, if they are what ``state_dict()`` makes of them.
-
-    Args:
-        readers: The parts, each behind its reader's number; None: there are none.
-        fingerprint: The state's, checked.
-
-    Raises:
-        StateError: They are something else.
-    """
+    """Take in a state's readers, each behind its number; a StateError if they are none."""
     if readers is None:
         return None
     count, replicas = fingerprint.get(COUNT), fingerprint.get("num_replicas")
@@ -92,24 +74,8 @@ def checked_readers(readers: Any, fingerprint: Fingerprint) -> dict[int, ReadPoi
     return points
 
 
-def _leads_to(own: Mapping[str, Any], batches: int, behind: int) -> bool:
-    """Whether a dataset's state is one that is noted: that before a batch which was given out.
-
-    An empty one leads to the first.
-    """
-    return behind >= 1 and (bool(own) or behind == batches)
-
-
 def checked_workers(workers: Any, expected: Any) -> list[ReadPoint] | None:
-    """Take in each worker's part of a state, if it is what ``state_dict()`` makes of it.
-
-    Args:
-        workers: The parts; None: there are none.
-        expected: How many there must be; None: any number, perhaps none.
-
-    Raises:
-        StateError: They are something else.
-    """
+    """Take in each worker's part of a state; a StateError if it is none, or not as many."""
     if workers is None:
         return None
     if not isinstance(workers, (list, tuple)):
@@ -125,34 +91,20 @@ def checked_workers(workers: Any, expected: Any) -> list[ReadPoint] | None:
 
 
 def _checked_part(name: str, part: Any) -> ReadPoint:
-    """Take in one reader's part.
-
-    Args:
-        name: Where it stands in the state.
-        part: Anything.
-
-    Raises:
-        StateError: It is not what it should be.
-    """
+    """Take in one reader's part, which stands at ``name``."""
     whole = isinstance(part, (list, tuple)) and len(part) in (3, 4, 5, 6)
-    # The fourth: batches after the dataset's state, of those that have been given out; the fifth:
-    # batches before the reader began again; the sixth: marks.
     if (
         not (whole and is_count(part[0], _MAX_READ) and type(part[2]) is bool)
         or not all(map(is_count, part[3:5]))
         or any(behind > part[0] for behind in part[3:4])
         or not all(_are_marks(marks, part[1], part[3]) for marks in part[5:])
     ):
-        raise damaged(
-            f"{name} must be [batches, the dataset's state, whether it has ended]",
-            part,
-        )
+        raise damaged(f"{name} must be [batches, the dataset's state, whether it has ended]", part)
     own = checked_parts(f"{name}[1]", part[1], "dataset")
-    if own is not None and not _leads_to(own, part[0], part[3] if part[3:] else 0):
-        raise damaged(
-            f"{name} must have the dataset's state of a batch that was given out",
-            part,
-        )
+    behind = part[3] if part[3:] else 0
+    # A state that is noted is that before a batch which was given out; an empty one, the first.
+    if own is not None and not (behind >= 1 and (own or behind == part[0])):
+        raise damaged(f"{name} must have the dataset's state of a batch that was given out", part)
     return ReadPoint(part[0], own, *part[2:5], *map(tuple, part[5:]))
 
 

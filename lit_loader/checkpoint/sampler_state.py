@@ -51,12 +51,7 @@ _LIST_HEADER: Final = 5
 
 
 def digest(items: Sequence[Any], before: int = 0) -> int:
-    """Give 32 bits that tell what was drawn, whatever groups it was drawn in.
-
-    Args:
-        items: Indices, or batches of them.
-        before: The digest of all that was drawn before.
-    """
+    """Give 32 bits that tell what was drawn, behind ``before``, in whatever groups it was drawn."""
     try:
         data = marshal.dumps(list(items), 2)  # a version that knows nothing of shared objects
     except ValueError:
@@ -79,7 +74,8 @@ def _told(item: Any) -> Any:
 
 def pack_generator(generator: Any) -> bytes:
     """Give a generator's state as bytes: 3 KB of a Mersenne Twister, torch's too."""
-    state = _read(generator)
+    read, _ = tape(generator)  # type: ignore[misc]
+    state = read()
     if isinstance(generator, torch.Generator):
         return zlib.compress(state.numpy().tobytes(), level=1)
     if isinstance(generator, np.random.BitGenerator):
@@ -90,11 +86,11 @@ def pack_generator(generator: Any) -> bytes:
 def unpack_generator(packed: Any, generator: Any) -> None:
     """Bring a generator to where `pack_generator` was asked for.
 
-    Raises:
-        StateError: That is not the state of such a generator; a torch.Generator is as it was.
+    A StateError if that is not the state of such a generator, which then is as it was.
     """
     data, kind = _unpacked(packed), type(generator).__name__
-    before = _read(generator)
+    read, write = tape(generator)  # type: ignore[misc]
+    before = read()
     try:
         if isinstance(generator, torch.Generator):
             kind = f"torch.Generator on {generator.device}"
@@ -108,18 +104,10 @@ def unpack_generator(packed: Any, generator: Any) -> None:
             state, children = state
             if children is not None:
                 set_children(generator.seed_seq, children)
-        _write(generator, state)
+        write(state)
     except Exception as error:
-        _write(generator, before)
+        write(before)
         raise damaged(f"generator must be the state of a {kind}", packed) from error
-
-
-def _read(generator: Any) -> Any:
-    return tape(generator)[0]()  # type: ignore[index]
-
-
-def _write(generator: Any, state: Any) -> None:
-    tape(generator)[1](state)  # type: ignore[index]
 
 
 def _listed(value: Any) -> Any:
@@ -135,13 +123,9 @@ def _arrays(value: Mapping[str, Any]) -> Any:
 
 
 def checked_sampler_state(state: Any) -> dict[str, Any] | None:
-    """Copy a sampler's part of a state that came from outside.
+    """Copy a sampler's part of a state that came from outside; None: nothing.
 
-    Args:
-        state: What `EpochBatches.state` gave, perhaps; None: nothing.
-
-    Raises:
-        StateError: It is something else, or of an earlier release and has counters.
+    A StateError if it is something else, or of an earlier release and has counters.
     """
     if state is None:
         return None
@@ -179,11 +163,7 @@ def _are_counts(value: Any, lengths: Sequence[int]) -> bool:
 
 
 def _unpacked(packed: Any) -> bytearray:
-    """Unpack what `pack_generator` gave, into memory of bounded size.
-
-    Raises:
-        StateError: It is something else.
-    """
+    """Unpack what `pack_generator` gave, perhaps, into memory of bounded size."""
     refused = damaged("generator must be a random generator's packed state", packed)
     if type(packed) is not bytes or len(packed) > _MAX_PACKED:
         raise refused

@@ -38,16 +38,7 @@ def is_stateful(thing: Any) -> bool:
 
 
 def checked_parts(place: str, value: Any, name: str) -> dict[str, Any] | None:
-    """Copy what `Opened.state` gave, perhaps, which came from outside.
-
-    Args:
-        place: Where in a state it stands, for a message.
-        value: Anything.
-        name: The source's key.
-
-    Raises:
-        StateError: It is neither None nor a dict with parts for the source and its iterator.
-    """
+    """Copy what `Opened.state` gave, perhaps, of a source so named; the place is for messages."""
     if value is None:
         return None
     if not isinstance(value, Mapping) or not all(
@@ -71,12 +62,8 @@ class Opened:
         restoring: Gives the context in which each ``load_state_dict`` is called.
         role: What it is, for messages, where that is not the key.
 
-    Raises:
-        StateError: The state has a part for an object that cannot take it, or refuses it; or
-            ``iter(source)`` has raised something, with the source where the state says.
-
-    Attributes:
-        iterator: What ``iter(source)`` gave.
+    Raises: StateError: The state has a part for an object that cannot take it, or refuses it; or
+    ``iter(source)`` has raised something, with the source where the state says.
     """
 
     def __init__(
@@ -115,11 +102,8 @@ class Opened:
             )
         note_start(thing)
         with self._restoring():
-            restore(
-                thing,
-                self._state[part],
-                self._role if part == self._name else f"{self._role}'s {part}",
-            )
+            own = part == self._name
+            restore(thing, self._state[part], self._role if own else f"{self._role}'s {part}")
 
     @property
     def stateful(self) -> bool:

@@ -66,10 +66,7 @@ def brief(value: object) -> str:
 def damaged(constraint: str, value: object, of: str = "state") -> StateError:
     """Make the error for a state that holds what no state does.
 
-    Args:
-        constraint: What is wanted, as in "epoch must be a whole number".
-        value: What was found.
-        of: Whose state it is.
+    It says what is wanted, as in "epoch must be a whole number", what was found, and whose it is.
     """
     return StateError(
         f"{of}'s {constraint}, got {brief(value)}: resume with a state as state_dict() gave it"
@@ -79,12 +76,7 @@ def damaged(constraint: str, value: object, of: str = "state") -> StateError:
 def own_part(name: str, value: Any) -> Any:
     """Copy a part of a state that belongs to a sampler or dataset of the user's.
 
-    Args:
-        name: The part, for a message.
-        value: Anything; it may contain itself.
-
-    Raises:
-        StateError: It is nested too deeply, or cannot be copied.
+    It may contain itself; a StateError if it is nested too deeply, or cannot be copied.
     """
     if type(value) in PRIMITIVES:
         return value
@@ -100,28 +92,14 @@ def own_part(name: str, value: Any) -> Any:
 
 
 def restore(thing: Any, state: Any, role: str) -> None:
-    """Call an object's ``load_state_dict``.
-
-    Args:
-        thing: The sampler, dataset or iterator.
-        state: Its own part of a state; it is not shared with the object.
-        role: What it is, for a message.
-
-    Raises:
-        StateError: It raised something; that is the ``__cause__``.
-    """
+    """Call ``load_state_dict`` with a copy; a StateError has what that raises as its cause."""
     with resuming(thing, role):
         thing.load_state_dict(copy.deepcopy(state))
 
 
 @contextmanager
 def resuming(thing: object, role: str) -> Iterator[None]:
-    """Turn what an object raises while it takes up its state into a StateError that names it.
-
-    Args:
-        thing: The sampler, dataset or iterator.
-        role: What it is, for a message.
-    """
+    """Turn what an object raises while it takes up its state into a StateError that names it."""
     try:
         yield
     except StateError:

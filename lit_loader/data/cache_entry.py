@@ -41,17 +41,9 @@ _FIRST_TRY: Final = 1 << 16
 
 
 def pack(index: int, sample: object) -> Bytes:
-    """Write a sample as an entry.
+    """Write a sample as an entry: uint8, a multiple of `UNIT` bytes, without a checksum (`seal`).
 
-    Args:
-        index: The sample's.
-        sample: Any object that a batch may hold.
-
-    Returns:
-        uint8, a multiple of `UNIT` bytes; without a checksum, see `seal`.
-
-    Raises:
-        TransportError: It holds something that cannot be kept; says what.
+    TransportError: it holds something that cannot be kept; says what.
     """
     nbytes = _FIRST_TRY
     while True:
@@ -69,15 +61,9 @@ def pack(index: int, sample: object) -> Bytes:
 
 
 def unpack(index: int, entry: Bytes) -> Any:
-    """Make a sample of its entry.
+    """Make a sample of its entry, which nobody else has: tensors and arrays look into it.
 
-    Args:
-        index: The sample's.
-        entry: Uint8, which nobody else has: tensors and arrays look into it.
-
-    Returns:
-        The sample; `MISSING` if this is not its entry, or what it holds cannot be rebuilt in this
-        process.
+    `MISSING` if this is not its entry, or what it holds cannot be rebuilt in this process.
     """
     magic, number, _, offset, length, _ = _HEADER.unpack_from(entry.data)
     if magic != _MAGIC or number != index:

@@ -15,11 +15,7 @@ _ITEMS: Final = 64
 
 
 def figures_of(dataset: Any) -> dict[str, Any]:
-    """Add up the figures of the caches in a dataset.
-
-    Returns:
-        By the names that `LoaderStatistics` has for them; empty: there is no cache.
-    """
+    """Add up the figures of the caches in a dataset, by their names in `LoaderStatistics`."""
     found = {id(each): each.figures() for each in _caches(dataset, _DEPTH)}
     if not found:
         return {}

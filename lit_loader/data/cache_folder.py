@@ -111,11 +111,7 @@ class Folder:
         return None
 
     def put(self, index: int, entry: Bytes) -> None:
-        """Write a sample's entry; one that is there already is replaced.
-
-        Raises:
-            OSError: No room, or another reason why it cannot be written.
-        """
+        """Write a sample's entry, in the place of what is there; OSError: it cannot be written."""
         seal(entry)
         folder = f"{index // _EACH:06}"
         if folder not in self._made:

@@ -22,12 +22,7 @@ class Indexed(Protocol[T_co]):
 
 
 class MappedDataset(Dataset[T_co]):
-    """A dataset whose samples go through a function.
-
-    Args:
-        dataset: A map-style dataset.
-        function: Called with each sample, each time.
-    """
+    """A map-style dataset whose samples go through a function, each time."""
 
     def __init__(self, dataset: Any, function: Callable[[Any], T_co]) -> None:
         if not callable(function):

@@ -71,6 +71,7 @@ class Note(IntEnum):
     NO_MEMORY = 1
     NOT_KEPT = 2
     NOT_ON_DISK = 3
+    TOO_LARGE = 4
 
 
 class Counter(IntEnum):
@@ -191,15 +192,11 @@ class SharedStore:
         return self.limit > 0 and not self._notes[Note.FULL] and not self._notes[Note.NO_MEMORY]
 
     def put(self, index: int, entry: Bytes) -> bool:
-        """Keep a sample's entry, unless another process has done so meanwhile.
-
-        Returns:
-            Whether there is an entry of this sample now.
-        """
+        """Keep a sample's entry; returns whether there is one now, this or another process's."""
         if self._index[index]:
             return True
         size = len(entry)
-        if size > _MOST or not self._has_room(size):
+        if not self._has_room(size):
             return False
         # Two that write the same sample at this very moment both take space, and the later word
         # counts: they are equal.
@@ -217,10 +214,16 @@ class SharedStore:
 
     def _has_room(self, size: int) -> bool:
         used = self.used
-        if used + size > self.limit:
+        if used + size > self.limit or size > _MOST:
             # A smaller one may still find its place, unless this is one as most are.
-            if size * self.total(Counter.KEPT) <= 2 * used:
+            if size <= _MOST and size * self.total(Counter.KEPT) <= 2 * used:
                 self.note(Note.FULL, f"memory={self.limit} bytes are full: {self._extent()}")
+            else:
+                self.note(
+                    Note.TOO_LARGE,
+                    f"a sample of {size / 1e6:,.1f} MB finds no room in memory={self.limit} bytes: "
+                    "such samples are made anew each time, smaller ones are still kept",
+                )
             return False
         self._looked -= size
         if self._looked < 0:
@@ -235,11 +238,7 @@ class SharedStore:
         return True
 
     def _append(self, entry: Bytes) -> int:
-        """Write an entry behind all others; returns its first byte's place.
-
-        Raises:
-            OSError: There is no memory.
-        """
+        """Write an entry behind all others; returns its first byte's place. OSError: no memory."""
         if not os.path.isdir(_OPENED):  # all processes have one position in the file
             start = os.lseek(self._fd, len(entry), os.SEEK_CUR) - len(entry)
             written = os.pwrite(self._fd, entry.data, start)

@@ -50,9 +50,7 @@ _COMPILED: Final = (".so", ".pyd", ".pyc")
 def fingerprint(*things: Any) -> tuple[str, list[Any]]:
     """Give 32 characters that are the same in all processes for equal things.
 
-    Returns:
-        The characters; and which objects in the things cannot be compared, as they cannot be
-        pickled: only their classes count.
+    And which objects in them cannot be pickled, and so not compared: only their classes count.
     """
     known = _Known()
     return known.digest(things), known.missing

@@ -67,36 +67,19 @@ def is_supported() -> bool:
 
 
 def new(label: str) -> int:
-    """Make one, and return its descriptor; others find it once it is sealed.
-
-    Raises:
-        OSError: No descriptor is to be had.
-    """
+    """Make one, and return its descriptor; others find it once it is sealed."""
     fd = linux.memory_file(label, os.MFD_ALLOW_SEALING)
     os.fchmod(fd, 0o600)
     return fd
 
 
 def seal(fd: int, writable: bool = False) -> None:
-    """Let others find the file. From now on nobody can shorten it, not even its owner.
-
-    Args:
-        fd: Its descriptor.
-        writable: It may be written to; else nobody can change it at all.
-    """
+    """Let others find it. Nobody can shorten it from now on, or change it unless ``writable``."""
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _WRITABLE if writable else _READABLE)
 
 
 def find(label: str, writable: bool = False) -> int | None:
-    """Open a file of this label that a process of this user holds.
-
-    Args:
-        label: What it was made as.
-        writable: One to be read and written; else one to be read.
-
-    Returns:
-        A descriptor of one's own; None: there is none.
-    """
+    """Open a file of this label that a process of this user holds; None: there is none."""
     wanted, user = f"/memfd:{label} (deleted)", os.geteuid()
     for process in filter(str.isdigit, os.listdir("/proc")):
         folder = f"/proc/{process}/fd"
@@ -131,19 +114,13 @@ def _is_ours(fd: int, writable: bool) -> bool:
 
 
 def lock(label: str, seconds: float) -> socket.socket:
-    """Take the lock of a label among this user's processes, and wait for it if need be.
+    """Take the lock of a label (80 characters at most) among this user's processes, or wait.
 
-    Args:
-        label: At most 80 characters.
-        seconds: To wait at most.
+    For ``with``: at its end, or when it is closed, the lock is free. A process that is forked
+    meanwhile does not have it.
 
-    Returns:
-        For ``with``: at its end, or when it is closed, the lock is free. A process that is forked
-        meanwhile does not have it.
-
-    Raises:
-        TimeoutError: Another process has had it for so long; ``strerror`` names it.
-        OSError: There are no such locks here (a sandbox), or another user has taken the name.
+    TimeoutError: another process has had it for so long; ``strerror`` names it. OSError: there are
+    no such locks here (a sandbox), or another user has taken the name.
     """
     address = f"\0lit_loader/{os.geteuid()}/{label}"
     deadline, noted = time.monotonic() + seconds, False

@@ -289,11 +289,7 @@ class _Source:
 
 
 def _checked(state: Any) -> tuple[int, int, bool, list[list[Any]]]:
-    """Give what `_Mixing.state_dict` gave: draws, samples given, whether it has ended, sources.
-
-    Raises:
-        StateError: It is something else.
-    """
+    """Give what `_Mixing.state_dict` gave, or raise StateError: draws, given, ended, sources."""
     if not isinstance(state, Mapping):
         raise damaged("mixture must be a dict", state)
     draws, given, ended = (state.get(name) for name in ("draws", "given", "ended"))

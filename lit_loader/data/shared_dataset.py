@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -35,6 +36,9 @@ _LABEL: Final = "lit_loader dataset 1"
 
 _SPARED: Final = 256 << 20
 """Bytes of memory that are left to others."""
+
+_building: set[tuple[int, str]] = set()
+"""Which threads of this process build what now."""
 
 _log = logging.getLogger("lit_loader.node")
 
@@ -70,7 +74,8 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
         process's own, and a line is logged.
 
     Raises:
-        OptionError: An argument is refused, or the factory draws random numbers.
+        OptionError: An argument is refused, or the factory draws random numbers, or asks for this
+            very dataset.
         TransportError: The dataset cannot be pickled.
         LoaderError: Another process has not finished within ``timeout``.
     """
@@ -89,6 +94,11 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
             "dataset; pass what can be pickled, such as paths and numbers"
         )
     label = f"{_LABEL} {identity}"
+    if (threading.get_ident(), label) in _building:
+        raise OptionError(
+            f"the factory of shared_dataset({key!r}) asks for the dataset that it is to make, and "
+            "would wait for itself: have it make the dataset, by its class"
+        )
     if not memory_files.is_supported():
         return _alone(factory, key, "there are no files in memory that others could find")
     try:
@@ -104,7 +114,12 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
     with lock:
         fd = memory_files.find(label)
         if fd is None:
-            return _built(factory, key, label)
+            me = threading.get_ident(), label
+            _building.add(me)
+            try:
+                return _built(factory, key, label)
+            finally:
+                _building.discard(me)
     return _mapped(fd, factory, key)
 
 

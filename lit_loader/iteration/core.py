@@ -49,7 +49,7 @@ from lit_loader.iteration.torch_surface import run_patches
 from lit_loader.remote.starter import RemoteWorkers
 from lit_loader.sampling.advice import advice_if_unsharded
 from lit_loader.sampling.batch_plan import BatchPlan
-from lit_loader.sampling.epoch_batches import computed, lookahead
+from lit_loader.sampling.epoch_batches import lookahead
 from lit_loader.sampling.epochs import Epochs, EpochStart
 from lit_loader.sampling.shard import ShardedSampler
 from lit_loader.sampling.shown_samplers import ShownSamplers
@@ -79,6 +79,12 @@ ITERATED: Final[ContextVar[object]] = ContextVar("ITERATED", default=None)
 """The core of the loader whose ``__iter__`` runs: its workers go on. A ``_get_iterator()`` that a
 program calls by itself has new ones, as with torch's: it wants the dataset as it is now."""
 
+_AS_THE_LOADER: Final = (
+    *("dataset", "batch_size", "drop_last", "collate_fn", "worker_init_fn", "seeding", "reseed_fn"),
+    *("remote_workers", "share", "reads"),
+)
+"""What a spec has as the loader has it."""
+
 _OF_THE_PROCESS: Final = (
     *("begun", "_loader", "_lock", "pool", "_table", "latest"),
     *("pid", "runs", "_shown", "talks", "_watch"),
@@ -92,31 +98,9 @@ def _none() -> None:
 class LoaderCore:
     """A loader's life. A copy of it has no workers.
 
-    Args:
-        loader: The loader; its attributes are its options, see `config/loader_config.py`.
-        base_seed: Its base seed.
-        replica: Its ``rank`` and ``num_replicas``, if these were given. Not read from the loader
-            later: subclasses keep numbers of their own under such names.
-        readers: Its ``num_shards``, likewise.
-
-    Attributes:
-        pid: The process whose this is; a forked child has the workers no more.
-        base_seed: As given.
-        recorder: Collects what batches have cost.
-        plan: What each batch holds; None for an iterable dataset.
-        epochs: Which epoch comes next, and where in it.
-        promised: Samples of an iterable dataset, once ``len(loader)`` has asked for them.
-        copies_to: The device to copy batches to while the one before is computed on, and how.
-        auto: Sets the number of workers, with ``num_workers="auto"``; else None.
-        checked: Whether ``check_exactness`` has compared its batches.
-        reads_again: Whether resuming reads again what has been given out before.
-        role: What the loader is for, as messages to the user name it; "": not known.
-        resizes: Counts how often the number of workers was changed while they live.
-        runs: The iterators with workers that are alive.
-        latest: Gives the iterator that was made last, while it is alive.
-        talks: With the other ranks, on the ends of its epochs.
-        pool: The persistent workers; None: there are none now.
-        begun: What they are at for the next epoch; None: nothing.
+    The loader's attributes are its options, see `config/loader_config.py`. But its ``rank``,
+    ``num_replicas`` and ``num_shards`` are not read from it later: subclasses keep numbers of their
+    own under such names.
     """
 
     def __init__(
@@ -130,34 +114,38 @@ class LoaderCore:
         self.given_replica = replica
         self._given_readers = readers
         self.recorder = Recorder()
-        self.plan: BatchPlan | None = None
+        self.plan: BatchPlan | None = None  # what each batch holds; None for an iterable dataset
         self._planned_for = ShownSamplers(None, None)
         self.epochs = Epochs(None, base_seed)
-        self.promised: int | None = None
-        self.copies_to: tuple[torch.device, Move] | None = None
-        self.auto: AutoWorkers | None = None
-        self.checked = self.reads_again = False
-        self.role = ""
+        self.promised: int | None = None  # samples of a stream, once ``len(loader)`` has asked
+        self.copies_to: tuple[torch.device, Move] | None = None  # ahead of the batch's turn
+        self.auto: AutoWorkers | None = None  # with ``num_workers="auto"``
+        self.checked = False  # whether ``check_exactness`` has compared its batches
+        self.reads_again = False  # whether resuming reads again what has been given out before
+        self.role = ""  # what the loader is for, as messages name it
         self._warnings_given: set[str] = set()
-        self.resizes = 0
+        self.resizes = 0  # how often the number of workers was changed while they live
         self.begin_in_this_process(loader)
 
     def begin_in_this_process(self, loader: Any) -> None:
         """Begin with what belongs to one process: no workers yet, no iterators."""
         self._loader = weakref.ref(loader)
+        # A forked child has the workers no more.
         self._lock, self.pid = threading.RLock(), os.getpid()
         self.pool: WorkerPool | None = None  # the persistent workers
         self._table: Any = None  # in their stead: the dataset as it was when they would have begun
         self.begun: Pipeline | None = None  # what the workers are at for the next epoch
-        self.runs: weakref.WeakSet[EpochRun[Any]] = weakref.WeakSet()
-        self.latest: Callable[[], Any] = _none
+        self.runs: weakref.WeakSet[EpochRun[Any]] = weakref.WeakSet()  # those that are alive
+        self.latest: Callable[[], Any] = _none  # the iterator that was made last, while it lives
         self._watch: GeneratorWatch | None = None
         self.talks = Talks()
         self._shown = ShownLoader()
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: part for name, part in vars(self).items() if name not in _OF_THE_PROCESS}
-        return {**state, "epochs": copy.copy(self.epochs), "auto": copy.copy(self.auto)}
+        seed = copy.copy(self.base_seed)
+        epochs, auto = self.epochs.with_seed(seed), copy.copy(self.auto)
+        return {**state, "base_seed": seed, "epochs": epochs, "auto": auto}
 
     @property
     def lock(self) -> threading.RLock:
@@ -261,23 +249,20 @@ class LoaderCore:
 
     def make_plan(self) -> None:
         """Make the plan, and count the epochs from the first one."""
-        loader = self.loader
-        self._plan_for(ShownSamplers.of(loader.sampler, loader.batch_sampler))
+        self._planned_for = ShownSamplers(None, None)
+        self.follow_samplers()
         self.epochs = Epochs(self.plan, self.base_seed)
 
     def follow_samplers(self) -> None:
         """Make the plan anew, for the next epoch, if the samplers have been changed."""
         loader = self.loader
         shown = ShownSamplers.of(loader.sampler, loader.batch_sampler)
-        if not shown.is_same(self._planned_for):
-            self._plan_for(shown)
-            self.epochs.replan(self.plan)
-
-    def _plan_for(self, shown: ShownSamplers) -> None:
-        loader, plan = self.loader, None
+        if shown.is_same(self._planned_for):
+            return
+        plan = None
         if not isinstance(loader.dataset, IterableDataset):
             plan = shown.plan(loader.batch_size, self.base_seed, loader.dataset)
-        self.plan, self._planned_for = plan, shown
+        self.plan, self.epochs.plan, self._planned_for = plan, plan, shown
 
     # --- iterators ---
 
@@ -365,15 +350,9 @@ class LoaderCore:
         rank, num_replicas = self.replica
         kept = loader.persistent_workers and loader.prefetch_next_epoch and self.shards is not None
         return BatchSpec(
-            dataset=loader.dataset,
+            **{name: getattr(loader, name) for name in _AS_THE_LOADER},
             iterable=self.iterable,
-            batch_size=loader.batch_size,
             batched=loader.batch_sampler is not None,
-            drop_last=loader.drop_last,
-            collate_fn=loader.collate_fn,
-            worker_init_fn=loader.worker_init_fn,
-            seeding=loader.seeding,
-            reseed_fn=loader.reseed_fn,
             rank=rank,
             num_replicas=num_replicas,
             tolerance=Tolerance(
@@ -386,11 +365,8 @@ class LoaderCore:
             own_order=plan is not None and plan.is_computed,
             timed=self.auto is not None,
             watched=bool(loader.timeout),
-            remote_workers=loader.remote_workers,
-            share=loader.share,
             shards=self.shards if self.iterable else None,
             ahead=(loader.prefetch_factor or DEFAULT_PREFETCH) if kept else 0,
-            reads=loader.reads,
             read_bytes=self._read_bytes,
         )
 
@@ -430,30 +406,24 @@ class LoaderCore:
         """Begin to agree with other ranks on a stream's end; None: there is no need."""
         return tail_of(self.loader, self.shards, self.talks, start.position)
 
-    def lookahead(self, epoch: int) -> Iterator[tuple[int, int, Any]]:
+    def lookahead(self, epoch: int, seed: int) -> Iterator[tuple[int, int, Any]]:
         """Foresee the batches of the epochs after this one, as far as they may be made ahead."""
         loader, plan = self.loader, self.plan
         ahead = loader.prefetch_next_epoch and loader.persistent_workers
         # Assigned: generators go on from batch to batch.
         if not ahead or self.assigned or plan is None or not plan.is_computed:
             return iter(())
-        return lookahead(plan, epoch)
+        return lookahead(plan, epoch, seed)
 
     # --- workers ---
 
     def claim(
         self, run: EpochRun[Any], start: EpochStart, from_start: bool
     ) -> tuple[WorkerPool, Release, Pipeline | None]:
-        """Give workers that know its epoch to a run, for it alone.
+        """Give workers that know its epoch to a run, how to give them back, and what they are at.
 
-        Args:
-            run: The run.
-            start: Where its epoch begins.
-            from_start: Whether it has sent no task and begins with the epoch's first batch, so that
-                it can go on with what the workers have begun of that.
-
-        Returns:
-            The workers, how to give them back, and what they are at already for this epoch.
+        ``from_start``: it has sent no task and begins with the epoch's first batch, so that it can
+        go on with what the workers have begun of that.
         """
         remote = self._remote
         workers = self.loader.num_workers or (0 if remote else 1)  # 0: from the next one on
@@ -465,26 +435,21 @@ class LoaderCore:
             holder.revoke()
         begun, self.begun = self.begun, None
         pool_now = self.pool
-        if pool_now is not None and not pool_now.closed and pool_now.num_workers == workers:
+        if pool_now is None or pool_now.closed or pool_now.num_workers != workers:
+            if pool_now is not None:
+                pool_now.close()
+            begun, pool = None, self.start_pool(start.seed, workers, remote)
+            self.pool = pool
+        else:
             pool = pool_now
             # A forgotten iterator is collected at any time, also when others have used the workers.
-            if begun is not None and not (
-                from_start
-                and begun.token == pool.token
-                and self.plan is not None
-                and self.plan.is_computed
-                and begun.begins(start.epoch, start.seed, computed(self.plan, start.epoch))
-            ):
+            known = from_start and begun is not None and begun.token == pool.token
+            if begun is not None and not (known and begun.begins(start, self.plan)):
                 begun = None
             if begun is None:
                 pool.resume()
             else:
                 pool.trim()
-        else:
-            begun = None
-            if pool_now is not None:
-                pool_now.close()
-            pool = self.pool = self.start_pool(start.seed, workers, remote)
         token = pool.token
 
         def release(line: Pipeline, reusable: bool) -> None:
@@ -571,13 +536,6 @@ class LoaderCore:
         A batch does not depend on who makes it, so nothing else changes: what workers were asked
         for stays outstanding, and comes in its turn. No thread waits for another: a run that is
         being given workers just then compares the count of resizes.
-
-        Args:
-            num_workers: How many there are to be.
-            prefetch_factor: Batches in flight for each; None: as before.
-
-        Raises:
-            OptionError: The number is part of the data, or cannot be had now.
         """
         loader = self.loader
         running = any(run.pool for run in self.alive())
@@ -630,10 +588,8 @@ class LoaderCore:
     def note(self, record: BatchRecord, pool: WorkerPool | None, again: bool) -> None:
         """Record a batch that is given out; and have another number of workers, if that helps.
 
-        Args:
-            record: What it has cost.
-            pool: Who makes batches; None: they are gone.
-            again: Whether a reader that moves reads again what it has given.
+        ``pool``: who makes batches; None: they are gone. ``again``: a reader that moves reads again
+        what it has given.
         """
         self.recorder.add(record)
         auto = self.auto

@@ -47,13 +47,7 @@ from lit_loader.workers.worker_pool import WorkerPool
 if TYPE_CHECKING:
     from lit_loader.iteration.core import LoaderCore
 
-__all__ = [
-    "EpochRun",
-    "ReaderFeed",
-    "SamplerFeed",
-    "Task",
-    "TaskFeed",
-]
+__all__ = ["EpochRun"]
 
 # --- the feeds: the tasks that a run has workers do, in the order of sending ---
 
@@ -62,30 +56,20 @@ Task = tuple[int, Any, int]
 
 
 class SamplerFeed:
-    """Tasks of a map-style dataset.
-
-    Args:
-        start: Where the epoch begins.
-        batches: What the sampler draws.
-        lookahead: Gives the batches of the epochs after one, as far as they are made ahead.
-
-    Attributes:
-        epoch_issued: Whether all tasks of the iterator's own epoch have been taken.
-        error: What the sampler has raised in the place of a batch; it comes out in its turn, after
-            the batches before it.
-    """
+    """Tasks of a map-style dataset: what the sampler draws, and then epochs that follow."""
 
     def __init__(
         self,
         start: EpochStart,
         batches: EpochBatches,
-        lookahead: Callable[[int], Iterator[tuple[int, int, Any]]],
+        lookahead: Callable[[int, int], Iterator[tuple[int, int, Any]]],
     ) -> None:
         self._start = start
         self._batches = batches
         self._lookahead = lookahead
         self._position = start.position.start.batches
-        self.epoch_issued = False
+        self.epoch_issued = False  # whether all tasks of the iterator's own epoch have been taken
+        # What the sampler has raised in the place of a batch; it comes out behind those before it.
         self.error: Exception | None = None
 
     @property
@@ -115,8 +99,7 @@ class SamplerFeed:
     def check_end(self) -> None:
         """Make sure that an epoch that is about to end has been given out whole.
 
-        Raises:
-            LoaderError: It has not: better no end than one that loses batches without a word.
+        Better no end than one that loses batches without a word: a LoaderError.
         """
         given = self._start.position.now().delivered
         if not self.epoch_issued or given < self._position:
@@ -154,7 +137,7 @@ class SamplerFeed:
     def _look_ahead(self, line: Pipeline) -> Task | None:
         """Give the next batch of the epochs to come."""
         if line.lookahead is None:
-            line.lookahead = self._lookahead(self._start.epoch)
+            line.lookahead = self._lookahead(self._start.epoch, self._start.seed)
         for epoch, position, indices in line.lookahead:
             number = task_number(epoch, position)
             line.tasks[number] = indices
@@ -167,25 +150,11 @@ class ReaderFeed:
 
     They take turns. Where batches need not come in order, the next task is for the reader with the
     fewest under way instead: so a slow one delays no other, but for those that share its worker.
-
-    Args:
-        start: Where the epoch begins.
-        num_readers: How many readers there are.
-        shards: Which of all ranks' readers they are; None: they have no numbers among these.
-
-    Attributes:
-        epoch_issued: Whether all readers have come to their end.
-        error: None: there is no sampler that could raise one.
     """
 
     from_start = False
 
-    def __init__(
-        self,
-        start: EpochStart,
-        num_readers: int,
-        shards: Shards | None,
-    ) -> None:
+    def __init__(self, start: EpochStart, num_readers: int, shards: Shards | None) -> None:
         self._shares: list[ReaderShare | None] = [None] * num_readers
         if shards is not None:
             self._shares = [ReaderShare(shard, shards.count) for shard in shards.mine]
@@ -194,8 +163,8 @@ class ReaderFeed:
         self._turn = 0
         self._rounds: list[int] = []  # the next one of each reader, where each goes at its own pace
         self._first: dict[int, Any] = {}  # where readers are to begin
-        self.epoch_issued = False
-        self.error: Exception | None = None
+        self.epoch_issued = False  # whether all readers have come to their end
+        self.error: Exception | None = None  # there is no sampler that could raise one
 
     def restart(self, line: Pipeline) -> None:
         """Begin where the batches delivered last have left the readers, or where they begin again.
@@ -259,17 +228,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class EpochRun(LoaderIterator[T_co]):
-    """``num_workers > 0``: batches made by worker processes.
-
-    Args:
-        core: The loader's.
-        pin: Pins a batch, or None.
-        device: Accelerator to make current in the pin-memory thread.
-
-    Attributes:
-        line: What workers were asked for.
-        superseded: Whether another iterator has got this one's workers.
-    """
+    """``num_workers > 0``: batches made by worker processes; pinned, if ``pin`` does that."""
 
     def __init__(self, core: LoaderCore, pin: Pin | None, device: int | None) -> None:
         super().__init__(core)
@@ -286,7 +245,7 @@ class EpochRun(LoaderIterator[T_co]):
         self._steady = False  # an exception has come, and nothing is in disorder
         self._healer: Healer | None = None
         self.line = Pipeline(self._in_order, self._turns, pin, device)
-        self.superseded = False
+        self.superseded = False  # whether another iterator has got its workers
 
     def _next(self, start: EpochStart) -> T_co:
         if self._closed:
@@ -546,11 +505,7 @@ class EpochRun(LoaderIterator[T_co]):
             warnings.warn(notice, WorkerRestartWarning, stacklevel=program_stacklevel())
 
     def disconnect(self, reusable: bool) -> None:
-        """Give the workers back, if there are any; what has come in is kept.
-
-        Args:
-            reusable: Whether the workers may be used again.
-        """
+        """Give the workers back, if there are any; what has come in is kept."""
         with HeldBack():
             self.line.end(reusable)
             if self.line.handed_on:

@@ -36,15 +36,7 @@ __all__ = ["ExactnessCheck"]
 
 
 class Made(NamedTuple):
-    """A batch that was given out.
-
-    Attributes:
-        epoch: Its epoch.
-        seed: Base seed of the epoch.
-        number: Position in the epoch.
-        indices: What it was made of.
-        digest: What it held.
-    """
+    """A batch that was given out: its epoch and base seed, its number in that, and what it held."""
 
     epoch: int
     seed: int
@@ -54,20 +46,12 @@ class Made(NamedTuple):
 
 
 class ExactnessCheck:
-    """Compares an epoch's first batches with what they are when they are made again; once.
-
-    Args:
-        core: The loader's.
-        in_process: Whether they are made in this process, and not by workers.
-
-    Attributes:
-        done: Whether there is nothing more to be done.
-    """
+    """Compares an epoch's first batches with what they are when they are made again; once."""
 
     def __init__(self, core: LoaderCore, in_process: bool) -> None:
         self._core, self._in_process = core, in_process
         self._made: list[Made] = []
-        self.done = False
+        self.done = False  # whether there is nothing more to be done
 
     def note(self, start: EpochStart, number: int, indices: Any, batch: Any) -> None:
         """Note a batch that is about to be given out; the last one starts the comparison."""

@@ -43,11 +43,6 @@ class InProcessIterator(LoaderIterator[T_co]):
 
     The global random generators are, after each ``next()``, as they were before. Loaders in other
     threads wait meanwhile, unless they read tables: the generators are one resource of the process.
-
-    Args:
-        core: The loader's.
-        pin: Pins a batch, or None.
-        spec: Gives, at the first ``next()``, what batches are made by; None: the core does.
     """
 
     def __init__(

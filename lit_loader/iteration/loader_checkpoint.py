@@ -50,14 +50,9 @@ def take_state(core: LoaderCore) -> dict[str, Any]:
 
 
 def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
-    """Let a loader's next iterator begin where a state was taken; refused, it changes nothing.
+    """Let a loader's next iterator begin where a state was taken, of this loader or of another.
 
-    Args:
-        core: The loader's.
-        state: What `take_state` gave, of this loader or of another one.
-
-    Raises:
-        StateError: The state does not fit.
+    A StateError if it does not fit; then nothing has changed.
     """
     core.follow_samplers()
     loaded = LoaderState.from_dict(state)

@@ -23,6 +23,9 @@ from typing import Any
 
 from lit_loader.accelerator.pin_memory import PinMemoryThread
 from lit_loader.errors import LoaderError
+from lit_loader.sampling.batch_plan import BatchPlan
+from lit_loader.sampling.epoch_batches import computed
+from lit_loader.sampling.epochs import EpochStart
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.transport.messages import position_of, task_number
 from lit_loader.workers.healer import Healer
@@ -46,22 +49,6 @@ class Pipeline:
         turns: Readers, each of which gives its own in order; 0: there are none.
         pin: Pins a batch in a thread of its own, or None.
         device: Accelerator to make current in that thread.
-
-    Attributes:
-        tasks: Task number to indices, of what is not given out; those of later epochs come last.
-        ready: What has had its turn and was not given out.
-        lookahead: Goes on to the batches of the epochs that follow, as far as they are asked for
-            ahead; None: not begun.
-        epoch: That of the run.
-        seed: Base seed of the tasks.
-        owed: How many of the tasks are of the run's own epoch.
-        given: The task whose outcome was given out last, and which is counted until :meth:`settle`.
-        pool: The workers, as long as there are some.
-        token: That of the tasks, in the pool.
-        healer: Sees to workers that die or hang.
-        handed_on: Whether it is another run's by now, or nobody's yet.
-        ints: Whether indices are known to be ints: they come of an order of the loader's own.
-        new: Whether workers have just been connected, and nothing else has happened.
     """
 
     healer: Healer
@@ -72,23 +59,28 @@ class Pipeline:
         self._lines = 1 if in_order else turns
         self.pin, self.device = pin, device
         self.pool: WorkerPool | None = None
-        self.epoch = self.seed = self.token = 0
-        self.new = self.handed_on = self.ints = self._stopping = False
+        self.epoch = self.seed = 0  # those of the run
+        self.token = 0  # that of the tasks, in the pool
+        self.new = False  # whether workers have just been connected, and nothing else has happened
+        self.handed_on = False  # whether it is another run's by now, or nobody's yet
+        self.ints = False  # whether indices are known to be ints, of an order of the loader's own
+        self._stopping = False
         self._thread: PinMemoryThread[Outcome] | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._release: Release | None = None
+        # Number to indices, of what is not given out; those of later epochs come last.
         self.tasks: dict[int, Any] = {}
         self.clear()
 
     def clear(self) -> None:
         """Forget everything that was asked for."""
         self.tasks.clear()
-        self.ready: deque[Outcome] = deque()
+        self.ready: deque[Outcome] = deque()  # what has had its turn and was not given out
         self._arrived: dict[int, Outcome] = {}
         self._expected: list[deque[int]] = [deque() for _ in range(self._lines)]
-        self.lookahead: Iterator[tuple[int, int, Any]] | None = None
-        self.owed = 0
-        self.given: int | None = None
+        self.lookahead: Iterator[tuple[int, int, Any]] | None = None  # epochs to come; not begun
+        self.owed = 0  # how many of the tasks are of the run's own epoch
+        self.given: int | None = None  # the task given out last; counted until :meth:`settle`
 
     # --- workers ---
 
@@ -109,11 +101,7 @@ class Pipeline:
                 )
 
     def end(self, reusable: bool) -> None:
-        """Give the workers back, keeping what has come in; a second call does nothing.
-
-        Args:
-            reusable: Whether the workers may be used again.
-        """
+        """Give the workers back, keeping what has come in; a second call does nothing."""
         if self._finalizer is not None and self._finalizer.detach() is not None:
             self._end(reusable)
 
@@ -173,19 +161,17 @@ class Pipeline:
             else:
                 self.submit(number, indices, self.epoch, self.seed)
 
-    def begins(self, epoch: int, seed: int, batches: Iterator[Any]) -> bool:
+    def begins(self, start: EpochStart, plan: BatchPlan | None) -> bool:
         """Whether these tasks begin with the first batches of an epoch, and all of it are right.
 
         Those of an epoch before it would stay for ever, in the place of others.
-
-        Args:
-            epoch: The epoch.
-            seed: Its base seed.
-            batches: The indices of its batches, from the first one on.
         """
-        if next(iter(self.tasks), None) != task_number(epoch, 0) or seed != self.seed:
+        epoch, place = start.epoch, 0
+        if next(iter(self.tasks), None) != task_number(epoch, 0) or start.seed != self.seed:
             return False
-        place = 0
+        if plan is None or not plan.is_computed:
+            return False
+        batches = computed(plan, epoch, start.seed)
         while (number := task_number(epoch, place)) in self.tasks:
             if next(batches, None) != self.tasks[number]:
                 return False
@@ -214,13 +200,7 @@ class Pipeline:
     # --- taking ---
 
     def take(self) -> Outcome:
-        """Return the next outcome in order.
-
-        Raises:
-            WorkerDiedError: A worker has died, and may not be replaced.
-            WorkerTimeoutError: A worker hangs, and may not be replaced.
-            PinMemoryError: The pin-memory thread is gone.
-        """
+        """Return the next outcome in order; raises if the workers, or the thread, are gone."""
         if self._thread is not None:
             return self._thread.take()
         outcome = self._next()

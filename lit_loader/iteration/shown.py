@@ -37,13 +37,7 @@ class ShownLoader:
         self._length: tuple[int | None, int | None] = None, None
 
     def figures(self, core: Any, epoch: int, now: int) -> dict[str, Any]:
-        """Give the figures, by the names that `top/snapshot.py` has for them.
-
-        Args:
-            core: The loader's.
-            epoch: The epoch.
-            now: The moment, by ``time.monotonic_ns()``.
-        """
+        """Give the figures at a moment, by the names that `top/snapshot.py` has for them."""
         loader, statistics = core.loader, core.statistics(False)
         then, before = self._before
         if now - then >= loader_page.EVERY:

@@ -156,9 +156,7 @@ class _Ahead(Iterator[Any]):
 class _Unasked:
     """Stands for a loader before torch's own ``__init__``: nothing is drawn, nothing begun.
 
-    Args:
-        loader: Has all else, and is set what is set.
-        iterator: What its ``_index_sampler`` is iterated for.
+    The loader has all else, and is set what is set.
     """
 
     def __init__(self, loader: Any, iterator: TorchSurface) -> None:

@@ -25,16 +25,9 @@ _OWN_SHARE: Final = (
 def advice_if_unsharded(
     dataset: Any, sampler: Any, iterable: bool, shards: Shards | None = None
 ) -> str | None:
-    """Say what to pass, if several processes would read the same.
+    """Say what to pass, if several processes would read the same; None: there is one, or it shards.
 
-    Args:
-        dataset: The loader's.
-        sampler: What its indices, or batches of indices, come from.
-        iterable: Whether the dataset is iterated.
-        shards: Its readers, where their number is given; None: each worker is one.
-
-    Returns:
-        A line for a warning; None: there is one process, or something looks as if it sharded.
+    "It shards" if a dataset or sampler looks as if it took its rank's share by itself.
     """
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
@@ -81,24 +74,14 @@ def broken_promise(dataset: Any, promised: int, samples: int, num_workers: int) 
 
 
 def ignored_share(dataset: Any, readers: int, sharded: bool) -> str:
-    """Say that a dataset gives all of its readers the same.
-
-    Args:
-        dataset: The dataset.
-        readers: How many readers there are, of all ranks.
-        sharded: Whether their number was given.
-    """
-    kind = "num_shards" if sharded else "workers x ranks"
-    more = (
-        ""
-        if sharded
-        else ", and pass num_shards, with which the data does not depend on the number of workers "
-        "and ranks"
-    )
+    """Say that a dataset gives all of its readers, of all ranks, the same."""
+    kind, more = "num_shards", ""
+    if not sharded:
+        kind = "workers x ranks"
+        more = ", and pass num_shards, with which the data does not depend on the number of workers"
+        more += " and ranks"
     return (
-        f"{type(dataset).__name__} is iterated by {readers} readers ({kind}) "
-        f"and has not asked which of them it serves, so that every sample comes {readers} times: "
-        "unless that is "
-        "meant, let __iter__ (of a mixture: that of each source) use "
-        f"lit_loader.get_shard(){more}"
+        f"{type(dataset).__name__} is iterated by {readers} readers ({kind}) and has not asked "
+        f"which of them it serves, so that every sample comes {readers} times: unless that is "
+        f"meant, let __iter__ (of a mixture: that of each source) use lit_loader.get_shard(){more}"
     )

@@ -15,11 +15,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from lit_loader.errors import OptionError, StateError
-from lit_loader.sampling.orders import EpochOrder, Seed
+from lit_loader.sampling.orders import EpochOrder, Indices, Seed, ShuffledSampler
 from lit_loader.sampling.shard import Shard, distributed_sampler_of
 from lit_loader.sampling.user_sampler import UserSampler
 
@@ -29,35 +29,24 @@ __all__ = ["BatchPlan"]
 class BatchPlan:
     """Which indices each batch of this rank holds, as a function of (seed, epoch, batch number).
 
+    A sampler that is a torch ``DistributedSampler``, or a batch sampler around one, shards itself
+    and is not sharded again.
+
     Args:
-        sampler: An `OrderedSampler`, a `ShuffledSampler`, or any iterable of indices.
-        batch_sampler: Any iterable of batches, given instead of batch size and sampler.
+        source: An `OrderedSampler`, a `ShuffledSampler`, or any iterable of indices, or of batches.
+        batched: Whether it is one of batches.
         batch_size: Samples a batch on this rank; None for single indices instead of lists.
         drop_last: Leave off this rank's last batch if it is not full.
-        shard: This rank's share. A sampler that is a torch ``DistributedSampler`` (or a batch
-            sampler around one) shards itself and is not sharded again.
-        seed: Base seed, or a function that gives it at the start of an epoch; the same one that
-            the `ShuffledSampler` has.
+        shard: This rank's share.
+        seed: The loader's base seed: a `ShuffledSampler` with it is the loader's own.
         watched: A sampler on which programs may set the epoch instead of this one, or None.
         dataset: The dataset; what samplers hold of it is not theirs.
-
-    Attributes:
-        source: The sampler or batch sampler.
-        sampler: What is known of it from epoch to epoch.
-        is_computed: Whether it is an order of the loader's own: any position is known at once.
-        batched: Whether it is a batch sampler.
-        single: Whether a batch is one item of the source.
-        size: Items of the source a batch on this rank.
-
-    Raises:
-        OptionError: A sampler's fingerprint cannot be part of a state, or a batch sampler
-            gives single indices.
     """
 
     def __init__(
         self,
-        sampler: Iterable[Any] | None,
-        batch_sampler: Iterable[Any] | None = None,
+        source: Iterable[Any],
+        batched: bool = False,
         batch_size: int | None = 1,
         drop_last: bool = False,
         shard: Shard | None = None,
@@ -65,13 +54,13 @@ class BatchPlan:
         watched: Any = None,
         dataset: Any = None,
     ) -> None:
-        self.source: Any = sampler if batch_sampler is None else batch_sampler
-        self.is_computed = isinstance(self.source, EpochOrder)
-        self.batched = batch_sampler is not None
-        self.single = self.batched or batch_size is None
-        if isinstance(batch_sampler, EpochOrder):
+        self.source: Any = source
+        self.is_computed = isinstance(self.source, EpochOrder)  # any position is known at once
+        self.batched = batched
+        self.single = batched or batch_size is None  # a batch is one item of the source
+        if batched and self.is_computed:
             raise OptionError(
-                f"batch_sampler must give lists of indices, but {type(batch_sampler).__name__} "
+                f"batch_sampler must give lists of indices, but {type(source).__name__} "
                 "gives single ones: pass it as sampler, with batch_size"
             )
         self.size = 1 if self.single or batch_size is None else batch_size
@@ -85,13 +74,16 @@ class BatchPlan:
         self.sampler = UserSampler(self.source, watched, dataset)
 
     def __len__(self) -> int:
-        """Give this rank's number of batches in a full epoch.
-
-        Raises:
-            TypeError: If the sampler has no length.
-        """
+        """Give this rank's number of batches in a full epoch; a TypeError without a length."""
         share = self.shard.share(len(self.source))
         return share // self.size if self.drop_last else -(-share // self.size)
+
+    def order(self, epoch: int, seed: int) -> Callable[[Indices], Indices]:
+        """Give the order of an epoch of one of the loader's own samplers, begun with a seed."""
+        source: EpochOrder = self.source
+        if isinstance(source, ShuffledSampler) and source.seed is self.seed:  # no other loader's
+            return source.order(epoch, seed)
+        return source.order(epoch)
 
     def is_end(self, batches: int) -> bool:
         """Whether nothing is left of an epoch after ``batches`` batches, as far as is known."""
@@ -122,14 +114,8 @@ class BatchPlan:
     def start_for(self, samples: int) -> int:
         """Find the batch number at which ``samples`` items of the epoch have been delivered.
 
-        Args:
-            samples: What `samples_after` gave, perhaps for other ranks or another batch size.
-
-        Returns:
-            The number of the next batch, counted from 0.
-
-        Raises:
-            StateError: If the position lies within a batch of this plan.
+        They are what `samples_after` gave, perhaps for other ranks or another batch size; a
+        StateError if that lies within a batch of this plan.
         """
         length = self._stream_length()
         if length is not None and samples >= length:
@@ -149,8 +135,6 @@ class BatchPlan:
             length = len(self.source)
         except (TypeError, NotImplementedError):
             return None
-        if (
-            self.num_replicas != self.shard.num_replicas
-        ):  # a DistributedSampler's length is its share
-            return length * self.num_replicas
+        if self.num_replicas != self.shard.num_replicas:
+            return length * self.num_replicas  # a DistributedSampler's length is its share
         return min(length, self.shard.assigned(length))

@@ -3,14 +3,14 @@
 ::
 
     the loader's own order ─ any position at once ─▶ computed ─────────────────╮
-    a user's sampler ─▶ SamplerCursor.groups ─▶ stripe: this rank's items ─────┴─▶ EpochBatches
+    a user's sampler ─▶ SamplerCursor.groups ─▶ Shard.deal: this rank's items ─┴─▶ EpochBatches
 """
 
 from __future__ import annotations
 
 import itertools
 import numbers
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,9 @@ from lit_loader.errors import OptionError
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.orders import CHUNK
 from lit_loader.sampling.sampler_cursor import SamplerCursor
-from lit_loader.sampling.shard import Shard
 from lit_loader.system.interrupts import is_interruption
 
-__all__ = ["EpochBatches", "computed", "lookahead", "stripe"]
+__all__ = ["EpochBatches", "computed", "lookahead"]
 
 _FIRST_CHUNK = 256
 """Indices that are computed at first, and twice as many each time up to `CHUNK`: an epoch's first
@@ -37,32 +36,24 @@ _NOWHERE = -1
 class EpochBatches(Iterator[Any]):
     """One rank's batches of an epoch; nothing is asked of the sampler before the first.
 
-    Args:
-        plan: What the batches hold.
-        epoch: Epoch number; it is set on the loader's own samplers.
-        start: Number of the first batch, counted from 0; beyond the end there are none.
-        state: What :meth:`state` gave at this position; where a position from outside is
-            gone on from, empty if there is nothing.
-
-    Attributes:
-        position: Number of the batch that comes next.
-        at: The same; -1 after an exception of a signal handler's, until one is drawn.
-        computed: Whether the order is the loader's own, which has neither state nor marks.
+    Beyond the end there are none. ``state`` is what :meth:`state` gave at the start, where a
+    position from outside is gone on from, empty if there is nothing.
     """
 
-    position: int
-    at: int
+    position: int  # the batch that comes next
+    at: int  # the same; -1 after an exception of a signal handler's, until one is drawn
     _batches: Iterator[Any]
 
     def __init__(
         self,
         plan: BatchPlan,
         epoch: int,
+        seed: int,
         start: int = 0,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        self._plan, self._epoch = plan, epoch
-        self.computed = plan.is_computed
+        self._plan, self._epoch, self._seed = plan, epoch, seed
+        self.computed = plan.is_computed  # an own order has neither state nor marks
         self._begin_at(start, state)
 
     def __next__(self) -> Any:
@@ -73,12 +64,8 @@ class EpochBatches(Iterator[Any]):
 
         It is the one that comes next, or one before it: a signal handler's exception may have ended
         a sampler's iterator, which is a generator most times, or have kept the batch from whoever
-        asked for it.
-
-        Args:
-            number: Number of the batch.
-            where: Has what the sampler was there, and notes what it is behind this batch; samplers
-                are drawn from ahead of delivery. The loader's own orders have nothing to note.
+        asked for it. ``where`` has what the sampler was there, and notes what it is behind this
+        batch: samplers are drawn from ahead of delivery.
         """
         if self.at != number:
             state = None if where is None else where.sampler_at(number)
@@ -100,13 +87,13 @@ class EpochBatches(Iterator[Any]):
     def _begin_at(self, position: int, state: Mapping[str, Any] | None) -> None:
         self.at = _NOWHERE
         self.position = position
-        plan, epoch = self._plan, self._epoch
+        plan, epoch, seed = self._plan, self._epoch, self._seed
         if self.computed:
             self._batches = itertools.chain(
-                _beginning(plan, epoch), computed(plan, epoch, position)
+                _beginning(plan, epoch), computed(plan, epoch, seed, position)
             )
         else:
-            self._cursor = SamplerCursor(plan, epoch, position, state)
+            self._cursor = SamplerCursor(plan, epoch, seed, position, state)
             self._batches = self._run(self._cursor)
         self.at = position
 
@@ -115,9 +102,13 @@ class EpochBatches(Iterator[Any]):
         return None if self.computed else self._cursor.state()
 
     def _run(self, cursor: SamplerCursor) -> Iterator[Any]:
-        plan = self._plan
+        plan, shard, head = self._plan, self._plan.shard, cursor.head
+        needed = shard.num_replicas - 1 if shard.tail == "pad" else 0  # again, at the end
         cursor.begin()
-        for mine in stripe(cursor.groups(), plan.shard, cursor.head):
+        for group in cursor.groups():
+            if len(head) < needed:
+                head += group[: needed - len(head)]
+            mine = shard.deal(group, head)
             if not mine or (plan.drop_last and len(mine) < plan.size):
                 continue
             if plan.batched and type(mine[0]) is not list:
@@ -130,41 +121,22 @@ def _beginning(plan: BatchPlan, epoch: int) -> Iterator[Any]:
     yield from ()
 
 
-def stripe(groups: Iterable[list[Any]], shard: Shard, head: list[Any]) -> Iterator[list[Any]]:
-    """Give one rank's items of each group.
-
-    Args:
-        groups: The items of all ranks, a multiple of the ranks each, but perhaps the last.
-        shard: This rank's share.
-        head: The stream's first items; those that it needs at its end are added.
-    """
-    needed = shard.num_replicas - 1 if shard.tail == "pad" else 0
-    for group in groups:
-        if len(head) < needed:
-            head += group[: needed - len(head)]
-        yield shard.deal(group, head)
-
-
-def lookahead(plan: BatchPlan, epoch: int) -> Iterator[tuple[int, int, Any]]:
-    """Give the batches of the epochs after one, of one of the loader's own orders.
-
-    Returns:
-        Epoch, number of the batch in it, and indices of each.
-    """
+def lookahead(plan: BatchPlan, epoch: int, seed: int) -> Iterator[tuple[int, int, Any]]:
+    """Give epoch, number and indices of the batches after an epoch, of one of the own orders."""
     for following in itertools.count(epoch + 1):
         position = -1
-        for position, indices in enumerate(computed(plan, following)):
+        for position, indices in enumerate(computed(plan, following, seed)):
             yield following, position, indices
         if position < 0:
             return  # an epoch without batches: so are all others
 
 
-def computed(plan: BatchPlan, epoch: int, position: int = 0) -> Iterator[Any]:
+def computed(plan: BatchPlan, epoch: int, seed: int, position: int = 0) -> Iterator[Any]:
     """Compute the batches from a position on, of one of the loader's own orders.
 
     Nothing is begun by that, and no epoch set on any sampler.
     """
-    length, order = len(plan.source), plan.source.order(epoch)
+    length, order = len(plan.source), plan.order(epoch, seed)
     size, share = plan.size, plan.shard.share(length)
     if plan.drop_last:
         share -= share % size

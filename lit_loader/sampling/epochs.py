@@ -50,31 +50,19 @@ __all__ = ["EpochStart", "Epochs"]
 
 @dataclass(frozen=True)
 class EpochStart:
-    """What an iterator learns at its first ``next()``.
-
-    Attributes:
-        epoch: The epoch's number.
-        seed: Its base seed.
-        batches: The indices of each batch, from the position on; None for an iterable dataset.
-        position: Where to begin; the iterator keeps it up to date.
-    """
+    """What an iterator learns at its first ``next()``."""
 
     epoch: int
     seed: int
-    batches: EpochBatches | None
-    position: EpochPosition
+    batches: EpochBatches | None  # from the position on; None for an iterable dataset
+    position: EpochPosition  # where to begin; the iterator keeps it up to date
 
 
 class Epochs:
-    """The epochs of one loader.
-
-    Args:
-        plan: What the batches hold; None for an iterable dataset.
-        base_seed: The loader's.
-    """
+    """The epochs of one loader; its plan is None for an iterable dataset."""
 
     def __init__(self, plan: BatchPlan | None, base_seed: BaseSeed) -> None:
-        self._plan = plan
+        self.plan = plan  # another one counts from the next epoch on
         self._base_seed = base_seed
         self._next_epoch = 0
         self._epoch_requested = False
@@ -92,10 +80,10 @@ class Epochs:
         # An epoch that a training loop is going to ask for and has begun with this one.
         self._announced: int | None = None
 
-    def __copy__(self) -> Epochs:
-        """A copy goes on from here by itself; the samplers of both are the same objects."""
-        copied = object.__new__(Epochs)
-        copied.__dict__.update(self.__dict__, _begun=copy.deepcopy(self._begun), _batches=None)
+    def with_seed(self, seed: BaseSeed) -> Epochs:
+        """Give a copy, which goes on from here by itself; both have the same samplers."""
+        copied = copy.copy(self)
+        copied._base_seed, copied._begun, copied._batches = seed, copy.deepcopy(self._begun), None
         return copied
 
     @property
@@ -103,33 +91,21 @@ class Epochs:
         """Where the iterator that was begun last is; None: there is none, or a state was loaded."""
         return self._begun if self._loaded is None else None
 
-    def replan(self, plan: BatchPlan | None) -> None:
-        """Take another plan, from the next epoch on."""
-        self._plan = plan
-
     def set_epoch(self, epoch: int) -> None:
         """Ask for the epoch that the next iterator loads."""
-        if self._plan is not None:
-            self._plan.sampler.choose(epoch)
+        if self.plan is not None:
+            self.plan.sampler.choose(epoch)
         self._next_epoch = epoch
         self._epoch_requested = True
 
     def load(self, position: Position) -> None:
-        """Let the next iterator begin at ``position``.
-
-        Raises:
-            StateError: The sampler has other generators; nothing has changed.
-        """
-        if self._plan is not None:  # what was set before is part of what is resumed
-            self._plan.sampler.take_up(position.sampler or {}, not position.batches)
+        """Let the next iterator begin there; refused (a StateError), nothing has changed."""
+        if self.plan is not None:  # what was set before is part of what is resumed
+            self.plan.sampler.take_up(position.sampler or {}, not position.batches)
         self._loaded, self._next_epoch, self._epoch_requested = position, position.epoch, False
 
     def begin(self, readers: int) -> EpochStart:
-        """Begin the epoch that comes next.
-
-        Args:
-            readers: Readers of an iterable dataset, 0 for a map-style one.
-        """
+        """Begin the epoch that comes next; with the readers of an iterable dataset, or 0."""
         loaded, running, requested = self._loaded, self._running, self._requested()
         if loaded is not None:
             start, given = self._begin_loaded(loaded, requested)
@@ -140,12 +116,12 @@ class Epochs:
             start, given = self._epoch_start(requested), None
         position = EpochPosition(start, readers)
         batches = None
-        if self._plan is not None:
-            counted = start.requested is None and self._plan.sampler.is_programs
+        if self.plan is not None:
+            counted = start.requested is None and self.plan.sampler.is_programs
             if given is not None and start.batches:  # a loaded state says it
                 counted = counted and self._is_told_apart(start)
-            self._plan.sampler.counted = counted
-            batches = EpochBatches(self._plan, start.epoch, start.batches, given)
+            self.plan.sampler.counted = counted
+            batches = EpochBatches(self.plan, start.epoch, start.seed, start.batches, given)
         begun = EpochStart(start.epoch, start.seed, batches, position)
         earlier = self._unused() if self._ahead else None
         # All at once: nothing is called any more that a signal handler could raise in.
@@ -204,10 +180,10 @@ class Epochs:
         epoch, whether or not its end was asked for, they are behind the end.
         """
         now = position.now()
-        if self._plan is None or now.ended:
+        if self.plan is None or now.ended:
             return
-        if not self._plan.is_end(now.delivered):
-            self._plan.sampler.bring(position.marks_at(now.delivered))
+        if not self.plan.is_end(now.delivered):
+            self.plan.sampler.bring(position.marks_at(now.delivered))
         elif self._batches is not None:
             next(self._batches, None)
 
@@ -216,21 +192,19 @@ class Epochs:
 
         Then the epoch's number says nothing: what was drawn tells whether it is the same.
         """
-        return self._plan is not None and bool((loaded.sampler or {}).get(COUNTED))
+        return self.plan is not None and bool((loaded.sampler or {}).get(COUNTED))
 
     def _is_end(self, position: Position) -> bool:
-        return self._plan is None or self._plan.is_end(position.delivered)
+        return self.plan is None or self.plan.is_end(position.delivered)
 
     def _leave(self, position: Position) -> bool:
-        """Bring a sampler to where it goes on from, after an epoch that a state is of.
-
-        Returns:
-            Whether it gave, on the way, what it had given before.
-        """
+        """Bring a sampler to behind a loaded epoch; returns whether it gave what it had given."""
         kept = {"generator", "generators", SAMPLER, ITERATOR} & (position.sampler or {}).keys()
-        if self._plan is None or not (kept or self._is_told_apart(position)):
+        if self.plan is None or not (kept or self._is_told_apart(position)):
             return False
-        cursor = SamplerCursor(self._plan, position.epoch, position.delivered, position.sampler)
+        cursor = SamplerCursor(
+            self.plan, position.epoch, position.seed, position.delivered, position.sampler
+        )
         return cursor.leave()
 
     def _epoch_start(
@@ -238,18 +212,15 @@ class Epochs:
     ) -> Position:
         """The start of an epoch: of that which was asked for, or else of the next one.
 
-        Args:
-            requested: The epoch that was asked for, if any.
-            between: Whether the sampler is known to be between two epochs.
-            left: Whether it is known to have left one in its middle.
+        ``between``: the sampler is known to be between two epochs; ``left``: to have left one.
         """
         before = None if self._begun is None else self._begun.now()
         sampler = None
-        if self._plan is not None:
+        if self.plan is not None:
             if before is not None:
-                between = between or before.ended or self._plan.is_end(before.batches)
+                between = between or before.ended or self.plan.is_end(before.batches)
             left = left or (self._running is not None and not between)
-            sampler = self._plan.sampler.state(between and not left, left)
+            sampler = self.plan.sampler.state(between and not left, left)
         epoch = requested
         if epoch is None:
             epoch, requested = self._next_epoch, None if before is None else before.requested
@@ -257,7 +228,7 @@ class Epochs:
 
     def _requested(self) -> int | None:
         """The epoch that was asked for since the last one began, or None."""
-        requested = None if self._plan is None else self._plan.sampler.requested_epoch()
+        requested = None if self.plan is None else self.plan.sampler.requested_epoch()
         if requested is None and self._epoch_requested:
             requested = self._next_epoch
         announced = self._running is not None and requested == self._announced

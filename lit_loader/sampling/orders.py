@@ -52,35 +52,18 @@ class EpochOrder:
     requested_epoch: int | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next.
-
-        Args:
-            epoch: Epoch number, counted from 0.
-
-        Raises:
-            OptionError: It is no whole number, or has more than 62 bits.
-        """
+        """Choose the epoch whose order comes next; an OptionError if it is none."""
         self.epoch = self.requested_epoch = epoch_number(epoch)
 
     def order(self, epoch: int) -> Callable[[Indices], Indices]:
-        """Give the order of one epoch, for the length that the dataset has now.
+        """Give one epoch's order, for the length that the dataset has now.
 
-        Returns:
-            A vectorised function from positions to dataset indices, both int64.
+        It is a vectorised function from positions to dataset indices, both int64.
         """
         raise NotImplementedError
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
-        """Give the dataset indices at positions ``start`` to ``stop`` of an epoch's order.
-
-        Args:
-            epoch: Epoch number.
-            start: First position.
-            stop: Position after the last one; cut at the end of the epoch.
-
-        Returns:
-            int64, shape ``(stop - start,)``.
-        """
+        """Give the dataset indices, int64, at positions of an epoch's order; cut at its end."""
         stop = min(stop, len(self))
         return self.order(epoch)(np.arange(start, stop, dtype=np.int64))
 
@@ -100,11 +83,7 @@ class EpochOrder:
 
 
 class OrderedSampler(EpochOrder, SequentialSampler):
-    """The order of the dataset itself: 0, 1, 2, ...
-
-    Args:
-        data_source: The dataset; its length is asked anew for each epoch.
-    """
+    """The order of the dataset itself: 0, 1, 2, ..., for the length that it has each epoch."""
 
     def order(self, epoch: int) -> Callable[[Indices], Indices]:  # noqa: D102
         return lambda positions: positions
@@ -113,20 +92,10 @@ class OrderedSampler(EpochOrder, SequentialSampler):
 class ShuffledSampler(EpochOrder, RandomSampler):
     """Each element once, in an order that (seed, epoch) chooses; nothing is drawn or stored.
 
-    Its public attributes are those of ``torch.utils.data.RandomSampler``: ``data_source``,
-    ``replacement`` (False), ``num_samples`` and ``generator``.
-
-    Args:
-        data_source: The dataset; its length is asked anew for each epoch.
-        generator: The loader's option, kept for those who look at it; not drawn from.
-        seed: Base seed, or a function that gives it when an order is asked for.
-
-    Attributes:
-        as_distributed: Whether the order is that of torch's ``DistributedSampler`` with this seed,
-            which takes memory for all indices.
-
-    Raises:
-        ValueError: If the dataset is empty and torch's class refuses that.
+    Its public attributes are those of ``torch.utils.data.RandomSampler``. ``generator`` is the
+    loader's option, kept for those who look at it, and ``seed`` a base seed, or a function that
+    gives it when an order is asked for. ``as_distributed``: the order is that of torch's
+    ``DistributedSampler`` with this seed, which takes memory for all indices.
     """
 
     def __init__(
@@ -152,21 +121,19 @@ class ShuffledSampler(EpochOrder, RandomSampler):
             return EpochOrder.__iter__(self)
         return RandomSampler.__iter__(self)
 
-    def order(self, epoch: int) -> Callable[[Indices], Indices]:  # noqa: D102
-        seed = resolve(self.seed)
+    def order(self, epoch: int, seed: int | None = None) -> Callable[[Indices], Indices]:
+        """Give an epoch's order; of a running one by the seed that it has begun with."""
+        seed = resolve(self.seed) if seed is None else seed
         if self.as_distributed:
             return _randperm(len(self.data_source), seed + epoch).__getitem__
         return _permutation(len(self.data_source), derive(seed, epoch)).at
 
 
 def tell_of_other_loader(sampler: object) -> bool:
-    """Warn, once, if the caller is torch's own loader: it makes the batches then, and not ours.
+    """Whether the caller is torch's own loader, which makes the batches then; warns once if so.
 
     Programs that rebuild the loaders they are given (accelerate's ``prepare``) take the sampler
     along and leave workers, seeding, state and statistics behind.
-
-    Returns:
-        Whether it is.
     """
     global _told
     if not any(module.startswith(_OTHER_LOADERS) for module, _ in callers()[:_FRAMES_TO_LOADER]):
@@ -206,11 +173,7 @@ def resolve(seed: Seed) -> int:
 
 
 def epoch_number(epoch: Any) -> int:
-    """Give an epoch's number as an int.
-
-    Raises:
-        OptionError: It is no whole number, or is beyond what travels to workers.
-    """
+    """Give an epoch's number as an int; an OptionError if it is none that travels to workers."""
     number = whole_number("epoch", epoch)
     if not is_epoch(number):
         raise OptionError(f"epoch must be below 2**62, got epoch={short_repr(number)}")

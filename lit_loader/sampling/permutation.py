@@ -40,17 +40,10 @@ _Words = npt.NDArray[np.uint64]
 
 
 class Permutation:
-    """A bijection of ``range(length)`` onto itself, chosen by a seed.
+    """A bijection of ``range(length)``, up to 2**62, onto itself, chosen by a seed modulo 2**64.
 
-    It is the same on every platform and with every version of NumPy. Memory and the time to reach
-    a position do not depend on the length.
-
-    Args:
-        length: Number of elements, 0 to 2**62.
-        seed: Any integer, taken modulo 2**64.
-
-    Raises:
-        ValueError: If ``length`` is out of its range.
+    It is the same on every platform and with every version of NumPy. Memory and the time to reach a
+    position do not depend on the length.
     """
 
     def __init__(self, length: int, seed: int) -> None:
@@ -67,22 +60,11 @@ class Permutation:
         self._keys = _random_words(_ROUNDS, seed)
 
     def take(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Give the elements at positions ``start`` to ``stop``, which is cut at the end.
-
-        Returns:
-            int64, shape ``(max(0, min(stop, length) - start),)``.
-        """
+        """Give the elements, int64, at positions ``start`` to ``stop``, which is cut at the end."""
         return self.at(np.arange(start, min(stop, self.length), dtype=np.int64))
 
     def at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Give the elements at many positions at once.
-
-        Args:
-            positions: int64, any shape, each in ``range(length)`` (not checked).
-
-        Returns:
-            int64, the shape of ``positions``.
-        """
+        """Give the elements at many positions, each in ``range(length)`` (not checked), at once."""
         if self._table is not None:
             return self._table[positions]
         length = np.uint64(self.length)

@@ -43,7 +43,7 @@ from lit_loader.checkpoint.stateful import ITERATOR, Opened
 from lit_loader.checkpoint.untrusted_state import damaged, is_count, resuming
 from lit_loader.describe import program_stacklevel
 from lit_loader.sampling.batch_plan import BatchPlan
-from lit_loader.sampling.orders import EpochOrder, resolve
+from lit_loader.sampling.orders import EpochOrder
 from lit_loader.sampling.user_sampler import COUNTED, SAMPLER, Marks
 from lit_loader.seeding.generator_state import Loan, preserved
 from lit_loader.seeding.seeds import derive, seed_globals
@@ -57,23 +57,23 @@ _T = TypeVar("_T")
 class SamplerCursor:
     """A sampler in one epoch, from one position on.
 
-    Args:
-        plan: What is drawn from, and how much at a time.
-        epoch: The epoch.
-        position: Number of the first batch.
-        given: What :meth:`state` gave there; None: the sampler begins the epoch as it is.
-
-    Attributes:
-        head: The stream's first items, noted while it is striped; ranks get some again at its end.
+    ``given`` is what :meth:`state` gave there; None: the sampler begins the epoch as it is.
+    ``head`` are the stream's first items, noted while it is striped: ranks get some again at its
+    end.
     """
 
     def __init__(
-        self, plan: BatchPlan, epoch: int, position: int, given: Mapping[str, Any] | None
+        self,
+        plan: BatchPlan,
+        epoch: int,
+        seed: int,
+        position: int,
+        given: Mapping[str, Any] | None,
     ) -> None:
         self._plan, self._user, self._position = plan, plan.sampler, position
         self._epoch, self._given, self._resumed = epoch, dict(given or {}), given is not None
         self._group_size = plan.size * plan.shard.num_replicas
-        self._seed = derive(resolve(plan.seed), epoch, _SAMPLER_STREAM)
+        self._seed = derive(seed, epoch, _SAMPLER_STREAM)
         self._isolated = self._drew = False  # from the global generators; whether it draws there
         self._seeded = False  # whether the program has set the sampler's generators for the epoch
         self._groups, self._ahead = 0, list[Any]()  # drawn; items that are not given yet
@@ -131,13 +131,9 @@ class SamplerCursor:
     def _come_again(self, group: list[Any], last: int) -> list[Any]:
         """Warn if a resumed epoch begins as the sampler's first one did, and should not.
 
-        Args:
-            group: The epoch's first.
-            last: A digest of the first group of the epoch before.
-
-        Returns:
-            The epoch's first group. Of a sampler that has given one epoch it is not known whether
-            it counts how often it is iterated: it is iterated again, and then has counted this.
+        Of a sampler that has given one epoch it is not known whether it counts how often it is
+        iterated: it is iterated again, and then has counted this. Returns the epoch's first group;
+        ``last`` is a digest of that of the epoch before.
         """
         if last != self._first and self._user.shows_first and not self._seeded:
             self._say(
@@ -157,10 +153,8 @@ class SamplerCursor:
         """Bring the sampler to where it goes on from, after an epoch that is left at the position.
 
         That is behind the end, if all batches were given out; but if the program has seeded its
-        generators since, they stay as they are.
-
-        Returns:
-            Whether the sampler, as the program has set it, gave what it had given before.
+        generators since, they stay as they are. Returns whether the sampler, as the program has set
+        it, gave what it had given before.
         """
         seeded, found = self._user.was_seeded(), self._user.marks()
         self._resumed = not seeded
@@ -313,11 +307,9 @@ _DRAWS_NOTHING = (
 
 
 def _reproducible(source: Any, seed: int) -> tuple[Any, bool]:
-    """Make a sampler a function of a seed.
+    """Make a sampler a function of a seed; with whether it must be kept from the global generators.
 
-    Returns:
-        The sampler to iterate, and whether it must be kept apart from the global generators.
-        torch's random samplers without a generator get one, in a copy: the user's must not change.
+    torch's random samplers without a generator get one, in a copy: the user's must not change.
     """
     kind = type(source)
     if kind is BatchSampler:

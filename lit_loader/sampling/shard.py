@@ -23,9 +23,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
-from lit_loader.config.checks import one_of
-from lit_loader.config.loader_config import SHARD_TAILS
-from lit_loader.errors import OptionError
 from lit_loader.sampling.orders import (
     EpochOrder,
     Indices,
@@ -45,28 +42,15 @@ __all__ = [
 class Shard:
     """This process's share of a stream of items that all processes see alike.
 
-    Item ``j`` goes to rank ``j % num_replicas``. What becomes of the last items, when their
-    number does not divide evenly, is ``tail``.
-
-    Attributes:
-        rank: This process, ``0 <= rank < num_replicas``.
-        num_replicas: Number of processes that share the stream.
-        tail: "pad": repeat items from the start of the stream until it divides evenly;
-            "drop": leave the remainder off; "keep": each item once, so lower ranks may get one
-            more than higher ones.
+    Item ``j`` goes to rank ``j % num_replicas``. What becomes of the last items, when their number
+    does not divide evenly, is ``tail``: "pad" repeats items from the start of the stream, "drop"
+    leaves the remainder off, "keep" gives each item once, so lower ranks may get one more than
+    higher ones.
     """
 
     rank: int = 0
     num_replicas: int = 1
     tail: Literal["pad", "drop", "keep"] = "pad"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.num_replicas:
-            raise OptionError(
-                f"rank must be at least 0 and less than num_replicas, got rank={self.rank} and "
-                f"num_replicas={self.num_replicas}"
-            )
-        one_of("shard_tail", self.tail, SHARD_TAILS)
 
     def assigned(self, length: int) -> int:
         """Give how many items all ranks together get from a stream of ``length`` items."""
@@ -80,11 +64,7 @@ class Shard:
         return -((self.rank - self.assigned(length)) // self.num_replicas)
 
     def positions(self, start: int, stop: int, length: int) -> Indices:
-        """Give where in a stream of ``length`` items this rank's items ``start`` to ``stop`` are.
-
-        Returns:
-            int64, shape ``(stop - start,)``, each in ``range(length)``.
-        """
+        """Give where in a stream of ``length`` items this rank's ``start`` to ``stop`` are."""
         positions = np.arange(start, stop, dtype=np.int64)
         positions *= self.num_replicas
         positions += self.rank
@@ -95,12 +75,8 @@ class Shard:
     def deal(self, items: list[Any], head: list[Any]) -> list[Any]:
         """Give this rank's items of a part of the stream that begins at a multiple of the ranks.
 
-        Args:
-            items: Consecutive items; a number that does not divide evenly is the stream's end.
-            head: The stream's first ``num_replicas - 1`` items, or all if there are fewer.
-
-        Returns:
-            This rank's items in their order.
+        A number of items that does not divide evenly is the stream's end; ``head`` are its first
+        ``num_replicas - 1`` items, or all if there are fewer.
         """
         missing = self.assigned(len(items)) - len(items)
         if missing < 0:
@@ -114,21 +90,15 @@ class ShardedSampler(DistributedSampler[Any]):
     """One rank's share of the items that a sampler, or a batch sampler, gives to all ranks.
 
     Its attributes are those of ``torch.utils.data.DistributedSampler``.
-
-    Args:
-        source: Gives the items of all ranks.
-        shard: This rank's share of them.
-
-    Attributes:
-        source: As given.
-        shard: As given.
     """
 
     # torch's constructor is not called: it measures the dataset once and for all.
     def __init__(self, source: Iterable[Any], shard: Shard) -> None:
         self.source: Any = source
         self.shard = shard
-        self.dataset: Any = source.data_source if isinstance(source, EpochOrder) else source
+        self.dataset: Any = source
+        if isinstance(source, EpochOrder):
+            self.dataset = self.data_source = source.data_source
         self.num_replicas = shard.num_replicas
         self.rank = shard.rank
         self.shuffle = isinstance(source, ShuffledSampler)
@@ -180,10 +150,6 @@ class ShardedSampler(DistributedSampler[Any]):
 class ShardedOrderedSampler(ShardedSampler, SequentialSampler):
     """A share of the dataset's own order: programs look for a ``SequentialSampler``."""
 
-    @property
-    def data_source(self) -> Any:  # type: ignore[override]
-        return self.dataset
-
 
 class ShardedShuffledSampler(ShardedSampler, RandomSampler):
     """A share of a shuffled order: programs look for a ``RandomSampler``."""
@@ -191,52 +157,30 @@ class ShardedShuffledSampler(ShardedSampler, RandomSampler):
     replacement = False
     generator = None
 
-    @property
-    def data_source(self) -> Any:  # type: ignore[override]
-        return self.dataset
-
 
 def shard_items(source: Iterable[Any], shard: Shard) -> ShardedSampler:
-    """Give the sampler of one rank's share of a sampler's items.
-
-    Args:
-        source: Gives the items of all ranks.
-        shard: The share.
-    """
-    kind = ShardedSampler
+    """Give the sampler of one rank's share of the items that a sampler gives to all ranks."""
     if isinstance(source, OrderedSampler):
-        kind = ShardedOrderedSampler
-    elif isinstance(source, ShuffledSampler):
-        kind = ShardedShuffledSampler
+        return ShardedOrderedSampler(source, shard)
+    kind = ShardedShuffledSampler if isinstance(source, ShuffledSampler) else ShardedSampler
     return kind(source, shard)
 
 
 class Sharding(NamedTuple):
-    """What a sampler's items are, for all ranks, and which of them are this rank's.
-
-    Attributes:
-        items: Gives the items of all ranks.
-        shard: This rank's share.
-        watched: A sampler on which programs may set the epoch instead of ``items``, or None.
-    """
+    """What a sampler's items are, for all ranks, and which of them are this rank's."""
 
     items: Any
     shard: Shard
-    watched: DistributedSampler[Any] | None = None
+    watched: DistributedSampler[Any] | None = None  # on which programs may set the epoch instead
 
 
 def sharding_of(sampler: Any, seed: Seed) -> Sharding | None:
-    """Take a sampler for the loader's own sharding.
+    """Take a sampler for the loader's own sharding; None: it is to be iterated.
 
-    torch's ``DistributedSampler`` says no more than rank, replicas, shuffle, seed, and what to do
-    with the rest. So its order is computed, position by position, as the loader's own is.
-
-    Args:
-        sampler: Any; a subclass of ``DistributedSampler`` may mean something else.
-        seed: The loader's base seed: that of the ``DistributedSampler``, unless another was chosen.
-
-    Returns:
-        None: the sampler is to be iterated.
+    torch's ``DistributedSampler`` (a subclass may mean something else) says no more than rank,
+    replicas, shuffle, seed, and what to do with the rest. So its order is computed, position by
+    position, as the loader's own is; by the loader's base seed, which is the sampler's unless
+    another was chosen.
     """
     if isinstance(sampler, ShardedSampler):
         return Sharding(sampler.source, sampler.shard)

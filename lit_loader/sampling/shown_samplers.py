@@ -30,8 +30,7 @@ from lit_loader.sampling.shard import (
 from lit_loader.seeding.seeds import BaseSeed
 
 __all__ = [
-    *("SHUFFLED", "ShownSamplers", "choose_samplers", "hide_uncertain_indices", "order_name"),
-    "wrappable_by_lightning",
+    *("SHUFFLED", "ShownSamplers", "choose_samplers", "order_name", "wrappable_by_lightning"),
 ]
 
 SHUFFLED: Final = frozenset({ShuffledSampler.__name__, DistributedSampler.__name__})
@@ -41,12 +40,8 @@ SHUFFLED: Final = frozenset({ShuffledSampler.__name__, DistributedSampler.__name
 class ShownSamplers(NamedTuple):
     """What a loader shows of its order at one moment.
 
-    Attributes:
-        sampler: The loader's attribute of this name.
-        batch_sampler: The loader's attribute of this name.
-        cut: What a plain ``BatchSampler`` cuts into batches; of others all that follows is None.
-        batch_size: Its batch size.
-        drop_last: Whether it leaves off a last batch that is not full.
+    ``cut`` is what a plain ``BatchSampler`` cuts into batches; of others that and all that follows
+    is None.
     """
 
     sampler: Any
@@ -67,27 +62,16 @@ class ShownSamplers(NamedTuple):
         return self[3:] == other[3:] and all(map(operator.is_, self[:3], other[:3]))
 
     def plan(self, batch_size: int | None, base_seed: BaseSeed, dataset: Any) -> BatchPlan:
-        """Make the plan of the batches.
-
-        Args:
-            batch_size: The loader's; None if a batch sampler takes its place.
-            base_seed: The loader's.
-            dataset: The loader's.
-        """
-        items, batches, size, drop_last = self.sampler, self.batch_sampler, None, False
+        """Make the plan of the batches; a batch sampler takes the place of a batch size."""
+        batched, size, drop_last = self.batch_sampler is not None, None, False
+        shown = self.batch_sampler if batched else self.sampler
         if self.cut is not None:
-            default = batch_size is not None and self.cut is items
+            default = batch_size is not None and self.cut is self.sampler
             if default or sharding_of(self.cut, base_seed) is not None:
-                items, size, drop_last = self.cut, self.batch_size, bool(self.drop_last)
-                batches = None
-        shown = items if batches is None else batches
-        sharding = sharding_of(shown, base_seed) or Sharding(shown, Shard())
-        if batches is None:
-            items = sharding.items
-        else:
-            batches = sharding.items
-        shard, watched = sharding.shard, sharding.watched
-        return BatchPlan(items, batches, size, drop_last, shard, base_seed, watched, dataset)
+                batched, shown = False, self.cut
+                size, drop_last = self.batch_size, bool(self.drop_last)
+        items, shard, watched = sharding_of(shown, base_seed) or Sharding(shown, Shard())
+        return BatchPlan(items, batched, size, drop_last, shard, base_seed, watched, dataset)
 
 
 def choose_samplers(
@@ -95,18 +79,13 @@ def choose_samplers(
 ) -> tuple[Iterable[Any], Iterable[Any] | None]:
     """Make what ``loader.sampler`` and ``loader.batch_sampler`` show: what this process reads.
 
-    Args:
-        config: The loader's options.
-        dataset: The loader's.
-        iterable: Whether it is an IterableDataset.
-        base_seed: The loader's; learns the seed of a distributed sampler of the user's.
-
-    Raises:
-        OptionError: Such a sampler, and the options, do not mean the same processes.
+    The base seed learns the seed of a distributed sampler of the user's. An OptionError, if such a
+    sampler and the options do not mean the same processes.
     """
+    sampler, batch_sampler = config.sampler, config.batch_sampler
     certain = config.in_order and config.on_sample_error == "raise"
-    batch_sampler = hide_uncertain_indices(config.batch_sampler, certain)
-    sampler = config.sampler
+    if not certain and any(kind.__name__ == _NOTING for kind in type(batch_sampler).__mro__):
+        batch_sampler = _Unnoted(batch_sampler)
     given = distributed_sampler_of(sampler if batch_sampler is None else batch_sampler)
     if given is not None:
         _check_replicas(config, given)
@@ -157,18 +136,6 @@ def _check_replicas(config: LoaderConfig, sampler: DistributedSampler[Any]) -> N
 # Lightning says that it cannot infer the indices.
 
 
-def hide_uncertain_indices(batch_sampler: Any, certain: bool) -> Any:
-    """Hide what notes batches as they are drawn, if that is not how they are given out.
-
-    Args:
-        batch_sampler: Any, or None.
-        certain: Whether batch number ``i`` given out is number ``i`` drawn, with all its samples.
-    """
-    if certain or not any(kind.__name__ == _NOTING for kind in type(batch_sampler).__mro__):
-        return batch_sampler
-    return _Unnoted(batch_sampler)
-
-
 # Known by its name, for there are two (``lightning``, ``pytorch_lightning``), and no loader needs
 # either.
 # reach: lightning: the class that Lightning looks for
@@ -176,11 +143,7 @@ _NOTING = "_IndexBatchSamplerWrapper"
 
 
 def wrappable_by_lightning(batch_sampler: Any) -> Any:
-    """Make of a list of batches what Lightning can wrap: it copies a batch sampler's attributes.
-
-    Args:
-        batch_sampler: Any, or None.
-    """
+    """Make of a list of batches what Lightning can wrap: it copies a batch sampler's attributes."""
     if batch_sampler is None or hasattr(batch_sampler, "__dict__"):
         return batch_sampler
     return _Unnoted(batch_sampler)

@@ -260,11 +260,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         return np.minimum(tokens, budget), kept
 
     def _buckets(self, tokens: Numbers) -> tuple[Numbers, list[int]]:
-        """Cut tokens, longest first, into buckets.
-
-        Returns:
-            The bucket of each sample, counted from 0, and the longest tokens of each bucket.
-        """
+        """Cut tokens, longest first, into buckets: that of each sample, and the longest of each."""
         bucket, rising = np.empty(len(tokens), np.int64), -tokens
         caps: list[int] = []
         start = 0
@@ -280,12 +276,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
     def _cut(self, bucket: Numbers, caps: Sequence[int]) -> Numbers:
         """Find where batches begin and end among the samples in their buckets' order.
 
-        Args:
-            bucket: The bucket of each sample, rising.
-            caps: The longest tokens of each bucket.
-
-        Returns:
-            int64: batch ``i`` goes from element ``i`` to the one behind it.
+        Batch ``i`` goes from element ``i`` of what is returned, int64, to the one behind it.
         """
         length, most = len(bucket), self.max_samples or len(bucket)
         sizes = [min(self.max_tokens // cap, most) for cap in caps]
@@ -337,11 +328,7 @@ class _Batches(Iterator[list[int]]):
         return {"batches": self._next, "of": self._of}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken.
-
-        Raises:
-            StateError: The state is of other batches.
-        """
+        """Go on where a state was taken; a StateError if it is of other batches."""
         if not isinstance(state, Mapping):
             raise damaged("place among the batches must be a dict", state)
         of, batches, most = state.get("of"), state.get("batches"), len(self._starts) - 1

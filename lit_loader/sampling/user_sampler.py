@@ -42,26 +42,15 @@ class _Counted(int):
 
 
 class UserSampler:
-    """A sampler or batch sampler from one epoch to the next.
+    """A user's sampler or batch sampler, or one of the loader's own, from one epoch to the next.
 
     Args:
-        source: The sampler: the user's, or one of the loader's own orders.
-        watched: A ``DistributedSampler`` on which programs set the epoch instead of this one, or
-            None.
+        source: The sampler.
+        watched: A ``DistributedSampler`` on which programs set the epoch instead, or None.
         dataset: The dataset; what samplers hold of it is not theirs.
 
-    Attributes:
-        source: As given.
-        opened: What is iterated, in the epoch that was begun last: of one of torch's batch
-            samplers, which only cuts what its sampler gives, that sampler.
-        heads: Digests of the first batch, in the first epoch that it gave and in the last; whose.
-        counted: Whether the loader has counted to the epoch that was begun last, of a sampler that
-            the program may have told another.
-        wanders: Whether its order has changed with nothing that is known to change it.
-
-    Raises:
-        OptionError: It gives a fingerprint that cannot be part of a state; at once, and not at the
-            first checkpoint.
+    Raises: OptionError: It gives a fingerprint that cannot be part of a state; at once, and not at
+    the first checkpoint.
     """
 
     def __init__(self, source: Any, watched: Any = None, dataset: Any = None) -> None:
@@ -73,9 +62,13 @@ class UserSampler:
             self._owners.append(watched)
         self._epochs_seen: list[Any] = [0] * len(self._owners)
         self._named: dict[str, list[Any]] = {}
+        # What is iterated, in the epoch that was begun last: of one of torch's batch samplers,
+        # which only cuts what its sampler gives, that sampler.
         self.opened: Opened | None = None
+        # Digests of the first batch, in the first epoch that it gave and in the last; whose.
         self.heads: list[int] = []
-        self.wanders = self.counted = False
+        self.wanders = False  # whether its order has changed, and nothing known changes it
+        self.counted = False  # whether the program may have told it another epoch than was counted
         self.fingerprint()
         self._left: Marks | None = None
         if self.is_told:
@@ -150,9 +143,7 @@ class UserSampler:
     def state(self, between: bool = True, left: bool = False) -> dict[str, Any] | None:
         """Give what the sampler itself must remember where no epoch is begun; None if nothing.
 
-        Args:
-            between: Whether that is between two epochs.
-            left: Whether it is in the middle of an epoch that it does not go on with.
+        ``between``: that is between two epochs; ``left``: in one that it does not go on with.
         """
         state = self.pack()
         if (between or left) and self.opened is not None and (own := self.opened.state()):
@@ -174,8 +165,7 @@ class UserSampler:
     def unpack(self, state: Mapping[str, Any]) -> None:
         """Bring the generators to where they were.
 
-        Raises:
-            StateError: The state is of a sampler with others; these are where they were before.
+        A StateError if the state is of a sampler with others; these are where they were before.
         """
         packed = dict(state.get("generators", {}))
         if "generator" in state:
@@ -209,10 +199,8 @@ class UserSampler:
     def take_up(self, state: Mapping[str, Any], at_start: bool) -> None:
         """Bring the generators to where they were as a state is loaded: what is set later, stays.
 
-        Args:
-            state: The sampler's part.
-            at_start: Whether the state is of an epoch's start: the program may have seeded them
-                for that epoch before it has loaded the state.
+        At an epoch's start the program may have seeded them for that epoch before it loads the
+        state.
         """
         self.look()
         if not (at_start and self.was_seeded()):
@@ -262,11 +250,7 @@ class UserSampler:
         return named
 
     def fingerprint(self) -> Fingerprint:
-        """Give the samplers' part of a state's fingerprint: its fields "sampler.…".
-
-        Raises:
-            OptionError: One of them gives what cannot be part of a state.
-        """
+        """Give the samplers' part of a state's fingerprint: its fields "sampler.…"."""
         fields: Fingerprint = {}
         for depth, owner in enumerate(self._owners):
             fields |= fingerprint_of("sampler" + ".sampler" * depth, owner)

@@ -31,13 +31,9 @@ _GLOBAL: Final[tuple[_Reader, ...]] = (
 
 
 class Draws:
-    """Compares the states of random generators before and after.
+    """Compares the states of random generators, global or held by ``root``, before and after.
 
-    The global ones, and those that an object holds. What other threads of the process draw
-    meanwhile counts as well.
-
-    Args:
-        root: The object.
+    What other threads of the process draw meanwhile counts as well.
     """
 
     def __init__(self, root: object) -> None:

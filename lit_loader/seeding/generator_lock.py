@@ -16,18 +16,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
-__all__ = ["WARN_AFTER", "Turn", "turn"]
+__all__ = ["WARN_AFTER", "Turn"]
 
 WARN_AFTER: Final = 10.0
 """Seconds that a thread waits for one batch of another thread before it says so, once."""
-
-_LOOK_EVERY: Final = 1.0
-"""Seconds after which who waits looks by itself, if an end was broken off before it was told."""
 
 _log = logging.getLogger("lit_loader.generator_lock")
 
@@ -70,44 +64,28 @@ class Turn:
             self._going_on.release()
 
     def _wait(self) -> None:
-        """Take the lock; say so if it takes long."""
-        seen, began, warned = self, 0.0, False
+        """Take the lock; say so if a batch of another thread takes long."""
+        told = self
         while (held := _taken.setdefault(0, self)) is not self:
-            if held is not seen:  # another batch than when we looked last
-                seen, began, warned = held, time.monotonic(), False
-            if held._going_on.acquire(timeout=_LOOK_EVERY):
+            if held._going_on.acquire(timeout=WARN_AFTER):
                 held._going_on.release()  # for others who wait
-            elif not warned and time.monotonic() - began >= WARN_AFTER:
-                warned = True
-                _warn(held.thread, time.monotonic() - began)
+            elif held is not told:
+                told = held
+                _warn(held.thread)
 
 
 _taken: Final[dict[int, Turn]] = {}
 """Who has the lock, under the key 0."""
 
 
-@contextmanager
-def turn() -> Iterator[None]:
-    """Give a context in which no other thread borrows the global generators."""
-    mine = Turn()
-    try:
-        try:
-            mine.take()
-            yield
-        finally:
-            mine.end()
-    finally:
-        mine.end()
-
-
-def _warn(ident: int, seconds: float) -> None:
+def _warn(ident: int) -> None:
     names = [repr(each.name) for each in threading.enumerate() if each.ident == ident]
     _log.warning(
         "thread %r waits for thread %s, which has been making a batch for %.0f s: batches of "
         "loaders with num_workers=0 are made one at a time, because a process has the global "
         "random generators once; a dataset must not wait for a thread that iterates such a loader, "
         "so give that loader workers, or iterate it in the thread that waits",
-        *(threading.current_thread().name, "".join(names) or "of another kind", seconds),
+        *(threading.current_thread().name, "".join(names) or "of another kind", WARN_AFTER),
     )
 
 

@@ -44,11 +44,7 @@ def preserved() -> AbstractContextManager[None]:
 
 
 class OwnStreams:
-    """Global generators of a worker of its own, kept between the times that they are used.
-
-    Args:
-        seed: ``base_seed + worker_id``, taken modulo 2**64.
-    """
+    """Global generators of a worker of its own, by its seed, kept from one use to the next."""
 
     __slots__ = ("_inside", "_seed")
 
@@ -57,11 +53,9 @@ class OwnStreams:
         self._inside: _Streams | None = None
 
     def lent(self) -> AbstractContextManager[None]:
-        """Give a context in whose body the global generators are these.
+        """Give a context in whose body the global generators are these; see `preserved`.
 
-        They are seeded as `seed_worker` does it when the body is entered first, and go on where
-        they were when it is entered again. Outside, the global generators are as if there were no
-        body, exactly as with `preserved`; those of accelerators are not touched.
+        They are seeded as by `seed_worker` at first; those of accelerators are not touched.
         """
         return Loan(self)
 
@@ -72,9 +66,7 @@ class OwnStreams:
     def capture(self, spare: Any) -> None:
         """Note where these are now.
 
-        Args:
-            spare: The bit generator that was put behind ``numpy.random`` for them. Another, which
-                the body has put there itself, stays theirs.
+        A bit generator that the body has put behind ``numpy.random`` itself stays theirs.
         """
         inside = _capture()
         self._inside = inside if inside.bits is not spare else inside._replace(bits=None)
@@ -209,13 +201,8 @@ class Rewind(AbstractContextManager[None]):
     """Takes random generators back to a mark: the three global ones, and others at will.
 
     Made to be marked before every sample that may fail: 45 us for the global generators. As a
-    context it leaves them where they were.
-
-    Args:
-        held: Further generators, of the kinds that `seeding/find_generators.py` finds. One that
-            has no state (``random.SystemRandom``) is left alone.
-        *tapes: Read and write the states of others.
-        seed: Seeds them for the context, which finds them as they are without.
+    context, in which ``seed`` seeds them, it leaves them where they were. Of those ``held`` one
+    that has no state (``random.SystemRandom``) is left alone.
     """
 
     def __init__(

@@ -46,8 +46,7 @@ class GeneratorWatch:
     def search(self, late: bool = False) -> bool:
         """Search; returns whether there are generators that were not known.
 
-        Args:
-            late: Whether it is too late for some batches, which is then noted.
+        Those of a ``late`` search were not seeded for some batches, which is noted.
         """
         known, paths = set(map(id, self.held.generators)), self.held.paths
         held = self.held = find_generators(*self.roots)

@@ -31,7 +31,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 
-from lit_loader.seeding.generator_lock import turn
+from lit_loader.seeding.generator_lock import Turn
 
 __all__ = [
     "BaseSeed",
@@ -100,12 +100,7 @@ class BatchRng:
         self._index, self._made = None if index is self.indices and self._batched else index, {}
 
     def give(self, index: Any, make: Callable[[int], Any] = np.random.default_rng) -> Any:
-        """Give what was made for a sample, or make it, by its seed.
-
-        Args:
-            index: The sample's; None: the one that is being read, or the batch.
-            make: Makes it; one such function, one thing a sample.
-        """
+        """Give what ``make`` makes by a sample's seed, once; None: the one being read, or batch."""
         position = -1
         if self.progress is not None:
             position = self.progress.position
@@ -168,13 +163,9 @@ def _mix(x: int) -> int:
 
 
 def derive(*parts: int) -> int:
-    """Mix integers into one 64-bit seed; order and number of the parts count.
+    """Mix integers of any size into one 64-bit seed; order and number of the parts count.
 
-    Args:
-        *parts: Integers of any size and sign; each is taken modulo 2**64.
-
-    Returns:
-        A seed in ``range(2**64)``, the same in every process, version and platform.
+    It is the same in every process, version and platform.
     """
     return extend(_GOLDEN, *parts)
 
@@ -190,16 +181,11 @@ def extend(seed: int, *parts: int) -> int:
 
 
 def sample_seed(epoch_seed: int, index: Any) -> int:
-    """Give the seed of one sample, which depends on nothing but these two.
+    """Give the seed of one sample, which depends on ``derive(seed, epoch)`` and its index alone.
 
-    Args:
-        epoch_seed: ``derive(seed, epoch)``.
-        index: The sample's index as the sampler gave it: an integer (NumPy's and 0-d tensors are
-            equal to Python's), a string, or anything that can be pickled.
-
-    Returns:
-        A seed in ``range(2**64)``. Equal indices have equal seeds in every process (Python's
-        own ``hash`` is salted in each process anew and would not).
+    The index is an integer (NumPy's and 0-d tensors are equal to Python's), a string, or anything
+    that can be pickled. Equal ones have equal seeds in every process, as with Python's own ``hash``
+    they would not.
     """
     return extend(epoch_seed, _fingerprint(index))
 
@@ -229,22 +215,21 @@ def canonical_pickle(value: Any) -> bytes:
 
 
 def base_seed(seed: int | None, generator: torch.Generator | None) -> int:
-    """Choose the seed that everything else is derived from, drawing nothing.
+    """Choose the 64-bit seed that everything else is derived from, drawing nothing.
 
-    Args:
-        seed: The loader's ``seed`` option; wins if given.
-        generator: The loader's ``generator`` option; its initial seed is used, never its state,
-            so its position does not matter and is not changed.
-
-    Returns:
-        A seed in ``range(2**64)``; without both, what ``torch.manual_seed`` was called with last.
+    ``seed`` wins; of a generator its initial seed is used, never its state; without both it is what
+    ``torch.manual_seed`` was called with last.
     """
     if seed is not None:
         return seed & _MASK
     if generator is not None:
         return generator.initial_seed() & _MASK
-    with turn():  # a batch that another thread makes may have a seed of its own
+    mine = Turn()
+    try:
+        mine.take()  # a batch that another thread makes may have a seed of its own
         return torch.initial_seed() & _MASK
+    finally:
+        mine.end()
 
 
 class BaseSeed:
@@ -270,6 +255,11 @@ class BaseSeed:
         self._generator = generator
         self._several = several
 
+    def choose(self, option: str, value: Any) -> None:
+        """Take another ``seed`` or ``generator``, for the epochs that begin from now on."""
+        setattr(self, f"_{option}", value)
+        self.resumed = None
+
     def __call__(self) -> int:
         """Give the base seed."""
         return self.given() if self.resumed is None else self.resumed
@@ -293,9 +283,7 @@ class BaseSeed:
 def seed_worker(seed: int) -> None:
     """Seed the global generators at a worker's start, as torch's own loader does.
 
-    Args:
-        seed: ``base_seed + worker_id`` (taken modulo 2**64), which ``torch.initial_seed()`` gives
-            from now on, as torch documents it.
+    ``torch.initial_seed()`` gives ``base_seed + worker_id`` from now on, as torch documents it.
     """
     if _has_accelerator():
         torch.manual_seed(seed & _MASK)  # their generators, too, for which it takes locks
@@ -338,14 +326,10 @@ def seed_streams(seed: int) -> None:
 
 
 def seed_globals(seed: int) -> None:
-    """Position the global generators by one number: three streams unrelated to each other.
+    """Position the global generators by 64 bits: three streams unrelated to each other.
 
     ``torch.initial_seed()`` stays what it was: in a worker, programs read from it what their
     ``worker_init_fn`` has set, or ``base_seed + worker_id``.
-
-    Args:
-        seed: 64-bit seed (taken modulo 2**64), as `derive` gives it. NumPy's and torch's Mersenne
-            Twisters take 32 bits of it each.
     """
     # Disjoint halves for the two Mersenne Twisters that are set from 32 bits, in the same way;
     # Python sets its own in another way, from all 64.

@@ -45,15 +45,7 @@ class _Slice(NamedTuple):
 
 
 def write_trace(path: Path, loaders: Sequence[LoaderTrace]) -> None:
-    """Write a trace file.
-
-    Args:
-        path: The file; its directory is made if need be.
-        loaders: The records of each loader.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write a trace file; its directory is made if need be. OSError: it cannot be written."""
     origin = min((_earliest(loader) for loader in loaders), default=0)
     trace = {
         "traceEvents": list(trace_events(loaders, origin)),
@@ -74,12 +66,7 @@ def write_trace(path: Path, loaders: Sequence[LoaderTrace]) -> None:
 
 
 def trace_events(loaders: Sequence[LoaderTrace], origin: int = 0) -> Iterator[dict[str, Any]]:
-    """Give the events of a trace, in the order of their times within each track.
-
-    Args:
-        loaders: The records of each loader.
-        origin: Moment, in nanoseconds, from which the times are counted.
-    """
+    """Give the events, by time within each track; times are counted from ``origin``."""
     for pid, loader in enumerate(loaders, 1):
 
         def event(kind: str, name: str, track: int, moment: int, args: Any, **more: Any) -> Any:

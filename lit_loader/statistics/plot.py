@@ -47,35 +47,19 @@ _Stages = dict[str, NDArray[np.float64]]
 
 
 def check_matplotlib(option: str) -> None:
-    """Make sure, without importing it, that there is matplotlib.
-
-    Raises:
-        OptionError: There is none; names the option that needs it.
-    """
+    """Refuse ``option`` if there is no matplotlib, which is not imported for it."""
     if importlib.util.find_spec("matplotlib") is None:
         raise OptionError(f"{option} needs matplotlib: pip install matplotlib, or leave it out")
 
 
 def write_plot(path: Path, loaders: Sequence[LoaderTrace]) -> None:
-    """Write the picture as PNG.
-
-    Args:
-        path: The file; its directory is made if need be.
-        loaders: The records of each loader; those without batches are left out.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write the picture as PNG; its directory is made if need be. OSError: it cannot be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draw(loaders).savefig(path, format="png", dpi=120)
 
 
 def draw(loaders: Sequence[LoaderTrace]) -> Figure:
-    """Draw the picture, without touching matplotlib's global state.
-
-    Args:
-        loaders: The records of each loader; those without batches are left out.
-    """
+    """Draw the picture of those that have batches, without touching matplotlib's global state."""
     from matplotlib.figure import Figure
 
     shown = [loader for loader in loaders if loader.records]

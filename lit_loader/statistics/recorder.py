@@ -55,11 +55,7 @@ which is any integer, to before a sample's index, which is any object."""
 
 
 class Stopwatch:
-    """Sums up the durations of some stages; percentiles are those of the last durations.
-
-    Args:
-        stages: Number of stages.
-    """
+    """Sums up the durations of some stages; percentiles are those of the last durations."""
 
     def __init__(self, stages: int) -> None:
         self.count = 0
@@ -67,11 +63,7 @@ class Stopwatch:
         self._recent: NDArray[np.int64] = np.zeros((stages, WINDOW), np.int64)
 
     def add(self, durations: NDArray[np.int64]) -> None:
-        """Add durations.
-
-        Args:
-            durations: Nanoseconds, int64 of shape (stages, any number of batches).
-        """
+        """Add durations: nanoseconds, int64 of shape (stages, any number of batches)."""
         self._totals += durations.sum(axis=1)
         kept = durations[:, -WINDOW:]
         end = self.count + durations.shape[1]

@@ -41,11 +41,7 @@ def counted(number: int, one: str, several: str = "") -> str:
 def doing(stage: int, batch: str | None, position: int = -1, index: Any = NOT_KNOWN) -> str:
     """Say what a worker is at: ``fetching index 17 (sample 2 of batch 3)``.
 
-    Args:
-        stage: One of `Stage`.
-        batch: Which batch it has; None: none.
-        position: Position in the batch of the sample that is being fetched; -1: not known.
-        index: That sample's.
+    ``position`` is that in the batch of the sample that is being fetched, -1: not known.
     """
     name = Stage.NAMES[stage]
     if batch is None:

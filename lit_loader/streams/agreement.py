@@ -44,11 +44,9 @@ class Agreement:
         job: Where the ranks' words are; None: all is known, or there is one rank alone.
         where: Which epoch of what it is, for messages.
         lead: Batches that this rank's readers have given before; only with ``"drop"``.
-
-    Attributes:
-        farewell: Lets the first rank's process stay for the others, which still have to read.
     """
 
+    # Lets the first rank's process stay for the others, which still have to read.
     farewell: util.Finalize[Any] | None = None
 
     def __init__(
@@ -73,14 +71,9 @@ class Agreement:
         self._sure = 0  # batches that are known to be admitted
 
     def tell(self, count: int, final: bool = False) -> None:
-        """Say that this rank has so many batches.
+        """Say that this rank has so many batches, its lead counted; ``final``: and no more.
 
-        Args:
-            count: Since the epoch was begun, or resumed, and its lead.
-            final: There are no more.
-
-        Raises:
-            LoaderError: There are not as many as was promised.
+        A LoaderError if there are not as many as was promised.
         """
         if self._promised is not None:
             if final and count != self._promised:
@@ -100,13 +93,9 @@ class Agreement:
             self._sure = count
 
     def admits(self, number: int) -> bool:
-        """Whether all ranks are to give a batch of this number; waits until that is known.
+        """Whether all ranks are to give a batch of this number, from 1 on; waits until it is known.
 
-        Args:
-            number: From 1 on.
-
-        Raises:
-            LoaderError: Another rank says nothing.
+        A LoaderError if another rank says nothing.
         """
         number += max(self._all_leads())
         if number <= self._sure:
@@ -117,11 +106,7 @@ class Agreement:
 
     @property
     def excess(self) -> int:
-        """By how much another rank's lead is larger; waits until that is known.
-
-        Raises:
-            LoaderError: Another rank says nothing.
-        """
+        """By how much another rank's lead is larger; waits until that is known."""
         own = self._leads[self._rank]
         assert own is not None
         return max(self._all_leads()) - own

@@ -49,13 +49,9 @@ _BY_CONTENT: Final = (np.ndarray, torch.Tensor, torch.TypedStorage, torch.Untype
 
 
 class DatasetCopies:
-    """Makes copies of a dataset, as it is now.
+    """Makes copies of a dataset, as it is now; refers to what copies share, and not to it.
 
-    Args:
-        dataset: The dataset; not referred to afterwards, but for what copies share.
-
-    Raises:
-        TransportError: It cannot be copied; names the place in it.
+    A TransportError, which names the place in it, if it cannot be copied.
     """
 
     def __init__(self, dataset: Any) -> None:

@@ -24,12 +24,7 @@ _UNKNOWN: Final = -2
 
 
 class ReaderHomes:
-    """Gives each reader a worker, as many readers to one as to another.
-
-    Args:
-        readers: How many readers there are.
-        workers: How many workers there are at first.
-    """
+    """Gives each of so many readers a worker, as many readers to one as to another."""
 
     def __init__(self, readers: int, workers: int) -> None:
         self._homes = [reader % workers for reader in range(readers)]
@@ -44,15 +39,9 @@ class ReaderHomes:
         return self._homes[turn % len(self._homes)]
 
     def send(self, turn: int) -> bool:
-        """Note that a reader's task is sent to its home.
-
-        Args:
-            turn: Position of the batch in the epoch.
-
-        Returns:
-            Whether the task has to say where the reader is: it is not what comes next there.
-        """
+        """Note that a turn's task is sent; whether it has to say where its reader is."""
         reader = turn % len(self._homes)
+        # Not if it is what comes next there.
         expected, self._next[reader] = self._next[reader], turn + len(self._homes)
         return expected not in (_BEGINS, turn)
 
@@ -65,11 +54,8 @@ class ReaderHomes:
     def settle(self, workers: Collection[int], wanted: int) -> None:
         """Move as few readers as will give each of these workers its fair share.
 
-        Args:
-            workers: Those that can take tasks; not empty. Of several that have as few readers the
-                first is given one.
-            wanted: How many there are to be. Readers that are to move to those which are not up yet
-                stay where they are until then.
+        Of several that have as few readers the first is given one. Readers that are to move to
+        workers which are ``wanted`` and not up yet stay where they are until then.
         """
         served: dict[int, list[int]] = {worker: [] for worker in workers}
         homeless: list[int] = []

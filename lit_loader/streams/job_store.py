@@ -47,15 +47,8 @@ class Talks:
     def begin(self, kind: str, epoch: int, start: object, rank: int, replicas: int) -> JobStore:
         """Begin another subject; the last one again, if it was interrupted at its beginning.
 
-        Args:
-            kind: Of loader.
-            epoch: The epoch.
-            start: What begins it; of each subject another object.
-            rank: This rank.
-            replicas: How many ranks there are.
-
-        Raises:
-            LoaderError: This is no job of so many processes.
+        ``kind`` is that of the loader, and ``start`` what begins it: of each subject another
+        object.
         """
         if start is self._last:
             return self._begun[-1]
@@ -78,17 +71,8 @@ class Talks:
 class JobStore:
     """The words of all ranks on one subject.
 
-    Args:
-        subject: What they are about; the same on every rank, and no other subject's in this job.
-        rank: Whose words are written here.
-        replicas: How many ranks there are.
-
-    Raises:
-        LoaderError: This is no job of so many processes.
-
-    Attributes:
-        patience: Seconds that ranks of this job wait for one another:
-            ``init_process_group(timeout=...)``.
+    The subject is the same on every rank, and no other one's in this job. A LoaderError if this is
+    no job of so many processes.
     """
 
     def __init__(self, subject: str, rank: int, replicas: int) -> None:
@@ -109,26 +93,24 @@ class JobStore:
             _connections.clear()
             _connections[store] = store.clone() if hasattr(store, "clone") else store
         self._store = _connections[store]
-        self._place = f"lit_loader/{subject}"
-        self._own = f"{self._place}/{rank}"
-        self._keys = [f"{self._place}/{each}" for each in range(replicas)]
+        self._own = f"lit_loader/{subject}/{rank}"
+        self._keys = [f"lit_loader/{subject}/{each}" for each in range(replicas)]
         self._all_there = False
         self.first = distributed.get_rank() == 0
+        # Seconds that ranks wait for one another: ``init_process_group(timeout=...)``.
         self.patience: float = store.timeout.total_seconds()
 
     def write(self, word: str) -> None:
         """Write this rank's word, in the place of the one before.
 
-        Raises:
-            RuntimeError: The first rank is gone.
+        A RuntimeError if the first rank is gone.
         """
         self._store.set(self._own, word)
 
     def read(self) -> list[str | None]:
         """Give each rank's word; None: it has not written yet. Does not wait for any.
 
-        Raises:
-            RuntimeError: The first rank is gone.
+        A RuntimeError if the first rank is gone.
         """
         store, keys = self._store, self._keys
         if not self._all_there:

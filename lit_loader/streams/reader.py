@@ -88,22 +88,10 @@ class Reader(BatchLoader):
         self._fetcher, self._begun, self._stale = None, False, self._watch is not None
 
     def load(self, indices: Any, number: int, epoch: int, seed: int, progress: Progress) -> Any:
-        """Make the next batch; see `BatchLoader.load`.
+        """Make the next batch, a `BatchWithReport`; see `BatchLoader.load`.
 
-        Args:
-            indices: A :class:`ReadPoint`, by which the epoch's first call finds the place to begin
-                at; None is its start.
-            number: Position of the batch in the epoch.
-            epoch: The epoch.
-            seed: Base seed of the epoch.
-            progress: Notes each sample before it is read.
-
-        Returns:
-            A `BatchWithReport`.
-
-        Raises:
-            EndOfData: The dataset has no more.
-            Cancelled: The batch is no longer wanted.
+        ``indices`` is a :class:`ReadPoint`, by which the epoch's first call finds the place to
+        begin at; None is its start. Raises EndOfData, or Cancelled.
         """
         reading.epoch, reading.shard, reading.maker = epoch, self._share, self
         if self._epoch != (seed, epoch):
@@ -203,20 +191,11 @@ class Reader(BatchLoader):
         wanted: Mapping[int, str],
         midst: bool = False,
     ) -> tuple[IterableFetcher | EndOfData, bool]:
-        """Read from a state up to where batch ``number`` comes next.
+        """Read from a point's state up to where batch ``number`` comes next.
 
-        Args:
-            number: The batch.
-            progress: Notes each sample before it is read.
-            point: Where the reader was; it begins at its state.
-            wanted: Marks of batches.
-            midst: Whether the first sample finds generators as in the epoch's midst.
-
-        Returns:
-            What goes on there, or why there is nothing; and whether the batches have their marks.
-
-        Raises:
-            StateError: The dataset cannot begin where the state says.
+        ``midst``: the first sample finds generators as in the epoch's midst. Returns what goes on
+        there, or why there is nothing; and whether the batches have the marks that are wanted. A
+        StateError if the dataset cannot begin where the state says.
         """
         state, done, readers = point.state, point.skipped, self._num_readers
         fetcher, alike = self._new_fetcher(state), True

@@ -42,14 +42,7 @@ _START: Final = ReadPoint()
 
 
 class Readers:
-    """Makes batches by a spec that says which readers there are; used as a `BatchLoader` is.
-
-    Args:
-        spec: What to make.
-
-    Raises:
-        TransportError: The dataset cannot be copied.
-    """
+    """Makes batches by a spec that says which readers there are; used as a `BatchLoader` is."""
 
     reads_table = False
     reads: None = None  # each reader has them for itself
@@ -81,9 +74,6 @@ class Readers:
         """Begin the next epoch of a reader that has ended, and keep its first batch.
 
         Whatever goes wrong comes again, and out, when that batch is asked for.
-
-        Args:
-            progress: Notes each sample before it is read.
         """
         reader, epoch, seed = self._ended.popleft()
         progress.begin(-1)
@@ -103,19 +93,11 @@ class Readers:
         return None
 
     def load(self, indices: Any, number: int, epoch: int, seed: int, progress: Progress) -> Any:
-        """Make the batch ``number``.
+        """Make the batch ``number``, which is a turn among those of this rank's readers.
 
-        Args:
-            indices: A :class:`ReadPoint`: its reader is to begin (again) there; None: it goes on.
-                One that is not open here, or is at another place, begins at its start.
-            number: The batch's turn among those of this rank's readers.
-            epoch: The epoch.
-            seed: Base seed of the epoch.
-            progress: Notes each sample before it is read.
-
-        Raises:
-            EndOfData: The reader has no more.
-            Cancelled: The batch is no longer wanted.
+        ``indices`` is a :class:`ReadPoint`: its reader is to begin (again) there; None: it goes on.
+        One that is not open here, or is at another place, begins at its start. Raises EndOfData, or
+        Cancelled.
         """
         reader, after = number % len(self._shards), number + len(self._shards)
         if self._next.get(reader) != number and indices is None:
@@ -192,17 +174,7 @@ class _Begun(NamedTuple):
 def maker_of(
     spec: BatchSpec, worker: int = 0, num_workers: int = 1, watch: GeneratorWatch | None = None
 ) -> BatchLoader | Readers:
-    """Give what makes a process's batches.
-
-    Args:
-        spec: What to make.
-        worker: The process's number among the workers; 0 without any.
-        num_workers: How many there are; 1 without any.
-        watch: The generators of the spec's dataset and functions, as far as they are known.
-
-    Raises:
-        TransportError: The dataset has to be copied, and cannot be.
-    """
+    """Give what makes a process's batches: that of a worker, or without any of the loader's."""
     if not spec.iterable:
         return BatchLoader(spec, worker, num_workers, watch)
     if spec.shards is None:

@@ -33,11 +33,7 @@ ROUNDS_AHEAD: Final = 2
 
 
 class ShardTail:
-    """What an iterator asks; there is a class for each rule.
-
-    Args:
-        agreement: With the other ranks.
-    """
+    """What an iterator asks; there is a class for each rule."""
 
     def __init__(self, agreement: Agreement) -> None:
         self._agreement = agreement
@@ -52,8 +48,7 @@ class ShardTail:
     def begins_again(self, position: EpochPosition) -> bool:
         """Let the readers begin again, as all are at their end; False: it is everyone's end.
 
-        Raises:
-            LoaderError: They have nothing to give.
+        A LoaderError if they have nothing to give.
         """
         return False
 
@@ -66,16 +61,11 @@ class ShardTail:
 
 
 class Padding(ShardTail):
-    """``shard_tail="pad"``.
-
-    Args:
-        agreement: With the other ranks.
-        who: The rank, for messages.
-    """
+    """``shard_tail="pad"``."""
 
     def __init__(self, agreement: Agreement, who: str) -> None:
         super().__init__(agreement)
-        self._who = who
+        self._who = who  # the rank, for messages
         self._number = 0  # of the batch that was admitted last
         self._ended = False
 
@@ -104,12 +94,7 @@ class Padding(ShardTail):
 
 
 class WholeRounds(ShardTail):
-    """``shard_tail="drop"``.
-
-    Args:
-        agreement: With the other ranks.
-        points: Where this rank's readers begin.
-    """
+    """``shard_tail="drop"``; with the points where this rank's readers begin."""
 
     def __init__(self, agreement: Agreement, points: Sequence[ReadPoint]) -> None:
         super().__init__(agreement)
@@ -163,14 +148,7 @@ def tail_of(
 ) -> ShardTail | None:
     """Begin to agree on the end of an epoch; None: each rank simply comes to its own.
 
-    Args:
-        loader: The loader.
-        shards: Which readers are this rank's; None: each worker is one.
-        talks: The loader's, with the other ranks.
-        start: Where the epoch begins.
-
-    Raises:
-        LoaderError: The ranks have no way to tell each other.
+    A LoaderError if the ranks have no way to tell each other.
     """
     tail = loader.shard_tail
     if shards is None or tail == "keep" or (tail == "pad" and shards.replicas == 1):

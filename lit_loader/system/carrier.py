@@ -180,11 +180,7 @@ class Frozen:
             os.close(self.fds.pop())
 
     def write(self, fd: int) -> None:
-        """Write an empty file.
-
-        Raises:
-            OSError: There is no room.
-        """
+        """Write an empty file; OSError: there is no room."""
         os.ftruncate(fd, self.size)
         for offset, buffer in self._once.values():
             _write_at(fd, buffer, offset)
@@ -208,15 +204,8 @@ def freeze(
 ) -> Frozen:
     """Take an object apart.
 
-    Args:
-        value: The object.
-        policy: For whom.
-        parts: Parts of it, by the names that users know them by.
-        instead: Gives what is pickled in an object's place; None: the object itself.
-
-    Raises:
-        TransportError: One of the parts cannot be pickled; names the place in it.
-        Exception: Whatever else pickling raises.
+    TransportError: one of its ``parts``, by the names that users know them by, cannot be pickled.
+    ``instead`` gives what is pickled in an object's place, or None.
     """
     try:
         return _freeze(value, policy, instead)
@@ -228,11 +217,7 @@ def freeze(
 
 
 def _check(part: object, policy: Policy, name: str) -> None:
-    """See whether a part of an object can be pickled.
-
-    Raises:
-        TransportError: It cannot.
-    """
+    """See whether a part of an object can be pickled; TransportError if not."""
 
     def attempt(value: object) -> None:
         _freeze(value, policy, None).close()
@@ -419,15 +404,8 @@ def thaw(fd: int, fds: Sequence[int] = (), held: bool = False) -> Any:
     """Put an object together from its file; not a byte of its buffers is copied.
 
     What was carried out of the other ``__main__`` is put into the one here, so that a batch that
-    holds an instance of such a class can be pickled by name on its way back.
-
-    Args:
-        fd: The file's descriptor, not needed any more when this returns.
-        fds: The descriptors that came along.
-        held: The file stays open as long as its buffers are in use here.
-
-    Raises:
-        Exception: Whatever unpickling raises.
+    holds an instance of such a class can be pickled by name on its way back. ``fds`` are the
+    descriptors that came along; ``held``: the file stays open as long as its buffers are in use.
     """
     size = os.fstat(fd).st_size
     nbytes, table, pickled, magic = _END.unpack(os.pread(fd, _END.size, size - _END.size))
@@ -449,11 +427,7 @@ def thaw(fd: int, fds: Sequence[int] = (), held: bool = False) -> Any:
 
 
 def thaw_bytes(pickled: bytes | memoryview) -> Any:
-    """Put an object together that went to another machine.
-
-    Raises:
-        Exception: Whatever unpickling raises.
-    """
+    """Put an object together that went to another machine."""
     return _arrived(pickle.loads(pickled))
 
 
@@ -528,12 +502,9 @@ def main_is_importable() -> bool:
 
 @contextlib.contextmanager
 def importable_main(hide: bool = False) -> Iterator[None]:
-    """Hide the path of a ``__main__`` that has one and no file, such as ``<stdin>``.
+    """Hide the path of a ``__main__`` that has one and no file, such as ``<stdin>``; or any.
 
     A process that is started meanwhile would otherwise end, trying to run that file.
-
-    Args:
-        hide: Hide any ``__main__``: a process that is started meanwhile does not import it.
     """
     main: Any = sys.modules["__main__"]
     hidden = {}

@@ -52,11 +52,7 @@ class MemoryLimits:
     oom_kills: int | None = None
 
     def ample(self, nbytes: int) -> bool:
-        """Whether a process that has just been killed was not killed for want of memory.
-
-        Args:
-            nbytes: What it had at most, which may be part of what is left now.
-        """
+        """Whether a process that had so much was not killed, just now, for want of memory."""
         spare = nbytes + (1 << 30)
         free = self.limit is None or self.limit - (self.used or 0) > spare
         return self.oom_kills == 0 and free and (self.available or 0) > spare
@@ -76,11 +72,7 @@ class MemoryLimits:
 
 
 def memory_limits(root: Path = linux.ROOT) -> MemoryLimits:
-    """Read the memory of this process, of its cgroup (version 2 or 1) and of the machine.
-
-    Args:
-        root: Where ``proc`` and ``sys`` lie.
-    """
+    """Read the memory of this process, of its cgroup (version 2 or 1) and of the machine."""
     process = root / "proc" / "self"
     # Of its own cgroup: those above count kills that are no concern of this process.
     own: tuple[int | None, int | None] | None = None
@@ -106,11 +98,7 @@ def memory_limits(root: Path = linux.ROOT) -> MemoryLimits:
 
 
 def memory_left(root: Path = linux.ROOT) -> int | None:
-    """Bytes that this process's cgroup and the machine have left; None: not known.
-
-    Args:
-        root: Where ``proc`` and ``sys`` lie.
-    """
+    """Bytes that this process's cgroup and the machine have left; None: not known."""
     limits = memory_limits(root)
     left = [] if limits.available is None else [limits.available]
     if limits.limit is not None and limits.used is not None:
@@ -119,17 +107,11 @@ def memory_left(root: Path = linux.ROOT) -> int | None:
 
 
 def own_memory(pid: int | str = "self") -> int | None:
-    """Bytes of a process that are not a file's.
+    """Bytes of a process that are not a file's; None where the kernel does not say.
 
-    Pages that forked processes have in common with the one they come from are divided among them,
-    so that the sum over all processes is what the machine has given. The kernel looks through the
-    page tables for it: some milliseconds for each gigabyte.
-
-    Args:
-        pid: Process id, or "self".
-
-    Returns:
-        Bytes, or None if the kernel does not say (not Linux, another user's process, or gone).
+    Pages that forked processes have in common are divided among them, so that the sum over all is
+    what the machine has given. The kernel looks through the page tables for it: some milliseconds
+    for each gigabyte.
     """
     kibibytes = _field(Path(linux.PROC) / str(pid) / "smaps_rollup", "Pss_Anon:")
     return None if kibibytes is None else kibibytes << 10
@@ -139,15 +121,8 @@ def cgroup_folders(controller: str, process: Path, root: Path) -> Iterator[tuple
     """The folders of the cgroup of a process, and of those around it, innermost first.
 
     Limits hold for all below, and in a container the path that the kernel gives may begin outside
-    of what is mounted: so every level is tried, down to where the controller is mounted.
-
-    Args:
-        controller: ``"memory"`` or ``"cpu"``.
-        process: The process's folder in ``proc``.
-        root: Where ``sys`` lies.
-
-    Returns:
-        Folders, which need not exist, each with the version of cgroups, 1 or 2.
+    of what is mounted: so every level is tried, down to where the controller ("memory", "cpu") is
+    mounted. The folders need not exist; each comes with the version of cgroups, 1 or 2.
     """
     mounts = root / "sys" / "fs" / "cgroup"
     for line in _read(process / "cgroup", str.splitlines) or ():

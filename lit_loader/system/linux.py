@@ -42,14 +42,9 @@ PROC: Final = str(ROOT / "proc")
 
 
 def memory_file(label: str, flags: int = 0) -> int:
-    """Make a file that lies in memory, sparse and without a name; returns its descriptor.
+    """Make a sparse file in memory, which ``/proc`` shows as ``label``; returns its descriptor.
 
-    Args:
-        label: What ``/proc`` shows it as.
-        flags: Further ones of `os.memfd_create`.
-
-    Raises:
-        OSError: There are none here (a kernel or a sandbox without), or no descriptor is left.
+    OSError: there are none here (a kernel or a sandbox without), or no descriptor is left.
     """
     if not (HERE and hasattr(os, "memfd_create")):
         raise _missing()
@@ -59,9 +54,7 @@ def memory_file(label: str, flags: int = 0) -> int:
 def open_process(pid: int) -> int:
     """Open a pidfd: what can be read from when this very process has ended.
 
-    Raises:
-        ProcessLookupError: It is gone.
-        OSError: There are none here: another system, an old kernel, or a sandbox.
+    ProcessLookupError: it is gone; OSError: another system, an old kernel, or a sandbox.
     """
     if not (HERE and hasattr(os, "pidfd_open")):
         raise _missing()

@@ -22,11 +22,7 @@ _RANKS_HERE: Final = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOC
 
 
 def usable_processors(root: Path = linux.ROOT) -> float:
-    """Processors that this process and its children may use; a quota may be a fraction.
-
-    Args:
-        root: Where ``proc`` and ``sys`` lie.
-    """
+    """Processors that this process and its children may use; a quota may be a fraction."""
     cores = linux.affinity()
     for folder, _ in cgroup_folders("cpu", root / "proc" / "self", root):
         quota = _quota(folder)
@@ -39,12 +35,8 @@ def processors_of_this_rank(
 ) -> float:
     """Processors for this process and its children, where other ranks of a job are beside it.
 
-    They are divided equally, unless the launcher has done so: by an affinity that is no more than
-    a rank's part of the machine.
-
-    Args:
-        ranks: Processes of the job on this machine; None: as the launcher's variables say.
-        environment: Where these are.
+    They are divided equally among the ``ranks`` (None: as the launcher's variables say), unless
+    the launcher has done so: by an affinity that is no more than a rank's part of the machine.
     """
     if ranks is None:
         said = (environment.get(name, "") for name in _RANKS_HERE)
@@ -101,11 +93,7 @@ class ProcessorClock:
         self._began = self._read()
 
     def used(self) -> tuple[int, int]:
-        """Processor time of all threads, and how long the main one has waited for a processor.
-
-        Returns:
-            Nanoseconds; the second is 0 where the kernel does not say.
-        """
+        """Nanoseconds of processor time, and those that the main thread waited for it (or 0)."""
         used, queued = self._read()
         return used - self._began[0], queued - self._began[1]
 

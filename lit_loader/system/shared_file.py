@@ -68,20 +68,12 @@ def remedy(error: Exception) -> str:
 
 
 def map_part(fd: int, offset: int, nbytes: int, private: bool = False) -> mmap.mmap:
-    """Map a part of a file without a descriptor of its own.
+    """Map a part of a file, whole pages of it, without a descriptor of its own.
 
     A mapping that `mmap.mmap` makes of a file keeps a copy of its descriptor (until Python 3.13,
     where ``trackfd`` came): with a hundred parts there would be none left under ``ulimit -n 256``.
-    So nameless memory is mapped, which needs none, and the file's part is put in its place.
-
-    Args:
-        fd: The file's descriptor; not needed any more when this returns.
-        offset: First byte of the part, on a page.
-        nbytes: Its length, whole pages.
-        private: What is written there is seen by this process alone, and not in the file.
-
-    Raises:
-        OSError: There is no room for it in the address space.
+    So nameless memory is mapped, which needs none, and the file's part is put in its place. What
+    is written to a ``private`` one is seen by this process alone. OSError: no room for it.
     """
     kind = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
     unaccounted = kind | getattr(mmap, "MAP_NORESERVE", 0)
@@ -93,18 +85,7 @@ def map_part(fd: int, offset: int, nbytes: int, private: bool = False) -> mmap.m
 
 
 def map_over(address: int, nbytes: int, flags: int, fd: int = -1, offset: int = 0) -> None:
-    """Put other memory, to be read and written, in the place of what is mapped at an address.
-
-    Args:
-        address: Where, on a page.
-        nbytes: How much, whole pages.
-        flags: What kind of memory, as for `mmap.mmap`.
-        fd: Descriptor of the file that is mapped there; -1: none.
-        offset: First byte of it, on a page.
-
-    Raises:
-        OSError: The system refuses it.
-    """
+    """Put other memory, whole pages, in the place of what is mapped at an address; or OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_longlong]
@@ -127,13 +108,9 @@ class SharedFile:
         self.end = 0
 
     def extend(self, nbytes: int) -> int:
-        """Make the file longer; returns the first byte of the new part.
+        """Make the file longer by whole pages; returns the first byte of the new part.
 
-        Args:
-            nbytes: By how much, whole pages.
-
-        Raises:
-            OSError: No room on the disk, or beyond a limit; `cut` takes back what there is of it.
+        OSError: no room on the disk, or beyond a limit; `cut` takes back what there is of it.
         """
         offset = self.end
         if self.sparse:
@@ -172,16 +149,9 @@ def _arrived(duplicate: Any) -> HeldFile:
 
 
 def nameless_file(label: str) -> tuple[int, bool]:
-    """Open a file that no directory knows.
+    """Open a file that no directory knows; ``/proc`` shows it as ``label``.
 
-    Args:
-        label: What ``/proc`` shows it as.
-
-    Returns:
-        Its descriptor, and whether it is sparse memory.
-
-    Raises:
-        OSError: No descriptor is to be had.
+    Returns its descriptor, and whether it is sparse memory. OSError: no descriptor is to be had.
     """
     try:
         return linux.memory_file(label), True

@@ -49,22 +49,14 @@ _LONGEST: Final = 20_000
 class StackFile:
     """The file for workers' stacks, from the parent's side.
 
-    Args:
-        fd: Its descriptor, if another object has opened it, and closes it.
-
-    Attributes:
-        fd: Descriptor, for the workers, which share its place in the file; -1: not open.
+    Its descriptor goes to the workers, which share its place in the file; -1: not open.
     """
 
     def __init__(self, fd: int = -1) -> None:
         self.fd = fd
 
     def open(self) -> None:
-        """Make the file.
-
-        Raises:
-            OSError: There is no room for its descriptor.
-        """
+        """Make the file; OSError: there is no room for its descriptor."""
         self.fd, _ = nameless_file("lit_loader stacks")
 
     def take(self) -> str:
@@ -110,10 +102,8 @@ def write_stacks_to(fd: int) -> None:
 def show_stacks_when_asked() -> int:
     """Let this process write its stacks when it is sent the signal for that, and go on.
 
-    System calls that the signal interrupts are taken up again, by the system or by Python.
-
-    Returns:
-        Descriptor of the file that they are written to; -1: there is none.
+    System calls that the signal interrupts are taken up again, by the system or by Python. Returns
+    the descriptor of the file that they are written to; -1: there is none.
     """
     if not linux.HERE:
         return -1

@@ -17,11 +17,7 @@ _LONGEST_LOOK = 1.0
 
 
 class Standstill:
-    """Looks at a process that should soon give an answer.
-
-    Args:
-        pid: The process.
-    """
+    """Looks at a process that should soon give an answer."""
 
     def __init__(self, pid: int) -> None:
         self._file = f"{linux.PROC}/{pid}/stat"
@@ -30,10 +26,7 @@ class Standstill:
         self._still = 0.0
 
     def seconds(self) -> float:
-        """Take a look, and say for how long the process has got neither processor nor memory.
-
-        To be called about every second.
-        """
+        """For how long it has got neither processor nor memory; to be asked about every second."""
         done: list[str] = []
         try:
             with open(self._file) as file:

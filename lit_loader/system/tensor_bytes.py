@@ -10,16 +10,9 @@ __all__ = ["tensor_bytes"]
 
 
 def tensor_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    """Give the bytes of a tensor's values, in their order; not to be changed.
+    """Give the bytes of a tensor's values in order, uint8 of shape (bytes,); not to be changed.
 
-    Args:
-        tensor: Of any device, dtype and strides.
-
-    Returns:
-        uint8, of shape (bytes,).
-
-    Raises:
-        Exception: It has no such (it is sparse, nested or quantized, say).
+    Raises if it has no such (it is sparse, nested or quantized, say).
     """
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return plain.reshape(-1).view(torch.uint8).numpy()

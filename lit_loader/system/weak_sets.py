@@ -11,10 +11,9 @@ T = TypeVar("T")
 
 
 def members(of: weakref.WeakSet[T]) -> list[T]:
-    """Give the members of a weak set.
+    """Give the members of a weak set, which raises if another thread adds one meanwhile.
 
-    Going through it raises a RuntimeError if another thread adds one meanwhile, and so must not be
-    done where nobody would hear of that: around a fork, say.
+    It must not where nobody would hear of that: around a fork, say.
     """
     while True:
         try:

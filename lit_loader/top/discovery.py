@@ -61,11 +61,7 @@ class Board(NamedTuple):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
-        """Open the file, and give its descriptor.
-
-        Raises:
-            OSError: It is closed by now, and another file may lie under its path.
-        """
+        """Give its descriptor; OSError: it is closed by now, and another file may be there."""
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             status = os.fstat(fd)
@@ -165,14 +161,9 @@ def _links(pid: int) -> tuple[set[int], set[tuple[object, ...]]]:
 
 
 def resolve(pid: int, boards: Iterable[Board]) -> int:
-    """Find the training process that a number means.
+    """Find the training process that a number means: a worker's, or a launcher's above it.
 
-    Args:
-        pid: Of a training process, a worker, or a launcher or shell above it.
-        boards: All that were found.
-
-    Raises:
-        NotFound: There is no such process, it may not be looked at, or is no training.
+    NotFound: there is no such process, it may not be looked at, or is no training.
     """
     try:
         name = processes.read_process(pid).name

@@ -40,12 +40,9 @@ _OLD: Final = 2.0
 
 
 def picture(trainings: Sequence[Training], width: int, live: bool = False) -> RenderableType:
-    """Draw trainings.
+    """Draw trainings for a terminal of so many columns; the workers where it is only one.
 
-    Args:
-        trainings: What to draw; the workers are shown where it is only one.
-        width: Columns of the terminal.
-        live: Say which keys there are, and show the workers that something is the matter with.
+    While it is ``live``: which keys there are, and the workers that something is the matter with.
     """
     parts: list[RenderableType] = [Text(KEYS, style="dim", no_wrap=True)] if live else []
     for training in trainings:

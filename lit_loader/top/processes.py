@@ -89,11 +89,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def files_of(pid: int) -> dict[tuple[int, int], str]:
-    """Find the shared files of loaders that a process has open.
-
-    Returns:
-        (device, inode) of each, and a path by which it can be opened.
-    """
+    """The loaders' files that a process has open: (device, inode), and a path to open it by."""
     found: dict[tuple[int, int], str] = {}
     for fd in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{fd}"

@@ -44,15 +44,7 @@ class NoStacks(Exception):
 
 
 def ask(pid: int, fd: int) -> str:
-    """Have a worker write its stacks, and return them.
-
-    Args:
-        pid: The worker.
-        fd: Its descriptor of the file that it writes them to.
-
-    Raises:
-        NoStacks: It has ended, or does not answer.
-    """
+    """Have a worker write its stacks to its descriptor ``fd``, and return them; or NoStacks."""
     with contextlib.ExitStack() as ends:
         try:
             pidfd = os.pidfd_open(pid)
@@ -90,13 +82,9 @@ def _written(pid: int, file: int, begin: int) -> str:
 def parse(text: str, pid: int) -> list[Frame]:
     """Find the user's part of what a worker has written, and the line to look at.
 
-    Args:
-        text: The stacks of all of its threads, as faulthandler writes them.
-        pid: The worker: paths are those that it sees.
-
-    Returns:
-        The lines of the thread that makes batches, from the innermost one to where the loader calls
-        the user's code; all of them, if it is at the loader's own.
+    That is the thread that makes batches, from its innermost line to where the loader calls the
+    user's code; all of it, if it is at the loader's own. ``text`` is faulthandler's, of all
+    threads; paths are those that this process sees.
     """
     parts = re.split(r"\n(?=(?:Current thread|Thread) )", text)
     threads = [[_frame(match, pid) for match in _FRAME.finditer(part)] for part in parts]

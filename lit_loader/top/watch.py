@@ -61,11 +61,7 @@ class Watch:
         self._answers.clear()
 
     def look(self) -> list[Training]:
-        """Look once.
-
-        Raises:
-            NotFound: There is nothing to be seen; or what there was has ended.
-        """
+        """Look once; NotFound: there is nothing to be seen, or what there was has ended."""
         boards = find_boards(self._near())
         self._looks += 1
         self._meet({board.owner for board in boards}, boards)

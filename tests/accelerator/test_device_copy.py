@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from lit_loader import DataLoader
-from lit_loader.accelerator.device_copy import Staged, _mark
-from lit_loader.iteration import core as core_module
+from lit_loader.accelerator import pin_memory
+from lit_loader.accelerator.device_copy import Staged
+from lit_loader.iteration import epoch_run
 from tests.support.samples import Call, Rows
 
 PIN = pytest.mark.parametrize("pin", [False, True], ids=["", "pinned"])
@@ -36,7 +37,7 @@ class Recorded:
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> type[Recorded]:
     Recorded.made = []
-    monkeypatch.setattr(core_module, "DeviceCopy", Recorded)
+    monkeypatch.setattr(epoch_run, "DeviceCopy", Recorded)
     return Recorded
 
 
@@ -50,8 +51,8 @@ def ahead(dataset: Any, **options: Any) -> DataLoader[Any]:
 @pytest.fixture
 def pinning(monkeypatch: pytest.MonkeyPatch) -> None:
     """An accelerator for the pin-memory thread; pinning is a copy."""
-    monkeypatch.setattr(core_module.pinning, "find_accelerator", lambda device: 0)
-    monkeypatch.setattr(core_module.pinning, "pin_batch", lambda batch: batch.clone())
+    monkeypatch.setattr(pin_memory, "find_accelerator", lambda device: 0)
+    monkeypatch.setattr(pin_memory, "pin_batch", lambda batch: batch.clone())
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
 
 
@@ -109,44 +110,6 @@ def test_an_error_ahead_comes_in_its_turn(pin: bool, recorded: type[Recorded]) -
     with pytest.raises(KeyError, match="two"):
         next(iterator)
     assert [int(batch) for batch in iterator] == [3, 4]
-
-
-class Elsewhere(torch.Tensor):
-    """A tensor that says that it is on a device, and notes the streams that it is used on."""
-
-    is_cuda = True  # type: ignore[assignment]
-
-    def record_stream(self, stream: Any) -> None:
-        self.streams = [*getattr(self, "streams", []), stream]
-
-
-class Node:
-    def __init__(self, value: Any, *others: Any) -> None:
-        self.value, self.others = value, list(others)
-
-
-@pytest.mark.parametrize("kind", ["list", "dict", "tuple", "object"])
-def test_a_batch_that_contains_itself_is_marked(kind: str) -> None:
-    """Each of its tensors, wherever the way leads back."""
-    tensors = [torch.ones(1).as_subclass(Elsewhere) for _ in range(3)]
-    first, second, third = tensors
-    batch: Any
-    inner: Any = [third, Node(second)]
-    inner.append(inner)
-    if kind == "list":
-        batch = [first, inner]
-        batch += [batch, batch]
-    elif kind == "dict":
-        batch = {"x": first, "inner": inner}
-        batch["self"] = batch
-    elif kind == "tuple":
-        batch = (first, inner)
-        inner.append(batch)
-    else:
-        batch = Node(first, inner)
-        batch.others.append(batch)
-    _mark(batch, "stream")  # type: ignore[arg-type]
-    assert [tensor.streams for tensor in tensors] == [["stream"]] * 3  # type: ignore[attr-defined]
 
 
 def test_nothing_of_it_without_an_accelerator(recorded: type[Recorded]) -> None:

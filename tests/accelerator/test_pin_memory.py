@@ -19,7 +19,7 @@ import torch
 
 from lit_loader import DataLoader
 from lit_loader.accelerator import pin_memory as pinning
-from lit_loader.accelerator.pin_memory import PinMemoryThread, pin_batch
+from lit_loader.accelerator.pin_memory import pin_batch
 from lit_loader.errors import LoaderError, PinMemoryError
 from lit_loader.workers.pipes import Pipes
 from tests.parity.tools import finish_script, start_script, wait_gone
@@ -170,28 +170,6 @@ def test_a_batch_that_contains_itself_is_refused(marking: None, kind: str) -> No
 
 
 # The thread for itself -------------------------------------------------------------------------
-
-
-def source_of(*items: Any) -> Any:
-    """A source that gives the items and then None; exceptions are raised."""
-    left = iter(items)
-
-    def source() -> Any:
-        item = next(left, None)
-        if isinstance(item, BaseException):
-            raise item
-        return item
-
-    return source
-
-
-def test_a_threads_end_is_an_error_and_not_a_hang() -> None:
-    thread = PinMemoryThread(source_of(1, 2), lambda item: item * 10)
-    assert [thread.take(), thread.take()] == [10, 20]
-    for _ in range(3):
-        with pytest.raises(PinMemoryError, match="has ended and gives no more batches"):
-            thread.take()
-    assert thread.left() == []
 
 
 # Through the loader ----------------------------------------------------------------------------

@@ -253,14 +253,6 @@ class TestRegistry:
         monkeypatch.setitem(default_collate_fn_map, Custom, rule)
         assert default_collate([{"a": Custom(1)}, {"a": Custom(2)}]) == {"a": [1, 2]}
 
-    def test_rule_of_a_container(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(default_collate_fn_map, Point, lambda batch, **_: len(batch))
-        assert default_collate([Point(1, 2), Point(3, 4)]) == 2
-
-    def test_replaced_rule(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(default_collate_fn_map, torch.Tensor, lambda batch, **_: "mine")
-        assert default_collate([(torch.ones(1), 1)] * 2)[0] == "mine"
-
 
 class TestMemory:
     def test_large_tensor_lands_in_the_slot_and_is_not_copied(self) -> None:
@@ -272,11 +264,6 @@ class TestMemory:
         got = decode(writer.memory, *encode(batch, writer))
         assert got["image"].data_ptr() == image.data_ptr()
         assert torch.equal(got["image"], torch.stack(samples))
-
-    def test_large_array_lands_in_the_slot(self) -> None:
-        writer = new_writer()
-        batch = default_collate([np.ones((64, 64), np.float32)] * 8, writer.empty)
-        assert writer.base <= batch.data_ptr() < writer.base + writer.memory.size
 
     def test_torch_collate_made_private(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(default_collate_fn_map, torch.Tensor, rules.collate_tensor_fn)

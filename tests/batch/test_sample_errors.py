@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
@@ -25,7 +24,7 @@ from lit_loader.batch.sample_errors import KEPT_ERRORS
 from lit_loader.batch.tolerant_fetch import MAX_DRAWS, MAX_IN_A_ROW
 from lit_loader.errors import OptionError, SampleErrorsError
 from tests.support.exact import Augmented, noisy_collate
-from tests.support.samples import Call, Rows, ints, uncollated
+from tests.support.samples import Call, Rows, ints
 
 WORKERS = [0, 2]
 
@@ -279,17 +278,6 @@ def test_replacements_do_not_depend_on_who_makes_the_batch(workers: int) -> None
     assert once == [index for pair in zip(*shards, strict=True) for index in pair]
 
 
-def test_replacements_differ_between_seeds_and_epochs() -> None:
-    chosen = set()
-    for seed in range(3):
-        loader = DataLoader(Choosy(), seed=seed, on_sample_error="replace")
-        for _ in range(2):
-            iterator = iter(loader)
-            assert sum(1 for _ in iterator) == 26
-            chosen.add(tuple(error.action for error in iterator.sample_errors.errors))
-    assert len(chosen) == 6
-
-
 def test_a_replacement_is_spread_over_the_dataset() -> None:
     counts = [0] * 8
     for seed in range(400):
@@ -308,15 +296,6 @@ def test_with_seeding_sample_a_replacement_is_the_sample_it_always_is() -> None:
     rows = unpack(DataLoader(Choosy(), on_sample_error="replace", **options))
     assert len(rows) == 26
     assert all(row == clean[row[0]] for row in rows)
-
-
-@pytest.mark.parametrize("seeding", ["batch", "worker"])
-def test_good_samples_are_the_same_whether_bad_ones_are_skipped_or_replaced(seeding: str) -> None:
-    options: dict[str, Any] = {"seed": 3, "seeding": seeding, "batch_size": 26}
-    [skipped] = DataLoader(Choosy(), on_sample_error="skip", **options)
-    [filled] = DataLoader(Choosy(), on_sample_error="replace", **options)
-    kept = [place for place in range(26) if place not in BAD]
-    assert filled[kept].tolist() == skipped.tolist()
 
 
 def test_without_batching_a_sample_is_replaced(workers: int) -> None:
@@ -397,25 +376,6 @@ def test_the_search_for_a_replacement_is_bounded() -> None:
     assert len(read) <= 5 * (60 + MAX_DRAWS)
 
 
-def test_where_few_samples_are_good_they_are_found() -> None:
-    """As long as there is one in a batch, or a search for another finds one."""
-    good = range(0, 200, 8)
-    dataset = Choosy(bad=set(range(200)) - set(good), length=200)
-    iterator = iter(DataLoader(dataset, 50, on_sample_error="replace", seed=1))
-    batches = indices(iterator)
-    assert [len(batch) for batch in batches] == [50] * 4
-    assert {index for batch in batches for index in batch} == set(good)
-    assert iterator.sample_errors.count == 175
-
-
-def test_a_dataset_without_another_sample_has_no_replacement(workers: int) -> None:
-    with DataLoader(Call(fail_always, 1), on_sample_error="replace", num_workers=workers) as loader:
-        iterator = iter(loader)
-        with pytest.raises(SampleErrorsError, match="^no sample of batch 0 could be read"):
-            next(iterator)
-        assert iterator.sample_errors.count == 1
-
-
 def test_a_bad_sample_is_counted_and_logged_once(
     workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -461,15 +421,6 @@ def test_getitems_gets_single_indices_where_samples_are_seeded() -> None:
     loader = DataLoader(dataset, batch_size=2, on_sample_error="replace", seeding="sample", seed=0)
     [[first, replacement]] = indices(itertools.islice(loader, 1))
     assert (first, dataset.asked) == (0, [[0], [1], [replacement]])
-
-
-def test_getitems_may_give_what_it_likes() -> None:
-    class Table(Rows):
-        def __getitems__(self, indices: list[int]) -> Tensor:
-            return torch.tensor(indices)
-
-    loader = DataLoader(Table(8), 4, collate_fn=uncollated, on_sample_error="skip")
-    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 # --- iterable datasets ---
@@ -534,12 +485,6 @@ def test_there_is_no_end_of_skipping_in_a_row() -> None:
         assert caught.value.__notes__[0].startswith(f"{MAX_IN_A_ROW} samples in a row could not be")
 
 
-def test_an_iterables_bad_samples_may_be_many_if_not_in_a_row() -> None:
-    dataset = Stream(bad=range(0, 3 * MAX_IN_A_ROW, 2), length=3 * MAX_IN_A_ROW)
-    iterator = iter(DataLoader(dataset, None, on_sample_error="skip"))
-    assert sum(1 for _ in iterator) == 1.5 * MAX_IN_A_ROW
-
-
 # --- going on later ---
 
 
@@ -577,17 +522,6 @@ def test_only_reading_a_sample_can_be_bad(policy: str, workers: int) -> None:
         next(iterator)
         with pytest.raises(CannotRead, match="^sampler"):
             next(iterator)
-
-
-def broken_reseed(dataset: Any, seed: int) -> None:
-    raise CannotRead("reseed")
-
-
-@pytest.mark.parametrize("seeding", ["batch", "sample"])
-def test_seeding_is_no_sample(seeding: str) -> None:
-    loader = DataLoader(Rows(), on_sample_error="skip", seeding=seeding, reseed_fn=broken_reseed)
-    with pytest.raises(CannotRead, match="^reseed"):
-        next(iter(loader))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
@@ -668,16 +602,6 @@ def test_a_batch_that_is_beyond_the_limit_by_itself_is_not_read_on() -> None:
         assert read == [0, 1, 2, 3]
 
 
-def test_an_iterable_beyond_the_limit_is_not_read_on() -> None:
-    dataset = Stream(bad=[1, 2, 3, 6])
-    iterator = iter(DataLoader(dataset, 4, on_sample_error="skip", max_sample_errors=1))
-    with pytest.raises(SampleErrorsError, match="got 2"):
-        next(iterator)
-    with pytest.raises(SampleErrorsError, match="got 4"):
-        next(iterator)
-    assert next(iterator).tolist() == [7, 8, 9, 10]
-
-
 # --- what is written down ---
 
 
@@ -703,15 +627,6 @@ def test_an_error_is_written_down(workers: int, caplog: pytest.LogCaptureFixture
     )
 
 
-def test_an_iterables_error_has_no_index() -> None:
-    iterator = iter(DataLoader(Stream(), 8, on_sample_error="skip"))
-    next(iterator)
-    first, second, *_ = iterator.sample_errors.errors
-    assert (first.index, first.position, first.action) == (None, 3, "skipped")
-    assert (second.message, second.position) == ("no sample 7", 6)
-    assert str(first).startswith(f"position 3 of its batch: {__name__}.CannotRead: no sam")
-
-
 def test_whatever_the_exception_its_record_is_short_and_on_one_line() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
@@ -729,15 +644,6 @@ def test_whatever_the_exception_its_record_is_short_and_on_one_line() -> None:
     assert mute.message == "<str() of the exception raised RuntimeError>"
     for error in (long, mute):
         assert len(str(error)) < 1000 and "\n" not in str(error)
-
-
-def test_an_index_may_be_anything() -> None:
-    loader = DataLoader(Call(fail_always), sampler=["a\nb" * 100, (1, [2])], on_sample_error="skip")
-    iterator = iter(loader)
-    with pytest.raises(SampleErrorsError):
-        next(iterator)
-    assert [error.index for error in iterator.sample_errors.errors] == ["a\nb" * 100, (1, [2])]
-    assert all("\n" not in str(error) for error in iterator.sample_errors.errors)
 
 
 def test_no_exception_is_kept_alive() -> None:

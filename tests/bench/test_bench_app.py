@@ -22,7 +22,6 @@ from torch.utils.data import Dataset
 
 from lit_loader import OptionError
 from lit_loader.bench import machine, runner, settings
-from lit_loader.bench.advice import Point, advise
 from lit_loader.bench.datasets import Pool, tensors
 from lit_loader.bench.loaders import LOADERS, Setup
 from lit_loader.bench.report import FORMAT
@@ -52,8 +51,9 @@ class Squares(Dataset):
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Run it in this process, quickly; returns exit code and report."""
+    monkeypatch.setenv("COLUMNS", "160")
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
 
         def go(*overrides: str, quick: bool = True) -> tuple[int, Any]:
@@ -316,11 +316,6 @@ def test_grid(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert grid["advice"][0] in printed and auto in printed
     assert f"auto: {number}" in printed
     assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
-
-
-def bound(chosen: Point, *others: Point, cores: float = 2, copy: float = 1e-5) -> str:
-    lines = advise([chosen, *others], step_ms=None, samples=1, nbytes=10, copy=copy, cores=cores)
-    return lines[1]
 
 
 # --- how it measures ---

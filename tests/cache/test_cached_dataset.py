@@ -17,7 +17,6 @@ from torch.utils.data import Dataset, Subset
 from lit_loader import CachedDataset, DataLoader, OptionError
 from lit_loader.data import cache_store as shared_store
 from lit_loader.data.cache_entry import pack
-from lit_loader.data.cache_mapped import MappedDataset
 from lit_loader.system import linux
 from tests.cache.data import Augment, Decoded, Drawing, ManyAtOnce, equal
 from tests.support.samples import METHODS, Call, Counting, Rows, uncollated
@@ -151,6 +150,17 @@ def test_a_full_cache_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
         f"CachedDataset: memory={7 * SIZE + 70} bytes are full: 7 of 26 samples are kept "
         "(0.0 MB), the others are made anew each time"
     ]
+
+
+def test_what_finds_no_room_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    sizes = [8, 8, 8, 8, 4000, 4000, 8, 8]
+    data = [torch.full((size,), float(n)) for n, size in enumerate(sizes)]
+    cached = CachedDataset(data, 8000)
+    for _ in range(2):
+        assert all(torch.equal(cached[n], data[n]) for n in range(len(data)))
+    assert cached.figures()[:2] == (6, 10)
+    (text,) = [record.message for record in caplog.records]
+    assert text.startswith("CachedDataset: a sample of 0.0 MB finds no room in memory=8000 bytes: ")
 
 
 def test_little_memory_left(
@@ -356,14 +366,6 @@ def test_maps_of_maps_and_what_is_no_function() -> None:
     for dataset in (cached, twice):
         with pytest.raises(OptionError, match="function must be a function, to be called"):
             dataset.map(3)  # type: ignore[arg-type]
-
-
-def test_mapped() -> None:
-    mapped = MappedDataset(Rows(5), lambda row: int(row[0]) * 10)
-    assert [mapped[index] for index in range(len(mapped))] == [0, 10, 20, 30, 40]
-    assert mapped.__getitems__ is None
-    many: Any = MappedDataset(ManyAtOnce(), lambda sample: sample["label"]).__getitems__
-    assert many([3, 4]) == [3, 4]
 
 
 def test_found_in_what_wraps_it() -> None:

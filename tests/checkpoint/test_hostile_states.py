@@ -601,22 +601,6 @@ def test_one_line_tells_what_is_wrong(kind: str, path: list[Any], junk: Any, mes
     assert told.startswith(message)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("kind", ["stateful", "stateful iterator", "iterable with a state"])
-def test_what_user_code_raised_is_told(kind: str, workers: int) -> None:
-    state = copy.deepcopy(taken_at(kind, 1))
-    owner = state["workers"][0][1] if kind == "iterable with a state" else state["sampler"]
-    owner["sampler" if kind == "stateful" else "iterator"] = {}
-    with make(kind, workers) as loader:
-        loader.load_state_dict(state)
-        with pytest.raises(StateError, match="cannot go on from its part of the state") as caught:
-            next(iter(loader))
-    if kind == "iterable with a state" and workers:  # its traceback came from the worker
-        assert "KeyError: 'place'" in str(caught.value)
-    else:
-        assert type(caught.value.__cause__) is KeyError
-
-
 def test_a_bad_source_is_no_bad_sample() -> None:
     """It would be passed over, and the source read from its beginning."""
     state = copy.deepcopy(taken_at("stream", 3))
@@ -634,15 +618,6 @@ def test_a_state_that_cannot_travel_is_refused() -> None:
         }  # fmt: skip
         message = refused(lambda: loader.load_state_dict(state))
     assert message.startswith("state's part for the dataset cannot be pickled (")
-
-
-def test_no_number_is_a_number() -> None:
-    class Told(Places):
-        def state_fingerprint(self) -> dict[str, float]:
-            return {"threshold": float("nan")}
-
-    loader = DataLoader(**mapped(sampler=Told()))
-    loader.load_state_dict(loader.state_dict())
 
 
 # --- what is read again ---
@@ -683,17 +658,6 @@ def test_a_source_with_a_bad_sample_is_read_again_up_to_the_place() -> None:
 
 
 # --- epochs that no run comes to ---
-
-
-@pytest.mark.parametrize("epoch", [2**61, 2**62 - 1])
-def test_a_mixture_has_an_order_for_every_epoch(epoch: int) -> None:
-    with make("mixture") as loader:
-        loader.set_epoch(epoch)
-        first = [batch.tolist() for batch in loader]
-        assert sum(map(len, first)) == 20
-        state = loader.state_dict() | {"epoch": epoch}
-        loader.load_state_dict(state)
-        assert [batch.tolist() for batch in loader] == first
 
 
 @pytest.mark.parametrize("epoch", [2**62, -(2**62) - 1, 10**5000], ids=["above", "below", "far"])

@@ -129,29 +129,6 @@ def test_in_which_order_datasets_are_restored(kind: str, order: list[str]) -> No
             assert dataset.calls == order, cls
 
 
-@pytest.mark.parametrize("kind", sorted(set(STREAMS) - {"neither"}))
-def test_torchdata_resumes_the_same_streams(kind: str) -> None:
-    """The streams of this matrix are such as torchdata's own loader gets right."""
-    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
-
-    def make() -> Any:
-        return torchdata.StatefulDataLoader(STREAMS[kind](LENGTH, "no", True), batch_size=3)
-
-    loader = make()
-    torch.manual_seed(3)
-    expected, states = [], []
-    for batch in loader:
-        expected.append(batch[:, [0, 3]])
-        states.append(loader.state_dict())
-    for stop, state in enumerate(states[:-1], start=1):
-        resumed = make()
-        resumed.load_state_dict(state)
-        torch.manual_seed(4)
-        got = [batch[:, [0, 3]] for batch in resumed]
-        # Its iterator draws a seed from torch's generator before the state comes.
-        assert torch.equal(torch.cat(got), torch.cat(expected[stop:])), stop
-
-
 def sampled(use: str, args: tuple[Any, ...], workers: int) -> tuple[Any, DataLoader[Any]]:
     kind, *drawn = args
     sampler, options = sampling(use, kind, LENGTH, *drawn)

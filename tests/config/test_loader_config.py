@@ -10,7 +10,7 @@ import io
 import math
 import multiprocessing
 import subprocess
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +45,6 @@ def test_dataclass_equals_constructor() -> None:
 def test_default_yaml_equals_dataclass() -> None:
     assert list(options_of("default.yaml")) == NAMES
     assert options_of("default.yaml") == {f.name: f.default for f in fields(LoaderConfig)}
-
-
-def test_default_yaml_comments_every_key() -> None:
-    lines = dict(
-        line.split(":", 1) for line in (LOADER_CONF / "default.yaml").read_text().splitlines()
-        if line.split(":", 1)[0] in NAMES
-    )  # fmt: skip
-    assert list(lines) == NAMES
-    for name, line in lines.items():
-        value, _, comment = line.partition(" # ")
-        assert comment, f"{name} has no comment"
-        assert value.strip() != "null" or "null: " in comment, name
 
 
 def test_inherit_yaml_equals_dataclass() -> None:
@@ -143,41 +131,22 @@ def test_accepted(options: dict[str, object]) -> None:
 
 REFUSED = [
     ({"batch_size": 0}, "batch_size must be a whole number of at least 1, got batch_size=0"),
-    ({"batch_size": 1.0}, "batch_size must be a whole number of at least 1, got batch_size=1.0"),
     ({"batch_size": True}, "batch_size must be a whole number of at least 1, got batch_size=True"),
     ({"num_workers": "2.5"}, "whole number of at least 0, or 'auto', got num_workers='2.5'"),
     ({"num_workers": 10**30}, "whole number of at least 0 and below 100000, got num_workers=1000"),
-    (
-        {"num_workers": 1, "prefetch_factor": 10**30},
-        "whole number of at least 1 and below 100000, got prefetch_factor=1000",
-    ),
     ({"num_workers": -1}, "whole number of at least 0, or 'auto', got num_workers=-1"),
-    ({"num_workers": None}, "num_workers must be a whole number of at least 0"),
     ({"shuffle": "no"}, "shuffle must be True or False, got shuffle='no'"),
-    ({"in_order": None}, "in_order must be True or False, got in_order=None"),
     ({"timeout": -1}, "timeout must be a finite number of seconds, 0 or more, got timeout=-1"),
     ({"timeout": math.nan, "num_workers": 1}, "got timeout=nan"),
-    ({"timeout": math.inf, "num_workers": 1}, "got timeout=inf"),
-    ({"timeout": True, "num_workers": 1}, "got timeout=True"),
     ({"prefetch_factor": 0, "num_workers": 1}, "prefetch_factor must be a whole number of at"),
     ({"sampler": 5}, "sampler must be an iterable, or a callable that makes one from the dataset"),
-    ({"sampler": np.int64(2)}, "sampler must be an iterable, or a callable that makes one from t"),
-    ({"sampler": np.float32(2)}, "sampler must be an iterable, or a callable that makes one from"),
-    (
-        {"sampler": np.array(2)},
-        "sampler must be an iterable, or a callable that makes one from the",
-    ),
     ({"sampler": torch.tensor(2)}, "from the dataset, got sampler=tensor(2)"),
-    ({"sampler": np.datetime64("2020")}, "sampler must be an iterable, or a callable that makes o"),
-    ({"batch_sampler": np.bool_(True)}, "batch_sampler must be an iterable, or a callable that m"),
-    ({"batch_sampler": np.int8(2)}, "batch_sampler must be an iterable, or a callable that makes"),
     ({"batch_sampler": "ab"}, "batch_sampler must be an iterable, or a callable"),
     ({"sampler": [1], "shuffle": True}, "sampler decides the order itself: leave shuffle at None"),
     (
         {"batch_sampler": [[1]], "batch_size": 8},
         "batch_sampler takes the place of batch_size: leave batch_size at 1, got batch_size=8",
     ),
-    ({"batch_sampler": [[1]], "batch_size": None}, "leave batch_size at 1, got batch_size=None"),
     ({"batch_sampler": [[1]], "shuffle": True}, "batch_sampler takes the place of shuffle"),
     ({"batch_sampler": [[1]], "sampler": [1]}, "batch_sampler takes the place of sampler"),
     ({"batch_sampler": [[1]], "drop_last": True}, "batch_sampler takes the place of drop_last"),
@@ -190,13 +159,11 @@ REFUSED = [
         "num_workers=0",
     ),
     ({"prefetch_factor": 2}, "prefetch_factor needs worker processes: set num_workers to"),
-    ({"timeout": 3}, "timeout needs worker processes: set num_workers to at least 1 or leave"),
     ({"multiprocessing_context": "fork"}, "multiprocessing_context needs worker processes"),
     (
         {"multiprocessing_context": "frok", "num_workers": 1},
         "multiprocessing_context must be a multiprocessing context or one of 'fork",
     ),
-    ({"multiprocessing_context": 3, "num_workers": 1}, "got multiprocessing_context=3"),
     (
         {"collate_fn": "my.collate"},
         "collate_fn must be a callable, got the string 'my.collate': pass the function itself, "
@@ -209,10 +176,8 @@ REFUSED = [
     ({"seed": -1}, "seed must be a whole number of at least 0 and below 18446744073709551616"),
     ({"seed": 2**64}, "got seed=18446744073709551616"),
     ({"seeding": "batches"}, "seeding must be one of 'batch', 'sample', 'worker', got seeding="),
-    ({"seeding": ["batch"]}, "seeding must be one of 'batch', 'sample', 'worker', got seeding=["),
     ({"shard_tail": None}, "shard_tail must be one of 'pad', 'drop', 'keep', got shard_tail=None"),
     ({"rank": 0}, "rank and num_replicas are given together or not at all, got rank=0 and num"),
-    ({"num_replicas": 2}, "rank and num_replicas are given together or not at all, got rank=None"),
     ({"rank": 2, "num_replicas": 2}, "rank must be less than num_replicas, got rank=2 and num_rep"),
     ({"rank": 0, "num_replicas": 0}, "num_replicas must be a whole number of at least 1"),
     ({"max_worker_restarts": -1}, "max_worker_restarts must be a whole number of at least 0, got"),
@@ -220,7 +185,6 @@ REFUSED = [
         {"on_sample_error": "ignore"},
         "on_sample_error must be one of 'raise', 'skip', 'replace', got on_sample_error='ignore'",
     ),
-    ({"on_sample_error": None}, "on_sample_error must be one of 'raise', 'skip', 'replace', got"),
     (
         {"max_sample_errors": 3},
         "max_sample_errors needs bad samples to be passed over: set on_sample_error to 'skip' or "
@@ -234,19 +198,14 @@ REFUSED = [
     ({"retry_backoff": -1}, "retry_backoff must be a finite number of seconds, 0 or more, got"),
     ({"transient_errors": OSError}, "transient_errors must be a list of exception classes or of"),
     ({"transient_errors": "OSError"}, "names, got transient_errors='OSError'"),
-    ({"transient_errors": [3]}, "names, got transient_errors=[3]"),
     ({"transient_errors": [KeyboardInterrupt]}, "must be a list of exception classes or of their"),
-    ({"transient_errors": ["builtins.print"]}, "names, got transient_errors=['builtins.print']"),
     (
         {"transient_errors": ["builtins.OSErorr"]},
         "transient_errors holds a name that cannot be imported (AttributeError: module 'builtins' "
         "has no attribute 'OSErorr'): write it as 'package.module.Class', or "
         "one of Python's own as 'OSError', got 'builtins.OSErorr'",
     ),
-    ({"transient_errors": ["no.such"]}, "or one of Python's own as 'OSError', got 'no.such'"),
-    ({"transient_errors": ["a b"]}, "transient_errors holds a name that cannot be imported"),
     ({"memory_budget": 0}, "memory_budget must be a whole number (bytes) of at least 1, got mem"),
-    ({"memory_budget": "0 GB"}, "memory_budget must be a whole number (bytes) of at least 1, got"),
     (
         {"memory_budget": "much"},
         "memory_budget must be a number of bytes, or text such as '2 GB' or '512 MiB', got memo",
@@ -263,27 +222,6 @@ def test_refused_in_one_line(options: dict[str, object], message: str) -> None:
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value, ValueError)
-
-
-@pytest.mark.parametrize("name", ["shuffle", "sampler", "batch_sampler"])
-def test_iterable_dataset_rules_out(name: str) -> None:
-    config = LoaderConfig(**{name: True if name == "shuffle" else [[0]]})  # type: ignore[arg-type]
-    config.check_dataset_kind(iterable=False)
-    with pytest.raises(OptionError, match=f"^{name} does not apply to an IterableDataset, "):
-        config.check_dataset_kind(iterable=True)
-
-
-def test_iterable_dataset_allows_unset_and_false_shuffle() -> None:
-    LoaderConfig().check_dataset_kind(iterable=True)
-    LoaderConfig(shuffle=False).check_dataset_kind(iterable=True)
-
-
-def test_iterable_dataset_rules_out_replacements() -> None:
-    LoaderConfig(on_sample_error="skip").check_dataset_kind(iterable=True)
-    config = LoaderConfig(on_sample_error="replace")
-    config.check_dataset_kind(iterable=False)
-    with pytest.raises(OptionError, match="use 'skip' or 'raise', got on_sample_error='replace'$"):
-        config.check_dataset_kind(iterable=True)
 
 
 def test_names_of_exceptions_become_classes() -> None:
@@ -306,11 +244,6 @@ def test_sizes_may_be_text(text: str, nbytes: int) -> None:
 
 
 # --- copies and conversions ---
-
-
-def test_is_immutable() -> None:
-    with pytest.raises(FrozenInstanceError):
-        LoaderConfig().batch_size = 2  # type: ignore[misc]
 
 
 def test_merged_overrides_and_validates() -> None:

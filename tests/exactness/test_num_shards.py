@@ -388,26 +388,6 @@ def test_each_reader_has_a_copy(workers: int) -> None:
     assert dataset.given == [] and dataset.table[0] == 0
 
 
-class Streaming:
-    """Has its epoch where Hugging Face's streams have it."""
-
-    def __init__(self) -> None:
-        self._ex_iterable, self.other = [1], torch.tensor(5).share_memory_()
-        self._epoch = torch.tensor(0).share_memory_()
-
-
-def test_each_reader_has_an_epoch_of_its_own() -> None:
-    from lit_loader.streams.copies import DatasetCopies
-
-    stream = [Streaming()]
-    copies = DatasetCopies(stream)
-    (first,), (second,) = copies.make(), copies.make()
-    first._epoch += 1
-    first.other += 1
-    assert [int(each._epoch) for each in (first, second, *stream)] == [1, 0, 0]
-    assert int(second.other) == int(stream[0].other) == 6
-
-
 @pytest.mark.usefixtures("by_fork")  # cloudpickle would carry the file to another process
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_dataset_that_cannot_be_copied(workers: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import random
 import signal
@@ -21,7 +20,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 import lit_loader
 from lit_loader import CachedDataset, DataLoader, MixtureDataset
-from lit_loader.errors import OptionError, WorkerTimeoutError
+from lit_loader.errors import OptionError
 from tests.support.exact import Augmented, digests, taken, through_file
 
 LENGTH = 26
@@ -220,17 +219,6 @@ def test_a_read_that_asks_for_the_end_is_named(workers: int) -> None:
     assert dataset[6].item() == 12
 
 
-def test_the_same_dataset_under_torchs_loader() -> None:
-    for dataset in (Still(), Around(Still())):
-        torch.manual_seed(3)
-        theirs = [batch[:, 1] // 7 for batch in TorchLoader(Still(), 4, num_workers=2)]
-        ours = [batch[:, 1] // 7 for batch in DataLoader(Still(), 4, num_workers=2)]
-        assert torch.equal(torch.cat(theirs), torch.cat(ours))
-        assert len(dataset) == LENGTH
-    assert Still().read(3).tolist() == [3, 21]
-    assert Awaited().read(3).tolist() == [3, 21]
-
-
 @pytest.mark.parametrize("at", [0, 1, 3, 6])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_resumed_and_left_early(at: int, persistent: bool) -> None:
@@ -245,15 +233,6 @@ def test_resumed_and_left_early(at: int, persistent: bool) -> None:
         loader.load_state_dict(state)
         assert digests(loader) == expected[0][at:]
         assert digests(loader) == expected[1]
-
-
-def test_resized() -> None:
-    with make(Read(), num_workers=1, persistent_workers=True) as loader:
-        found = []
-        for batch, size in zip(loader, itertools.cycle((3, 1, 2)), strict=False):
-            found += digests([batch])
-            loader.resize(size)
-        assert [found, digests(loader)] == reference("plain")[:2]
 
 
 class Once(Read):
@@ -278,16 +257,6 @@ class Once(Read):
 
     def strike(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.filterwarnings("ignore::lit_loader.WorkerRestartWarning")
-@pytest.mark.parametrize("at", [0, 9, 25])
-def test_a_worker_killed_in_a_read(tmp_path: Path, at: int) -> None:
-    undisturbed = make(Once(tmp_path, -1), reads=0)
-    expected = [digests(undisturbed) for _ in range(2)]
-    with make(Once(tmp_path, at), num_workers=2) as loader:
-        assert [digests(loader) for _ in range(2)] == expected
-        assert loader.statistics().worker_restarts == 1
 
 
 class Passing(Once):
@@ -354,25 +323,6 @@ class AwaitedBroken(Broken):
         return Broken.read.__wrapped__(self, index)  # type: ignore[attr-defined,no-any-return]
 
 
-class Hangs(Read):
-    @lit_loader.reads_ahead
-    def read(self, index: int) -> Tensor:
-        if index == 6:
-            threading.Event().wait()
-        return torch.tensor([index, 7.0 * index], dtype=torch.float64)
-
-
-def test_a_read_that_hangs_is_named() -> None:
-    with (
-        make(Hangs(), num_workers=1, timeout=1, max_worker_restarts=0, shuffle=False) as loader,
-        pytest.raises(WorkerTimeoutError) as raised,
-    ):
-        digests(loader)
-    text = "".join(map(str, [raised.value, *getattr(raised.value, "__notes__", [])]))
-    assert "it was waiting for the read of index 6 (sample 2 of" in text
-    assert "in read" in text
-
-
 class Told(Read):
     """What is read depends on the epoch, of which it is told."""
 
@@ -422,22 +372,6 @@ def test_a_read_has_no_generator(reads: int) -> None:
         digests(make(Asking(), reads=reads))
 
 
-class Other(Read):
-    """Reads by another index than it was asked for."""
-
-    def __getitem__(self, index: int) -> Tensor:
-        return self.read(index + 100)
-
-
-def test_reads_that_nobody_asks_for_end() -> None:
-    expected = digests(make(Other(), reads=0))
-    with (
-        make(Other(), num_workers=1) as loader,
-        pytest.warns(UserWarning, match="no sample of 3 batches in a row asked Other"),
-    ):
-        assert digests(loader) == expected
-
-
 _counting = threading.Lock()
 
 
@@ -471,26 +405,6 @@ def test_so_many_at_a_time_over_batches(workers: int) -> None:
     with make(dataset, num_workers=workers, reads=together, shuffle=False, **options) as loader:
         most = torch.cat([*loader]).max() - 1  # the thread that makes the batch may read as well
         assert together <= most <= together + 1
-
-
-class Large(Still):
-    held = 0
-
-    @lit_loader.reads_ahead
-    def read(self, index: int) -> Tensor:
-        return torch.zeros(1 << 17)  # 512 KiB
-
-    def __getitem__(self, index: int) -> Tensor:
-        self.read(index)
-        ahead = lit_loader.context.reading.maker.reads  # type: ignore[union-attr]
-        return torch.tensor([ahead._begun, ahead._bytes])
-
-
-def test_bytes_stay_within_the_budget() -> None:
-    loader = make(Large(), memory_budget="8 MB", batch_size=LENGTH)
-    begun, nbytes = next(iter(loader)).T
-    assert 1 < begun.max() <= 4  # of a quarter, 2 MB
-    assert nbytes.max() <= 2_000_000
 
 
 def test_the_check_of_exactness_agrees() -> None:

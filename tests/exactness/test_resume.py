@@ -227,31 +227,6 @@ def test_the_same_epoch_keeps_a_position_and_another_gives_it_up() -> None:
 
 
 @pytest.mark.parametrize("stop", [2, 7])
-@pytest.mark.parametrize("source", ["random, generator", "stateful", "batches, stateful"])
-def test_a_samplers_own_state_goes_along_when_an_epoch_is_given_up(source: str, stop: int) -> None:
-    """Lightning ends an epoch without asking for more than the last batch."""
-    loader = make(source)
-    loader.commit()
-    loader.set_epoch(0)
-    taken(loader, stop)
-    loader.commit()
-    state = loader.state_dict()
-    loader.set_epoch(1)
-    expected = digests(loader)
-    for _ in range(3):  # fails each time in the new epoch's first step
-        resumed = make(source)
-        resumed.commit()
-        resumed.load_state_dict(through_file(state))
-        resumed.set_epoch(1)
-        assert digests([next(iter(resumed))]) == expected[:1]
-        state = resumed.state_dict()
-    resumed = make(source)
-    resumed.load_state_dict(state)
-    resumed.set_epoch(1)
-    assert digests(resumed) == expected
-
-
-@pytest.mark.parametrize("stop", [2, 7])
 @pytest.mark.parametrize(
     "source", ["random, generator", "stateful", "stateful iterator", "batches, stateful"]
 )

@@ -61,21 +61,6 @@ def test_each_row_comes_once(
     assert epochs[0] != epochs[1]
 
 
-@pytest.mark.parametrize("stop", [1, 7, 13])
-def test_rows_go_on_exactly(stop: int, parquet: Callable[[], IterableDataset[Any]]) -> None:
-    options: dict[str, Any] = {"batch_size": 24, "num_workers": 2, "seed": 3}
-    with DataLoader(parquet(), **options) as loader:
-        whole = [rows.tolist() for rows, _ in loader]
-        loader.set_epoch(0)
-        for number, _ in enumerate(loader, start=1):
-            if number == stop:
-                state = loader.state_dict()
-                break
-    with DataLoader(parquet(), **options) as resumed:
-        resumed.load_state_dict(state)
-        assert [rows.tolist() for rows, _ in resumed] == whole[stop:]
-
-
 @pytest.fixture(scope="module")
 def tars(
     examples: None, tmp_path_factory: pytest.TempPathFactory
@@ -153,28 +138,6 @@ def test_a_hugging_face_dataset_is_asked_for_whole_batches(
     assert torch.equal(images, Digits("test").images)
     assert asked == [50] * 7 + [10]
     data.close()
-
-
-@pytest.mark.parametrize("library", ["pillow", "torchvision"])
-def test_augmentation_follows_torch_s_seed(examples: None, library: str) -> None:
-    if library == "torchvision":
-        pytest.importorskip("torchvision")
-    import io
-
-    from images.augment import augmentation
-    from images.files import rendered
-    from PIL import Image
-
-    image = Image.open(io.BytesIO(next(rendered("val"))[0]))
-    augment = augmentation(library)
-
-    def augmented(seed: int) -> bytes:
-        torch.manual_seed(seed)
-        result = augment(image)
-        assert result.size == image.size
-        return result.tobytes()
-
-    assert augmented(1) == augmented(1) != augmented(2)
 
 
 # --- data sets that are written once ---

@@ -26,12 +26,6 @@ def script(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> None:
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
 
 
-def test_scripts_are_short() -> None:
-    names = ("without_hydra", "lightning_cli", "fabric", "plain_loop", "migrate/after")
-    lengths = {name: len((EXAMPLES / f"{name}.py").read_text().splitlines()) for name in names}
-    assert max(lengths.values()) < 60, lengths
-
-
 def test_without_hydra(
     examples: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

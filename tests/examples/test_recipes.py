@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,33 +72,6 @@ def test_a_missing_sweeper_is_named_before_hydra_looks_for_it(tmp_path: Path) ->
     )
 
 
-def test_all_that_is_missing_is_named_at_once(
-    examples: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from digits.needs import needs
-
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(SystemExit, match="'a' needs pillow, no_such.thing, which are not inst"):
-        needs("a", "sys", "PIL", "no_such.thing")
-
-
-@pytest.mark.parametrize(
-    ("package", "module", "line"),
-    [
-        ("digits", "sklearn", "'digits' needs scikit-learn, which is not installed: pip install"),
-        ("images", "PIL", "'images' needs pillow, which is not installed: pip install pillow"),
-        ("webshards", "webdataset", "'webdataset' needs webdataset, which is not installed: pip"),
-        ("hf", "datasets", "'huggingface' needs datasets, which is not installed: pip install"),
-    ],
-)
-def test_each_library_is_asked_for(
-    package: str, module: str, line: str, examples: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(SystemExit, match=f"the recipe {line}"):
-        runpy.run_path(str(EXAMPLES / package / "__init__.py"))
-
-
 def test_a_sweep_ends_with_a_picture(tmp_path: Path) -> None:
     printed = run(
         tmp_path, TRAIN, "experiment=sweep", "loader.num_workers=1,2", "loader.prefetch_factor=2",
@@ -144,20 +115,6 @@ def test_a_killed_training_goes_on_exactly(kill: int, arguments: list[str], tmp_
     assert (tmp_path / "outputs/resume/resume.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_different_curves_are_told(examples: None, tmp_path: Path) -> None:
-    from interruption import compare
-
-    whole = {step: 1 / step for step in range(1, 7)}
-    killed, resumed = {s: whole[s] for s in (1, 2, 3)}, {s: whole[s] for s in (3, 4, 5, 6)}
-    assert compare.verdict(whole, killed, resumed)[0]
-    resumed[5] += 1e-16
-    assert compare.verdict(whole, killed, resumed) == (
-        False, "different at 1 steps, first at step 5"
-    )  # fmt: skip
-    del resumed[5]
-    assert compare.verdict(whole, killed, resumed) == (False, "1 steps are missing, first step 5")
-
-
 @pytest.mark.slow
 def test_two_processes_have_one_process_s_curve(tmp_path: Path) -> None:
     short = ["experiment=ddp", "trainer.max_epochs=2", "test=false"]
@@ -188,11 +145,3 @@ def test_a_failing_node_ends_the_other(tmp_path: Path) -> None:
     printed = run(tmp_path, EXAMPLES / "multinode.py", "model.width=-1", code=1)
     assert "Error executing job with overrides" in printed
     assert "written to" not in printed
-
-
-def test_every_recipe_is_in_the_table() -> None:
-    table = (EXAMPLES / "README.md").read_text()
-    for experiment in (EXAMPLES / "conf" / "experiment").glob("*.yaml"):
-        assert f"experiment={experiment.stem}" in table, experiment
-    for path in [*EXAMPLES.glob("*.py"), *(EXAMPLES / "migrate").glob("*.py")]:
-        assert path.relative_to(EXAMPLES).as_posix() in table, path

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,25 +142,6 @@ def test_closing_and_starting_at_the_same_time() -> None:
 
 
 # Ctrl-C ----------------------------------------------------------------------------------------
-
-
-class Asked(Exception):
-    pass
-
-
-@contextlib.contextmanager
-def handler() -> Iterator[list[int]]:
-    came: list[int] = []
-
-    def raise_it(*_: Any) -> None:
-        came.append(1)
-        raise Asked
-
-    before = signal.signal(signal.SIGINT, raise_it)
-    try:
-        yield came
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_a_handler_that_closes_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:

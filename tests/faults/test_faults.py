@@ -26,7 +26,6 @@ from tests.support.samples import (
     Rows,
     hang,
     ints,
-    process_id,
     uncollated,
     worker_pids,
 )
@@ -108,25 +107,6 @@ def test_a_death_is_told_and_the_epoch_goes_on(how: str, persistent: bool, once:
         assert ints(loader) == list(range(24))  # and the loader is usable again
 
 
-def test_out_of_order_nothing_is_lost_or_doubled(once: Once) -> None:
-    loader = DataLoader(
-        Call(dying_at(11, "SIGKILL", once), 40),
-        num_workers=3,
-        in_order=False,
-        max_worker_restarts=0,
-    )
-    iterator, found, deaths = iter(loader), [], 0
-    while True:
-        try:
-            found.append(int(next(iterator)))
-        except StopIteration:
-            break
-        except WorkerDiedError:
-            deaths += 1
-    assert deaths == 1
-    assert sorted(found) == list(range(40))
-
-
 def test_sys_exit_is_an_error_of_the_sample() -> None:
     loader = DataLoader(Call(lambda index: sys.exit("enough") if index == 1 else index, 3))
     for num_workers in (1,):
@@ -183,25 +163,6 @@ def test_a_timeout_names_worker_sample_and_duration() -> None:
     assert ints(iterator) == list(range(2, 12))
     assert ints(loader) == list(range(12))
     gate.close()
-
-
-def test_a_timeout_in_collate_fn_says_so() -> None:
-    def collate(samples: list[int]) -> None:
-        hang()
-
-    iterator = iter(
-        DataLoader(range(4), num_workers=1, collate_fn=collate, timeout=0.5, max_worker_restarts=0)
-    )
-    with pytest.raises(WorkerTimeoutError, match=r"collating \(batch 0, indices \[0\]\)"):
-        next(iterator)
-
-
-def test_a_timeout_in_worker_init_fn_says_so() -> None:
-    loader = DataLoader(
-        range(4), num_workers=1, worker_init_fn=lambda _: hang(), timeout=0.5, max_worker_restarts=0
-    )
-    with pytest.raises(WorkerTimeoutError, match=r"worker 0 \(pid \d+\).*in worker_init_fn"):
-        next(iter(loader))
 
 
 def test_importing_is_not_the_users_time() -> None:
@@ -282,15 +243,3 @@ def test_indices_that_cannot_be_pickled_are_an_error() -> None:
     )
     with pytest.raises(Exception, match="[Pp]ickle.*lambda"):
         next(iter(loader))
-
-
-def test_a_death_leaves_other_loaders_alone(once: Once) -> None:
-    other = iter(DataLoader(range(30), num_workers=2))
-    assert int(next(other)) == 0
-    iterator = iter(
-        DataLoader(Call(dying_at(0, "SIGKILL", once), 2), num_workers=1, max_worker_restarts=0)
-    )
-    with pytest.raises(WorkerDiedError):
-        next(iterator)
-    assert ints(other) == list(range(1, 30))
-    assert len(set(ints(DataLoader(Call(process_id, 8), num_workers=1)))) == 1

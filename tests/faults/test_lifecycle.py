@@ -7,9 +7,8 @@ import multiprocessing
 import os
 import random
 import select
-import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from tests.support.samples import (
     Rows,
     epoch_and_index,
     ints,
-    process_id,
     worker_pids,
 )
 
@@ -226,60 +224,7 @@ def test_a_fork_while_another_thread_waits_for_a_batch(monkeypatch: pytest.Monke
     gate.close()
 
 
-def _send_rest(iterator: Any, connection: Any) -> None:
-    connection.send(ints(iterator))
-
-
-def test_an_iterator_goes_on_in_a_process_of_multiprocessing() -> None:
-    iterator = iter(DataLoader(range(20), num_workers=2))
-    assert int(next(iterator)) == 0
-    reading, writing = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(
-        target=_send_rest, args=(iterator, writing)
-    )
-    process.start()
-    assert reading.poll(60)
-    assert reading.recv() == list(range(1, 20))
-    process.join()
-    assert process.exitcode == 0
-    process.close()
-    reading.close()
-    writing.close()
-    assert ints(iterator) == list(range(1, 20))
-
-
 # Ends ------------------------------------------------------------------------------------------
-
-
-@PERSISTENT
-@KIND
-@pytest.mark.parametrize("how", ["break", "exception", "del", "end"])
-def test_workers_of_an_epoch_that_is_over(persistent: bool, iterable: bool, how: str) -> None:
-    with DataLoader(
-        data_of(iterable, 200, process_id), num_workers=2, persistent_workers=persistent
-    ) as loader:
-        pids: set[int] = set()
-        iterator: Iterator[Any] | None = iter(loader)
-        assert iterator is not None
-        try:
-            for batch in iterator:
-                pids.add(int(batch))
-                if how == "break":
-                    break
-                if how == "exception":
-                    raise LookupError
-                if how == "del":
-                    break
-        except LookupError:
-            pass
-        del iterator
-        gc.collect()
-        if not persistent:
-            wait_gone(pids)
-        else:
-            assert all(psutil.pid_exists(pid) for pid in pids)
-            assert set(ints(loader)) <= set(loader._core.pool.pids)
-    wait_gone(pids)
 
 
 @PERSISTENT
@@ -393,10 +338,6 @@ def program(body: str, method: str = "fork", persistent: bool = True) -> str:
     return source + "".join(f"    {line}\n" for line in body.strip().splitlines())
 
 
-def read_pids(process: Any, number: int) -> set[int]:
-    return {int(process.stdout.readline()) for _ in range(number)}
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_exit_with_live_iterators(tmp_path: Path, method: str) -> None:
     body = """
@@ -436,33 +377,6 @@ for batch in DataLoader(Data(1000), **options):
     assert (ended, err.count("Traceback")) == (status, int(status == 1))
     assert err.strip().splitlines()[-1:] == [last_line][: bool(last_line)]
     wait_gone(map(int, out.split()))
-
-
-@PERSISTENT
-@pytest.mark.parametrize("last", [4, 1000], ids=["waiting", "working"])
-def test_an_interrupt(tmp_path: Path, persistent: bool, last: int) -> None:
-    """Ctrl-C reaches parent and workers; the workers leave it to the parent."""
-    body = f"""
-loader = DataLoader(Data({last}), **options)
-try:
-    while True:
-        for batch in loader:
-            say(int(batch))
-except KeyboardInterrupt:
-    say("interrupted")
-    loader.dataset.last = 1000
-    loader = DataLoader(Data(1000), **options)
-    say(len(list(zip(range(5), loader))))
-"""
-    process = start_script(DataLoader, program(body, persistent=persistent), tmp_path)
-    pids = read_pids(process, 4)
-    os.killpg(process.pid, signal.SIGINT)
-    out, err, status = finish_script(process)
-    said, count = out.split()[-2:]
-    assert said.endswith("interrupted")  # a number may stand before it: Ctrl-C hits print, too
-    assert count == "5"
-    assert (err, status) == ("", 0)
-    wait_gone(pids)
 
 
 def test_an_interrupt_while_closing_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

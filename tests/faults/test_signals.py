@@ -281,6 +281,11 @@ TERMINATED = """
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(os.getpid()))
 gated[:] = [9, 10]  # each worker has one: no death is passed over for the other's results
+# A request to all counts once; with a server of Python's that ends, too, no exit code tells of it.
+restarts = 2 if method == "forkserver" else 1
+loader = DataLoader(
+    data, num_workers=2, multiprocessing_context=method, max_worker_restarts=restarts
+)
 found, iterator = [], iter(loader)
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always", WorkerRestartWarning)

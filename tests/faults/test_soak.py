@@ -259,6 +259,9 @@ class Told:
             assert text.endswith("Another one was forked, and nothing is lost."), text
             self.starts[re.sub(r" \(.*|, most likely.*", "", again[1])] += 1
             return
+        if "of remote_workers=" in first and "The others come up" in first:
+            self.starts["remote workers are late"] += 1
+            return
         killed = re.search(
             r"was killed by (\w+)|did not get on|exit code is not known|did not come up",
             text,

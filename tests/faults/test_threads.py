@@ -27,8 +27,6 @@ from torch.utils.data import Dataset, RandomSampler, TensorDataset
 import lit_loader
 from lit_loader import DataLoader, MixtureDataset, MixtureSampler, MixtureStream
 from lit_loader.seeding import generator_lock
-from lit_loader.seeding.generator_state import OwnStreams
-from lit_loader.seeding.seeds import base_seed
 from tests.support.exact import (
     Augmented,
     EveryOther,
@@ -150,14 +148,6 @@ def lock_is_free() -> bool:
 # --- exact, whatever other threads do ---
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_two_threads(case: str) -> None:
-    expected = [epochs(case, seed, 4) for seed in (1, 2)]
-    before = state()
-    assert together([lambda s=seed: epochs(case, s, 4) for seed in (1, 2)]) == expected
-    assert state() == before
-
-
 def test_four_threads_with_loaders_of_all_kinds() -> None:
     compare_four_threads(1)
 
@@ -178,19 +168,6 @@ def compare_four_threads(times: int) -> None:
     found = together([lambda n=number: run(n) for number in range(4)])
     assert found == expected
     assert state() == before
-
-
-def test_another_bit_generator_behind_numpy() -> None:
-    expected = [epochs("batch", seed, 2) for seed in (1, 2)]
-    usual, own = np.random.get_bit_generator(), np.random.PCG64(3)
-    np.random.set_bit_generator(own)
-    try:
-        where = own.state
-        assert together([lambda s=seed: epochs("batch", s, 2) for seed in (1, 2)]) == expected
-        assert np.random.get_bit_generator() is own
-        assert own.state == where
-    finally:
-        np.random.set_bit_generator(usual)
 
 
 def test_a_thread_of_the_users_that_draws_meanwhile() -> None:
@@ -258,50 +235,6 @@ def test_a_loader_within_the_dataset_of_another_one(workers: int) -> None:
         assert torch.equal(one[:, columns], other[:, columns])
 
 
-class Beside(Augmented):
-    """May have a thread that iterates a loader all the time, in the process where it is read."""
-
-    def __init__(self, begins: bool) -> None:
-        super().__init__()
-        self.begins, self.wrong = begins, 0
-        self.expected = epochs("sampler", 1, 1)
-
-    def __getitem__(self, index: int) -> Tensor:
-        if self.begins:
-            self.begins = False
-            threading.Thread(target=self.read, daemon=True).start()
-        twice = [super(Beside, self).__getitem__(index) for _ in range(2)]
-        return torch.cat([*twice, torch.tensor([self.wrong])])
-
-    def read(self) -> None:
-        while True:
-            try:
-                self.wrong += epochs("sampler", 1, 1) != self.expected
-            except Exception:
-                self.wrong += 1
-
-
-def test_a_thread_in_a_worker_that_iterates_a_loader() -> None:
-    def batches(begins: bool) -> list[list[str]]:
-        with DataLoader(
-            Beside(begins), 2, seed=4, num_workers=1, persistent_workers=True
-        ) as loader:
-            return [digests(loader) for _ in range(6)]
-
-    assert batches(True) == batches(False)
-
-
-def test_the_seed_of_the_process_is_asked_for_between_batches() -> None:
-    seed, own = torch.initial_seed(), OwnStreams(77)
-    with _Waiting() as waits, ThreadPoolExecutor(1) as pool:
-        with own.lent():
-            assert torch.initial_seed() == 77 != seed
-            asked = pool.submit(base_seed, None, None)
-            waits.wait()
-            assert not asked.done()
-        assert asked.result() == seed
-
-
 # --- waiting ---
 
 
@@ -351,7 +284,6 @@ def test_a_loader_iterated_in_a_thread_and_by_a_dataset() -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
     monkeypatch.setattr(generator_lock, "WARN_AFTER", 0.1)
-    monkeypatch.setattr(generator_lock, "_LOOK_EVERY", 0.05)
     with caplog.at_level(logging.WARNING, logger="lit_loader"):
         yield caplog
 

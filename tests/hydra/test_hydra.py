@@ -13,11 +13,11 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 from hydra.utils import instantiate
-from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
+from omegaconf import DictConfig, MissingMandatoryValue
 from torch.utils.data import WeightedRandomSampler
 
 from lit_loader import LoaderConfig, LoaderDataModule
-from tests.support.hydra_apps import ROOT, Compose, Numbers, composing, refusal
+from tests.support.hydra_apps import Compose, Numbers, composing, refusal
 
 
 def offset_collate(samples: list[int], offset: int) -> list[int]:
@@ -70,18 +70,6 @@ def test_presets(application: Compose) -> None:
     assert (fragile.on_sample_error, fragile.sample_retries, fragile.timeout) == ("replace", 3, 120)
     debug = instantiate(application("lit_loader/loader@loader=debug").loader)
     assert debug == LoaderConfig()
-
-
-def test_groups_are_namespaced(application: Compose) -> None:
-    """Nothing of ours may fill a group called `loader` or `datamodule` of an application."""
-    groups = [path.name for path in (ROOT / "conf").iterdir() if path.is_dir()]
-    assert groups == ["lit_loader"]
-
-
-def test_schema_is_registered_outside_of_the_loader_group() -> None:
-    from hydra.core.config_store import ConfigStore
-
-    assert ConfigStore.instance().list("lit_loader") == ["schema.yaml"]
 
 
 # --- refused ---
@@ -150,12 +138,6 @@ def test_sampler_factory_is_called_with_the_dataset(application: Compose) -> Non
     assert isinstance(loader.sampler, WeightedRandomSampler)
     assert len(loader.sampler.weights) == 12
     assert len(loader) == 4
-
-
-def test_data_module_holds_no_config_nodes(application: Compose) -> None:
-    data = module(application())
-    assert not [v for v in vars(data).values() if OmegaConf.is_config(v)]
-    assert type(data.datasets) is dict
 
 
 def test_lists_of_nodes_that_do_not_convert() -> None:

@@ -132,13 +132,6 @@ def test_preset_loads(application: Compose, preset: str) -> None:
     assert plain(batches) == plain(epochs(application("loader.batch_size=5", "loader.seed=3"))[0])
 
 
-def test_throughput(application: Compose) -> None:
-    config = instantiate(application("lit_loader/loader@loader=throughput").loader)
-    assert config == LoaderConfig(
-        num_workers=4, persistent_workers=True, prefetch_factor=4, pin_memory=True
-    )
-
-
 def test_reproducible(application: Compose) -> None:
     """Each sample has its random number, whatever torch's seed, the workers and the batches are."""
 

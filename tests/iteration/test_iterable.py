@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -101,27 +99,6 @@ def test_one_worker_gives_what_no_worker_gives() -> None:
     plain = make("iterator", "one reader", "batches", num_workers=0)
     with make("iterator", "one reader", "batches") as loader:
         assert [digests(loader) for _ in range(2)] == [digests(plain) for _ in range(2)]
-
-
-@pytest.mark.filterwarnings("ignore::lit_loader.errors.WorkerRestartWarning")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("kill_at", [1, 3, 5])
-def test_a_killed_worker_loses_and_repeats_nothing(kind: str, kill_at: int) -> None:
-    with make(kind, "unequal", "batches", prefetch_factor=2) as loader:
-        expected = digests(loader)
-        iterator = iter(loader)
-        loader.set_epoch(0)
-        got = []
-        for _ in range(kill_at):
-            got += digests([next(iterator)])
-        for pid in worker_pids(iterator):
-            os.kill(pid, signal.SIGKILL)
-        got += digests(iterator)
-        assert got == expected
-
-
-def worker_pids(iterator: Any) -> list[int]:
-    return list(iterator.pool.pids)
 
 
 def test_another_number_of_workers_is_refused() -> None:

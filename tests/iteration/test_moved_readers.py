@@ -6,7 +6,6 @@ import functools
 import itertools
 import os
 import random
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader
-from lit_loader.streams.homes import ReaderHomes
 from tests.parity.tools import Gate
 from tests.support.samples import METHODS
 from tests.support.shard_data import KINDS
@@ -226,46 +224,6 @@ def test_a_resume_reads_no_more_late_than_early(workers: int, tmp_path: Path) ->
         assert len(data.read()) <= (3 if workers == 0 else 3 * SHARDS + 1) * 10
 
 
-def test_as_few_readers_as_possible_move() -> None:
-    """And every worker gets its share, whatever comes after what."""
-    chance = random.Random(3)
-    for _ in range(300):
-        readers, workers = chance.randint(1, 20), chance.randint(1, 8)
-        homes = ReaderHomes(readers, workers)
-        for _ in range(6):
-            before = [homes.home(turn) for turn in range(readers)]
-            wanted = chance.randint(1, 8)
-            homes.settle(range(wanted), wanted)
-            now = [homes.home(turn) for turn in range(readers)]
-            loads = [now.count(worker) for worker in range(wanted)]
-            assert set(now) <= {*range(wanted)} and max(loads) - min(loads) <= 1
-            held = sorted((before.count(worker) for worker in range(wanted)), reverse=True)
-            fair = [readers // wanted + (place < readers % wanted) for place in range(wanted)]
-            stay = sum(map(min, held, fair))
-            assert sum(old == new for old, new in zip(before, now, strict=True)) == stay
-
-
-def test_readers_wait_for_a_worker_that_is_not_up() -> None:
-    homes = ReaderHomes(8, 1)
-    homes.settle([0], 4)
-    assert [homes.home(turn) for turn in range(8)] == [0] * 8
-    homes.settle([0, 2], 4)  # its share, and no more
-    assert [homes.home(turn) for turn in range(8)] == [0] * 6 + [2] * 2
-    assert [homes.send(turn) for turn in (6, 7, 0)] == [True, True, False]
-    assert not homes.send(14)
-    homes.settle([0], 1)
-    assert homes.home(22) == 0 and homes.send(22)
-
-
-def test_a_reader_that_is_ahead_is_brought_back_and_forth() -> None:
-    """Its worker is gone: tasks of it are sent once more, and the next one stands behind them."""
-    homes = ReaderHomes(2, 2)
-    assert [homes.send(turn) for turn in (0, 2, 4)] == [False] * 3
-    homes.lose(0)
-    assert [homes.send(turn) for turn in (2, 4, 6)] == [True, False, False]
-    assert homes.send(2) and homes.send(8)
-
-
 # Without order -----------------------------------------------------------------------------------
 
 
@@ -320,28 +278,3 @@ def test_auto(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 numbers.add(loader.num_workers)
             assert found == [batch.numpy().tobytes() for batch in alone]
         assert all(bounds.most <= SHARDS for _, bounds in controller.loads)
-
-
-def test_auto_leaves_readers_without_a_state_alone() -> None:
-    """What they would read again grows: so changes get rarer."""
-    from lit_loader.statistics.auto_workers import AutoWorkers
-    from lit_loader.statistics.records import BatchRecord
-
-    auto = AutoWorkers()
-
-    def asked(number: int, epoch: int, again: bool) -> bool:
-        zeros = dict.fromkeys(BatchRecord._fields, 0)
-        return auto.add(BatchRecord(**zeros | {"number": number, "epoch": epoch}), again)
-
-    assert asked(30, 0, again=True)
-    auto._changed = auto._latest
-    assert not asked(31, 0, again=True) and not asked(59, 0, again=True)
-    assert asked(31, 0, again=False) and asked(60, 0, again=True) and asked(3, 1, again=True)
-
-
-def test_resized_without_a_warning() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", "This DataLoader will create")
-        with stream("iterator", True, 2) as loader:
-            assert [*resized(loader, random.Random(1))] == reference("iterator", True)[0]

@@ -219,20 +219,6 @@ def test_an_error_comes_in_its_own_epoch() -> None:
         assert ints(loader) == [0, 1, 2, 3]
 
 
-def test_nothing_is_added_up() -> None:
-    """Slots of short epochs that follow each other are the same few."""
-    with many(3, prefetch_factor=2) as loader:
-        list(loader)
-        few = loader.statistics().shared_memory
-        for _ in range(50):
-            list(loader)
-        iterator = iter(loader)
-        next(iterator)
-        # A copy that was called off counts as a smallest slot that was filled.
-        assert loader.statistics().shared_memory <= max(few, 12 * 65536)
-        assert len(loader._core.pool._arena._leases) <= 7
-
-
 def test_while_one_batch_is_awaited_the_others_begin() -> None:
     """A slow last batch does not let the other workers idle."""
     seen = os.pipe()

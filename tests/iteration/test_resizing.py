@@ -18,8 +18,7 @@ import pytest
 from torch.utils.data import get_worker_info
 
 from lit_loader import DataLoader
-from lit_loader.errors import LoaderError, OptionError, WorkerRestartWarning
-from lit_loader.workers.launcher import Launcher
+from lit_loader.errors import OptionError, WorkerRestartWarning
 from lit_loader.workers.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.workers.worker_set import WorkerSet
 from tests.parity.tools import PROMPT, Gate, wait_gone
@@ -284,27 +283,6 @@ def test_a_worker_that_leaves_and_does_not_end(tmp_path: Path) -> None:
         pids = worker_pids(iterator)
         loader.resize(1)
         wait_gone(pids[1:])
-
-
-def test_more_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = Launcher.start_all
-
-    def refuse(self: Launcher, links: Any) -> Any:
-        if any(each.worker for each in links):
-            raise LoaderError("DataLoader worker 1 cannot be started (Too many open files)")
-        return start(self, links)
-
-    monkeypatch.setattr(Launcher, "start_all", refuse)
-    with noisy(1) as loader:
-        iterator = iter(loader)
-        found = outcomes([next(iterator)])
-        with pytest.warns(
-            WorkerRestartWarning, match="num_workers stays at 1 instead of 4"
-        ) as told:
-            loader.resize(4)
-            found += outcomes(iterator)
-        assert len(told) == 1
-    assert found == outcomes(noisy(0))
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +10,8 @@ import pytest
 
 from lit_loader import LoaderDataModule, LoaderMonitor, LoaderStateCallback
 from tests.support import both_names as program
-from tests.support.both_names import BATCHES, EPOCHS, KINDS, LENGTH
+from tests.support.both_names import BATCHES, EPOCHS, KINDS
 from tests.support.commands import run_python
-from tests.support.lightning_runs import Points
-from tests.support.programs import run_program
 
 NAMES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -39,17 +35,6 @@ def test_a_checkpoint_of_either_goes_on_in_either(
     whole = program.fit(pl, kind, tmp_path, program.save_at(pl, path, BATCHES + 2))
     assert len(whole) == EPOCHS * BATCHES
     assert program.fit(resumed_by, kind, tmp_path, resumed=path) == whole[BATCHES + 2 :]
-
-
-def test_evaluation(pl: Any, tmp_path: Path) -> None:
-    data = LoaderDataModule(dict.fromkeys(("val", "test", "predict"), Points(6)), {"batch_size": 4})
-    model = program.model(pl)
-    type(model).validation_step = type(model).test_step
-    run = program.trainer(pl, tmp_path)
-    run.validate(model, data, verbose=False)
-    run.test(model, datamodule=data, verbose=False)
-    assert model.seen == 2 * [["0", "1", "2", "3"], ["4", "5"]]
-    assert run.predict(model, data) == [[0, 1, 2, 3], [4, 5]]
 
 
 QUIET = """
@@ -81,41 +66,6 @@ def test_ours_are_of_both_names(pl: Any) -> None:
     assert issubclass(LoaderDataModule, pl.LightningDataModule)
     assert isinstance(program.data(pl, "swapped"), pl.LightningDataModule)
     assert all(issubclass(each, pl.Callback) for each in (LoaderMonitor, LoaderStateCallback))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Lightning's calls of jsonargparse
-def test_a_command_line_takes_the_data_module(
-    pl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("jsonargparse")
-    cli = importlib.import_module(f"{pl.__name__}.cli")
-    monkeypatch.setattr(sys, "argv", ["program"])
-    made = cli.LightningCLI(
-        type(program.model(pl)), LoaderDataModule, run=False, save_config_callback=None,
-        seed_everything_default=False,
-        args=["--data.loader.batch_size=4", "--data.datasets={train: {class_path: "
-              "tests.support.lightning_runs.Points}}", "--trainer.logger=false"],
-    )  # fmt: skip
-    assert made.datamodule.batch_size == 4
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What two ranks saw of a program that imports nothing but ``pytorch_lightning``."""
-    folder = tmp_path_factory.mktemp("ranks")
-    run_program(Path(program.__file__), folder, cwd=folder)
-    return [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in range(2)]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_ranks_share_the_data_and_go_on_exactly(kind: str, ranks: list[Any]) -> None:
-    runs = [rank[kind] for rank in ranks]
-    whole = [run["whole"] for run in runs]
-    seen = [{row.split(":")[0] for batch in each[:3] for row in batch} for each in whole]
-    assert len(seen[0]) == len(seen[1]) == LENGTH // 2
-    assert len(seen[0] | seen[1]) == LENGTH
-    assert [run["resumed"] for run in runs] == [each[4:] for each in whole]
-    assert [run["watched"] for run in runs] == [len(each) for each in whole]
 
 
 def test_another_version_beside_it_is_told(tmp_path: Path) -> None:

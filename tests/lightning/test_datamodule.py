@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.utils.data import (
     IterableDataset,
     TensorDataset,
-    WeightedRandomSampler,
 )
 
 import lit_loader
@@ -25,8 +24,6 @@ from tests.support.lightning_runs import Noting, quiet_trainer
 from tests.support.older_lightning import needs_2_6
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
-
-SPLITS = ("train", "val", "test", "predict")
 
 
 class Points(lightning_runs.Points):
@@ -42,29 +39,6 @@ class Points(lightning_runs.Points):
 class Stream(IterableDataset[Tensor]):
     def __iter__(self) -> Any:
         return iter(torch.zeros(4, 3))
-
-
-class Failing(Noting):
-    """Fails in its second step."""
-
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        if batch_idx == 1:
-            raise LookupError("in the training loop")
-        return super().training_step(batch, batch_idx)
-
-
-class CloseCounter:
-    """Stands in for a loader's close, in the order of calls."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.closed: list[Any] = []
-        close = lit_loader.DataLoader.close
-
-        def counting(loader: Any) -> None:
-            self.closed.append(loader)
-            close(loader)
-
-        monkeypatch.setattr(lit_loader.DataLoader, "close", counting)
 
 
 # --- datasets and factories ---
@@ -164,27 +138,7 @@ def test_options_are_laid_over_the_common_ones() -> None:
     assert data.configs["predict"] == LoaderConfig(batch_size=4)
 
 
-def test_sampler_factory_gets_the_dataset() -> None:
-    def factory(dataset: Points) -> WeightedRandomSampler:
-        return WeightedRandomSampler(torch.ones(len(dataset)), num_samples=5)
-
-    data = LoaderDataModule({"train": Points}, train={"sampler": factory})
-    data.setup("fit")
-    assert len(data.train_dataloader()) == 5
-
-
 # --- under the Trainer ---
-
-
-def test_fit_validate_test_predict(tmp_path: Path) -> None:
-    model = Noting()
-    data = LoaderDataModule(dict.fromkeys(SPLITS, Points), {"batch_size": 5})
-    run = quiet_trainer(tmp_path, num_sanity_val_steps=0)
-    run.fit(model, datamodule=data)
-    run.test(model, datamodule=data, verbose=False)
-    run.predict(model, datamodule=data)
-    whole = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
-    assert [model.seen(split) for split in SPLITS] == [whole] * len(SPLITS)
 
 
 def test_fit_without_a_validation_split(tmp_path: Path) -> None:
@@ -215,12 +169,6 @@ def test_ranks_come_from_the_trainer_unless_given() -> None:
     assert [(each.num_replicas, each.rank) for each in loaders] == [(4, 3), (2, 0)]
 
 
-def test_a_single_device_is_not_sharded(tmp_path: Path) -> None:
-    data = LoaderDataModule({"train": Points})
-    data.trainer = quiet_trainer(tmp_path)
-    assert data.train_dataloader().num_replicas is None
-
-
 @needs_2_6
 def test_batch_size_finder(tmp_path: Path) -> None:
     data = LoaderDataModule({"train": lambda: Points(64)}, {"batch_size": 2})
@@ -235,23 +183,6 @@ def test_batch_size_finder(tmp_path: Path) -> None:
 
 
 # --- closing ---
-
-
-def test_teardown_closes_every_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counter = CloseCounter(monkeypatch)
-    data = LoaderDataModule({"train": Points, "val": Points}, {"batch_size": 4, "num_workers": 1})
-    quiet_trainer(tmp_path).fit(Noting(), datamodule=data)
-    assert len(set(counter.closed)) == 2
-    data.teardown("fit")
-    data.close()
-
-
-def test_exception_closes_every_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counter = CloseCounter(monkeypatch)
-    data = LoaderDataModule({"train": Points}, {"num_workers": 1})
-    with pytest.raises(LookupError, match="in the training loop"):
-        quiet_trainer(tmp_path).fit(Failing(), datamodule=data)
-    assert len(set(counter.closed)) == 1
 
 
 def test_a_loader_outlives_a_data_module_that_nobody_holds() -> None:
@@ -325,14 +256,6 @@ def test_device_prefetch_is_handed_on(tmp_path: Path, monkeypatch: pytest.Monkey
     assert device == torch.device("cpu")
     batch = {"x": torch.ones(2)}
     assert move(batch, torch.device("meta"))["x"].is_meta
-
-
-def test_device_prefetch_does_nothing_without_an_accelerator(tmp_path: Path) -> None:
-    data = LoaderDataModule({"train": range(6)}, {"num_workers": 1}, device_prefetch=True)
-    data.trainer = quiet_trainer(tmp_path)
-    data.setup("fit")
-    assert [int(batch) for batch in data.train_dataloader()] == list(range(6))
-    data.teardown()
 
 
 class InLightningsStyle(LoaderDataModule):

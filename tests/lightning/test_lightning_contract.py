@@ -5,10 +5,8 @@ A canary fails where an upgrade has moved such a part.
 
 from __future__ import annotations
 
-import gc
 import pickle
 import random
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,6 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from torch import Tensor
-from torch.utils.data import RandomSampler
 
 from lit_loader import DataLoader, LoaderDataModule, OptionError
 from tests.parity.tools import wait_gone
@@ -36,47 +33,7 @@ pytestmark = [
 ]
 
 
-class Spy(DataLoader[Any]):
-    """Keeps the iterators that are asked for."""
-
-    def __iter__(self) -> Any:
-        iterator = super().__iter__()
-        self.__dict__.setdefault("iterators", []).append(weakref.ref(iterator))
-        return iterator
-
-
-def spies() -> LoaderDataModule:
-    """A data module of spies, which it keeps in `.spies`."""
-
-    class Spying(LoaderDataModule):
-        spies: dict[str, Spy] = {}  # noqa: RUF012
-
-        def make_loader(self, split: str, *_: Any) -> Spy:
-            options = {"batch_size": 4, "seed": 5}
-            sampler = RandomSampler(range(12)) if split == "train" else None
-            spy = self.spies[split] = Spy(Points(), sampler=sampler, **options)
-            self._loaders.add(spy)
-            return spy
-
-    return Spying(dict.fromkeys(("train", "val", "test", "predict"), Points))
-
-
 # --- A. Attributes and calls ---
-
-
-def test_canary_the_sanity_checks_iterator_lives_on(tmp_path: Path) -> None:
-    """So workers idle once the last batch is out, rather than wait for their iterator's end."""
-    alive: list[int] = []
-
-    class Counting(Callback):
-        def on_train_batch_start(self, *_: Any) -> None:
-            gc.collect()
-            iterators = data.spies["val"].__dict__["iterators"]
-            alive.append(sum(iterator() is not None for iterator in iterators))
-
-    data = spies()
-    quiet_trainer(tmp_path, callbacks=[Counting()]).fit(Noting(), data)
-    assert alive == [1, 1, 1]
 
 
 @pytest.fixture
@@ -269,21 +226,6 @@ def test_a_given_dataset_goes_before_the_subclass(tmp_path: Path) -> None:
     assert data.calls == ["train"]
 
 
-def test_several_datasets_by_subclass() -> None:
-    class Two(LoaderDataModule):
-        splits = ("train",)
-
-        def make_dataset(self, split: str) -> Any:
-            return {"long": Points(8), "short": lambda: Points(4)}
-
-    data = Two(loader={"batch_size": 4})
-    data.setup("fit")
-    assert {name: len(loader) for name, loader in data.train_dataloader().items()} == {
-        "long": 2,
-        "short": 1,
-    }
-
-
 def test_a_subclass_that_makes_nothing() -> None:
     class Nothing(LoaderDataModule):
         def make_dataset(self, split: str) -> Any:
@@ -295,18 +237,6 @@ def test_a_subclass_that_makes_nothing() -> None:
         "make_dataset('train') must return a dataset, got NoneType: where there is none, leave "
         "'train' out of the class attribute splits"
     )
-
-
-@pytest.mark.parametrize("per_node", [True, False])
-def test_data_is_prepared_once(per_node: bool, tmp_path: Path) -> None:
-    class Prepared(Made):
-        def prepare_data(self) -> None:
-            self.calls.append("prepared")
-
-    data = Prepared(loader={"batch_size": 4})
-    data.prepare_data_per_node = per_node
-    quiet_trainer(tmp_path).fit(Noting(), data)
-    assert data.calls == ["prepared", "train", "val"]
 
 
 SEEN = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
@@ -323,13 +253,3 @@ def test_canary_indices_come_from_lightnings_own_wrapper_alone(tmp_path: Path) -
     alike = type("Alike", (), {"batch_sampler": type("", (), {"seen_batch_indices": SEEN})})
     with pytest.warns(UserWarning, match="Couldn't infer the batch indices"):
         assert loop._get_batch_indices(alike) == []
-
-
-@pytest.mark.parametrize("options", [{"in_order": False}, {"on_sample_error": "skip"}])
-def test_indices_that_are_not_certain_are_not_told(options: Any, tmp_path: Path) -> None:
-    wrapper = _IndexBatchSamplerWrapper(DataLoader(Points(), 4).batch_sampler)
-    loader = DataLoader(Points(), batch_sampler=wrapper, **options)
-    assert [len(batch) for batch in loader] == [4, 4, 4]
-    assert len(loader) == 3
-    with pytest.warns(UserWarning, match="Couldn't infer the batch indices"):
-        assert quiet_trainer(tmp_path).predict_loop._get_batch_indices(loader) == []

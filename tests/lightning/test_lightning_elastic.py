@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn, optim
 
-from lit_loader import DataLoader, LoaderDataModule, StateError
+from lit_loader import DataLoader, LoaderDataModule
 from tests.support import older_lightning  # noqa: F401
 from tests.support.exact import Augmented, digest
 
@@ -232,12 +232,6 @@ def test_a_limit_that_is_reached_by_the_conversion(tmp_path: Path) -> None:
     _, model = fit(2, checkpoint=tmp_path / "a.ckpt", limit_train_batches=5)
     _, expected = fit(2, limit_train_batches=5)
     assert model.seen == expected.seen[5:]
-
-
-def test_a_position_within_a_batch_is_refused(tmp_path: Path) -> None:
-    fit(4, Saver(tmp_path / "a.ckpt", "batch", 1), fail=2)
-    with pytest.raises(StateError, match="position of 4 samples is not a multiple of batch_size"):
-        fit(8, checkpoint=tmp_path / "a.ckpt")
 
 
 @pytest.mark.parametrize("mode", ["max_size_cycle", "max_size", "min_size"])

@@ -11,7 +11,6 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter, LearningRateFinder
-from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import IterableDataset, WeightedRandomSampler
 
@@ -175,16 +174,6 @@ def test_memory_validated_in_is_trained_in(
 
 
 # --- the Tuner ---
-
-
-def test_batch_size_found_is_trained_with(tmp_path: Path) -> None:
-    data, model = module(), Noting()
-    trainer = quiet_trainer(tmp_path, num_sanity_val_steps=0)
-    Tuner(trainer).scale_batch_size(model, datamodule=data, max_trials=1, steps_per_trial=1)
-    data.batch_size = 6
-    model.steps.clear()
-    trainer.fit(model, data)
-    assert [len(batch) for batch in model.seen("train")] == [6, 6]
 
 
 @needs_2_6

@@ -475,14 +475,6 @@ def test_the_callback_without_the_data_module(stop: int, tmp_path: Path) -> None
     assert fit(-1, tmp_path / "a.ckpt") == expected[stop + 2 :]
 
 
-def test_what_a_checkpoint_has(tmp_path: Path) -> None:
-    saver = Saver(tmp_path / "a.ckpt", "batch", 3)
-    checkpointed(tmp_path, Setting().data(2), saver, fail=4)
-    saved = torch.load(tmp_path / "a.ckpt", weights_only=True)
-    [ours] = saved["loops"]["fit_loop"]["state_dict"]["combined_loader"]
-    assert (ours["epoch"], ours["batches"], ours["samples"]) == (0, 3, 12)
-
-
 def test_a_checkpoint_before_anything_was_restored(tmp_path: Path) -> None:
     """Of a resumed training that cannot make its loader."""
 

@@ -357,12 +357,6 @@ def test_matplotlib_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     LoaderMonitor(trace=True)
 
 
-@pytest.mark.parametrize("keep", [0, -1, 2.5, True, None])
-def test_keep_is_checked(keep: Any) -> None:
-    with pytest.raises(OptionError, match=f"keep must be a whole number .* got keep={keep!r}"):
-        LoaderMonitor(keep=keep)
-
-
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,23 +146,6 @@ def states_after(*steps: int) -> list[dict[str, Any]]:
     return states
 
 
-def test_the_first_rank_gets_the_others_states(store: HashStore) -> None:
-    first, second = RankStates(), RankStates()
-    for steps in (1, 1, 3, 0):  # twice at the same place: two checkpoints are written there
-        states = states_after(steps, steps)
-        assert second.merged(states[1:], 0, steps) == states[1:]
-        assert first.merged(states[:1], 0, steps) == [lit_loader.merge_states(states)]
-    assert not store.num_keys()
-
-
-def test_the_first_rank_waits_for_the_others(store: HashStore) -> None:
-    states = states_after(2, 2)
-    thread = threading.Thread(target=RankStates().merged, args=(states[1:], 0, 2))
-    thread.start()
-    assert RankStates().merged(states[:1], 0, 2) == [lit_loader.merge_states(states)]
-    thread.join()
-
-
 def test_a_rank_that_does_not_come(store: HashStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_states, "PATIENCE", 0.01)
     states = states_after(2, 2)
@@ -210,21 +192,6 @@ def test_a_state_with_arrays(shards: int | None, tmp_path: Path) -> None:
     path = tmp_path / "one.ckpt"
     first = fit(None, callbacks=[SaveAt(path, 2)], max_steps=2)
     assert first + fit(path) == fit(None)
-
-
-def test_states_with_arrays_are_put_together(store: HashStore) -> None:
-    states = states_after(2, 2)
-    for state in states:
-        for part in state["readers"]:
-            part[2] = {"dataset": {"held": [np.arange(3.0), torch.zeros(2), object()]}}
-    RankStates().merged(states[1:], 0, 2)
-    merged = RankStates().merged(states[:1], 0, 2)
-    assert len(merged[0]["readers"]) == SHARDS
-
-
-def test_without_a_job_nothing_is_merged() -> None:
-    states = states_after(2, 2)
-    assert RankStates().merged(states[:1], 0, 2) == states[:1]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

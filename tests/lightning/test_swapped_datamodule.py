@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
-import weakref
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -135,11 +133,6 @@ def test_options_of_a_loader(name: str) -> None:
     assert (made.sampler is SAMPLER) == (name == "sampler")
     assert (made.batch_sampler is BATCH_SAMPLER) == (name == "batch sampler")
     assert len(made) == len(TorchLoader(POINTS, **given))
-
-
-def test_the_start_method_is_kept() -> None:
-    options = options_of(TorchLoader(POINTS, num_workers=1, multiprocessing_context="spawn"))
-    assert DataLoader(POINTS, **options).multiprocessing_context.get_start_method() == "spawn"
 
 
 @pytest.mark.parametrize(
@@ -361,18 +354,6 @@ def test_attributes_are_those_of_the_wrapped_one() -> None:
     assert own.batch_size == 3
 
 
-@pytest.mark.parametrize("logged", [True, False])
-def test_hyperparameters_are_logged_as_before(logged: bool) -> None:
-    class Quiet(LightningDataModule):
-        def __init__(self, classes: int = 3) -> None:
-            super().__init__()
-            self.save_hyperparameters(logger=logged)
-
-    data = swapped(Quiet())
-    assert data.hparams_initial == {"classes": 3}
-    assert data._log_hyperparams is logged  # private; Lightning keeps it nowhere else
-
-
 def test_travels_to_other_processes() -> None:
     data = swapped(num_workers=1)
     data.setup("fit")
@@ -381,16 +362,6 @@ def test_travels_to_other_processes() -> None:
     loader = copy.train_dataloader()
     assert (loader.num_workers, len(loader), len(kept)) == (1, 3, 3)
     assert not hasattr(copy, "test_dataloader")
-
-
-def test_loaders_end_with_it() -> None:
-    data = swapped()
-    data.setup("fit")
-    loader = data.train_dataloader()
-    held = weakref.ref(loader)
-    del loader
-    gc.collect()
-    assert held() is None
 
 
 def test_hooks_that_were_put_onto_it() -> None:
@@ -405,19 +376,3 @@ def test_hooks_that_were_put_onto_it() -> None:
         assert type(data.train_dataloader()) is DataLoader
         assert type(own.train_dataloader()) is TorchLoader
         assert not is_overridden("val_dataloader", data)
-
-
-def test_two_of_one_data_module() -> None:
-    own = Own()
-    one, two = swapped(own, batch_size=2), swapped(own, batch_size=6)
-    own.setup("fit")
-    assert [len(each.train_dataloader()) for each in (one, own, two)] == [6, 3, 2]
-
-
-def test_a_method_of_the_name_close_stays_the_users() -> None:
-    class Closing(Own):
-        def close(self) -> str:
-            return "the user's"
-
-    assert swapped(Closing()).close() == "the user's"
-    assert swapped().close() is None

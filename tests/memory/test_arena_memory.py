@@ -137,53 +137,6 @@ def test_nothing_is_mapped_or_given_back_while_nothing_changes(
 
 
 @needs_memfd
-def test_a_burst_of_held_batches_is_given_back_at_the_epochs_end() -> None:
-    arena = Arena(64, in_flight=DEPTH)
-    consumer = Consumer(arena, lambda _: BATCH, hold=60)
-    consumer.take(200)
-    assert blocks(arena) >= 60 * BATCH
-    consumer.let_go()
-    consumer.held = deque(maxlen=2)
-    consumer.epochs(1)
-    assert blocks(arena) <= (2 * DEPTH + 2) * BATCH
-    consumer.let_go()
-    arena.close()
-
-
-@needs_memfd
-@pytest.mark.parametrize("peak", ["many", "large"])
-def test_a_peak_is_over_in_the_epoch_after_the_next(peak: str) -> None:
-    arena = Arena(64, in_flight=DEPTH)
-    large = 20 * BATCH if peak == "large" else BATCH
-    consumer = Consumer(arena, lambda number: large if number < 120 else BATCH, hold=110)
-    consumer.take(150)
-    assert blocks(arena) >= 110 * BATCH
-    consumer.let_go()
-    consumer.held = deque(maxlen=2)
-    consumer.epochs(2)
-    assert blocks(arena) <= (2 * DEPTH + 2) * BATCH
-    consumer.let_go()
-    arena.close()
-
-
-@needs_memfd
-@pytest.mark.parametrize("many", [30, 100, 120])
-def test_batches_gathered_and_dropped_in_turn_keep_their_memory(
-    calls: list[str], many: int
-) -> None:
-    """As long as no more are gathered than slots may be held."""
-    arena = Arena(64, in_flight=DEPTH)
-    consumer = Consumer(arena, lambda _: PAGE, hold=many)
-    for turn in range(2_000 // many):
-        consumer.take(many)
-        consumer.let_go()
-        if turn == 400 // many:
-            calls.clear()
-    assert calls == []
-    arena.close()
-
-
-@needs_memfd
 def test_threads_never_meet_a_slot_that_is_being_emptied() -> None:
     """Memory is given back all the time, never of a slot in use."""
     arena = Arena(64, in_flight=8, held=4, budget=10 * BATCH)
@@ -237,22 +190,6 @@ def test_batches_that_the_garbage_collector_finds() -> None:
 
 
 @needs_memfd
-@pytest.mark.parametrize("hold", [1, 2, 10, 100])
-@pytest.mark.parametrize("batches", [1, 2, 3, 6, 20])
-def test_the_peak_stays_within_the_budget(batches: int, hold: int) -> None:
-    """Also while as many batches as ever are held: those beyond the budget are copies."""
-    budget = batches * BATCH
-    arena = Arena(64, in_flight=DEPTH, budget=budget)
-    consumer = Consumer(arena, lambda number: BATCH - number % 5 * 100, hold)
-    consumer.take(400)
-    assert consumer.peak <= budget * 1.1
-    assert arena.resident <= budget * 1.1
-    assert consumer.most == min(DEPTH, batches)
-    consumer.let_go()
-    arena.close()
-
-
-@needs_memfd
 def test_a_change_of_sizes_under_a_budget() -> None:
     """What is under way is larger than could be known; from then on it is kept within bounds."""
     budget = 8 * BATCH
@@ -265,26 +202,6 @@ def test_a_change_of_sizes_under_a_budget() -> None:
     assert 4 * BATCH < consumer.peak <= budget * 1.1
     consumer.epochs(3)
     assert consumer.arena.room(0) > 20
-    consumer.let_go()
-    arena.close()
-
-
-@needs_memfd
-def test_a_batch_larger_than_the_budget_comes_alone_and_is_told_of_once() -> None:
-    arena = Arena(64, in_flight=DEPTH, budget=BATCH)
-    consumer = Consumer(arena, lambda number: BATCH if number < 5 else 10 * BATCH)
-    consumer.take(5)
-    assert arena.overrun() is None
-    consumer.take(20)
-    text = arena.overrun()
-    assert text is not None
-    assert f"a batch of {10 * BATCH} bytes is larger than memory_budget={BATCH}" in text
-    assert "\n" not in text
-    consumer.most = 0
-    consumer.take(20)
-    assert arena.overrun() is None
-    assert consumer.most == 1
-    assert blocks(arena) <= 10 * BATCH
     consumer.let_go()
     arena.close()
 

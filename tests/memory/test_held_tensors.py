@@ -120,18 +120,6 @@ def give(arena: Arena, value: int, nbytes: int = MB) -> list[Any]:
     return [held.at(0)[0], held.at(middle)[0]]
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_part_that_is_kept_holds_few_batches(which: int) -> None:
-    """The first ones in their slots, each further one alone and private."""
-    arena = Arena(64, in_flight=2)
-    held = [give(arena, number)[which] for number in range(100)]
-    assert arena.leased <= 20
-    assert all((part == number % 251).all() for number, part in enumerate(held))
-    held.clear()
-    assert arena.leased == 0
-    arena.close()
-
-
 def test_threads_and_the_collector_drop_parts() -> None:
     """No slot has a new batch while something looks into it."""
     arena = Arena(64, in_flight=8, held=20)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
-from lit_loader import DataLoader, LoaderDataModule, OptionError, StateError
+from lit_loader import DataLoader, OptionError, StateError
 from lit_loader.data.mixture import MixtureDataset
 from lit_loader.data.mixture_sampler import MixtureSampler
 from lit_loader.data.mixture_schedule import Schedule
@@ -224,15 +224,6 @@ def test_ranks_share_the_stream_and_resume_elastically() -> None:
     resumed = loader(1, 0)
     resumed.load_state_dict(through_file(ranks[1].state_dict()))
     assert [batch.tolist() for batch in resumed] == whole[3:]
-
-
-def test_a_data_module_makes_it_from_factories() -> None:
-    def by_weight(dataset: MixtureDataset) -> MixtureSampler:
-        return MixtureSampler(dataset, epoch_length=100)
-
-    data = LoaderDataModule({"train": mixture}, {"batch_size": 10}, train={"sampler": by_weight})
-    data.setup("fit")
-    assert len(list(data.train_dataloader())) == 10
 
 
 @pytest.mark.parametrize(

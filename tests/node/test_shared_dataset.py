@@ -279,6 +279,16 @@ def test_refusals(arguments: Any, message: str) -> None:
         shared_dataset(*arguments)
 
 
+def asks_for_itself() -> Any:
+    return shared_dataset(asks_for_itself, "v1", timeout=60)
+
+
+def test_a_factory_that_asks_for_itself() -> None:
+    for _ in range(2):  # nothing stays behind of the first
+        with pytest.raises(OptionError, match="would wait for itself"):
+            asks_for_itself()
+
+
 def test_threads_share_it(factory: Any, notes: Path) -> None:
     found: list[Any] = []
     threads = [

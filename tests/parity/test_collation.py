@@ -208,15 +208,6 @@ def test_a_view_keeps_its_batch_alive(loader_class, num_workers):
     assert np.concatenate(arrays).ravel().tolist() == list(range(400))
 
 
-def test_batches_of_growing_size(loader_class, num_workers):
-    def sample(index):
-        return torch.full((10 ** (2 * index),), index)
-
-    batches = load(loader_class, num_workers, sample, batch_size=1)
-    assert [batch.numel() for batch in batches] == [1, 100, 10_000, 1_000_000]
-    assert [int(batch.max()) for batch in batches] == [0, 1, 2, 3]
-
-
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.uint16, torch.uint32, torch.uint64, torch.float16, torch.bfloat16, torch.float32,
@@ -296,12 +287,6 @@ def test_tensors_that_share_storage_still_do(loader_class, num_workers):
     assert turned[2, 1] == 50
 
 
-def test_a_small_view_of_a_large_tensor(loader_class, num_workers):
-    large = torch.arange(1_000_000)
-    batch = load(loader_class, num_workers, lambda i: large[i : i + 2], collate_fn=as_is)[1]
-    assert [view.tolist() for view in batch] == [[2, 3], [3, 4]]
-
-
 ARRAYS = {
     "float16": np.arange(4, dtype=np.float16),
     "big-endian": np.arange(4, dtype=">i4"),
@@ -361,14 +346,6 @@ def test_python_objects_pass_unchanged(loader_class, num_workers):
         assert batch == OBJECTS[name]
 
 
-def test_many_small_tensors(loader_class, num_workers):
-    def sample(index):
-        return [torch.tensor([index, position]) for position in range(300)]
-
-    batch = load(loader_class, num_workers, sample, batch_size=None)[3]
-    assert [tensor.tolist() for tensor in batch] == [[3, position] for position in range(300)]
-
-
 @pytest.mark.parametrize(
     ("sample", "error"),
     [
@@ -384,17 +361,3 @@ def test_many_small_tensors(loader_class, num_workers):
 def test_what_cannot_be_collated(loader_class, num_workers, sample, error):
     with raises(error):
         load(loader_class, num_workers, sample)
-
-
-def test_inference_mode_in_the_consumer(loader_class, num_workers):
-    with torch.inference_mode():
-        batches = load(loader_class, num_workers, lambda i: torch.tensor([float(i)]))
-        assert [batch.flatten().tolist() for batch in batches] == [[0, 1], [2, 3]]
-
-
-def test_no_grad_in_the_consumer(loader_class, num_workers):
-    with torch.no_grad():
-        batches = load(loader_class, num_workers, lambda i: torch.tensor([float(i)]))
-    weight = torch.ones(1, requires_grad=True)
-    (batches[0] * weight).sum().backward()
-    assert weight.grad.item() == 1

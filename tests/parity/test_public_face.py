@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import pickle
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -23,9 +21,6 @@ DOCUMENTED = {
 }
 """Methods that torch's class does not have; the options, as attributes, come on top."""
 
-REPLAYED = {"_loaded_state", "_copies_to"}
-"""Set again by Lightning on a loader that it rebuilds: what a hook has asked of the one before."""
-
 
 def public(thing: Any) -> set[str]:
     return {name for name in dir(thing) if not name.startswith("_")}
@@ -37,77 +32,12 @@ def test_the_class_shows_what_is_documented() -> None:
     assert all(getattr(DataLoader, name).__doc__ for name in DOCUMENTED)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_loader_in_use_shows_no_more(workers: int) -> None:
-    with DataLoader(Numbers(), 2, num_workers=workers, persistent_workers=workers > 0) as loader:
-        next(iter(loader))
-        loader.load_state_dict(loader.state_dict())
-        shown = public(loader) - public(TorchLoader(Numbers(), 2)) - DOCUMENTED
-    assert shown == set(LoaderConfig.__dataclass_fields__) - public(TorchLoader(Numbers())) - {
-        "shuffle"  # shown by the sampler
-    }
-
-
-class HookError(Exception):
-    pass
-
-
-@pytest.fixture
-def wrapped() -> None:
-    """As after two hooks that raised while Lightning had them make loaders."""
-    data = pytest.importorskip("lightning.fabric.utilities.data")
-    for _ in range(2):
-        with pytest.raises(HookError), data._replace_dunder_methods(TorchLoader, "dataset"):
-            raise HookError
-
-
 class Stream(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(10))
 
     def __len__(self) -> int:
         return 10
-
-
-def record(loader: Any) -> set[str]:
-    """Names of what Lightning would set again."""
-    return {args[0] for args, _ in vars(loader).get("__pl_attrs_record", ())}
-
-
-@pytest.mark.usefixtures("wrapped")
-@pytest.mark.filterwarnings("ignore:Stream has no state_dict")
-@pytest.mark.parametrize("dataset", [Numbers(), DATA, Stream()], ids=["map", "table", "iterable"])
-@pytest.mark.parametrize("workers", [0, 1])
-def test_nothing_of_ours_is_recorded_after_a_hook_that_raised(dataset: Any, workers: int) -> None:
-    options: Any = {"num_workers": workers, "persistent_workers": workers > 0}
-    with DataLoader(dataset, 2, check_exactness=1 if workers else 0, **options) as loader:
-        for epoch in range(3):
-            loader.set_epoch(epoch)
-            assert len(list(loader)) == len(loader) == 5
-        iterator = iter(loader)
-        next(iterator)
-        loader.commit()
-        state = loader.state_dict()
-        loader.load_state_dict(state)
-        loader.copy_ahead(torch.device("cuda"), print)
-        loader.copy_ahead(torch.device("cpu"), print)
-        assert loader._iterator in (iterator, None)  # a table is read without workers
-        assert loader.statistics().batches > 0
-        assert record(loader) == REPLAYED
-        for again in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader)), copy.copy(loader)):
-            assert again.state_dict() == state
-            assert len(list(again)) == 4
-            assert record(again) == REPLAYED
-            again.close()
-
-
-@pytest.mark.usefixtures("wrapped")
-def test_what_a_program_sets_is_recorded_once() -> None:
-    loader = DataLoader(DATA, 2, num_workers=1)
-    loader.multiprocessing_context = "spawn"  # type: ignore[assignment]
-    loader.timeout = 3
-    assert record(loader) == {"multiprocessing_context", "timeout"}
-    assert len(vars(loader)["__pl_attrs_record"]) <= 4  # by either of the wrappers
 
 
 def test_a_rebuilt_loader_has_what_a_hook_has_asked_for() -> None:

@@ -335,6 +335,7 @@ def test_ranks_that_are_seeded_differently_share_one_order(monkeypatch: Any) -> 
     assert DataLoader(DATA, sampler=sampler, generator=generator)._core.base_seed() == 8
 
 
+@pytest.mark.filterwarnings("ignore:the state was taken with seed=")
 def test_a_state_goes_from_ranks_to_one_process_and_back() -> None:
     """Where there are ranks, Lightning puts a DistributedSampler in; where there is one, none."""
 

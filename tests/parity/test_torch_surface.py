@@ -114,34 +114,6 @@ def test_a_new_iterator_has_workers_of_its_own(loader_class: Any, persistent: bo
         assert not worker.is_alive()
 
 
-def test_those_before_end_with_their_iterator() -> None:
-    dataset, before = Stage(), children()
-    loader = DataLoader(dataset, 3, num_workers=1, persistent_workers=True)
-    old = iter(loader)
-    next(old)
-    old_workers = {worker.pid for worker in old._workers}
-    dataset.stage = 1
-    new = loader._get_iterator()
-    assert stages([next(new)]) == {1}
-    assert stages(old) == {0}  # that one goes on with what it has
-    assert stages(new) == {1}
-    new_workers = {worker.pid for worker in new._workers}
-    assert not old_workers & new_workers
-    del old
-    assert not old_workers & children()
-    assert stages(loader) == {1}
-    assert {worker.pid for worker in new._workers} == new_workers  # __iter__ keeps them
-    first = iter(loader)
-    next(first)
-    second = loader._get_iterator()
-    next(second)
-    assert {worker.pid for worker in first._workers} == new_workers
-    assert not {worker.pid for worker in second._workers} & new_workers
-    loader.close()  # those that an iterator has kept, too
-    assert [*first._workers, *second._workers] == []
-    assert not (children() - before) & new_workers
-
-
 @pytest.mark.parametrize("table", [False, True])
 @pytest.mark.parametrize("midway", [False, True])
 def test_the_usual_reset(loader_class: Any, midway: bool, table: bool) -> None:

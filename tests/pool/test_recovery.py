@@ -134,40 +134,6 @@ def test_every_epoch_has_a_budget_of_its_own(persistent: bool, tmp_path: Path) -
     assert all("restart 1 of at most max_worker_restarts=1 in this epoch" in text for text in texts)
 
 
-def test_a_request_to_all_counts_once() -> None:
-    """As when a scheduler sends SIGTERM to every process of a job."""
-    gate, inside = Gate(), os.pipe()
-
-    def sample(index: int) -> int:
-        if not gate.wait(0):
-            os.write(inside[1], b"!")
-            gate.wait()
-        return index
-
-    iterator = iter(DataLoader(Call(sample, 30), num_workers=4, max_worker_restarts=1))
-    iterator._start = iterator._core.begin_epoch()
-    iterator._connect(iterator._start)
-    pool = iterator.pool
-    iterator._dispatch(iterator._start)
-    while len(pool.started) < 4:
-        assert pool.receive(0.0) is None  # those that are up let others start
-    count = 0
-    while count < 4:
-        count += len(os.read(inside[0], 4))
-    pids = worker_pids(iterator)
-    for pid in pids:
-        os.kill(pid, signal.SIGTERM)
-    wait_gone(pids)
-    gate.open()
-    with told(4) as texts:
-        assert ints(iterator) == list(range(30))
-    assert all("was killed by SIGTERM, at the request of another" in text for text in texts)
-    assert all("restart 1 of at most max_worker_restarts=1" in text for text in texts)
-    gate.close()
-    for end in inside:
-        os.close(end)
-
-
 @pytest.mark.parametrize("how", ["SIGKILL", "_exit"])
 def test_dying_in_worker_init_fn_is_given_up(how: str, tmp_path: Path) -> None:
     faults = Faults(tmp_path, Strike(how, "starting", times=None))

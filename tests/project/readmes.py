@@ -34,14 +34,6 @@ PAGES = {
 """These too, which name what is gone, or what is not the package's."""
 
 
-def label(text: object) -> str:
-    """A test's id: without the package's name, by which tests/conftest.py knows our threads.
-
-    pytest-timeout names a thread after the test that it watches.
-    """
-    return str(text).replace("lit_loader", "package")
-
-
 _FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", flags=re.MULTILINE | re.DOTALL)
 
 

@@ -7,17 +7,15 @@ silently: generators that nobody seeds.
 
 from __future__ import annotations
 
-import ast
 import random
 from multiprocessing import forkserver
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from lit_loader.seeding import find_generators
-from tests.project.reaches import VERSIONS, Reach, all_marks, all_reaches, reaches
+from tests.project.reaches import VERSIONS, Reach, all_marks, all_reaches
 
 TABLE = Path(__file__).with_name("reaches.md")
 
@@ -54,31 +52,6 @@ def test_no_mark_is_stale() -> None:
 
 def test_the_table() -> None:
     assert TABLE.read_text() == table(), "python -m tests.project.test_reaches writes it"
-
-
-@pytest.mark.parametrize(
-    ("code", "what"),
-    [
-        ("x._secret", "x._secret"),
-        ("getattr(x, '_secret')", "_secret"),
-        ("from torch._secret import y", "torch._secret.y"),
-        ("import ctypes", "ctypes"),
-        ("from dis import dis", "dis.dis"),
-        ("sys._getframe(1)", "sys._getframe"),
-        ("gc.get_referrers(x)", "gc.get_referrers"),
-        ("def f():\n    return 1, x._secret", "x._secret"),
-        ("self._own; x._replace(a=1); os._exit(0); x.__class__; gc.collect()", None),
-    ],
-)
-def test_what_is_one(code: str, what: str | None) -> None:
-    found = [reach.what for reach in reaches("a.py", ast.parse(code), {"_own"})]
-    assert found == ([] if what is None else [what])
-
-
-def test_where_a_mark_may_stand() -> None:
-    code = "def f():\n    a = 1\n    return (\n        x._secret\n    )\nb = 2\n"
-    [reach] = reaches("a.py", ast.parse(code), set())
-    assert sorted(reach.lines) == [0, 1, 2, 3, 4, 5]
 
 
 def uses_torch() -> object:

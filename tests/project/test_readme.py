@@ -15,8 +15,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -35,7 +33,6 @@ from tests.project.readmes import (
     anchors,
     documented,
     fenced,
-    label,
     links,
     rows,
     section,
@@ -84,10 +81,9 @@ def test_options_are_those_of_the_code() -> None:
 # --- links, names ---
 
 
-@pytest.mark.parametrize("name", PAGES, ids=label)
-def test_links_lead_somewhere(name: str) -> None:
-    page = PAGES[name]
-    for link in links(page):
+def test_links_lead_somewhere() -> None:
+    for name, link in ((page, link) for page in PAGES for link in links(PAGES[page])):
+        page = PAGES[name]
         path, _, anchor = link.partition("#")
         if "://" in link:
             continue
@@ -123,11 +119,11 @@ def test_packages_import_those_above_them() -> None:
     assert {name: used[name] - above[name] for name in named if used[name] - above[name]} == {}
 
 
-@pytest.mark.parametrize("package", sorted(path.parent.name for path in PACKAGE.glob("*/*.md")))
-def test_a_package_s_page_lists_its_files(package: str) -> None:
-    (listed, *_) = fenced(PACKAGE / package / "README.md", "")
-    files = {path.name for path in (PACKAGE / package).glob("*.py")} - {"__init__.py"}
-    assert set(re.findall(r"^(\w+\.py)\b", listed, flags=re.MULTILINE)) == files
+def test_a_package_s_page_lists_its_files() -> None:
+    for page in PACKAGE.glob("*/*.md"):
+        (listed, *_) = fenced(page, "")
+        files = {path.name for path in page.parent.glob("*.py")} - {"__init__.py"}
+        assert set(re.findall(r"^(\w+\.py)\b", listed, flags=re.MULTILINE)) == files, page
 
 
 # --- modules that are named anywhere ---
@@ -241,19 +237,11 @@ def quoted() -> list[str]:
     return [message for row in ours for message in re.findall(r"`([^`]+)`", row[0])]
 
 
-def test_troubleshooting_can_be_read() -> None:
-    """What explains itself needs no entry: there are few."""
-    table = [row for rows_of_one in entries().values() for row in rows_of_one]
-    assert 20 <= len(table) <= 40
-    assert all(len(row) == 3 and all(row) for row in table)
-    assert len(quoted()) == len(set(quoted())) >= 20
-
-
-@pytest.mark.parametrize("message", quoted(), ids=label)
-def test_messages_occur_in_the_source(message: str) -> None:
-    fixed = [part for whole in message.split("…") if (part := whole.strip(" ,.;:"))]
-    assert max(map(len, fixed)) >= 12, "too short to be told from others"
-    assert any(all(part in module for part in fixed) for module in strings())
+def test_messages_occur_in_the_source() -> None:
+    for message in quoted():
+        fixed = [part for whole in message.split("…") if (part := whole.strip(" ,.;:"))]
+        assert max(map(len, fixed)) >= 12, f"{message} is too short to be told from others"
+        assert any(all(part in module for part in fixed) for module in strings()), message
 
 
 if __name__ == "__main__":

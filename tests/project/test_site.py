@@ -6,18 +6,14 @@ The site is built here where mkdocs is installed, ``pip install -c constraints.t
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
 from html.parser import HTMLParser
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from urllib.parse import unquote
 
 import pytest
@@ -126,47 +122,3 @@ def test_agents_are_led_to_every_page_of_the_guide(site: Path) -> None:
     links = re.findall(r"\]\((.*?)\)", (site / "llms.txt").read_text(encoding="utf-8"))
     assert links[0] == ".agents/skills/lit-loader/SKILL.md"
     assert len(links) > 35 and all((site / link).is_file() for link in links)
-
-
-# --- in a browser ---
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture(scope="module")
-def address(site: Path) -> Iterator[str]:
-    pytest.importorskip("PyQt6.QtWebEngineCore", exc_type=ImportError)
-    with ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(site))
-    ) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-@pytest.mark.parametrize(
-    ("page", "words", "found"),
-    [
-        ("index.html", "prefetch_factor", "conf/index.html"),
-        ("api/DataLoader.html", "state_dict", "api/DataLoader.html"),
-        ("conf/index.html", "WorkerDiedError", "api/errors.html"),
-        ("lit_loader/TROUBLESHOOTING.html", "cannot be pickled", "TROUBLESHOOTING.html"),
-    ],
-    ids=["start", "api", "options", "troubleshooting"],
-)
-def test_a_browser_shows_and_searches_it(address: str, page: str, words: str, found: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "tests/support/browser.py", f"{address}/{page}", words],
-        cwd=ROOT, text=True, capture_output=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout.splitlines()[-1])
-    assert seen["console"] == seen["broken"] == []
-    assert "lit_loader" in seen["title"] and seen["height"] > 500
-    assert seen["overflow"] <= 0, "wider than the screen"
-    assert any(found in link for link in seen["found"])

@@ -13,8 +13,6 @@ import pytest
 import lit_loader
 from lit_loader.errors import WorkerRestartWarning
 from lit_loader.statistics.auto_workers import AutoWorkers
-from lit_loader.statistics.records import BatchRecord
-from lit_loader.statistics.window import MOST, Window
 from tests.remote.test_remote_loader import Drawn, frozen
 from tests.support.remote_threads import ThreadWorkers
 from tests.tuning.test_auto_workers import Endless, by_chance
@@ -102,30 +100,3 @@ def test_remote_workers_are_nobody_here(tmp_path: Path, monkeypatch: pytest.Monk
         assert memory is not None and len(memory.workers) == 4
         found += [frozen(batch) for batch in batches]
         assert found == expected
-
-
-def record(made_by: int, **fields: int) -> BatchRecord:
-    known = dict.fromkeys(BatchRecord._fields, 0)
-    known |= {"worker": made_by, "step": 1_000_000}
-    return BatchRecord(**{**known, **fields})
-
-
-def test_batches_from_elsewhere_cost_nothing_here() -> None:
-    ms = 1_000_000
-    window = Window()
-    for place in range(4):
-        at = 100 * ms * place
-        window.add(record(0, began=at, fetch=40 * ms, processor=30 * ms, asked=at + 41 * ms))
-        window.add(  # it came 20 ms after it was asked for, and took 300 elsewhere
-            record(1024, fetch=300 * ms, asked=at + 50 * ms, arrived=at + 70 * ms, wait=25 * ms)
-        )
-    assert len(window) == 4
-    load = window.take(1)
-    assert (load.batches, load.remote) == (4, 0.5)
-    assert load.worker == pytest.approx(0.040) and load.processor == pytest.approx(0.030)
-    assert load.wait == pytest.approx(0.010)
-    assert load.step == pytest.approx(0.001 + 0.0025)
-    assert load.waits and load.lacking
-    for _ in range(2 * MOST):
-        window.add(record(1024))
-    assert len(window) == 0 and len(window._records) == MOST

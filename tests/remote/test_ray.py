@@ -5,14 +5,10 @@ Takes 100 MB of /dev/shm a node, and 20 to 60 seconds a test.
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -20,20 +16,16 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-import lit_loader
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 from tests.remote.test_auto_beside_remote import compare_while_resized
 from tests.remote.test_remote_loader import (
-    PROGRAM,
     Broken,
     Drawn,
     collate,
     compare_until,
-    epochs,
-    frozen,
     loader_of,
 )
-from tests.support.ray_nodes import NEEDS_RAY, ROOT, Node, at, cluster, joined, joining
+from tests.support.ray_nodes import NEEDS_RAY, Node, at, cluster, joined, joining
 
 pytestmark = NEEDS_RAY
 
@@ -82,17 +74,6 @@ def test_batches_are_those_of_one_process_and_nothing_is_left(nodes: list[Node])
 def test_exactness(nodes: list[Node], here: int, there: int, seeding: str) -> None:
     with loader_of(Drawn(), here, there, at(nodes), seeding=seeding) as loader:
         compare_until(lambda: joined(loader), loader, Drawn(), seeding=seeding)
-
-
-@pytest.mark.slow
-def test_an_error_has_type_traceback_index_and_node(nodes: list[Node]) -> None:
-    with (
-        loader_of(Broken(), 0, 1, at(nodes), shuffle=False) as loader,
-        pytest.raises(ValueError, match="sample 7 is broken\nin remote worker 0 .node"),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore", WorkerRestartWarning)
-        list(loader)
 
 
 @pytest.mark.slow
@@ -251,33 +232,3 @@ def test_a_runtime_environment_that_fails_is_told_of(nodes: list[Node], here: in
             warned = compare_until(lambda: True, loader, Calm())
             loader.set_epoch(0)
     assert "did not come up (RuntimeEnvSetupError: Failed to set up" in warned[0]
-
-
-@pytest.mark.slow
-def test_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    expected = next(epochs(Drawn()))
-    remote = lit_loader.RayWorkers(address="127.0.0.1:9", patience=1.0)
-    with (
-        loader_of(Drawn(), 0, 2, remote) as loader,
-        pytest.raises(LoaderError, match="no Ray cluster can be reached at remote.address="),
-    ):
-        next(iter(loader))
-    with loader_of(Drawn(), 1, 2, remote) as loader:
-        assert [frozen(batch) for batch in loader] == expected
-
-
-@pytest.mark.slow
-def test_a_training_process_that_is_killed_leaves_nothing(
-    nodes: list[Node], tmp_path: Path
-) -> None:
-    program = tmp_path / "program.py"
-    config = repr(at(nodes)).replace("RayWorkers(", "lit_loader.RayWorkers(")
-    text = PROGRAM.replace("ThreadWorkers(sys.argv[1])", config)
-    program.write_text(text.replace("import os", "import lit_loader, os"))
-    ended = subprocess.run(
-        [sys.executable, program], env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=200
-    )
-    assert ended.returncode == -signal.SIGKILL
-    _, alive = psutil.wait_procs(nodes[0].processes("RemoteWorker"), timeout=60)
-    assert not alive

@@ -202,12 +202,6 @@ def test_an_epoch_that_is_left_leaves_nothing_to_the_next_one(
                 break
 
 
-def test_batches_that_do_not_fit_their_slots_get_larger_ones(tmp_path: Path) -> None:
-    remote = ThreadWorkers(str(tmp_path))
-    with loader_of(Large(), 0, 1, remote, memory_budget=1 << 26) as loader:
-        assert not compare_until(lambda: True, loader, Large())
-
-
 def test_an_error_comes_with_type_traceback_index_and_node(tmp_path: Path) -> None:
     remote = ThreadWorkers(str(tmp_path))
     with loader_of(Broken(), 0, 2, remote, shuffle=False) as loader:
@@ -298,17 +292,6 @@ def test_relays_that_are_killed_again_and_again_are_done_without(tmp_path: Path)
         warned += compare_until(lambda: True, loader, Drawn())
     assert remote.count("joined") == 3
     assert "for the 3rd time. The workers of this machine go on without" in warned[2]
-
-
-@pytest.mark.slow
-def test_relays_that_had_served_for_long_are_replaced_as_often(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lit_loader.remote.starter._ROW", 0.0)
-    remote = ThreadWorkers(str(tmp_path), kills_relay_at=tuple(range(LENGTH)), in_flight=1)
-    with loader_of(Drawn(), 1, 1, remote) as loader:
-        warned = compare_until(lambda: len(remote.killed) >= 5, loader, Drawn())
-    assert all("Another one was started, and nothing is lost" in text for text in warned)
 
 
 @pytest.mark.slow

@@ -51,16 +51,8 @@ class NumpyGenerator(Ordered):
         return self.rng.permutation(LENGTH).tolist()
 
 
-class Twister(NumpyGenerator):
-    bits = np.random.MT19937
-
-
 class Philox(NumpyGenerator):
     bits = np.random.Philox
-
-
-class SFC(NumpyGenerator):
-    bits = np.random.SFC64
 
 
 class Legacy(Ordered):
@@ -79,14 +71,6 @@ class TorchGenerator(Ordered):
 
     def order(self) -> Any:
         return torch.randperm(LENGTH, generator=self.rng).tolist()
-
-
-class Spawns(Ordered):
-    def __init__(self) -> None:
-        self.rng = np.random.default_rng(1)
-
-    def order(self) -> Any:
-        return self.rng.spawn(1)[0].permutation(LENGTH).tolist()
 
 
 class Lazy(Ordered):
@@ -141,7 +125,7 @@ class Batches:
 
 
 SAMPLERS = [
-    *(PythonGenerator, NumpyGenerator, Twister, Philox, SFC, Legacy, TorchGenerator, Spawns, Lazy),
+    *(PythonGenerator, NumpyGenerator, Philox, Legacy, TorchGenerator, Lazy),
     *(Both, ToldEpochs, Batches),
 ]
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler
 from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader
@@ -51,16 +50,6 @@ class Own:
 
     def note(self, epoch: int) -> None:
         raise NotImplementedError
-
-
-class Public(Own):
-    epoch = 0
-
-    def current(self) -> int:
-        return self.epoch
-
-    def note(self, epoch: int) -> None:
-        self.epoch = epoch
 
 
 class Private(Own):
@@ -103,23 +92,6 @@ class Prebuilt(Own):
         self.batches = [order[at : at + 2] for at in range(0, LENGTH, 2)]
 
 
-class Inner(Prebuilt):
-    """A batch sampler that tells the one inside of it."""
-
-    def __init__(self) -> None:
-        self.sampler = Private()
-        self.told = []
-
-    def __len__(self) -> int:
-        return LENGTH // 2
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(BatchSampler(self.sampler, 2, False))
-
-    def note(self, epoch: int) -> None:
-        self.sampler.set_epoch(epoch)
-
-
 class Lazy(Private):
     """Looks at its epoch when it is drawn from."""
 
@@ -127,11 +99,11 @@ class Lazy(Private):
         yield from order_of(self._epoch)
 
 
-TOLD = [Public, Private, Reseeded, Prebuilt, Inner, Lazy]
+TOLD = [Private, Reseeded, Prebuilt, Lazy]
 
 
 def options_of(sampler: Any) -> dict[str, Any]:
-    batched = isinstance(sampler, (Prebuilt, Triples))
+    batched = isinstance(sampler, Prebuilt)
     return {"batch_sampler": sampler} if batched else {"sampler": sampler, "batch_size": 2}
 
 
@@ -196,23 +168,6 @@ def test_one_that_is_not_told_again_says_so(kind: Any, stop: int | None) -> None
 # --- samplers that count by themselves ---
 
 
-class InSlots:
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def step(self) -> int:
-        self.count += 1
-        return self.count
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(order_of(self.step()))
-
-
 class Plain:
     def __init__(self) -> None:
         self.count = 0
@@ -225,69 +180,21 @@ class Plain:
         return iter(order_of(self.count))
 
 
-class OfItsClass(InSlots):
-    __slots__ = ()
-    epochs = 0
-
-    def step(self) -> int:
-        type(self).epochs += 1
-        return self.epochs
-
-
-_epochs = 0
-
-
-class OfTheModule(InSlots):
-    __slots__ = ()
-
-    def step(self) -> int:
-        global _epochs
-        _epochs += 1
-        return _epochs
-
-
-class InAnObject(InSlots):
-    __slots__ = ("numbers",)
-
-    def __init__(self) -> None:
-        self.numbers = itertools.count(1)
-
-    def step(self) -> int:
-        return next(self.numbers)
-
-
 def in_a_closure() -> Any:
     count = 0
 
-    class Closed(InSlots):
-        __slots__ = ()
-
-        def step(self) -> int:
+    class Closed(Plain):
+        def __iter__(self) -> Iterator[int]:
             nonlocal count
             count += 1
-            return count
+            return iter(order_of(count))
 
     return Closed()
 
 
-def of_the_class() -> Any:
-    OfItsClass.epochs = 0
-    return OfItsClass()
-
-
-def of_the_module() -> Any:
-    global _epochs
-    _epochs = 0
-    return OfTheModule()
-
-
 COUNTING: dict[str, Callable[[], Any]] = {
-    "slots": InSlots,
     "attribute": Plain,
-    "class": of_the_class,
-    "module": of_the_module,
     "closure": in_a_closure,
-    "object": InAnObject,
 }
 
 
@@ -326,31 +233,6 @@ def test_so_it_is_between_two_epochs(make: Any) -> None:
         resumed.load_state_dict(state)
         with pytest.warns(UserWarning, match="begins epoch 2 with the order of its first epoch"):
             list(resumed)
-
-
-def test_another_list_is_told() -> None:
-    def make() -> Any:
-        return ours(torch.randperm(LENGTH).tolist())
-
-    torch.manual_seed(1)
-    loader = make()
-    next(iter(loader))
-    state = loader.state_dict()
-    resumed = make()
-    resumed.load_state_dict(state)
-    with pytest.warns(UserWarning, match="the sampler list gives other indices"):
-        list(resumed)
-
-
-class Triples:
-    """A batch sampler that draws from the global generators, batch by batch."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for _ in range(4):
-            yield [*torch.randint(LENGTH, (2,)).tolist(), random.randrange(LENGTH)]
 
 
 def test_draws_with_another_batch_size_are_told() -> None:

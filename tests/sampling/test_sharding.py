@@ -39,34 +39,6 @@ def epoch(loader: DataLoader[Any]) -> list[list[int]]:
     return [batch.tolist() for batch in loader]
 
 
-def interleaved(epochs: list[list[list[int]]]) -> list[int]:
-    """The global stream: item ``j`` was on rank ``j % ranks``."""
-    streams = [list(itertools.chain.from_iterable(batches)) for batches in epochs]
-    rows = itertools.zip_longest(*streams)
-    return [item for row in rows for item in row if item is not None]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
-def test_pad_drop_and_keep(count: int, shuffle: bool, workers: int) -> None:
-    whole = interleaved([epoch(DataLoader(Indices(LENGTH), 4, shuffle, seed=3))])
-    remainder = LENGTH % count
-    for tail in ("pad", "drop", "keep"):
-        loaders = ranks(count, shuffle=shuffle, shard_tail=tail, num_workers=workers)
-        epochs = [epoch(loader) for loader in loaders]
-        assert [len(loader) for loader in loaders] == list(map(len, epochs))
-        stream = interleaved(epochs)
-        if tail == "keep" or not remainder:
-            assert stream == whole
-            continue
-        assert len({len(batches) for batches in epochs}) == 1  # or DDP would hang
-        if tail == "drop":
-            assert stream == whole[: LENGTH - remainder]
-        else:
-            assert stream == whole + whole[: count - remainder]
-
-
 @pytest.mark.parametrize("count", [2, 3])
 def test_users_batch_samplers(count: int) -> None:
     def loader(rank: int, replicas: int) -> DataLoader[Any]:

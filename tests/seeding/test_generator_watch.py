@@ -12,7 +12,7 @@ import random
 import sys
 import threading
 import warnings
-from collections import UserDict
+from collections import UserDict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, Subset
 
 from lit_loader import DataLoader, get_shard
 from lit_loader.batch.batch_loader import BatchLoader
@@ -191,6 +191,29 @@ def spawning(rng: Any) -> Draws:
     return Draws(rng, lambda held: held.spawn(1)[0])
 
 
+class InSlots:
+    __slots__ = ("__rng", "never")
+
+    def __init__(self, rng: Any) -> None:
+        self.__rng = rng
+
+    def get(self) -> Any:
+        return self.__rng
+
+
+def drawn(held: list[Any]) -> float:
+    return float(held[0].random())
+
+
+def imported_late() -> float:
+    from tests.support.held_elsewhere import GENERATOR
+
+    return GENERATOR.random()
+
+
+own = random.Random(1)
+
+
 def seeds(rng: Any) -> Draws:
     sequence = np.random.SeedSequence(1)
     return Draws(sequence, lambda held: np.random.default_rng(held.spawn(1)[0]))
@@ -204,6 +227,21 @@ HIDDEN: dict[str, Callable[[Any], Callable[[], float]]] = {
     "array": in_array,
     "spawn": spawning,
     "SeedSequence": seeds,
+    "deque": lambda rng: Draws(deque([0, (rng,)]), lambda held: held[1][0]),
+    "set": lambda rng: Draws({rng}, lambda held: next(iter(held))),
+    "any key": lambda rng: Draws({(1,): rng}, lambda held: held[1,]),
+    "slots": lambda rng: Draws(InSlots(rng), InSlots.get),
+    "closure": lambda rng: lambda: rng.random(),
+    "default": lambda _: lambda rng=random.Random(1), *, other=None: rng.random(),  # noqa: B008
+    "partial": lambda rng: functools.partial(drawn, held=[rng]),
+    "global in a comprehension": lambda _: lambda: [own.random() for _ in range(2)][0],  # noqa: RUF015
+    "imported late": lambda _: imported_late,
+    "subset": lambda rng: Draws(Subset([rng, rng], [0]), lambda held: held[0]),  # type: ignore[list-item]
+    "Philox": lambda _: np.random.Generator(np.random.Philox(1)).normal,
+    "MT19937": lambda _: np.random.Generator(np.random.MT19937(1)).normal,
+    "bits": lambda _: np.random.SFC64(1).random_raw,
+    "RandomState": lambda _: np.random.RandomState(np.random.PCG64(1)).randn,
+    "torch": lambda _: functools.partial(torch.randn, (), generator=torch.Generator()),
 }
 KINDS: dict[str, Callable[[], Drawing]] = {
     kind.__name__: kind

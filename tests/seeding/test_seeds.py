@@ -192,11 +192,3 @@ def test_generators_are_put_back_exactly(reserve: bool, kind: type[Any]) -> None
 
 
 # --------------------------------------------------------------------------------------- canaries
-
-
-def test_the_private_layout_is_as_supposed() -> None:
-    """If this fails after an upgrade everything is still right, but see what it costs.
-
-    Without torch's layout `seed_globals` changes ``torch.initial_seed()``.
-    """
-    assert seeding._initial_seed_leads_the_state()

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lit_loader import DataLoader
 from lit_loader.loader import recorder_of
-from lit_loader.statistics.chrome_trace import trace_events, write_trace
-from lit_loader.statistics.plot import draw, write_plot
-from lit_loader.statistics.records import BatchRecord, LoaderTrace, StepRecord
+from lit_loader.statistics.chrome_trace import trace_events
+from lit_loader.statistics.records import BatchRecord, LoaderTrace
 from tests.support.samples import Rows
 
 Event = dict[str, Any]
@@ -84,46 +81,6 @@ def recorded(loader: DataLoader[Any], epochs: int = 1) -> list[BatchRecord]:
     return records
 
 
-def record(**fields: Any) -> BatchRecord:
-    return BatchRecord(**{**dict.fromkeys(BatchRecord._fields, 0), **fields})
-
-
-# Two batches of one worker: the second was asked for when it was not there yet.
-FIRST = record(
-    number=0, samples=4, began=1_000, fetch=500, collate=200, encode=100,
-    arrived=1_850, asked=900, wait=1_000, decode=50, slowest=300, slowest_index=("a", 3),
-)  # fmt: skip
-SECOND = record(
-    number=1, samples=4, began=1_900, fetch=500, collate=200, encode=100,
-    arrived=2_750, asked=2_500, wait=300, decode=50, step=550, slowest=200,
-)  # fmt: skip
-STEPS = (
-    StepRecord(given=1_950, start=2_000, end=2_400),
-    StepRecord(given=2_850, start=2_900, end=3_000),
-)
-
-
-def test_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "trace.json"
-    loaders = [
-        LoaderTrace("train", [FIRST, SECOND], STEPS, left_out=40),
-        LoaderTrace("val", [record(worker=-1, began=5_000, asked=5_000, fetch=7, wait=7)]),
-    ]
-    write_trace(path, loaders)
-    trace = json.loads(path.read_text())
-    assert set(trace) == {"traceEvents", "displayTimeUnit", "otherData"}
-    assert trace["displayTimeUnit"] in ("ms", "ns")
-    assert trace["otherData"]["batches"] == {"train": "the last 2 of 42", "val": "the last 1 of 1"}
-    assert trace["otherData"]["origin"] == "900 ns of time.monotonic_ns()"
-    check(trace["traceEvents"])
-    processes = {
-        event["pid"]: event["args"]["name"]
-        for event in trace["traceEvents"]
-        if event["name"] == "process_name"
-    }
-    assert processes == {1: "lit_loader train", 2: "lit_loader val"}
-
-
 @pytest.mark.parametrize("pin", [False, True], ids=["plain", "pinned"])
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
 def test_a_loaders_own_records(pinned: None, num_workers: int, pin: bool) -> None:
@@ -154,37 +111,3 @@ def test_a_loaders_own_records(pinned: None, num_workers: int, pin: bool) -> Non
     assert len(counts) == (60 if num_workers else 0)
     # One more than are under way: the next is asked for just before a batch is given out.
     assert not counts or (counts[-1] == 0 and max(counts) <= 2 * num_workers + 1)
-
-
-# --- the picture ---
-
-
-def titles(figure: Any) -> list[str]:
-    return [axes.get_title() for axes in figure.get_axes()]
-
-
-def test_the_picture_shows_each_loader(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    loaders = [
-        LoaderTrace("train", [FIRST, SECOND], STEPS, left_out=1_000),
-        LoaderTrace("idle", []),
-        LoaderTrace("val", [record(worker=-1, asked=5_000, fetch=7, collate=2, wait=9, pin=1)]),
-    ]
-    figure = draw(loaders)
-    assert [part.get_suptitle() for part in figure.subfigs] == [
-        "Where the time goes: train, the last 2 of 1,002 batches",
-        "Where the time goes: val, 1 batch",
-    ]
-    assert len(titles(figure)) == 8
-    consumer, workers, fraction, busy = figure.get_axes()[:4]
-    assert (consumer.get_ylabel(), fraction.get_ylabel()) == ("ms per batch", "waited, %")
-    assert [text.get_text().split()[0] for text in consumer.get_legend().get_texts()] == [
-        "wait", "decode", "transfer", "step",
-    ]  # fmt: skip
-    assert [text.get_text().split()[0] for text in workers.get_legend().get_texts()] == [
-        "fetch", "collate", "encode",
-    ]  # fmt: skip
-    assert busy.get_xlabel() == "busy, % of the time"
-    path = tmp_path / "new" / "loader.png"
-    write_plot(path, loaders)
-    assert path.read_bytes().startswith(b"\x89PNG")

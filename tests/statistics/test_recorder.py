@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import pickle
 from typing import Any
 
 import numpy as np
@@ -13,10 +11,6 @@ from lit_loader.statistics.recorder import WINDOW, Recorder
 from lit_loader.statistics.records import (
     BatchRecord,
     LoaderStatistics,
-    SlowSample,
-    StageTimes,
-    StepRecord,
-    WorkerTimes,
 )
 
 
@@ -54,26 +48,3 @@ def test_percentiles_are_numpys(count: int) -> None:
     assert (times.p50, times.p90, times.p99, times.max) == pytest.approx(tuple(expected))
     assert times.total == pytest.approx(values.sum() / 1e9)
     assert times.mean == pytest.approx(values.mean() / 1e9)
-
-
-# --- the objects ---
-
-PUBLIC = (LoaderStatistics, StageTimes, WorkerTimes, SlowSample, BatchRecord, StepRecord)
-
-
-@pytest.mark.parametrize("kind", PUBLIC, ids=lambda kind: kind.__name__)
-def test_every_field_is_documented(kind: Any) -> None:
-    names = (
-        [field.name for field in dataclasses.fields(kind)]
-        if dataclasses.is_dataclass(kind)
-        else kind._fields
-    )
-    missing = [name for name in names if f"    {name}: " not in (kind.__doc__ or "")]
-    assert not missing
-
-
-def test_statistics_are_frozen_and_can_be_pickled() -> None:
-    found = summed(record(0, slowest=5, slowest_index=3))
-    assert pickle.loads(pickle.dumps(found)) == found
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        found.batches = 3  # type: ignore[misc]

@@ -1,20 +1,14 @@
-"""Programs of either of Lightning's names; run as a script, one of ``pytorch_lightning`` alone.
-
-The script gets a folder: two ranks train, are stopped and resume; each writes what it saw.
-"""
+"""What trains under either of Lightning's names."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
 # As sorted imports have it: before the Lightning that is used.
-from lit_loader import DataLoader, LoaderDataModule, LoaderMonitor
+from lit_loader import DataLoader, LoaderDataModule
 from tests.support.exact import Augmented, digests
 
 LENGTH, BATCH_SIZE, EPOCHS = 22, 4, 2
@@ -36,12 +30,6 @@ def model(pl: Any) -> Any:
             rows = zip(batch[:, 0].tolist(), digests(batch), strict=True)
             self.seen.append([f"{index:.0f}:{digest}" for index, digest in rows])
             return self.layer(batch.float()).mean()
-
-        def test_step(self, batch: Any, batch_idx: int) -> None:
-            self.seen.append([f"{index:.0f}" for index in batch[:, 0].tolist()])
-
-        def predict_step(self, batch: Any, batch_idx: int) -> list[int]:
-            return [int(index) for index in batch[:, 0]]
 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.01)
@@ -102,25 +90,3 @@ def fit(
     )
     result: list[list[str]] = seen.seen
     return result
-
-
-def main(root: Path) -> None:
-    import pytorch_lightning as pl
-
-    ranks: dict[str, Any] = {"devices": 2, "strategy": "ddp"}
-    runs: dict[str, Any] = {}
-    for kind in KINDS:
-        monitor, path = LoaderMonitor(print_verdict=False), root / f"{kind}.ckpt"
-        whole = fit(pl, kind, root, monitor, **ranks)
-        fit(pl, kind, root, save_at(pl, path, 4), max_steps=5, **ranks)
-        resumed = fit(pl, kind, root, resumed=path, **ranks)
-        runs[kind] = {
-            "whole": whole,
-            "resumed": resumed,
-            "watched": sum(report.statistics.batches for report in monitor.reports),
-        }
-    (root / f"seen-{os.environ.get('LOCAL_RANK', '0')}.json").write_text(json.dumps(runs))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

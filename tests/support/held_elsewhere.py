@@ -5,4 +5,3 @@ from __future__ import annotations
 import random
 
 GENERATOR = random.Random(1)
-UNUSED = random.Random(1)

@@ -106,11 +106,6 @@ def epoch_and_index(index: int) -> tuple[int, int]:
     return lit_loader.get_epoch(), index
 
 
-def process_id(_: Any) -> int:
-    """Say which process makes the sample."""
-    return os.getpid()
-
-
 def uncollated(samples: Any) -> Any:
     """A ``collate_fn`` that changes nothing."""
     return samples

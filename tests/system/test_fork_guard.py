@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import lit_loader
-from lit_loader.system import fork_guard
 from lit_loader.system.fork_guard import unguarded_fork
 from lit_loader.transport.arena import HELD_SLOTS
 
@@ -127,21 +126,3 @@ def test_a_worker_that_another_thread_starts_leaves_forks_guarded(loader: Any) -
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     os.close(read_end)
     os.close(write_end)
-
-
-def test_a_start_that_is_over_leaves_another_threads_unguarded(loader: Any) -> None:
-    def start() -> None:
-        with unguarded_fork():
-            pass
-
-    batch = next(iter(loader))
-    forks = fork_guard.user_forks
-    with unguarded_fork():
-        thread = threading.Thread(target=start)
-        thread.start()
-        thread.join()
-        assert in_child(lambda: True) == 0
-        assert fork_guard.user_forks == forks
-    assert in_child(lambda: True) == 0
-    assert fork_guard.user_forks != forks
-    del batch

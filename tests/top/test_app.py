@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import lit_loader
-from lit_loader.top import app, processes, snapshot, stacks
+from lit_loader.top import app, processes, snapshot
 from lit_loader.top.findings import findings
 from lit_loader.top.snapshot import Frame, Loader, Rank, Training, Worker
 
@@ -112,33 +112,3 @@ def test_without_rich(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert app.main(["--once", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["trainings"] == [] and report["error"].startswith("no loader found: ")
-
-
-STACKS = """\
-Thread 0x1 (most recent call first):
-  File "/v/lib/python3.11/threading.py", line 327 in wait
-  File "/v/lib/python3.11/site-packages/lit_loader/workers/main.py", line 9 in wait
-
-Current thread 0x2 (most recent call first):
-  File "/v/lib/python3.11/socket.py", line 706 in readinto
-  File "/v/lib/python3.11/site-packages/datasets/table.py", line 1 in query
-{user}  File "/v/lib/python3.11/site-packages/lit_loader/batch/fetch.py", line 3 in fetch
-  File "/v/lib/python3.11/site-packages/lit_loader/workers/main.py", line 80 in worker_main
-  File "/u/train.py", line 50 in <module>
-
-Extension modules: numpy._core (total: 1)
-"""
-
-
-@pytest.mark.parametrize(
-    ("user", "lines", "at"),
-    [
-        ('  File "/u/data.py", line 12 in __getitem__\n', 3, "/u/data.py"),
-        ("", 2, "/v/lib/python3.11/site-packages/datasets/table.py"),
-    ],
-    ids=["user's", "a library's"],
-)
-def test_the_line_to_look_at(user: str, lines: int, at: str) -> None:
-    frames = stacks.parse(STACKS.format(user=user), 1)
-    assert len(frames) == lines
-    assert [frame.file for frame in frames if frame.user] == [at]

@@ -139,18 +139,6 @@ def test_as_json(training: Any) -> None:
     assert {worker["cpu"] for worker in loader["workers"]} <= {0.0, None}
 
 
-def test_stacks_go_to_a_file_of_the_worker_s_own(training: Any) -> None:
-    look(training, asked=True)
-    for fd in os.listdir(f"/proc/{training.pid}/fd"):
-        path = f"/proc/{training.pid}/fd/{fd}"
-        assert "shown" not in os.readlink(path)
-        if "lit_loader stacks" in os.readlink(path):
-            assert os.stat(path).st_size == 0
-            break
-    else:
-        raise AssertionError("the pool has no file for stacks")
-
-
 def test_nothing_is_left_open(training: Any) -> None:
     def files() -> list[str]:
         pids = [training.pid, *(worker.pid for worker in seen.loaders()[0].workers)]

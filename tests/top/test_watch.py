@@ -18,7 +18,7 @@ from torch.utils.data import Subset
 
 from lit_loader import DataLoader
 from lit_loader.errors import WorkerRestartWarning
-from lit_loader.top import app, discovery, processes
+from lit_loader.top import app, discovery
 from lit_loader.top.discovery import NotFound
 from lit_loader.top.processes import files_of
 from lit_loader.top.snapshot import Loader
@@ -217,18 +217,6 @@ def test_other_formats(loader: DataLoader[Any]) -> None:
     finally:
         problem(MAGIC | FORMAT)
         os.close(fd)
-
-
-def test_another_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: str) -> list[str]:
-        raise PermissionError(13, "Permission denied", path)
-
-    monkeypatch.setattr(discovery.os, "listdir", refuse)
-    monkeypatch.setattr(processes, "own_pids", lambda: iter(()))
-    with pytest.raises(
-        NotFound, match="process 1 belongs to .*, and nobody else but root may look at it: sudo"
-    ):
-        Watch(1).look()
 
 
 def test_ranks_are_found_together(

@@ -186,22 +186,3 @@ def test_a_hung_worker_is_not_to_be_tried_without_workers(budget: int) -> None:
     assert said.endswith("Mend what keeps it from getting on, or raise timeout.")
     assert "num_workers=0" not in said
     assert ("is not tried again" in said) == (budget > 0)
-
-
-# --- lengths ---
-
-
-class Short(Counting):
-    def __len__(self) -> int:
-        return 2
-
-
-@WORKERS
-def test_a_broken_promise_is_told_once_for_each_iterator(num_workers: int) -> None:
-    loader = DataLoader(Short(12), num_workers=num_workers)
-    assert len(loader) == 2
-    for _ in range(2):
-        with pytest.warns(UserWarning, match="Short promised 2 samples") as caught:
-            list(loader)
-        assert len(caught) == 1
-        assert caught[0].filename == __file__

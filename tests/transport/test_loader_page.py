@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lit_loader.transport.board_view import OtherFormat, WorkerRow, read_board, read_index
-from lit_loader.transport.loader_page import GIVEN, PAGE_BYTES, SINCE, LoaderPage
+from lit_loader.transport.loader_page import PAGE_BYTES, LoaderPage
 from lit_loader.transport.messages import pack_indices
 from lit_loader.transport.status_board import ROW_WORDS, Progress, Stage, StatusBoard, board_bytes
 
@@ -40,26 +40,6 @@ def shared() -> Iterator[Shared]:
     shared = Shared()
     yield shared
     os.close(shared.fd)
-
-
-def test_what_is_written_is_read(shared: Shared) -> None:
-    with pytest.raises(OtherFormat):
-        read_board(shared.fd)
-    shared.page.begin_epoch(3, 100)
-    shared.write(dataset="Bilder, schön", verdict="all is well")
-    view = read_board(shared.fd)
-    assert view.page["pid"] == os.getpid()
-    assert view.page["loader"] == {"ahead": 6, "dataset": "Bilder, schön", "verdict": "all is well"}
-    assert (view.workers, view.epoch, view.batches) == (WORKERS, 3, 100)
-    assert 0 < view.since <= view.page["written"] and len(view.rows) == WORKERS
-    shared.page.row[GIVEN] += 2
-    shared.page.row[SINCE] = -7
-    view = read_board(shared.fd)
-    assert (view.batches, view.since) == (102, -7)
-    shared.page.begin_epoch(1 << 80, 5)
-    assert (read_board(shared.fd).epoch, read_board(shared.fd).batches) == ((1 << 63) - 1, 5)
-    shared.page.rest()
-    assert read_board(shared.fd).since == 0
 
 
 def test_a_reader_never_sees_half_a_page(shared: Shared) -> None:

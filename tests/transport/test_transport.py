@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import gc
 import os
-from collections import namedtuple
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,7 +16,7 @@ from lit_loader.errors import LoaderError, TransportError
 from lit_loader.transport import arena as arena_module
 from lit_loader.workers.pipes import Pipes
 from tests.parity.tools import Gate
-from tests.support.samples import METHODS, Call, Counting, Rows, ints, named_memory, uncollated
+from tests.support.samples import Call, Counting, Rows, ints, named_memory
 
 SMALL = 64 << 10
 
@@ -77,26 +74,6 @@ def test_a_kept_batch_never_changes() -> None:
     assert all(is_row(row, index) for (_, index), row in kept.items())
 
 
-def test_a_batch_may_be_written_to() -> None:
-    loader = DataLoader(Rows(20, width=10_000), num_workers=2)
-    for index, batch in enumerate(loader):
-        assert is_row(batch, index)
-        batch += 1_000
-
-
-def test_slots_come_back() -> None:
-    with DataLoader(
-        Rows(64, width=10_000), num_workers=2, persistent_workers=True, batch_size=4,
-        prefetch_next_epoch=False,  # whose batches may have come in by the end of this one
-    ) as loader:  # fmt: skip
-        for _ in range(5):
-            for _batch in loader:
-                arena = loader._core.pool._arena
-                assert arena.leased <= 5  # the one in our hands, and those under way
-            del _batch
-        assert arena.leased == 0
-
-
 def test_descriptors_and_shared_memory_stay_as_they_are() -> None:
     named = named_memory()
     with DataLoader(Rows(1_500), num_workers=2, persistent_workers=True) as loader:
@@ -137,14 +114,6 @@ def test_batches_larger_than_a_slot(kind: str, small_slots: int, iterable: bool)
     for batch in batches:
         assert len(batch["data"]) == small_slots * (batch["index"] % 3)
         assert is_row(batch["data"], batch["index"] % 251)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_batches_larger_than_a_slot_by_start_method(small_slots: int, method: str) -> None:
-    loader = DataLoader(
-        Rows(6, width=40_000), num_workers=1, batch_size=2, multiprocessing_context=method
-    )
-    assert [batch.sum().item() for batch in loader] == [40_000, 200_000, 360_000]
 
 
 def test_no_memory_for_a_larger_slot(small_slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,50 +227,6 @@ class TestNarrowPipes:
 
 
 # What a batch may hold -------------------------------------------------------------------------
-
-Pair = namedtuple("Pair", "left right")
-
-
-@dataclasses.dataclass
-class Record:
-    name: str
-    data: torch.Tensor
-
-
-def rich(index: int) -> dict[str, Any]:
-    base = torch.arange(12) + index
-    return {
-        "views": [base[:8], base[4:]],
-        "sparse": torch.sparse_coo_tensor(
-            [[0, 2]], [1.0 * index, 2.0], (4,), check_invariants=True
-        ),
-        "record": Record(f"record {index}", base.reshape(3, 4).t()),
-        "pair": Pair(index, b"bytes"),
-        "array": np.array([f"word {index}", "x"]),
-        "objects": np.array([None, {index}], dtype=object),
-        "rest": (None, "text", 1.5, 2**80),
-    }
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_rich_batch(method: str) -> None:
-    loader = DataLoader(
-        Call(rich, 4), batch_size=2, num_workers=1, collate_fn=uncollated,
-        multiprocessing_context=method,
-    )  # fmt: skip
-    samples = [sample for batch in loader for sample in batch]
-    for index, sample in enumerate(samples):
-        views = sample["views"]
-        assert views[0].tolist() == list(range(index, index + 8))
-        views[0][7] = -1
-        assert views[1][3] == -1  # they still share their memory
-        assert sample["sparse"].to_dense().tolist() == [index, 0, 2, 0]
-        assert sample["record"].name == f"record {index}"
-        assert sample["record"].data.stride() == (1, 4)
-        assert sample["pair"] == Pair(index, b"bytes")
-        assert sample["array"].tolist() == [f"word {index}", "x"]
-        assert sample["objects"].tolist() == [None, {index}]
-        assert sample["rest"] == (None, "text", 1.5, 2**80)
 
 
 @pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])

@@ -189,11 +189,6 @@ def test_a_number_in_text_comes_from_hydra() -> None:
     assert LoaderConfig.from_options(num_workers="auto").num_workers == "auto"
 
 
-def test_no_warning_and_no_prefetch_factor_of_its_own(recwarn: pytest.WarningsRecorder) -> None:
-    loader = DataLoader(Drawing(), 4, num_workers="auto")
-    assert loader.prefetch_factor is None and not recwarn.list
-
-
 def test_too_few_workers_that_can_be_started_are_a_bound() -> None:
     class Two:
         settled = True
@@ -204,15 +199,6 @@ def test_too_few_workers_that_can_be_started_are_a_bound() -> None:
     auto.make_do(2)
     assert auto._bounds(Two(), 0, None, 0).most == 2
     assert (auto.setting.workers, auto.setting.reason) == (2, "more than 2 cannot be started")
-
-
-def test_a_larger_machines_number_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a checkpoint from there may have it: so many processes might be too many here."""
-    monkeypatch.setattr(auto_workers, "processors_of_this_rank", lambda ranks: 6.0)
-    for workers, here in ((5, 5), (500, 48)):
-        auto = AutoWorkers()
-        auto.begin_with(workers)
-        assert auto.setting.workers == here
 
 
 class Two:

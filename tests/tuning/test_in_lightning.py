@@ -85,12 +85,6 @@ def test_a_fit_is_the_same_is_told_and_leaves_a_hint(
     assert hint in begun
 
 
-def test_the_ranks_of_the_machine_are_the_trainers(tmp_path: Path) -> None:
-    data = module()
-    trainer, _ = fit(data, tmp_path)
-    assert trainer.train_dataloader._core.auto.ranks == 1
-
-
 def test_the_verdict_names_the_number_and_what_bounds_it() -> None:
     statistics = LoaderStatistics(
         batches=100, seconds=10.0, waited=3.0, wait_fraction=0.3, starts=1,

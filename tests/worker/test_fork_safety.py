@@ -30,7 +30,6 @@ from lit_loader.seeding import seeds
 from lit_loader.workers import launcher, making
 from lit_loader.workers.launcher import Launcher
 from tests.parity.tools import PROMPT
-from tests.support.busy_threads import busy
 from tests.support.samples import Call, Rows, ints
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -331,27 +330,4 @@ def test_a_thread_that_reads_standard_input(
         os.close(writing)
         thread.join()
         os.close(reading)
-    assert not texts
-
-
-@pytest.mark.parametrize("starts", [4, pytest.param(150, marks=pytest.mark.slow)])
-def test_starts_while_others_draw(starts: int) -> None:
-    """Threads that do nothing but draw and seed: no start hangs, and the bytes are the same."""
-    expected = batches(Drawing(), num_workers=1)
-    draws = torch.empty(20_000)
-    deeds: list[Callable[[], Any]] = [
-        draws.normal_,
-        lambda: torch.manual_seed(1),
-        lambda: np.random.rand(20_000),
-        lambda: random.gauss(0, 1),
-    ]
-
-    slowest = 0.0
-    with busy(deeds), warned() as texts:
-        for _ in range(starts):
-            begun = time.monotonic()
-            found = batches(Drawing(), num_workers=1, max_worker_restarts=0)
-            assert found == expected
-            slowest = max(slowest, time.monotonic() - begun)
-    assert slowest < PROMPT
     assert not texts

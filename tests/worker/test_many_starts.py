@@ -103,6 +103,7 @@ def deeds() -> list[Callable[[], object]]:
 
     return [
         lambda: matrix @ matrix,
+        lambda: (np.random.rand(20_000), torch.empty(20_000).normal_()),
         lambda: log.info("%s", "." * 500),
         imported,
         lambda: [bytearray(random.randrange(1 << 18)) for _ in range(20)],
