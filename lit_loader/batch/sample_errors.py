@@ -259,15 +259,15 @@ class SampleErrorLog:
         self._seen: set[Any] = set()
         self._first: SampleError | None = None
         self._omitted = 0  # batches so far of which nothing was left
-        self.count = 0
+        self.count = self.retries = 0
         self.errors: deque[SampleError] = deque(maxlen=KEPT_ERRORS)  # the last of them
 
     def new(self, errors: Sequence[SampleError]) -> list[SampleError]:
         """Return those of a batch's bad samples that no batch before it has had."""
         return [error for error in errors if _is_new(error.index, self._seen)]
 
-    def record(self, number: int, errors: Sequence[SampleError]) -> None:
-        """Note the :meth:`new` bad samples of a batch that is given out or omitted now.
+    def record(self, number: int, errors: Sequence[SampleError], retries: int) -> None:
+        """Note the :meth:`new` bad samples, and retries, of a batch given out or omitted now.
 
         Called in the order in which batches are given out, so that the limit is passed at the
         same batch for any number of workers.
@@ -282,6 +282,7 @@ class SampleErrorLog:
         if errors and self._first is None:
             self._first = errors[0]
         self.count += len(errors)
+        self.retries += retries
         self.errors.extend(errors)
         if errors and self._limit is not None and self.count > self._limit:
             shown = "".join(f"\n  {error}" for error in self.errors)

@@ -178,7 +178,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         recorder.sample_retries += made.retries
         for error in errors:
             recorder.note("bad sample", str(error))
-        self.sample_errors.record(number, errors)
+        self.sample_errors.record(number, errors, made.retries)
         if made.omitted:
             self.sample_errors.omit(number, made.errors)
         for note in made.notes:
