@@ -36,6 +36,7 @@ from lit_loader.checkpoint.saved_by_lightning import (
 )
 from lit_loader.config.checks import check_dataset, known_keywords
 from lit_loader.config.loader_config import (
+    AT_FIRST,
     FIXED,
     SHOWN_OTHERWISE,
     LoaderConfig,
@@ -292,6 +293,11 @@ class DataLoader(_TorchLoader[T_co]):
             raise OptionError(
                 f"{name} cannot be changed once the loader is built, "
                 f"got {name}={short_repr(value)}: make a new loader"
+            )
+        if self.__initialized and name in AT_FIRST and type(self) is DataLoader:
+            raise OptionError(
+                f"{name} divides the data among processes and cannot be changed once the loader is "
+                f"built, got {name}={short_repr(value)}: make a new loader"
             )
         if self.__initialized and name != "multiprocessing_context":  # whose property checks it
             value = check_option(name, value)

@@ -23,7 +23,15 @@ from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 
 __all__ = [
-    *("FIXED", "LoaderConfig", "SHARD_TAILS", "SHOWN_OTHERWISE", "SampleErrorPolicy", "Seeding"),
+    *(
+        "AT_FIRST",
+        "FIXED",
+        "LoaderConfig",
+        "SHARD_TAILS",
+        "SHOWN_OTHERWISE",
+        "SampleErrorPolicy",
+        "Seeding",
+    ),
     *("ShardTailRule", "check_option"),
 ]
 
@@ -39,6 +47,9 @@ FIXED: Final = frozenset(
     }
 )
 """What cannot be changed once a loader is built."""
+
+AT_FIRST: Final = frozenset({"num_replicas", "rank", "num_shards", "shard_tail"})
+"""Likewise, but a subclass may keep something of its own under these names."""
 
 SHOWN_OTHERWISE: Final = frozenset({"shuffle", "sampler", "batch_sampler"})
 """Options that a loader shows, as torch's does, by the samplers that they lead to."""

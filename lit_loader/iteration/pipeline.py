@@ -44,11 +44,8 @@ Release = Callable[["Pipeline", bool], object]
 class Pipeline:
     """Tasks, what came of them, and the workers that are at them.
 
-    Args:
-        in_order: Whether batches are given out in the order in which they were asked for.
-        turns: Readers, each of which gives its own in order; 0: there are none.
-        pin: Pins a batch in a thread of its own, or None.
-        device: Accelerator to make current in that thread.
+    With ``turns`` readers, each gives its own in order; 0: there are none. ``pin`` pins a batch in
+    a thread of its own, in which ``device`` is made the current accelerator.
     """
 
     healer: Healer

@@ -22,6 +22,7 @@ from lit_loader.errors import OptionError, StateError
 from lit_loader.sampling.orders import EpochOrder, Indices, Seed, ShuffledSampler
 from lit_loader.sampling.shard import Shard, distributed_sampler_of
 from lit_loader.sampling.user_sampler import UserSampler
+from lit_loader.seeding.seeds import BaseSeed
 
 __all__ = ["BatchPlan"]
 
@@ -38,7 +39,7 @@ class BatchPlan:
         batch_size: Samples a batch on this rank; None for single indices instead of lists.
         drop_last: Leave off this rank's last batch if it is not full.
         shard: This rank's share.
-        seed: The loader's base seed: a `ShuffledSampler` with it is the loader's own.
+        seed: The loader's base seed: a `ShuffledSampler` with it is one of the loader's own.
         watched: A sampler on which programs may set the epoch instead of this one, or None.
         dataset: The dataset; what samplers hold of it is not theirs.
     """
@@ -81,8 +82,9 @@ class BatchPlan:
     def order(self, epoch: int, seed: int) -> Callable[[Indices], Indices]:
         """Give the order of an epoch of one of the loader's own samplers, begun with a seed."""
         source: EpochOrder = self.source
-        if isinstance(source, ShuffledSampler) and source.seed is self.seed:  # no other loader's
-            return source.order(epoch, seed)
+        if isinstance(source, ShuffledSampler):  # another loader's has a seed of its own
+            own = isinstance(self.seed, BaseSeed) and self.seed.is_kin(source.seed)
+            return source.order(epoch, seed if own else None)
         return source.order(epoch)
 
     def is_end(self, batches: int) -> bool:

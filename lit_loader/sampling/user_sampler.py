@@ -44,13 +44,9 @@ class _Counted(int):
 class UserSampler:
     """A user's sampler or batch sampler, or one of the loader's own, from one epoch to the next.
 
-    Args:
-        source: The sampler.
-        watched: A ``DistributedSampler`` on which programs set the epoch instead, or None.
-        dataset: The dataset; what samplers hold of it is not theirs.
-
-    Raises: OptionError: It gives a fingerprint that cannot be part of a state; at once, and not at
-    the first checkpoint.
+    ``watched`` is a ``DistributedSampler`` on which programs set the epoch instead. What samplers
+    hold of the dataset is not theirs. A fingerprint that cannot be part of a state is an
+    OptionError at once, and not at the first checkpoint.
     """
 
     def __init__(self, source: Any, watched: Any = None, dataset: Any = None) -> None:

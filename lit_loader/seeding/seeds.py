@@ -254,6 +254,11 @@ class BaseSeed:
         self._seed = seed
         self._generator = generator
         self._several = several
+        self._origin = object()  # that of its copies, too
+
+    def is_kin(self, other: object) -> bool:
+        """Whether another is of the same loader, or of a copy of that: samplers hold the first."""
+        return isinstance(other, BaseSeed) and other._origin is self._origin
 
     def choose(self, option: str, value: Any) -> None:
         """Take another ``seed`` or ``generator``, for the epochs that begin from now on."""

@@ -36,14 +36,9 @@ _SHORTEST, _LONGEST = 0.0001, 0.005  # seconds until it is asked again
 class Agreement:
     """What this rank and the others have said of an epoch's end.
 
-    Args:
-        tail: ``"drop"``: a batch is admitted if all ranks have it; ``"pad"``: if one has.
-        rank: This rank.
-        counts: So many batches each rank has said to have.
-        final: Whether these are all of them.
-        job: Where the ranks' words are; None: all is known, or there is one rank alone.
-        where: Which epoch of what it is, for messages.
-        lead: Batches that this rank's readers have given before; only with ``"drop"``.
+    ``counts``: so many batches each rank has said to have; ``final``: these are all of them.
+    ``job`` has the ranks' words; None: all is known, or there is one rank alone. ``lead``: batches
+    that this rank's readers have given before; only with ``"drop"``.
     """
 
     # Lets the first rank's process stay for the others, which still have to read.
@@ -60,7 +55,7 @@ class Agreement:
         lead: int = 0,
     ) -> None:
         self._job, self._flags = job, ""
-        self._needs_all = tail == "drop"
+        self._needs_all = tail == "drop"  # a batch is admitted if all have it; else if one has
         self._rank, self._where = rank, where
         self._counts = [*counts]
         self._final = [final] * len(counts)

@@ -54,15 +54,10 @@ _log = logging.getLogger("lit_loader.generator_watch")
 
 
 class Reader(BatchLoader):
-    """Makes the batches of one reader.
+    """Makes the batches of one reader, of so many of its rank.
 
-    Args:
-        spec: What to make.
-        number: The reader's among those of its rank: that of the worker (0 with ``num_workers=0``),
-            unless their number is given.
-        num_readers: Readers of this rank.
-        watch: The generators of the dataset and the functions, as far as they are known.
-        copies: Make others of the dataset; None: they are made when they may be needed.
+    Its number is that of the worker (0 with ``num_workers=0``), unless their number is given.
+    Copies of the dataset are made when they may be needed, if there is nothing that makes them.
     """
 
     _fetcher: IterableFetcher | None

@@ -309,7 +309,9 @@ class Launcher:
         requests, self._requests = self._requests, None
         pidfd, self._pidfd = self._pidfd, -1
         code = None
-        if requests is not None:
+        if requests is None:
+            return None
+        try:
             requests.close()
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -317,8 +319,9 @@ class Launcher:
             with contextlib.suppress(ChildProcessError):  # other code has waited for it
                 found, status = os.waitpid(self.pid, os.WNOHANG)
                 code = os.waitstatus_to_exitcode(status) if found else None
+        finally:  # a signal's handler may raise while it is waited for
             os.close(pidfd)
-        self.pid = 0
+            self.pid = 0
         return code
 
     def close(self) -> None:

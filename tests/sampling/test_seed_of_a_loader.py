@@ -102,6 +102,27 @@ def test_a_copy_has_a_seed_of_its_own() -> None:
     assert batches(one) == batches(loader(seed=5))
 
 
+@pytest.mark.parametrize("copied", (copy.copy, copy.deepcopy, lambda one: one))
+def test_a_copy_with_exchanged_batches_goes_on_with_the_seed_of_a_state(copied: Any) -> None:
+    """As timm's loaders exchange them."""
+    stopped = loader(seed=5)
+    iterator = iter(stopped)
+    next(iterator), next(iterator)
+    state = stopped.state_dict()
+    resumed = copied(loader())
+    resumed._DataLoader__initialized = False
+    resumed.batch_sampler = BatchSampler(resumed.sampler, 4, False)
+    resumed._DataLoader__initialized = True
+    resumed.load_state_dict(state)
+    assert batches(resumed) == batches(loader(seed=5))[2:]
+
+
+def test_the_sampler_of_another_loader_keeps_its_seed() -> None:
+    other = loader(seed=7)
+    borrowed = loader(seed=5, shuffle=None, sampler=other.sampler)
+    assert [each[0] for each in batches(borrowed)] == [each[0] for each in batches(other)]
+
+
 def test_what_is_no_seed_is_refused() -> None:
     with pytest.raises(ValueError, match="seed"):
         loader().seed = -1
