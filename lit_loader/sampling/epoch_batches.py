@@ -79,9 +79,11 @@ class EpochBatches(Iterator[Any]):
             if not is_interruption(error):
                 self.at = number
             raise
+        finally:  # also at its end, which may draw: what is elsewhere later, the program has set
+            marks = None if self.computed else self._plan.sampler.marks()
         self.position = self.at = number + 1
         if where is not None and not self.computed:
-            where.drawn(number, self.state(), self._plan.sampler.marks())
+            where.drawn(number, self.state(), marks)
         return batch
 
     def _begin_at(self, position: int, state: Mapping[str, Any] | None) -> None:

@@ -177,15 +177,20 @@ class Epochs:
 
         A sampler's generators have drawn what has been given out, as with torch's loader without
         workers (with workers, torch's are as far ahead as it prefetches). If that is the whole
-        epoch, whether or not its end was asked for, they are behind the end.
+        epoch, whether or not its end was asked for, they are behind the end. If the program has
+        set them since, they stay as they are.
         """
         now = position.now()
         if self.plan is None or now.ended:
             return
+        sampler = self.plan.sampler
+        are_set, found = sampler.have_moved()
         if not self.plan.is_end(now.delivered):
-            self.plan.sampler.bring(position.marks_at(now.delivered))
+            sampler.bring(found if are_set else position.marks_at(now.delivered))
         elif self._batches is not None:
             next(self._batches, None)
+            if are_set:
+                sampler.bring(found)
 
     def _is_told_apart(self, loaded: Position) -> bool:
         """Whether the sampler may have been told another epoch than the loader had counted to.

@@ -96,7 +96,8 @@ class SamplerCursor:
     def begin(self) -> None:
         """Note where the sampler's generators are as the epoch begins."""
         user = self._user
-        self._seeded = user.was_seeded()
+        # In its midst an epoch that no set_epoch tells goes on as it began, whatever is set later.
+        self._seeded = user.was_seeded() or (not self._position and user.have_moved()[0])
         if self._resumed and not self._seeded:
             user.unpack(self._given)
         self._kept, self._start = user.pack(), user.marks()

@@ -212,9 +212,13 @@ class UserSampler:
         if not self.is_told:
             return False
         self._generators()  # it may have been given others
+        return self.have_moved()[0]
+
+    def have_moved(self) -> tuple[bool, Marks | None]:
+        """Say whether the generators are elsewhere than was noted last, and where."""
         left, found = self._left, self.marks()
-        self._left = left  # else, asked again, it would not have
-        return not alike(left, found)
+        self._left = left  # else, asked again, they would not have
+        return not alike(left, found), found
 
     def bring(self, marks: Marks | None) -> None:
         """Bring the generators to where they were in the same process, if they are still such."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.data
 from torch.utils.data import Sampler
 
 from lit_loader import DataLoader
@@ -80,3 +81,78 @@ def test_what_was_set_before_the_first_epoch_stays() -> None:
     sampler.shift = 4
     loader.load_state_dict(state)
     assert first + rest(loader) == first + rest(iterator)
+
+
+class Lazy(Drawing):
+    """It draws index by index, and once more at its end."""
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(LENGTH):
+            yield int(torch.randint(LENGTH, (), generator=self.own))
+        torch.rand(1, generator=self.own)
+
+
+def seeded_by_the_program(kind: type[Drawing], workers: int) -> tuple[DataLoader[Any], Any]:
+    sampler = kind()
+    loader = DataLoader(range(LENGTH), 2, sampler=sampler, num_workers=workers)
+    return loader, sampler.own.manual_seed
+
+
+@pytest.mark.parametrize("kind", [Drawing, Lazy])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("given_out", [1, 2, 5])
+def test_a_generator_that_is_seeded_for_each_epoch(
+    kind: type[Drawing], workers: int, given_out: int
+) -> None:
+    # As in `generator.manual_seed(epoch)`; the epoch before is left early, or at its last batch.
+    loader, seed = seeded_by_the_program(kind, workers)
+    sampler = kind()
+    for epoch in range(3):
+        seed(100 + epoch)
+        sampler.own.manual_seed(100 + epoch)
+        expected = list(torch.utils.data.BatchSampler(sampler, 2, drop_last=False))
+        iterator = iter(loader)
+        assert rest(next(iterator) for _ in range(given_out)) == expected[:given_out]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_generator_that_is_not_seeded_goes_on_behind_what_was_given_out(workers: int) -> None:
+    loader, _ = seeded_by_the_program(Lazy, workers)
+    sampler = Lazy()
+    for given_out in (1, 3, 2):
+        iterator = iter(loader)
+        given = rest(next(iterator) for _ in range(given_out))
+        draws = range(given_out * 2)
+        drawn = [int(torch.randint(LENGTH, (), generator=sampler.own)) for _ in draws]
+        assert [index for batch in given for index in batch] == drawn
+
+
+@pytest.mark.parametrize("kind", [Drawing, Lazy])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_generator_that_is_seeded_for_the_epoch_behind_a_loaded_state(
+    kind: type[Drawing], workers: int
+) -> None:
+    loader, seed = seeded_by_the_program(kind, workers)
+    epochs, states = [], []
+    for epoch in range(3):
+        seed(100 + epoch)
+        epochs.append(rest(loader))
+        states.append(loader.state_dict())
+    for epoch in range(2):
+        resumed, seed = seeded_by_the_program(kind, workers)
+        resumed.load_state_dict(states[epoch])
+        for later in range(epoch + 1, 3):
+            seed(100 + later)
+            assert rest(resumed) == epochs[later]
+
+
+def test_a_loaded_position_does_not_depend_on_what_the_program_seeds_anew() -> None:
+    loader, _ = seeded_by_the_program(Lazy, 0)
+    rest(loader)
+    iterator = iter(loader)
+    next(iterator)
+    state, expected = loader.state_dict(), rest(iterator)
+    resumed, seed = seeded_by_the_program(Lazy, 0)
+    resumed.load_state_dict(state)
+    seed(3)  # as it did when it was started first
+    assert rest(resumed) == expected
