@@ -153,7 +153,7 @@ class DataLoader(_TorchLoader[T_co]):
             more raise a SampleErrorsError that lists them. None: any number, if not all are bad.
         sample_retries: Times that a sample is read again after a transient error, before the error
             counts. An IterableDataset's iterator is asked again, and gives the same sample only if
-            it has not moved on: `lit_loader.read_stream` has, to its next key.
+            it has not moved on; `lit_loader.read_stream` reads its key again.
         retry_backoff: Seconds before the first of these, doubled for each further one up to 10 s
             (0.1 and 3 retries: 0.1 + 0.2 + 0.4 s).
         transient_errors: Exception classes, or their names ("OSError", "my.module.Error"), after
@@ -163,8 +163,10 @@ class DataLoader(_TorchLoader[T_co]):
         prefetch_next_epoch: Let workers that have nothing left to do in an epoch begin the next
             one, where they are persistent and the order is the loader's own (no sampler or
             batch_sampler, no seeding="worker", of iterable datasets those with num_shards). What
-            they made is dropped if that epoch, seed or position is not what comes next. False for
-            datasets that are changed between epochs through memory shared with the workers.
+            they made is dropped if that epoch, seed or position is not what comes next. Not where
+            the dataset holds what other processes may change (multiprocessing's Value or Manager, a
+            shared tensor). False for datasets that are changed between epochs in other ways, by
+            files, say.
         check_exactness: So many of the first batches are made again, after others and, where there
             are workers, in another process. One warning names the first difference: something in
             the samples is not a function of seed and index. The samples are read twice. 0: none.

@@ -53,6 +53,7 @@ from lit_loader.sampling.epoch_batches import lookahead
 from lit_loader.sampling.epochs import Epochs, EpochStart
 from lit_loader.sampling.shard import ShardedSampler
 from lit_loader.sampling.shown_samplers import ShownSamplers
+from lit_loader.seeding.find_generators import find_generators
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.auto_workers import AutoWorkers
@@ -133,6 +134,7 @@ class LoaderCore:
         # A forked child has the workers no more.
         self._lock, self.pid = threading.RLock(), os.getpid()
         self.pool: WorkerPool | None = None  # the persistent workers
+        self._shares: bool | None = None  # whether the dataset holds what others may change
         self._table: Any = None  # in their stead: the dataset as it was when they would have begun
         self.begun: Pipeline | None = None  # what the workers are at for the next epoch
         self.runs: weakref.WeakSet[EpochRun[Any]] = weakref.WeakSet()  # those that are alive
@@ -348,7 +350,7 @@ class LoaderCore:
         loader, plan = self.loader, self.plan
         transient = loader.transient_errors
         rank, num_replicas = self.replica
-        kept = loader.persistent_workers and loader.prefetch_next_epoch and self.shards is not None
+        kept = self.shards is not None and self._may_begin_early()
         return BatchSpec(
             **{name: getattr(loader, name) for name in _AS_THE_LOADER},
             iterable=self.iterable,
@@ -408,12 +410,23 @@ class LoaderCore:
 
     def lookahead(self, epoch: int, seed: int) -> Iterator[tuple[int, int, Any]]:
         """Foresee the batches of the epochs after this one, as far as they may be made ahead."""
-        loader, plan = self.loader, self.plan
-        ahead = loader.prefetch_next_epoch and loader.persistent_workers
+        plan = self.plan
         # Assigned: generators go on from batch to batch.
-        if not ahead or self.assigned or plan is None or not plan.is_computed:
+        if self.assigned or plan is None or not plan.is_computed or not self._may_begin_early():
             return iter(())
         return lookahead(plan, epoch, seed)
+
+    def _may_begin_early(self) -> bool:
+        """Whether workers may begin an epoch that the program has not asked for yet.
+
+        Before it does, it may change what it shares with them.
+        """
+        loader = self.loader
+        if not (loader.persistent_workers and loader.prefetch_next_epoch):
+            return False
+        if self._shares is None:
+            self._shares = find_generators(loader.dataset, loader.collate_fn).shared is not None
+        return not self._shares
 
     # --- workers ---
 

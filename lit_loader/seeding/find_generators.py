@@ -16,9 +16,11 @@ is not read. Nothing else is looked at: what is missed is for ``reseed_fn``, `ge
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dis  # reach: python: which globals a user's function names
 import functools
 import hashlib
+import mmap
 import random
 import sys
 import threading
@@ -63,7 +65,7 @@ _OPAQUE = frozenset(
 )
 _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), slice, range, np.generic)
 _LEAF_KINDS = (*_LEAVES, torch.Tensor, types.ModuleType, types.CodeType)
-_PLAIN = frozenset({*_LEAVES, bool, torch.Tensor})
+_PLAIN = frozenset({*_LEAVES, bool})
 _CONTAINERS = (list, tuple, deque, dict, set, frozenset, np.ndarray)
 _CODE = (type, types.FunctionType, property, staticmethod, classmethod)
 _GLOBALS: tuple[Any, ...] = (
@@ -76,6 +78,12 @@ _KINDS = (
     *(np.random.BitGenerator, np.random.SeedSequence),
 )
 
+_SHARING = frozenset(
+    f"multiprocessing.{name}" for name in ("sharedctypes", "shared_memory", "managers", "queues")
+)
+
+_CTYPES = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure)
+
 _Lead = tuple[str, Any]
 _Entry = tuple[Any, str, int]
 
@@ -84,11 +92,13 @@ class HeldGenerators:
     """The generators that `find_generators` found, and the ``paths`` at which it did first.
 
     A path is such as ``Digits.transform.rng``. ``cuts`` says where the search ended at one of its
-    limits, in words.
+    limits, in words; ``shared`` where it came across something that another process may change.
     """
 
-    def __init__(self, pairs: Iterable[tuple[str, Any]], cuts: Iterable[str] = ()) -> None:
-        pairs, self.cuts = list(pairs), [*cuts]
+    def __init__(
+        self, pairs: Iterable[tuple[str, Any]], cuts: Iterable[str] = (), shared: str | None = None
+    ) -> None:
+        pairs, self.cuts, self.shared = list(pairs), [*cuts], shared
         self.paths = [path for path, _ in pairs]
         self.generators = [generator for _, generator in pairs]
         # By path and not by number: what else is found must not change a generator's stream.
@@ -120,6 +130,7 @@ def find_generators(*roots: object, apart_from: Iterable[object] = ()) -> HeldGe
     """
     found: list[tuple[str, Any]] = []
     cuts: list[str] = []
+    shared: str | None = None
     data: deque[_Entry] = deque((root, type(root).__name__, 0) for root in roots)
     code: deque[_Entry] = deque()
     long: list[_Entry] = []  # containers of which some items were looked into
@@ -149,9 +160,11 @@ def find_generators(*roots: object, apart_from: Iterable[object] = ()) -> HeldGe
             if left_out:
                 long.append((value, path, depth))
         for step, child in [*leads, *_leads(value, kind)]:
+            if shared is None and _is_shared(child):
+                shared = path + step
             if not (id(child) in seen or is_leaf(child)):
                 (code if _is(child, _CODE) else data).append((child, path + step, depth + 1))
-    return HeldGenerators(sorted(found, key=lambda pair: pair[0]), cuts)
+    return HeldGenerators(sorted(found, key=lambda pair: pair[0]), cuts, shared)
 
 
 def _resume(long: list[_Entry], found: list[tuple[str, Any]], queue: deque[_Entry]) -> bool:
@@ -168,6 +181,26 @@ def _resume(long: list[_Entry], found: list[tuple[str, Any]], queue: deque[_Entr
 def _is(value: Any, kinds: Any) -> bool:
     """Do as `isinstance` does, and ask no ``__class__`` of the user's."""
     return issubclass(type(value), kinds)
+
+
+def _is_shared(value: Any) -> bool:
+    """Whether another process may change what is seen here: a `multiprocessing.Value`, say."""
+    kind = type(value)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return bool(value.device.type == "cpu" and value.is_shared())
+    if issubclass(kind, np.ndarray):
+        # One over the buffer of a SharedMemory, or of a file that is open for writing.
+        while value.flags.writeable and _is(value.base, np.ndarray):
+            value = value.base
+        inner = value.base if value.flags.writeable else None
+        return _is(inner.obj if type(inner) is memoryview else inner, mmap.mmap)
+    module = kind.__module__
+    if module == "multiprocessing.synchronize":
+        return kind.__name__ == "Event"
+    # reach: python: RawValue and RawArray are ctypes' with this
+    return module in _SHARING or (
+        _is(value, _CTYPES) and "_wrapper" in (instance_dict(value, kind) or ())
+    )
 
 
 def is_leaf(value: Any) -> bool:
