@@ -16,7 +16,6 @@ is not read. Nothing else is looked at: what is missed is for ``reseed_fn``, `ge
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dis  # reach: python: which globals a user's function names
 import functools
 import hashlib
@@ -81,8 +80,6 @@ _KINDS = (
 _SHARING = frozenset(
     f"multiprocessing.{name}" for name in ("sharedctypes", "shared_memory", "managers", "queues")
 )
-
-_CTYPES = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure)
 
 _Lead = tuple[str, Any]
 _Entry = tuple[Any, str, int]
@@ -197,10 +194,11 @@ def _is_shared(value: Any) -> bool:
     module = kind.__module__
     if module == "multiprocessing.synchronize":
         return kind.__name__ == "Event"
-    # reach: python: RawValue and RawArray are ctypes' with this
-    return module in _SHARING or (
-        _is(value, _CTYPES) and "_wrapper" in (instance_dict(value, kind) or ())
-    )
+    if module in _SHARING:
+        return True
+    # Of RawValue and RawArray, which are ctypes'.
+    wrapper = (instance_dict(value, kind) or {}).get("_wrapper")
+    return type(wrapper).__module__ == "multiprocessing.heap"
 
 
 def is_leaf(value: Any) -> bool:
