@@ -480,7 +480,9 @@ def decode(
     view = memory.data[offset : offset + nbytes]
     middle = _LENGTH.size + _LENGTH.unpack_from(view)[0]
     form, others, rows, stretches = marshal.loads(view[_LENGTH.size : middle])
-    parts = build(memory, rows, None if divide is None else divide(memory, stretches))
+    parts: list[Part] = []
+    if rows:  # else nothing looks into the slot, and nobody has to be told how it is held
+        parts = build(memory, rows, None if divide is None else divide(memory, stretches))
     if form is not None:  # of which `_flat` says what it means
         if others is not None:
             parts = _with_others(parts, others)
