@@ -196,7 +196,7 @@ def _is_shared(value: Any) -> bool:
         return kind.__name__ == "Event"
     if module in _SHARING:
         return True
-    # Of RawValue and RawArray, which are ctypes'.
+    # reach: python: RawValue and RawArray are ctypes' own, with this
     wrapper = (instance_dict(value, kind) or {}).get("_wrapper")
     return type(wrapper).__module__ == "multiprocessing.heap"
 
