@@ -346,6 +346,10 @@ def summary(rows):
             f"{row['processor']:.2f}", pair["memory, MB"], pair["first, ms"], pair["descriptors"],
             *("yes" if row[same] else "NO" for same in ("same bytes", "same losses")),
         ])  # fmt: skip
+    if not any("beside" in row for row in rows):  # it was not asked for
+        at = head.index("beside, times")
+        for cells in (head, *lines):
+            del cells[at]
     return table(head, lines, left=2)
 
 
