@@ -184,7 +184,8 @@ def _is_shared(value: Any) -> bool:
     """Whether another process may change what is seen here: a `multiprocessing.Value`, say."""
     kind = type(value)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
-        return bool(value.device.type == "cpu" and value.is_shared())
+        plain = value.layout == torch.strided and value.device.type == "cpu"
+        return plain and bool(value.is_shared())
     if issubclass(kind, np.ndarray):
         # One over the buffer of a SharedMemory, or of a file that is open for writing.
         while value.flags.writeable and _is(value.base, np.ndarray):

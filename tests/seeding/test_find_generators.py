@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from lit_loader.seeding.find_generators import find_generators
 
@@ -81,3 +82,22 @@ def test_albumentations_pipelines() -> None:
     first = run(1)
     assert run(2) != first
     assert run(1) == first
+
+
+def test_what_is_said_to_be_shared() -> None:
+    """Only memory that another process may write; tensors of any kind can be asked."""
+    rows = torch.ones(2, 2)
+    own = [
+        rows,
+        rows.to_sparse(),
+        rows.to_sparse_csr(),
+        rows.to("meta"),
+        rows.to_mkldnn(),
+        torch.nested.nested_tensor([rows[0], rows[1]]),
+        torch.nested.nested_tensor([rows[0], rows[1]], layout=torch.jagged),
+        torch.empty(0),
+    ]
+    assert find_generators(Box(held=own)).shared is None
+    shared = torch.ones(4).share_memory_()[1:]
+    found = find_generators(Box(held=[*own, shared])).shared
+    assert found is not None and found.endswith(f"[{len(own)}]")

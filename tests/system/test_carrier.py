@@ -255,6 +255,7 @@ def test_what_is_written_into_what_has_arrived_is_its_own(
 
 def test_what_goes_along_is_the_same_in_all_copies() -> None:
     """One pickle for all, also if what was carried is closed or gone meanwhile."""
+    gc.collect()  # what earlier tests left would be closed meanwhile
     before = os.listdir("/proc/self/fd")
     reader, writer = multiprocessing.get_context("spawn").Pipe(duplex=False)
     tensor = torch.zeros(3).share_memory_()

@@ -239,15 +239,30 @@ def test_a_loader_is_closed_soon_whose_launcher_is_stopped() -> None:
             wait_gone([*pids, starter])
 
 
-def test_a_worker_dies_while_its_launcher_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+class KilledAt20(Rows):
+    """Its process is killed at sample 20, if the file is not there yet."""
+
+    def __init__(self, lived: Path) -> None:
+        super().__init__(40, 1)
+        self.lived = lived
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 20 and not self.lived.exists():
+            self.lived.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_a_worker_dies_while_its_launcher_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Another launcher takes the place of that one."""
     monkeypatch.setattr(launcher, "DEADLINE", 1.0)
-    with told() as texts, DataLoader(Rows(40, 1), num_workers=2) as loader:
+    dataset = KilledAt20(tmp_path / "lived")
+    with told() as texts, DataLoader(dataset, num_workers=2) as loader:
         iterator = iter(loader)
         found = [int(next(iterator))]
-        pool = iterator.pool  # type: ignore[attr-defined]
-        with stopped(pool._workers.starter.pid):
-            os.kill(pool.pids[0], signal.SIGKILL)
+        with stopped(iterator.pool._workers.starter.pid):  # type: ignore[attr-defined]
             found += ints(iterator)
     assert found == list(range(40))
     assert len(texts) == 1
