@@ -84,6 +84,9 @@ def test_albumentations_pipelines() -> None:
     assert run(1) == first
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Sparse (invariant|CSR):UserWarning", "ignore:The PyTorch API of nested:UserWarning"
+)
 def test_what_is_said_to_be_shared() -> None:
     """Only memory that another process may write; tensors of any kind can be asked."""
     rows = torch.ones(2, 2)
