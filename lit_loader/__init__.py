@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from lit_loader.statistics.records import LoaderStatistics
     from lit_loader.transport.shared_sequence import SharedSequence
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "CachedDataset",

@@ -443,11 +443,12 @@ class EpochRun(LoaderIterator[T_co]):
     def _connect(self, start: EpochStart) -> None:
         """Have workers that know the epoch, and are at all that is outstanding."""
         if self._feed is None:
+            # Before the feed, by which it is seen that there are both: a signal handler may raise.
+            self._healer = Healer(self._max_restarts, self._timeout or None, start.batches is None)
             if start.batches is None:
                 self._feed = ReaderFeed(start, self._turns, self._core.shards)
             else:
                 self._feed = SamplerFeed(start, start.batches, self._core.lookahead)
-            self._healer = Healer(self._max_restarts, self._timeout or None, start.batches is None)
         feed, healer = self._feed, self._healer
         assert healer is not None
         _end_with_the_program()
