@@ -24,6 +24,7 @@ import pickle
 import struct
 from array import array
 from enum import IntEnum
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 __all__ = [
@@ -43,6 +44,8 @@ __all__ = [
     "Up",
     "pack",
     "pack_indices",
+    "packed_reply",
+    "packed_task",
     "position_of",
     "task_number",
     "unpack",
@@ -235,8 +238,15 @@ _WRITTEN: Final = {
     for kind, (message, fields) in enumerate(_FIELDS.items())
 }
 _READ: Final = [
-    (message._make, _layout("x", fields).unpack_from) for message, fields in _FIELDS.items()
+    (partial(tuple.__new__, message), _layout("x", fields).unpack_from)
+    for message, fields in _FIELDS.items()
 ]
+
+packed_reply: Final = partial(_WRITTEN[Reply][1], _WRITTEN[Reply][0])
+"""As :func:`pack` of a :class:`Reply` of these values, all of them: one is sent for each batch."""
+
+packed_task: Final = partial(_WRITTEN[Task][1], _WRITTEN[Task][0])
+"""The same of a :class:`Task`."""
 
 
 def pack(message: Message) -> bytes:
@@ -283,11 +293,9 @@ def pack_indices(indices: Any, ints: bool = False) -> bytes:
     return pickle.dumps(indices, pickle.HIGHEST_PROTOCOL) + _PICKLED
 
 
-def unpack_indices(data: bytes) -> Any:
+def unpack_indices(data: bytes | memoryview) -> Any:
     """Read what :func:`pack_indices` wrote."""
     # The tag stands last, so that the integers begin where the slot does: aligned.
     if data[-1:] == _INT64:
-        indices = array("q")
-        indices.frombytes(data[:-1])
-        return indices.tolist()
+        return memoryview(data)[:-1].cast("q").tolist()
     return pickle.loads(data[:-1])
