@@ -27,6 +27,8 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 __all__ = [
     "NOT_TO_BE_HAD",
     "NOT_WANTED",
@@ -42,6 +44,7 @@ __all__ = [
     "Stop",
     "Task",
     "Up",
+    "listed",
     "pack",
     "pack_indices",
     "packed_reply",
@@ -275,17 +278,19 @@ _INT64: Final = b"q"
 _ONLY_INT: Final = {int}
 
 
-def pack_indices(indices: Any, ints: bool = False) -> bytes:
+def pack_indices(indices: Any, own: bool = False) -> bytes:
     """Write one batch's indices down: 8 bytes each for a list of ints, a pickle for all else.
 
     Args:
         indices: The indices.
-        ints: Whether they are known to be ints of 64 bits, if they are a list.
+        own: Whether they are of an order of the loader's own: an int64 array, if they are several.
 
     Raises:
         Exception: Whatever pickling an index of the sampler's own making raises.
     """
-    if type(indices) is list and (ints or set(map(type, indices)) == _ONLY_INT):
+    if own and type(indices) is np.ndarray:
+        return indices.tobytes() + _INT64
+    if type(indices) is list and set(map(type, indices)) == _ONLY_INT:
         try:
             return array("q", indices).tobytes() + _INT64
         except OverflowError:
@@ -299,3 +304,8 @@ def unpack_indices(data: bytes | memoryview) -> Any:
     if data[-1:] == _INT64:
         return memoryview(data)[:-1].cast("q").tolist()
     return pickle.loads(data[:-1])
+
+
+def listed(indices: Any) -> Any:
+    """Give a batch's indices as datasets are asked for them: a list, if they are an array."""
+    return indices.tolist() if isinstance(indices, np.ndarray) else indices
