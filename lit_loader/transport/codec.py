@@ -441,14 +441,13 @@ def encode(batch: object, writer: SlotWriter) -> tuple[int, int]:
     rows, stretches, copies, position = lay_out(parts, writer)
     table = marshal.dumps((form, others, rows, stretches))
     offset = (position + ALIGNMENT - 1) & -ALIGNMENT
-    descriptor = _LENGTH.pack(len(table)) + table + skeleton
-    end = offset + len(descriptor)
+    end = offset + _LENGTH.size + len(table) + len(skeleton)
     if end > len(writer.view):
         raise SlotFull(end + _SLACK_PER_PART * (1 + len(parts)))
     for byte, address, nbytes in copies:
         # Bytes and not elements: whatever the strides, a part arrives as it lies in memory.
         ctypes.memmove(writer.base + byte, address, nbytes)
-    writer.view[offset:end] = descriptor
+    writer.view[offset:end] = _LENGTH.pack(len(table)) + table + skeleton
     writer.position = end
     return offset, end - offset
 
