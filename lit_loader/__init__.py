@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from lit_loader.batch.collate import default_collate, default_convert
     from lit_loader.batch.pad import PadCollate, Padded
+    from lit_loader.batch.reads_ahead import read_stream
     from lit_loader.batch.reads_declared import reads_ahead
-    from lit_loader.batch.reads_stream import read_stream
     from lit_loader.checkpoint.loader_state import merge_states
     from lit_loader.config.loader_config import LoaderConfig
     from lit_loader.config.ray_workers import RayWorkers
@@ -93,8 +93,8 @@ __all__ = [
 _NAMES_IN = {
     "lit_loader.batch.collate": "default_collate default_convert",
     "lit_loader.batch.pad": "PadCollate Padded",
+    "lit_loader.batch.reads_ahead": "read_stream",
     "lit_loader.batch.reads_declared": "reads_ahead",
-    "lit_loader.batch.reads_stream": "read_stream",
     "lit_loader.checkpoint.loader_state": "merge_states",
     "lit_loader.config.loader_config": "LoaderConfig",
     "lit_loader.config.ray_workers": "RayWorkers",
