@@ -211,7 +211,7 @@ def test_what_was_out_at_a_fork_counts() -> None:
     arena = Arena(64, in_flight=DEPTH, slot_bytes=BATCH, budget=8 * BATCH)
     consumer = Consumer(arena, lambda _: BATCH, hold=3)
     consumer.take(3)
-    slots = [reference.slot for reference in arena._leases]
+    slots = [*arena._leased]
     assert sorted(slot.memory[0] for slot in slots) == [0, 1, 2]
     if (child := os.fork()) == 0:
         os._exit(0)

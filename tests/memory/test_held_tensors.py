@@ -117,7 +117,7 @@ def give(arena: Arena, value: int, nbytes: int = MB) -> list[Any]:
     held = arena.divide(lease, [(0, middle), (middle, nbytes)])
     if held is None:
         return [lease[:middle], lease[middle:]]
-    return [held.at(0)[0], held.at(middle)[0]]
+    return [memory for _, memory, _ in held]
 
 
 def test_threads_and_the_collector_drop_parts() -> None:

@@ -430,8 +430,8 @@ class PoolMachine(RuleBasedStateMachine):
         if self.pool is None:
             return
         arena = self.pool._arena
-        free = {slot.offset for slot in [*arena._free.warm, *arena._free.cold]}
-        lent = {reference.slot.offset for reference in arena._leases}
+        free = {slot.offset for slot in [*arena._warm, *arena._cold]}
+        lent = {slot.offset for slot in arena._leased}
         owner = {
             slot.offset: copy.task.number
             for copy in self.pool._copies.values()

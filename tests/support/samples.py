@@ -130,4 +130,4 @@ def given(arena: Arena, slot: Slot, nbytes: int) -> Any:
     """What the consumer gets of a batch that is a single array of bytes."""
     lease = arena.lease(slot, nbytes)
     pieces = arena.divide(lease, [(0, nbytes)])
-    return lease if pieces is None else pieces.at(0)[0]
+    return lease if pieces is None else pieces[0][1]
