@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import select
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,14 @@ class BrokenArrival:
 def hang() -> None:
     """Wait, without using the processor, for something that never happens."""
     select.select([], [], [])
+
+
+def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+    """Look, as often as the scheduler lets it, until something of another process's is true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came to that"
+        os.sched_yield()
 
 
 def epoch_and_index(index: int) -> tuple[int, int]:
