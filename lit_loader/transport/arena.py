@@ -106,30 +106,21 @@ _NO_ROOM = OSError, ValueError, OverflowError
 
 
 class Slot:
-    """A stretch of the arena that holds one batch at a time.
-
-    Attributes:
-        offset: First byte in the arena's file.
-        capacity: Bytes.
-        place: The mapping of this process that it is in, and its first byte there.
-        memory: The bytes, shape ``(capacity,)``, uint8.
-        view: The same bytes, as the quicker way to write a few.
-        touched: Bytes, from the first one on, that may have been written since their memory was
-            given back, and so cost some; whole pages.
-        watch: Sees its lease die.
-        forks: `fork_guard.user_forks` when its batch was given to the consumer.
-    """
+    """A stretch of the arena that holds one batch at a time."""
 
     __slots__ = ("capacity", "forks", "memory", "offset", "place", "touched", "view", "watch")
 
     def __init__(self, mapping: mmap.mmap, start: int, offset: int, capacity: int) -> None:
-        self.place = mapping, start
-        self.offset = offset
+        self.place = mapping, start  # in this process
+        self.offset = offset  # in the arena's file
         self.capacity = capacity
         self.memory: Bytes = np.frombuffer(mapping, np.uint8, capacity, start)
-        self.view = self.memory.data
-        self.touched = self.forks = 0
-        self.watch: weakref.ref[Lease] | None = None
+        self.view = self.memory.data  # the quicker way to write a few bytes
+        # Bytes from the first one on, whole pages, that may have been written since their memory
+        # was given back, and so cost some.
+        self.touched = 0
+        self.watch: weakref.ref[Lease] | None = None  # sees its lease die
+        self.forks = 0  # `fork_guard.user_forks` when its batch was given to the consumer
 
     def punch(self, keep: int = 0) -> None:
         """Give memory behind the first ``keep`` bytes (whole pages) back; it reads as zeros."""
@@ -169,15 +160,7 @@ def copied(memory: Bytes, stretches: Iterable[Stretch], few: bool = False) -> Pi
     """Copy the parts of a batch, each into memory of its own; or a few small ones alone.
 
     A batch holds its slot as long as anything of it lives. So a consumer that collects the labels
-    of an epoch is given copies of these, and holds no slot.
-
-    Args:
-        memory: The slot.
-        stretches: Of the batch, in the order of the slot.
-        few: Whether large parts stay where they are.
-
-    Returns:
-        Where the parts lie; None: all where they are.
+    of an epoch is given copies of these, and holds no slot. None: all parts stay where they are.
     """
     pieces: Pieces = []
     copies, spare = (_COPIES, memory.size // _SHARE) if few else (sys.maxsize, sys.maxsize)
@@ -207,12 +190,6 @@ class Arena:
         slot_bytes: Bytes a slot; None takes as much as costs nothing.
         budget: Bytes of real memory to stay within, None for no limit.
 
-    Attributes:
-        slots: Number of all slots.
-        fd: Descriptor of the file, for the workers.
-        mapped: Bytes of the first mapping (board and equal slots).
-        board: The bytes of the status board.
-
     Raises:
         LoaderError: Not even the smallest slots are to be had; names the limit.
     """
@@ -229,7 +206,7 @@ class Arena:
         self.slots, start = in_flight + held, round_up(board_bytes)
         self._map = self._reserve(start, slot_bytes)
         self.fd = self._file.fd
-        self.mapped = len(self._map)
+        self.mapped = len(self._map)  # the board and equal slots
         self.board = memoryview(self._map)[:board_bytes]
         self._held = held
         self._budgeted = budget is not None
@@ -281,10 +258,7 @@ class Arena:
     # --- lending slots ---
 
     def acquire(self, capacity: int = 0) -> Slot:
-        """Take a free slot of at least ``capacity`` bytes, or make one.
-
-        Args:
-            capacity: Bytes that are certainly going to be written, if more than none.
+        """Take a free slot for so many bytes that are certainly going to be written, or make one.
 
         Raises:
             LoaderError: The memory for a new one cannot be had; names the size and the limit.
@@ -344,9 +318,7 @@ class Arena:
     def release(self, slot: Slot, used: bool = True) -> None:
         """Put a slot back that was acquired and is not leased.
 
-        Args:
-            slot: The slot.
-            used: Whether ``slot.touched`` is known; else it is taken to be as full as any was.
+        Unless it is known how much of it was ``used``, it is taken to be as full as any was.
         """
         if not used:
             slot.touched = min(slot.capacity, max(slot.touched, self._ever))
@@ -383,16 +355,11 @@ class Arena:
             self._cool(0)
 
     def divide(self, lease: Lease, stretches: list[Stretch]) -> Pieces | None:
-        """Say how the consumer is to hold a batch that it is given now.
+        """Say where the parts of a batch that is given now are to lie; None: where they do.
 
-        Args:
-            lease: What the batch lies in.
-            stretches: Where its parts lie in there.
-
-        Returns:
-            Where they are to lie; None: where they do. Where the consumer holds many slots already,
-            or too much of the budget, they are copies, so that a kept batch never stops the loader.
-            From then on it is plain that it collects batches; and what it drops of one is free.
+        Where the consumer holds many slots already, or too much of the budget, they are copies, so
+        that a kept batch never stops the loader. It is plain then that it collects batches; what it
+        drops of one is free.
         """
         lease.slot.forks = fork_guard.user_forks
         self._given.add(lease.slot)
@@ -431,11 +398,8 @@ class Arena:
         """How many more tasks may be sent now; to be asked before each of them.
 
         Until the first batch is in, one at a time; and always one where no task is in flight, so
-        that the consumer never waits in vain.
-
-        Args:
-            undelivered: Tasks sent whose batches the consumer has not been given. Those that came
-                in and wait (for their turn; in page-locked memory) count like those in flight.
+        that the consumer never waits in vain. What is ``undelivered`` (came in, and waits for its
+        turn or in page-locked memory) counts like what is in flight.
         """
         if not self._budgeted:
             return sys.maxsize
@@ -479,22 +443,15 @@ class Arena:
         self._expected, self._excess = nbytes, max(most, _SMALLEST_SLOT)
 
     def trim(self, keep: int) -> None:
-        """Give memory back to the system that a new epoch will not need.
-
-        Args:
-            keep: Free slots that keep theirs, those used last.
-        """
+        """Give memory back that a new epoch will not need; the ``keep`` slots used last have it."""
         if self._largest:
             self._expect(self._largest)  # and no more what the epoch before that had
             self._largest = 0
         self._cool(keep, self._excess)
 
     def _cool(self, keep: int, most: int = sys.maxsize) -> None:
-        """Give back the memory of free slots, but of the ``keep`` used last with at most so much.
-
-        A forked copy would take it from its parent.
-        """
-        if not self._file.sparse or os.getpid() != self._pid:
+        """Give memory of free slots back, but of the ``keep`` used last with at most so much."""
+        if not self._file.sparse or os.getpid() != self._pid:  # a fork would take its parent's
             return
         warm = self._warm[:]
         for place, slot in enumerate(warm):
@@ -533,13 +490,7 @@ def _take_out(stack: list[Slot], slot: Slot) -> bool:
 
 
 class ArenaMap:
-    """A worker's side: the same file, mapped as far as tasks need it.
-
-    Args:
-        fd: Descriptor of the arena's file.
-        mapped: Bytes to map at once, as in :class:`Arena`.
-        board_bytes: Bytes of the status board.
-    """
+    """A worker's side: the same file, mapped as far as tasks need it; ``mapped`` bytes at once."""
 
     def __init__(self, fd: int, mapped: int, board_bytes: int) -> None:
         self._fd = fd
@@ -548,11 +499,7 @@ class ArenaMap:
         self.board = memoryview(self._map)[:board_bytes]
 
     def memory(self, offset: int, capacity: int) -> Bytes:
-        """The bytes of a slot, shape ``(capacity,)``, uint8.
-
-        Raises:
-            LoaderError: It was made on demand, and this process has no room for it.
-        """
+        """The bytes of a slot; LoaderError: one made on demand, for which there is no room here."""
         memory = self._slots.get(offset)
         if memory is None:
             mapping, start = self._map, offset

@@ -110,18 +110,12 @@ class Healer:
         self.notices: deque[Notice] = deque()
 
     def receive(self, pool: WorkerPool, began: float) -> Outcome | None:
-        """Wait for the next outcome, and see to workers if none comes.
+        """Give the next outcome, also of a task that was given up; None: wait again.
 
-        Args:
-            pool: The workers.
-            began: ``time.monotonic()`` when the wait began, of which this is a step.
-
-        Returns:
-            The outcome, also of a task that was given up; or None: wait again.
+        ``began`` is ``time.monotonic()`` when the wait began, of which this is a step.
 
         Raises:
-            WorkerDiedError: A worker has died, and may not be replaced.
-            WorkerTimeoutError: A worker hangs, and may not be replaced.
+            WorkerDiedError, WorkerTimeoutError: A worker died or hangs, and may not be replaced.
             LoaderError: There are remote workers only, and none can be had.
         """
         limit = self._limit
