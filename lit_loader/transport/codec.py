@@ -29,7 +29,9 @@ from __future__ import annotations
 import ctypes  # reach: python: memmove of ctypes is the quickest copy of bytes by address
 import marshal
 import struct
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -376,7 +378,7 @@ def build(
     for row in rows:
         kind = row[0]
         if pieces is not None and kind != _EMPTY:
-            memory, first = pieces.at(row[2])
+            _, memory, first = pieces[bisect_right(pieces, row[2], key=itemgetter(0)) - 1]
         if kind == _TENSOR:
             _, name, byte, shape, strides = row
             # Through NumPy: torch's own frombuffer makes flat tensors, and shaping takes longer.
