@@ -84,15 +84,8 @@ class Remote(Protocol):
 
     count: int
 
-    def prepare(self, links: Links, relay: int, spec: BatchSpec, notices: deque[Notice]) -> None:
-        """Get ready to start it.
-
-        Args:
-            links: What connects worker 0 with the parent.
-            relay: The relay's number.
-            spec: What all workers make.
-            notices: Where it is to put messages for the consumer.
-        """
+    def prepare(self, links: Links, spec: BatchSpec, notices: deque[Notice]) -> None:
+        """Get ready to start it; messages for the consumer are put into ``notices``."""
 
     def start(self, links: Links) -> WorkerProcess:
         """Start the relay, or another one in its place."""

@@ -117,7 +117,7 @@ class WorkerSet:
         self.starter = make_starter(context, self._links, spec)
         self._forks, self.notices = self.starter.forks, self.starter.notices
         if remote is not None:
-            remote.prepare(self._links, relay, spec, self.notices)
+            remote.prepare(self._links, spec, self.notices)
             self._remote = remote
 
     @property
