@@ -165,13 +165,15 @@ class Crew:
         member.node = ""
         self._await(hand.hello(), self._on_hello, member)
 
-    def _await(self, future: Future[Any], call: Callable[..., None], *arguments: Any) -> None:
-        """Have a call made with the answer, unless its worker is another one by then."""
-        member, hand = arguments[0], arguments[0].hand
+    def _await(
+        self, future: Future[Any], call: Callable[..., None], member: Member, *more: Any
+    ) -> None:
+        """Have a call made with a member's answer, unless another hand is in its place by then."""
+        hand = member.hand
 
         def heard() -> None:
             if member.hand is hand:
-                call(*arguments, future)
+                call(member, *more, future)
 
         future.add_done_callback(lambda _: self._relay.queue(heard))
 

@@ -48,12 +48,7 @@ _one_at_a_time: Final = threading.Lock()
 
 
 class Maker:
-    """A remote worker's side.
-
-    Args:
-        payload: The spec, pickled for other machines: uint8 of one dimension.
-        role: Which worker it is.
-    """
+    """A remote worker's side; ``payload`` is the spec, pickled for other machines (uint8)."""
 
     def __init__(self, payload: NDArray[np.uint8], role: Role) -> None:
         self._scratch = np.empty(SIZE + _SCRATCH, np.uint8)

@@ -76,12 +76,7 @@ class RemoteWorker:
 
 
 class RayHand:
-    """A remote worker, which does one order after the other, as the relay has it.
-
-    Args:
-        actor: Ray's handle of a `RemoteWorker`.
-        ended: Is told when it is to end.
-    """
+    """A remote worker, which does one order after the other, as the relay has it."""
 
     def __init__(self, actor: Any, ended: Callable[[RayHand], None]) -> None:
         self._actor = actor
@@ -116,11 +111,7 @@ class RayHand:
 
 
 class RayEngine:
-    """Has remote workers on a Ray cluster.
-
-    Args:
-        config: Where, and what each is given.
-    """
+    """Has remote workers on a Ray cluster."""
 
     def __init__(self, config: RayWorkers) -> None:
         self._config = config
@@ -252,11 +243,7 @@ def _said(error: BaseException) -> str:
 
 
 def _knock(address: str) -> None:
-    """See that somebody listens there: Ray itself may wait for ever where nobody does.
-
-    Raises:
-        OSError: Nobody does.
-    """
+    """See that somebody listens there, or OSError: Ray itself may wait for ever otherwise."""
     if address == "auto":  # else found by its processes, which run
         address = os.environ.get("RAY_ADDRESS", "")
     host, _, port = address.rpartition(":")

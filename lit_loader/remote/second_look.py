@@ -49,12 +49,9 @@ def versions() -> dict[str, str]:
 
 
 class SecondLook:
-    """Compares batches, and versions.
+    """Compares versions, the first batch of each node, and a ``share`` of all.
 
-    Args:
-        payload: The dataset and functions, pickled.
-        share: Which share of all batches is made again.
-        tell: Called with a warning's text, in whatever thread.
+    ``tell`` is called with a warning's text, in whatever thread.
     """
 
     def __init__(

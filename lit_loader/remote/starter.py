@@ -47,15 +47,12 @@ _LEAVING: Final = 10.0
 
 
 class RemoteWorkers:
-    """Workers on other machines.
+    """Workers on other machines, as `WorkerPool` has them; ``count``: batches that they may be at.
 
     Args:
         config: Where they come from: a `RayWorkers`, or the like of it.
         remote_workers: How many there are to be.
         nodes: Is told which machine each of them is on, by its place among them.
-
-    Attributes:
-        count: Batches that all of them may have together.
     """
 
     def __init__(self, config: Any, remote_workers: int, nodes: dict[int, str]) -> None:
