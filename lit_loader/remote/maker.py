@@ -93,10 +93,8 @@ class Maker:
         assert loader is not None
         writer = SlotWriter(self._scratch[SIZE:])
         progress.empty = writer.empty
-        batch = loader.take(indices, progress)
-        if batch is None:
-            number = position_of(task.number)
-            batch = maker.load(indices, number, task.epoch, task.seed, progress)
+        number = position_of(task.number)
+        batch = maker.make(indices, number, task.epoch, task.seed, progress)
         progress.encoding()
         at, nbytes, used = self._encode(batch, writer)
         encoded, collated = time.monotonic_ns(), progress.collated
