@@ -63,11 +63,10 @@ from lit_loader.streams.job_store import Talks
 from lit_loader.streams.tail import ShardTail, least_depth, tail_of
 from lit_loader.system.cgroups import own_memory
 from lit_loader.system.interrupts import HeldBack, let_handlers_through
-from lit_loader.system.start_method import default_context
-from lit_loader.system.weak_sets import members
 from lit_loader.transport import loader_page
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.workers.pipes import PoolClosed
+from lit_loader.workers.process_start import default_context
 from lit_loader.workers.starters import WorkerProcess
 from lit_loader.workers.worker_pool import MOST_WORKERS, WorkerPool
 
@@ -500,7 +499,9 @@ class LoaderCore:
 
     def alive(self) -> list[EpochRun[Any]]:
         """The iterators with workers that are alive; another thread may be making one."""
-        return members(self.runs)
+        while True:  # another thread may add one meanwhile, and nobody would hear of an exception
+            with contextlib.suppress(RuntimeError):
+                return list(self.runs)
 
     def _idle(self) -> WorkerPool | None:
         """The workers, if there are some that no iterator has."""

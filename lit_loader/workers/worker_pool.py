@@ -70,7 +70,7 @@ from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import VOIDABLE, BoardRow, StatusBoard, board_bytes
 from lit_loader.workers.outcome import FewerWorkers, Outcome, WorkerDeath
 from lit_loader.workers.pipes import Ended, Pipes
-from lit_loader.workers.starters import Remote, WorkerProcess
+from lit_loader.workers.starters import WorkerProcess
 from lit_loader.workers.worker_set import WorkerSet, explain_limit
 
 __all__ = ["MOST_WORKERS", "WorkerPool"]
@@ -178,7 +178,7 @@ class WorkerPool:
         turns: int,
         slot_bytes: int | None = None,
         memory_budget: int | None = None,
-        remote: Remote | None = None,
+        remote: Any = None,
     ) -> None:
         if multiprocessing.current_process().daemon:
             raise LoaderError(
