@@ -86,9 +86,7 @@ class Maker:
             indices = unpack_indices(order.packed)
             writer = SlotWriter(self._scratch)
             progress.empty = writer.empty
-            batch = loader.take(indices, progress)
-            if batch is None:
-                batch = maker.load(indices, order.number, order.epoch, order.seed, progress)
+            batch = maker.make(indices, order.number, order.epoch, order.seed, progress)
             progress.encoding()
             at, nbytes, used = self._encode(batch, writer)
         except BaseException as error:
