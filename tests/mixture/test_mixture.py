@@ -20,9 +20,8 @@ from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader, OptionError, StateError
-from lit_loader.data.mixture import MixtureDataset
+from lit_loader.data.mixture import MixtureDataset, Schedule
 from lit_loader.data.mixture_sampler import MixtureSampler
-from lit_loader.data.mixture_schedule import Schedule
 from lit_loader.data.mixture_stream import MixtureStream
 from tests.support.exact import Augmented, Epochs, digests, goes_on, through_file, with_states
 
