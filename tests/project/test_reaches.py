@@ -12,6 +12,7 @@ fail silently: generators that nobody seeds.
 from __future__ import annotations
 
 import ast
+import functools
 import random
 import re
 from collections.abc import Iterator
@@ -40,7 +41,6 @@ VERSIONS = {
     "spdl": "any: without it, left to its own end",
     "torch": "2.6 to 2.14",
 }
-SOURCES = {p.relative_to(PACKAGE).as_posix(): p.read_text() for p in sorted(PACKAGE.rglob("*.py"))}
 
 
 class Reach(NamedTuple):
@@ -98,11 +98,8 @@ def what_of(node: ast.AST, own: set[str]) -> Iterator[str]:
                 yield name
 
 
-def reaches() -> Iterator[Reach]:
-    trees = {file: ast.parse(text) for file, text in SOURCES.items()}
-    own = {name for tree in trees.values() for name in defined(tree)}
-
-    def walk(file: str, node: ast.AST, heads: set[int], here: set[int]) -> Iterator[Reach]:
+def reaches(file: str, tree: ast.AST, own: set[str]) -> Iterator[Reach]:
+    def walk(node: ast.AST, heads: set[int], here: set[int]) -> Iterator[Reach]:
         if isinstance(node, ast.stmt):
             first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
             body = getattr(node, "body", None)  # of a compound statement only its head counts
@@ -113,19 +110,25 @@ def reaches() -> Iterator[Reach]:
         for what in what_of(node, own):
             yield Reach(file, node.lineno, what, heads | here)  # type: ignore[attr-defined]
         for child in ast.iter_child_nodes(node):
-            yield from walk(file, child, heads, here)
+            yield from walk(child, heads, here)
 
-    for file, tree in trees.items():
-        yield from walk(file, tree, set(), set())
+    return walk(tree, set(), set())
 
 
-REACHES = list(reaches())
-MARKS = [
-    Mark(file, number, *found.groups())
-    for file, text in SOURCES.items()
-    for number, line in enumerate(text.splitlines(), 1)
-    if (found := re.search(r"# reach: (\w+): (.+)", line))
-]
+@functools.cache
+def found() -> tuple[list[Reach], list[Mark]]:
+    """All reaches of the package, and all marks."""
+    paths = sorted(PACKAGE.rglob("*.py"))
+    sources = {path.relative_to(PACKAGE).as_posix(): path.read_text() for path in paths}
+    trees = {file: ast.parse(text) for file, text in sources.items()}
+    own = {name for tree in trees.values() for name in defined(tree)}
+    marks = [
+        Mark(file, number, *mark.groups())
+        for file, text in sources.items()
+        for number, line in enumerate(text.splitlines(), 1)
+        if (mark := re.search(r"# reach: (\w+): (.+)", line))
+    ]
+    return [r for file, tree in trees.items() for r in reaches(file, tree, own)], marks
 
 
 def table() -> str:
@@ -137,17 +140,19 @@ def table() -> str:
         "| file | what | why | versions |",
         "| --- | --- | --- | --- |",
     ]
-    for mark in MARKS:
-        held = (r.what for r in REACHES if r.file == mark.file and mark.line in r.places)
+    all_reaches, marks = found()
+    for mark in marks:
+        held = (r.what for r in all_reaches if r.file == mark.file and mark.line in r.places)
         names = ", ".join(f"`{name}`" for name in dict.fromkeys(held))
         lines.append(f"| {mark.file} | {names} | {mark.why} | {VERSIONS[mark.library]} |")
     return "\n".join(lines) + "\n"
 
 
 def test_every_reach_is_marked_and_every_mark_is_of_one() -> None:
-    marked = {(mark.file, mark.line) for mark in MARKS}
-    held = {(reach.file, line) for reach in REACHES for line in reach.places}
-    bare = [r for r in REACHES if marked.isdisjoint((r.file, line) for line in r.places)]
+    all_reaches, marks = found()
+    marked = {(mark.file, mark.line) for mark in marks}
+    held = {(reach.file, line) for reach in all_reaches for line in reach.places}
+    bare = [r for r in all_reaches if marked.isdisjoint((r.file, line) for line in r.places)]
     assert not bare, "say '# reach: LIBRARY: why' there, or above it"
     assert marked <= held, "marks of nothing"
 
