@@ -55,7 +55,6 @@ from lit_loader.sampling.orders import epoch_number
 from lit_loader.sampling.shown_samplers import choose_samplers
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.auto_workers import NumWorkers
-from lit_loader.statistics.recorder import Recorder
 from lit_loader.statistics.records import LoaderStatistics
 from lit_loader.system.processors import advice_if_too_many
 
