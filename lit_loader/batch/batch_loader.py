@@ -24,6 +24,7 @@ from lit_loader.batch.fetch import IterableFetcher, MapFetcher, as_read
 from lit_loader.batch.sample_errors import OMITTED, Attempts
 from lit_loader.batch.tolerant_fetch import TolerantMapFetcher
 from lit_loader.context import reading
+from lit_loader.seeding import generator_lock
 from lit_loader.seeding.find_generators import HeldGenerators
 from lit_loader.seeding.generator_state import Rewind
 from lit_loader.seeding.generator_watch import LATE, GeneratorWatch
@@ -32,7 +33,7 @@ from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.remote_error import ReaderShare
 from lit_loader.transport.status_board import Progress
 
-__all__ = ["BatchLoader"]
+__all__ = ["BatchLoader", "make_batch"]
 
 _FOR_EVER = 1 << 62
 _REPLACEMENTS = 0x4E72  # keeps the choice of replacements apart from what samples draw
@@ -319,3 +320,32 @@ class BatchLoader:
 
     def _replacement_seed(self, index: Any) -> int:
         return sample_seed(extend(self._epoch_seed, _REPLACEMENTS), index)
+
+
+def make_batch(
+    loader: Any, indices: Any, number: int, epoch: int, seed: int, progress: Progress
+) -> Any:
+    """Make a batch in a process whose global generators are its own: a worker, here or elsewhere.
+
+    Args:
+        loader: A `BatchLoader`, or `Readers`; :meth:`BatchLoader.load` says the rest.
+        indices: As there.
+        number: As there.
+        epoch: As there.
+        seed: As there.
+        progress: As there.
+
+    Raises:
+        EndOfData: An iterable dataset has no more.
+        Cancelled: The batch is no longer wanted.
+        Exception: Whatever the user's code raises.
+    """
+    if loader.reads_table:
+        batch = loader.take(indices, progress)
+        if batch is not None:
+            return batch
+    with generator_lock.lock:  # a thread of the dataset's may iterate a loader
+        try:
+            return loader.load(indices, number, epoch, seed, progress)
+        finally:
+            reading.maker = None

@@ -57,7 +57,7 @@ from lit_loader.seeding.find_generators import find_generators
 from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.auto_workers import AutoWorkers
-from lit_loader.statistics.recorder import Recorder
+from lit_loader.statistics.recorder import WINDOW, Recorder
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics, MemoryUse
 from lit_loader.streams.job_store import Talks
 from lit_loader.streams.tail import ShardTail, least_depth, tail_of
@@ -588,13 +588,18 @@ class LoaderCore:
 
     # --- records ---
 
-    def note(self, record: BatchRecord, pool: WorkerPool | None, again: bool) -> None:
+    def note(
+        self, record: BatchRecord, pool: WorkerPool | None = None, again: bool = False
+    ) -> None:
         """Record a batch that is given out; and have another number of workers, if that helps.
 
         ``pool``: who makes batches; None: they are gone. ``again``: a reader that moves reads again
         what it has given.
         """
-        self.recorder.add(record)
+        recorder = self.recorder
+        recorder.records.append(record)
+        if len(recorder.records) >= WINDOW:
+            recorder.flush()
         auto = self.auto
         if auto is None or not auto.add(record, again) or pool is None:
             return

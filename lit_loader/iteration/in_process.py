@@ -114,7 +114,7 @@ class InProcessIterator(LoaderIterator[T_co]):
             batch = self._pin(batch)
             given = time.monotonic_ns()
         at = progress.slowest_at
-        self._core.recorder.add(
+        self._core.note(
             BatchRecord(
                 start.epoch,
                 number,

@@ -355,6 +355,7 @@ def test_the_launcher_is_killed() -> None:
         for pid, words in ((before[0], "its exit code is not known"), (None, "SIGKILL")):
             pid = pid or pool_of(loader).pids[0]
             os.kill(pid, signal.SIGKILL)
+            wait_gone([pid])
             with told(1) as texts:
                 assert ints(loader) == list(range(20))
             assert f"worker 0 (pid {pid}) " in texts[0] and words in texts[0]
