@@ -34,8 +34,7 @@ __all__ = ["shared_dataset"]
 _LABEL: Final = "lit_loader dataset 1"
 """What files in memory and locks are called; its end is the version of the format."""
 
-_SPARED: Final = 256 << 20
-"""Bytes of memory that are left to others."""
+_SPARED: Final = 256 << 20  # bytes of memory that are left to others
 
 _building: set[tuple[int, str]] = set()
 """Which threads of this process build what now."""

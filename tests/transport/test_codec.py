@@ -11,6 +11,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,11 +48,12 @@ _divide: Any = None
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
     """How the consumer holds what is carried: over the slot, or each part for itself."""
     global _divide
-    _divide = {"as it lies": None, "copied": arena_module.copied, "divided": arena_module.divided}[
+    copied = arena_module.copied
+    _divide = {"as it lies": None, "copied": copied, "divided": partial(copied, few=True)}[
         request.param
     ]
     with pytest.MonkeyPatch.context() as patch:  # all sizes of parts, in small batches
-        for name, value in {"DIVIDED": 1, "_COPIES": 2, "_SHARE": 2}.items():
+        for name, value in {"_COPIES": 2, "_SHARE": 2}.items():
             patch.setattr(arena_module, name, value)
         yield
     _divide = None
