@@ -49,22 +49,15 @@ class BatchLoader:
         worker: This reader's number among those of this rank: that of the worker (0 with
             ``num_workers=0``), unless the spec says how many readers there are.
         num_readers: Number of readers of this rank: of workers, unless the spec says.
-        watch: The generators of the spec's dataset and functions, as far as they are known.
     """
 
-    def __init__(
-        self,
-        spec: BatchSpec,
-        worker: int = 0,
-        num_readers: int = 1,
-        watch: GeneratorWatch | None = None,
-    ) -> None:
+    def __init__(self, spec: BatchSpec, worker: int = 0, num_readers: int = 1) -> None:
         self._spec = spec
         self._num_readers = num_readers
         self._share = (spec.rank * num_readers + worker, spec.num_replicas * num_readers)
         self._collates_into_slot = spec.default_collation
         self._fetcher: MapFetcher | IterableFetcher | None = None
-        self._watch = watch
+        self._watch: GeneratorWatch | None = None  # of the dataset and functions, once it reads
         self._unwatched = self._looked = 0  # batches until generators are looked for; times of it
         self._rewind: Rewind | None = None
         self._rewound: HeldGenerators | None = None  # those that it takes back

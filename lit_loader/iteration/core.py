@@ -54,7 +54,6 @@ from lit_loader.sampling.epochs import Epochs, EpochStart
 from lit_loader.sampling.shard import ShardedSampler
 from lit_loader.sampling.shown_samplers import ShownSamplers
 from lit_loader.seeding.find_generators import find_generators
-from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.auto_workers import AutoWorkers
 from lit_loader.statistics.recorder import WINDOW, Recorder
@@ -87,7 +86,7 @@ _AS_THE_LOADER: Final = (
 
 _OF_THE_PROCESS: Final = (
     *("begun", "_loader", "_lock", "pool", "_table", "latest"),
-    *("pid", "runs", "_shown", "talks", "_watch"),
+    *("pid", "runs", "_shown", "talks"),
 )
 """What a copy, or a pickle, begins anew with."""
 
@@ -135,7 +134,6 @@ class LoaderCore:
         self.begun: Pipeline | None = None  # what the workers are at for the next epoch
         self.runs: weakref.WeakSet[EpochRun[Any]] = weakref.WeakSet()  # those that are alive
         self.latest: Callable[[], Any] = lambda: None  # the iterator made last, while it lives
-        self._watch: GeneratorWatch | None = None
         self.talks = Talks()
         self._shown = ShownLoader()
 
@@ -376,11 +374,6 @@ class LoaderCore:
         if self._table is None or not loader.persistent_workers:
             self._table = frozen(loader.dataset)
         return dataclasses.replace(self.spec(), dataset=self._table)
-
-    def generators(self, spec: BatchSpec) -> GeneratorWatch:
-        """Find the generators that are held in this process: once, and again what has changed."""
-        watch = self._watch = spec.watch_again(self._watch)
-        return watch
 
     # --- epochs ---
 

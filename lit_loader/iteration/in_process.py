@@ -190,7 +190,7 @@ class InProcessIterator(LoaderIterator[T_co]):
 
     def _begin(self, start: EpochStart) -> _Making:
         spec = self._spec()
-        self._loader = loader = maker_of(spec, watch=self._core.generators(spec))
+        self._loader = loader = maker_of(spec)
         if loader.reads is not None:  # whose threads end with this pass
             weakref.finalize(self, loader.reads.background.end)
         self._draws = not loader.reads_table
