@@ -36,7 +36,7 @@ from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import IN_PROCESS_BYTES, frozen
 from lit_loader.checkpoint.reader_states import Shards
-from lit_loader.data.cache_figures import figures_of
+from lit_loader.data.cached_dataset import figures_of
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import OptionError
 from lit_loader.iteration.base import LoaderIterator
@@ -63,11 +63,10 @@ from lit_loader.streams.job_store import Talks
 from lit_loader.streams.tail import ShardTail, least_depth, tail_of
 from lit_loader.system.cgroups import own_memory
 from lit_loader.system.interrupts import HeldBack, let_handlers_through
-from lit_loader.system.start_method import default_context
-from lit_loader.system.weak_sets import members
 from lit_loader.transport import loader_page
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.workers.pipes import PoolClosed
+from lit_loader.workers.process_start import default_context
 from lit_loader.workers.starters import WorkerProcess
 from lit_loader.workers.worker_pool import MOST_WORKERS, WorkerPool
 
@@ -500,7 +499,9 @@ class LoaderCore:
 
     def alive(self) -> list[EpochRun[Any]]:
         """The iterators with workers that are alive; another thread may be making one."""
-        return members(self.runs)
+        while True:  # another thread may add one meanwhile, and nobody would hear of an exception
+            with contextlib.suppress(RuntimeError):
+                return list(self.runs)
 
     def _idle(self) -> WorkerPool | None:
         """The workers, if there are some that no iterator has."""

@@ -26,6 +26,7 @@ from lit_loader.seeding.generator_state import Loan, OwnStreams
 from lit_loader.statistics.records import BatchRecord
 from lit_loader.streams.readers import Readers, maker_of
 from lit_loader.system.interrupts import let_handlers_through
+from lit_loader.transport.messages import listed
 from lit_loader.transport.remote_error import describe_batch
 from lit_loader.transport.status_board import Progress
 
@@ -241,6 +242,8 @@ class InProcessIterator(LoaderIterator[T_co]):
             try:
                 # A sampler's exception ends nothing: what it does when asked again decides.
                 indices = start.batches.draw(number, start.position)
+                if start.batches.computed:
+                    indices = listed(indices)
             except StopIteration:
                 raise self._end(start) from None
             if number not in start.position.start.ahead:

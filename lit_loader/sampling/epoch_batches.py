@@ -136,7 +136,8 @@ def lookahead(plan: BatchPlan, epoch: int, seed: int) -> Iterator[tuple[int, int
 def computed(plan: BatchPlan, epoch: int, seed: int, position: int = 0) -> Iterator[Any]:
     """Compute the batches from a position on, of one of the loader's own orders.
 
-    Nothing is begun by that, and no epoch set on any sampler.
+    Nothing is begun by that, and no epoch set on any sampler. A batch is an int64 array, where it
+    is not a single index.
     """
     length, order = len(plan.source), plan.order(epoch, seed)
     size, share = plan.size, plan.shard.share(length)
@@ -145,9 +146,9 @@ def computed(plan: BatchPlan, epoch: int, seed: int, position: int = 0) -> Itera
     start, step = position * size, max(1, _FIRST_CHUNK // size) * size
     while start < share:
         stop = min(start + step, share)
-        chunk = order(plan.shard.positions(start, stop, length)).tolist()
+        chunk = order(plan.shard.positions(start, stop, length))
         if plan.single:
-            yield from chunk
+            yield from chunk.tolist()
         else:
             for first in range(0, stop - start, size):
                 yield chunk[first : first + size]

@@ -32,7 +32,7 @@ from lit_loader.errors import (
 )
 from lit_loader.statistics.sentences import NOT_KNOWN, doing
 from lit_loader.system.cgroups import MemoryLimits, memory_limits
-from lit_loader.transport.messages import position_of
+from lit_loader.transport.messages import listed, position_of
 from lit_loader.transport.remote_error import describe_indices
 from lit_loader.transport.status_board import BoardRow, Stage
 from lit_loader.workers.outcome import Outcome, WorkerDeath
@@ -313,6 +313,7 @@ def _doing(row: BoardRow, assigned: Mapping[int, Any]) -> str:
     indices = assigned.get(row.number, _DONE)  # the consumer's thread may take it away just now
     if indices is _DONE:
         return f"done with batch {position_of(row.number)}"
+    indices = listed(indices)
     batch = f"batch {position_of(row.number)}, {describe_indices(indices)}"
     known = isinstance(indices, list) and 0 <= row.position < len(indices)
     index = indices[row.position] if known else NOT_KNOWN

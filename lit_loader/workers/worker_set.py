@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
-from typing import Final
+from typing import Any, Final
 
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
@@ -25,14 +25,13 @@ from lit_loader.system.stack_dumps import DUMP_SIGNAL, StackFile
 from lit_loader.transport.arena import Arena
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard
-from lit_loader.workers.launcher import Launcher, make_starter
+from lit_loader.workers.launcher import make_starter
 from lit_loader.workers.outcome import WorkerDeath
 from lit_loader.workers.parent import Descriptor, Links
 from lit_loader.workers.pipes import Pipes
 from lit_loader.workers.starters import (
-    DirectStarter,
     Notice,
-    Remote,
+    Starter,
     WorkerProcess,
     end_processes,
 )
@@ -59,7 +58,7 @@ class WorkerSet:
         closed: Whether closing has begun. From then on nothing here is used any more.
     """
 
-    starter: Launcher | DirectStarter | None = None
+    starter: Starter | None = None
     notices: deque[Notice]
 
     def __init__(self, arena: Arena, board: StatusBoard, page: LoaderPage, pipes: Pipes) -> None:
@@ -69,7 +68,7 @@ class WorkerSet:
         self.closed = False
         self._arena, self._board, self._page, self._pipes = arena, board, page, pipes
         self._stacks = StackFile()
-        self._remote: Remote | None = None
+        self._remote: Any = None
         self._at_once = math.ceil(usable_processors())
 
     def prepare(
@@ -78,7 +77,7 @@ class WorkerSet:
         num_workers: int,
         context: BaseContext,
         seed: int,
-        remote: Remote | None,
+        remote: Any,
         relay: int,
     ) -> None:
         """Get ready to start them, by their base seed; and the relay, whose number is given."""
@@ -102,7 +101,7 @@ class WorkerSet:
         self.starter = make_starter(context, self._links, spec)
         self._forks, self.notices = self.starter.forks, self.starter.notices
         if remote is not None:
-            remote.prepare(self._links, relay, spec, self.notices)
+            remote.prepare(self._links, spec, self.notices)
         self._remote = remote
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,25 @@ class Counting(IterableDataset):
         reader, readers = lit_loader.get_shard()
         for number in range(reader, self.length, readers):
             yield self.function(number)
+
+
+class Cursor(Iterator[Any]):
+    """What ``make`` makes of each number; tells where it is, and can be brought there."""
+
+    def __init__(self, make: Callable[[int], Any], numbers: Sequence[int]) -> None:
+        self.make, self.numbers, self.position = make, numbers, 0
+
+    def __next__(self) -> Any:
+        if self.position >= len(self.numbers):
+            raise StopIteration
+        self.position += 1
+        return self.make(self.numbers[self.position - 1])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
 
 
 class BrokenArrival:
