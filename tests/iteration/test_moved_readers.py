@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 import lit_loader
 from lit_loader import DataLoader
 from tests.parity.tools import Gate
-from tests.support.samples import METHODS
+from tests.support.samples import METHODS, Cursor
 from tests.support.shard_data import KINDS
 
 pytestmark = [
@@ -121,41 +121,24 @@ def test_stopped_after_a_move_and_resumed(kind: str) -> None:
 
 
 class Noted(IterableDataset[torch.Tensor]):
-    """Writes down what is read, and by which process; its place can be saved, or it cannot."""
+    """Writes down what is read, and by which process; its place can be saved."""
 
-    def __init__(self, folder: Path, length: int, stateful: bool) -> None:
-        self.folder, self.length, self.stateful = folder, length, stateful
+    def __init__(self, folder: Path, length: int) -> None:
+        self.file, self.length = folder / "read", length
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        places = _Places(self, *lit_loader.get_shard())
-        return places if self.stateful else iter(places.__next__, None)
+        shard, shards = lit_loader.get_shard()
+        return Cursor(self.sample, range(shard, self.length, shards))
 
-    def read(self) -> list[tuple[int, int]]:
-        """The numbers of all samples that were read, each with the process."""
-        lines = (self.folder / "read").read_text().split()
-        return [(int(line.split(":")[0]), int(line.split(":")[1])) for line in lines]
-
-
-class _Places:
-    def __init__(self, stream: Noted, shard: int, shards: int) -> None:
-        self._stream, self._next, self._step = stream, shard, shards
-
-    def __iter__(self) -> _Places:
-        return self
-
-    def __next__(self) -> torch.Tensor:
-        if self._next >= self._stream.length:
-            raise StopIteration
-        number, self._next = self._next, self._next + self._step
-        with open(self._stream.folder / "read", "a") as file:
+    def sample(self, number: int) -> torch.Tensor:
+        with open(self.file, "a") as file:
             file.write(f"{number}:{os.getpid()}\n")
         return torch.tensor([number])
 
-    def state_dict(self) -> dict[str, int]:
-        return {"next": self._next}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self._next = state["next"]
+    def read(self) -> list[tuple[int, int]]:
+        """The numbers of all samples that were read, each with the process."""
+        pairs = (line.split(":") for line in self.file.read_text().split())
+        return [(int(number), int(process)) for number, process in pairs]
 
 
 def come_up(loader: Any, batches: Iterator[Any], workers: int) -> list[Any]:
@@ -171,7 +154,7 @@ def come_up(loader: Any, batches: Iterator[Any], workers: int) -> list[Any]:
 @pytest.mark.parametrize("early", [True, False], ids=["early", "late"])
 def test_a_reader_with_a_state_moves_for_a_few_batches(early: bool, tmp_path: Path) -> None:
     """However far it is: the last batch that was given out, and those on their way, once more."""
-    data = Noted(tmp_path, 40_000, stateful=True)
+    data = Noted(tmp_path, 40_000)
     with DataLoader(data, 1, num_workers=1, num_shards=SHARDS, prefetch_factor=8) as loader:
         batches = iter(loader)
         found = [next(batches) for _ in range(20 if early else 500)]
@@ -194,9 +177,9 @@ def test_a_resume_reads_no_more_late_than_early(workers: int, tmp_path: Path) ->
     for done in (40, 3_960):
         folder = tmp_path / str(done)
         folder.mkdir()
-        data = Noted(folder, 4_000, stateful=True)
+        data = Noted(folder, 4_000)
         options: dict[str, Any] = {"batch_size": 10, "num_shards": SHARDS}
-        with DataLoader(Noted(tmp_path, 4_000, True), **options) as loader:
+        with DataLoader(Noted(tmp_path, 4_000), **options) as loader:
             for _ in itertools.islice(loader, done // 10):
                 pass
             state = loader.state_dict()
