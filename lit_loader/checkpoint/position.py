@@ -6,11 +6,17 @@ it can be taken back as a whole, when a signal handler raises before the consume
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-__all__ = ["EpochPosition", "Position", "ReadPoint", "first_turn", "next_turn"]
+from lit_loader.checkpoint.untrusted_state import brief
+from lit_loader.errors import StateError
+
+__all__ = ["COUNT", "EpochPosition", "Position", "ReadPoint", "Shards", "first_turn", "next_turn"]
+
+COUNT: Final = "num_shards"
+"""The number of readers among what a fingerprint has, where it is given."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,30 @@ class ReadPoint:
     def delivered(self) -> int:
         """Batches that have been delivered, before it began again too."""
         return self.batches + self.before
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The readers that a rank serves, of ``count`` that all ranks have (``num_shards``)."""
+
+    rank: int
+    replicas: int
+    count: int
+
+    @property
+    def mine(self) -> range:
+        """The numbers of this rank's readers, in the order in which they take turns."""
+        return range(self.rank, self.count, self.replicas)
+
+    def own(self, points: Mapping[int, ReadPoint]) -> tuple[ReadPoint, ...]:
+        """Choose this rank's readers of those in a state; a StateError if some are missing."""
+        if any(number not in points for number in self.mine):
+            raise StateError(
+                f"state has the readers of one rank, {brief(list(points))} of {self.count}, but "
+                f"rank {self.rank} of {self.replicas} reads {brief(list(self.mine))}: load what "
+                "lit_loader.merge_states makes of the states of all ranks"
+            )
+        return tuple(points[number] for number in self.mine)
 
 
 @dataclass(frozen=True)

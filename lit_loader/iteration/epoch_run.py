@@ -26,14 +26,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_loader.accelerator.device_copy import DeviceCopy, Staged
-from lit_loader.checkpoint.position import first_turn, next_turn
-from lit_loader.checkpoint.reader_states import Shards
+from lit_loader.checkpoint.position import Shards, first_turn, next_turn
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.pipeline import Pin, Pipeline, is_of
-from lit_loader.sampling.epoch_batches import EpochBatches
-from lit_loader.sampling.epochs import EpochStart
+from lit_loader.sampling.batch_plan import ComputedBatches
+from lit_loader.sampling.epochs import EpochBatches, EpochStart
 from lit_loader.statistics.records import BatchRecord
 from lit_loader.system.interrupts import HeldBack, is_interruption, let_handlers_through
 from lit_loader.transport.loader_page import GIVEN, SINCE
@@ -463,7 +462,7 @@ class EpochRun(LoaderIterator[T_co]):
                 raise
             line.epoch, line.seed, line.healer = start.epoch, start.seed, healer
             line.pin, line.device = self._pin, self._device
-            line.ints = start.batches is not None and start.batches.computed
+            line.ints = isinstance(start.batches, ComputedBatches)
             healer.assigned = line.tasks
             pool.patient = bool(self._timeout)
             pool.page.begin_epoch(start.epoch, start.position.now().delivered)

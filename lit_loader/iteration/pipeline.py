@@ -23,8 +23,7 @@ from typing import Any
 
 from lit_loader.accelerator.pin_memory import PinMemoryThread
 from lit_loader.errors import LoaderError
-from lit_loader.sampling.batch_plan import BatchPlan
-from lit_loader.sampling.epoch_batches import computed
+from lit_loader.sampling.batch_plan import BatchPlan, ComputedBatches
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.transport.messages import position_of, task_number
@@ -168,7 +167,7 @@ class Pipeline:
             return False
         if plan is None or not plan.is_computed:
             return False
-        batches = computed(plan, epoch, start.seed)
+        batches = iter(ComputedBatches(plan, epoch, start.seed))
         while (number := task_number(epoch, place)) in self.tasks:
             if next(batches, None) != self.tasks[number]:
                 return False

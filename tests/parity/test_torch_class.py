@@ -32,7 +32,7 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader
-from lit_loader.sampling.shard import ShardedSampler
+from lit_loader.sampling.shown_samplers import ShardedSampler
 from tests.support.commands import run_python
 
 LENGTH = 10
