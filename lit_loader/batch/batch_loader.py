@@ -71,6 +71,8 @@ class BatchLoader:
         self._attempts = self._new_attempts()
         self.reads = spec.read_ahead()
         self._table = spec.table()
+        # Whether batches are made by `take`, which draws nothing, as far as indices allow.
+        self.reads_table = self._table is not None
         self._epoch: tuple[int, int] | None = None
         self._epoch_seed = 0
         self.samples = 0  # of the batch made last
@@ -83,11 +85,6 @@ class BatchLoader:
     def dataset(self) -> Any:
         """What is read."""
         return self._spec.dataset
-
-    @property
-    def reads_table(self) -> bool:
-        """Whether batches are made by `take`, which draws nothing, as far as indices allow."""
-        return self._table is not None
 
     def begin_epoch(self) -> None:
         """Take up an epoch."""
@@ -276,7 +273,9 @@ class BatchLoader:
     def _reseed(self, seed: int) -> None:
         """Set every generator that the dataset may draw from."""
         seed_globals(seed)
-        self._watch.held.reseed(seed)  # type: ignore[union-attr]
+        held = self._watch.held  # type: ignore[union-attr]
+        if held.generators:
+            held.reseed(seed)
         if self._spec.reseed_fn is not None:
             self._spec.reseed_fn(self._spec.dataset, seed)
 

@@ -25,7 +25,7 @@ from lit_loader.data import memory_files
 from lit_loader.data.fingerprint import environment, fingerprint
 from lit_loader.describe import message_of, public, short_repr
 from lit_loader.errors import LoaderError, OptionError, TransportError
-from lit_loader.seeding.draws import Draws
+from lit_loader.seeding.generator_state import Draws
 from lit_loader.system.carrier import Frozen, Policy, freeze, thaw
 from lit_loader.system.cgroups import memory_left
 

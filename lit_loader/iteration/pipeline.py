@@ -9,7 +9,9 @@ One object lives as long as an `EpochRun`, and outlives its workers: what is los
 asked for again, of others. Where tasks of the next epoch are among what is outstanding when a run
 ends, the object goes on to that epoch's run. It does not refer to the run, which can be collected
 while the pin-memory thread waits here. Without pinning all of it runs in the thread that calls
-:meth:`Pipeline.take`; with pinning, in the pin-memory thread.
+:meth:`Pipeline.take`; with pinning, in the pin-memory thread. Where neither that thread nor a
+reader's position needs the batch itself, it is unpacked last of all, by the run: when the worker
+has its next task already.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import numpy as np
 
 from lit_loader.accelerator.pin_memory import PinMemoryThread
 from lit_loader.errors import LoaderError
@@ -53,13 +57,14 @@ class Pipeline:
         self.in_order = in_order
         # All numbers of one line come in order: there is one for all, or one for each reader.
         self._lines = 1 if in_order else turns
+        self._turns, self._unpacks = turns, True
         self.pin, self.device = pin, device
         self.pool: WorkerPool | None = None
         self.epoch = self.seed = 0  # those of the run
         self.token = 0  # that of the tasks, in the pool
         self.new = False  # whether workers have just been connected, and nothing else has happened
         self.handed_on = False  # whether it is another run's by now, or nobody's yet
-        self.ints = False  # whether indices are known to be ints, of an order of the loader's own
+        self.own = False  # whether indices are of an order of the loader's own: int64 arrays
         self._stopping = False
         self._thread: PinMemoryThread[Outcome] | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
@@ -90,6 +95,7 @@ class Pipeline:
         """Begin to pin, where that is to be done."""
         assert self.pool is not None
         pin = self.pin
+        self._unpacks = bool(self._turns) or pin is not None
         if pin is not None:
             with HeldBack():  # a thread that has started is one that is known
                 self._thread = PinMemoryThread(
@@ -136,7 +142,7 @@ class Pipeline:
         """Have a task done, which comes after all that were submitted before."""
         if self._lines:
             self._expected[number % self._lines].append(number)
-        self.pool.submit(number, indices, epoch, seed, self.ints)  # type: ignore[union-attr]
+        self.pool.submit(number, indices, epoch, seed, self.own)  # type: ignore[union-attr]
 
     def submit_again(self) -> None:
         """Have new workers do what the ones before have not."""
@@ -169,7 +175,7 @@ class Pipeline:
             return False
         batches = iter(ComputedBatches(plan, epoch, start.seed))
         while (number := task_number(epoch, place)) in self.tasks:
-            if next(batches, None) != self.tasks[number]:
+            if not np.array_equal(next(batches, ()), self.tasks[number]):
                 return False
             place += 1
         return place > 0
@@ -254,7 +260,8 @@ class Pipeline:
                     self._arrived[outcome.number] = outcome
                     continue
                 self._expected[0].popleft()  # as nearly always
-            outcome.unpack(pool.divide)
+            if self._unpacks:
+                outcome.unpack(pool.divide)
             return outcome
         return None
 

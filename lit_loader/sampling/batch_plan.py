@@ -183,45 +183,49 @@ class BatchPlan:
 
 
 class ComputedBatches:
-    """One rank's batches of an epoch of one of the loader's own orders: any of them at once."""
+    """One rank's batches of an epoch of one of the loader's own orders: any of them at once.
+
+    A batch is an int64 array, where it is not a single index.
+    """
+
+    computed = True
 
     def __init__(self, plan: BatchPlan, epoch: int, seed: int) -> None:
         self._plan, self._epoch, self._order = plan, epoch, plan.order(epoch, seed)
-        self._length = len(plan.source)
+        self._length, self._size = len(plan.source), plan.size
         self._share = plan.shard.share(self._length)
         if plan.drop_last:
             self._share -= self._share % plan.size
         self._begun = False
-        self._chunk = 0, list[Any]()  # some batches in a row, behind the first one's number
+        self._chunk: tuple[int, Any] = 0, ()  # indices of some batches, behind the first's number
         self._next_size = max(1, _FIRST_CHUNK // plan.size)
 
     def draw(self, number: int, where: object = None) -> Any:
-        """Give batch ``number``: a list of indices, or one index; StopIteration behind the last."""
+        """Give batch ``number``; StopIteration behind the last."""
         first, chunk = self._chunk
-        if not first <= number < first + len(chunk):
+        at = (number - first) * self._size
+        if not 0 <= at < len(chunk):
             if not self._begun:
                 self._plan.sampler.begin(self._epoch)
                 self._begun = True
-            first, chunk = self._chunk = number, self._compute(number)
-        return chunk[number - first]
+            at, (_, chunk) = 0, self._compute(number)
+        return chunk[at] if self._plan.single else chunk[at : at + self._size]
 
     def __iter__(self) -> Iterator[Any]:
         """Give all batches; nothing is begun by that, and no epoch set on any sampler."""
         self._begun = True
-        for number in range(-(-self._share // self._plan.size)):
+        for number in range(-(-self._share // self._size)):
             yield self.draw(number)
 
-    def _compute(self, number: int) -> list[Any]:
-        plan, size = self._plan, self._plan.size
-        start = number * size
-        stop = min(start + self._next_size * size, self._share)
+    def _compute(self, number: int) -> tuple[int, Any]:
+        plan, start = self._plan, number * self._size
+        stop = min(start + self._next_size * self._size, self._share)
         if start >= stop:
             raise StopIteration
-        self._next_size = min(2 * self._next_size, max(1, CHUNK // size))
-        chunk: list[Any] = self._order(plan.shard.positions(start, stop, self._length)).tolist()
-        if plan.single:
-            return chunk
-        return [chunk[first : first + size] for first in range(0, stop - start, size)]
+        self._next_size = min(2 * self._next_size, max(1, CHUNK // self._size))
+        chunk = self._order(plan.shard.positions(start, stop, self._length))
+        self._chunk = number, chunk.tolist() if plan.single else chunk
+        return self._chunk
 
 
 def lookahead(plan: BatchPlan, epoch: int, seed: int) -> Iterator[tuple[int, int, Any]]:

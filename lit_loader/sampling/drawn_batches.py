@@ -66,6 +66,8 @@ class DrawnBatches:
     is gone on from, empty if there is nothing.
     """
 
+    computed = False
+
     def __init__(
         self,
         plan: BatchPlan,

@@ -60,14 +60,7 @@ class Links:
     stacks: Descriptor
 
     def of(self, worker: int, num_workers: int, token: int, control: int) -> Links:
-        """What connects a worker, where this is what connects worker 0.
-
-        Args:
-            worker: Its number.
-            num_workers: How many there are now.
-            token: That of the epoch it begins with.
-            control: Read end of its control pipe.
-        """
+        """What connects a worker, by its own control pipe, where this is what connects worker 0."""
         return dataclasses.replace(
             self,
             worker=worker,

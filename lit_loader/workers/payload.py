@@ -41,13 +41,8 @@ class Payload:
 
     Taken apart (`system/carrier.py`) once for all workers, and apart from the rest: so the worker
     is up, and can report it, when they cannot be put together. They go through a file: a pipe would
-    hold up the parent until each, in turn, has come to reading it.
-
-    Args:
-        spec: The objects.
-
-    Attributes:
-        shared_bytes: Bytes of large buffers that the workers share.
+    hold up the parent until each, in turn, has come to reading it; ``shared_bytes`` of it are large
+    buffers, which the workers share.
     """
 
     def __init__(self, spec: BatchSpec) -> None:
@@ -90,11 +85,7 @@ class Payload:
             self.shared_bytes = frozen.nbytes
 
     def open(self) -> BatchSpec:
-        """Return the objects.
-
-        Raises:
-            Exception: Whatever unpickling them raises.
-        """
+        """Return the objects; raises whatever unpickling them does."""
         if self._spec is None:
             file, *along = self._fds
             self._spec = thaw(file, along)

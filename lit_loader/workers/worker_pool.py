@@ -60,16 +60,17 @@ from lit_loader.transport.messages import (
     Space,
     Status,
     Stop,
-    Task,
     Up,
+    pack,
     pack_indices,
+    packed_task,
     position_of,
 )
 from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import VOIDABLE, BoardRow, StatusBoard, board_bytes
 from lit_loader.workers.outcome import FewerWorkers, Outcome, WorkerDeath
 from lit_loader.workers.pipes import Ended, Pipes
-from lit_loader.workers.starters import Remote, WorkerProcess
+from lit_loader.workers.starters import WorkerProcess
 from lit_loader.workers.worker_set import WorkerSet, explain_limit
 
 __all__ = ["MOST_WORKERS", "WorkerPool"]
@@ -79,6 +80,11 @@ MOST_WORKERS: Final = 1024
 
 _DROPPED_SOON: Final = 3
 """Times its credit that a worker may have tasks, if nearly all of them are called off."""
+
+_STRAGGLING: Final = 0.001
+"""Seconds that the consumer waits before idle workers copy what is queued behind others' tasks."""
+
+_FOR_EVER: Final = float("inf")
 
 _MOMENT: Final = 0.5
 """Seconds that :meth:`WorkerPool.adapt` waits at most for workers that leave."""
@@ -172,7 +178,7 @@ class WorkerPool:
         turns: int,
         slot_bytes: int | None = None,
         memory_budget: int | None = None,
-        remote: Remote | None = None,
+        remote: Any = None,
     ) -> None:
         if multiprocessing.current_process().daemon:
             raise LoaderError(
@@ -203,6 +209,7 @@ class WorkerPool:
                 arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
                 self._arena, self.divide = arena, arena.divide
                 self._in_flight = in_flight
+                self._set_credit()
                 board = self._board = StatusBoard(arena.board)
                 self.page = LoaderPage(arena.board, 0 if remote is None else relay + 1)
                 pipes = self._pipes = Pipes()
@@ -230,7 +237,7 @@ class WorkerPool:
         """
         self._point = point
 
-    def submit(self, number: int, indices: Any, epoch: int, seed: int, ints: bool = False) -> None:
+    def submit(self, number: int, indices: Any, epoch: int, seed: int, own: bool = False) -> None:
         """Have a batch made.
 
         Args:
@@ -238,9 +245,9 @@ class WorkerPool:
             indices: Its indices; for an iterable dataset where its reader is to begin, or None.
             epoch: Its epoch.
             seed: Base seed of the epoch.
-            ints: Whether the indices are known to be ints of 64 bits.
+            own: Whether the indices are of an order of the loader's own.
         """
-        packed = b"" if indices is None else pack_indices(indices, ints)
+        packed = b"" if indices is None else pack_indices(indices, own)
         task = _Task(number, packed, epoch, seed)
         with self._lock:
             self._tasks[number] = task
@@ -257,12 +264,11 @@ class WorkerPool:
         if self._homes is not None:
             return self._hands.get(self._homes.home(position_of(task.number)))
         found, most = None, 0
-        usual = max(1, -(-(self._in_flight - self._elsewhere) // max(1, self.num_workers)))
         for worker in self._hands.values():
-            credit = usual if worker.credit is None else worker.credit
+            credit = self._credit if worker.credit is None else worker.credit
+            room = credit - worker.owed
             # What is called off is dropped soon; if not, it is not to add up.
-            room = min(credit - worker.owed, _DROPPED_SOON * credit - len(worker.queue))
-            if room > most and not worker.leaving:
+            if room > most and len(worker.queue) < _DROPPED_SOON * credit and not worker.leaving:
                 found, most = worker, room
         return found
 
@@ -286,7 +292,7 @@ class WorkerPool:
         number, epoch, seed = task.number, task.epoch, task.seed
         self._pipes.send(
             worker.number,
-            Task(self.token, number, epoch, seed, offset, slot.capacity, nbytes, place),
+            packed_task(self.token, number, epoch, seed, offset, slot.capacity, nbytes, place),
         )
 
     def _assign_waiting(self) -> None:
@@ -308,7 +314,7 @@ class WorkerPool:
         if self._homes is not None or len(self._hands) < 2:
             return
         idle = [w for w in [*self._hands.values()] if not w.queue and not w.leaving]
-        if not idle or self._pipes.there():
+        if not idle:
             return
         with self._lock:
             starting, relay = self._workers.starting, self._workers.relay
@@ -376,14 +382,13 @@ class WorkerPool:
 
     def _wait(self, deadline: float | None) -> bool:
         """Wait for messages; False: the time is up, or somebody wants this thread to look up."""
-        for hand in [*self._hands.values()]:
-            if not hand.queue and not hand.leaving:
-                self._copy_for_the_idle()
-                break
         try:
-            return self._pipes.wait(
-                None if deadline is None else max(0.0, deadline - time.monotonic())
-            )
+            left = _FOR_EVER if deadline is None else max(0.0, deadline - time.monotonic())
+            came = self._pipes.wait(min(left, _STRAGGLING))
+            if came is None:
+                self._copy_for_the_idle()
+                came = left > _STRAGGLING and self._pipes.wait(left)
+            return bool(came)
         except Ended as ended:
             self._dead = ended.sentinel
             self._read_all()  # what it and others had finished comes out before
@@ -438,7 +443,8 @@ class WorkerPool:
                     slot, other = other, slot
                 self._arena.release(other, used=False)
             task.copies.remove(copy.slot.offset)
-            wanted = self._is_wanted(task)
+            # `_is_wanted`, spelled out
+            wanted = self._tasks.get(task.number) is task and self.token == self._begun
             if not wanted or reply.status == Status.DROPPED:
                 self._arena.release(slot, used=not reply.began)  # one that nobody has begun
                 if reply.status == Status.DROPPED and wanted and not task.copies:
@@ -470,7 +476,7 @@ class WorkerPool:
                     offset, capacity = copy.space.offset, copy.space.capacity
                 except LoaderError:
                     capacity = NOT_TO_BE_HAD  # the worker says so
-            self._pipes.send(need.worker, Space(need.slot, offset, capacity))
+            self._pipes.send(need.worker, pack(Space(need.slot, offset, capacity)))
 
     def is_pending(self, number: int) -> bool:
         """Whether a task has no outcome yet."""
@@ -516,7 +522,7 @@ class WorkerPool:
             for worker in self._hands.values():
                 worker.owed, worker.awaited = 0, not worker.leaving
                 if worker.awaited:
-                    self._pipes.send(worker.number, Resume(self.token))
+                    self._pipes.send(worker.number, pack(Resume(self.token)))
             self._awaited = sum(worker.awaited for worker in self._hands.values())
 
     def trim(self) -> None:
@@ -538,9 +544,15 @@ class WorkerPool:
         if in_flight is not None:
             self._in_flight = in_flight
         self.num_workers = num_workers
+        self._set_credit()
         self._due = True
         if not self.closed:
             self.wake()
+
+    def _set_credit(self) -> None:
+        """Divide what may be in flight among the workers that do not say it themselves."""
+        here = self._in_flight - self._elsewhere
+        self._credit = max(1, -(-here // max(1, self.num_workers)))
 
     def adapt(self) -> None:
         """Bring a :meth:`resize` about where no thread receives."""
@@ -574,7 +586,7 @@ class WorkerPool:
                 for worker, hand in self._hands.items():
                     if not workers.is_wanted(worker) and not hand.leaving:
                         hand.leaving = True
-                        self._pipes.send(worker, Stop())
+                        self._pipes.send(worker, pack(Stop()))
         self._start_more()
 
     def _start_more(self) -> None:
@@ -606,6 +618,7 @@ class WorkerPool:
         if there == wanted:  # none is missing: fewer are wanted meanwhile
             return
         self._board.workers = workers.num_workers = self.num_workers = there
+        self._set_credit()
         text = f"num_workers stays at {there} instead of {wanted}, and nothing is lost: {error}"
         self.notices.append(FewerWorkers.of(text, there))
         self._divide()

@@ -25,7 +25,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
 from lit_loader.transport import codec
-from lit_loader.transport.messages import Reply, Resumed, Status, Task, position_of
+from lit_loader.transport.messages import Reply, Resumed, Status, Task, position_of, unpack
 from lit_loader.transport.status_board import Progress
 from lit_loader.workers import main as worker
 from lit_loader.workers.making import BatchMaker
@@ -35,10 +35,10 @@ POINTS: Final = {
     "starting": "in worker_init_fn, before the first task",
     "idle": "about to wait for the next task",
     "taking": "has read a task out of the pipe, and not looked at it",
-    "announcing": "has found the task to be wanted, and the board does not say so yet",
+    "announcing": "about to see whether the task is wanted, and to say so on the board",
     "fetching": "in the dataset, at the second sample of the batch",
     "collating": "has all samples",
-    "encoding": "has written the tensors into the slot, and half of the descriptor",
+    "encoding": "has written the tensors into the slot, and no descriptor",
     "granting": "has asked for a larger slot",
     "sending": "has the batch in the slot, and has not said so",
     "sent": "has said so, and the board says that it is still at it",
@@ -188,7 +188,7 @@ def visit(point: str) -> None:
 def _install() -> None:
     """Put visits into the worker that this process is."""
     cls: Any = worker._Worker
-    receive, load, collating = cls._receive, BatchMaker.load, Progress.collating
+    receive, make, collating = cls._receive, BatchMaker.make, Progress.collating
     await_space, send, run, begin = cls._await_space, cls._send, cls.run, Progress.begin
 
     def _receive(self: Any) -> Any:
@@ -199,13 +199,13 @@ def _install() -> None:
             visit("taking")
         return message
 
-    def _begin(self: Any, number: int, *place: int) -> None:
+    def _begin(self: Any, number: int, *place: int) -> bool:
         if number >= 0:
             visit("announcing")
-        begin(self, number, *place)
+        return begin(self, number, *place)
 
     def carry(self: Any, *arguments: Any) -> Any:
-        batch = load(self, *arguments)
+        batch = make(self, *arguments)
         if _armed is not None and _armed.claim("carrying") is not None:
             return [batch, lambda: 0]
         return batch
@@ -218,12 +218,13 @@ def _install() -> None:
         visit("granting")
         return await_space(self, task)
 
-    def _send(self: Any, message: Any) -> None:
+    def _send(self: Any, data: bytes) -> None:
+        message = unpack(data)
         before, after = {Reply: ("sending", "sent"), Resumed: ("resuming", "resumed")}.get(
             type(message), ("", "")
         )
         visit(before)
-        send(self, message)
+        send(self, data)
         visit(after)
         if isinstance(message, Reply) and message.status == Status.ENDED:
             visit("ending")
@@ -234,7 +235,7 @@ def _install() -> None:
         finally:
             visit("stopping")
 
-    BatchMaker.load = carry  # type: ignore[method-assign]
+    BatchMaker.make = carry  # type: ignore[method-assign]
     for function in (_receive, _await_space, _send):
         setattr(cls, function.__name__, function)
     cls.run = _run
@@ -244,17 +245,15 @@ def _install() -> None:
 
 
 class _Half:
-    """Writes half of the descriptor's first word, and visits."""
+    """The descriptor's first word: visits when all that stands before it is written."""
 
     def __init__(self, word: Any) -> None:
         self.size = word.size
         self._word = word
 
-    def pack_into(self, view: Any, offset: int, value: int) -> None:
-        half = self.size // 2
-        view[offset : offset + half] = self._word.pack(value)[:half]
+    def pack(self, value: int) -> Any:
         visit("encoding")
-        self._word.pack_into(view, offset, value)
+        return self._word.pack(value)
 
 
 # Data ------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import select
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,14 @@ def hang() -> None:
     select.select([], [], [])
 
 
+def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+    """Look, as often as the scheduler lets it, until something of another process's is true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came to that"
+        os.sched_yield()
+
+
 def epoch_and_index(index: int) -> tuple[int, int]:
     """Tag a sample with the epoch it was made in."""
     return lit_loader.get_epoch(), index
@@ -130,4 +139,4 @@ def given(arena: Arena, slot: Slot, nbytes: int) -> Any:
     """What the consumer gets of a batch that is a single array of bytes."""
     lease = arena.lease(slot, nbytes)
     pieces = arena.divide(lease, [(0, nbytes)])
-    return lease if pieces is None else pieces.at(0)[0]
+    return lease if pieces is None else pieces[0][1]
