@@ -283,6 +283,7 @@ class EpochRun(LoaderIterator[T_co]):
                     self._warn_of_ignored_share()
                 self._note_errors(ready.number & POSITION, made)
                 if made.omitted:
+                    start.position.settle()
                     self.line.settle()
                     continue
             if self.observer is not None:
@@ -404,7 +405,7 @@ class EpochRun(LoaderIterator[T_co]):
                 line.ready.popleft()
             self._indices = line.tasks[ready.number]
             if start.batches is not None:
-                start.position.delivered(ready.number & POSITION)
+                start.position.latest = ready.number & POSITION
             else:
                 self._note(start, ready)
             line.given = ready.number

@@ -108,7 +108,7 @@ THINNED: Final = {
     "checkpoint/test_stateful.py::test_samplers_resumed_with_another_batch_size": 5,
     "sampling/test_own_samplers.py::test_it_gives_the_epochs_that_it_is_told": 2,
     "sampling/test_own_samplers.py::test_one_that_nobody_tells_is_told_nothing": 4,
-    "sampling/test_ordinary_samplers.py::test_so_it_is_with_workers": 3,
+    "sampling/test_users_samplers.py::test_so_it_is_with_workers": 3,
     "tuning/test_controller.py::test_as_good_as_the_best_fixed_number": 3,
     "parity/test_batches.py::test_workers_take_turns": 3,
     "parity/test_batches.py::test_an_index_keeps_its_type": 2,
