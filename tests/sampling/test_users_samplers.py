@@ -336,7 +336,7 @@ def test_so_it_is_with_workers(kind: str, persistent: bool) -> None:
 # --- where a generator is, also in the same process ---
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", GOING_ON)
 def test_an_epoch_left_early_leaves_a_sampler_where_torch_does(kind: str, workers: int) -> None:
     """With torch's loader without workers it has drawn what was given out, and no more."""
