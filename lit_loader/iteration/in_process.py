@@ -91,7 +91,7 @@ class InProcessIterator(LoaderIterator[T_co]):
                 finally:
                     del error  # whose traceback holds this frame
             if type(batch) is not BatchWithReport:
-                position.delivered(number)
+                position.latest = number
                 break
             made, batch = batch, batch.batch
             if start.batches is None:
@@ -100,10 +100,11 @@ class InProcessIterator(LoaderIterator[T_co]):
                     self._warn_of_ignored_share()
                 self._count(samples)
             else:
-                position.delivered(number)
+                position.latest = number
             self._note_errors(number, made)
             if not made.omitted:
                 break
+            position.settle()
         if tail is not None:
             tail.given(position)
         if self.observer is not None:

@@ -27,8 +27,7 @@ import numpy as np
 
 from lit_loader.accelerator.pin_memory import PinMemoryThread
 from lit_loader.errors import LoaderError
-from lit_loader.sampling.batch_plan import BatchPlan
-from lit_loader.sampling.epoch_batches import computed
+from lit_loader.sampling.batch_plan import BatchPlan, ComputedBatches
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.transport.messages import position_of, task_number
@@ -174,7 +173,7 @@ class Pipeline:
             return False
         if plan is None or not plan.is_computed:
             return False
-        batches = computed(plan, epoch, start.seed)
+        batches = iter(ComputedBatches(plan, epoch, start.seed))
         while (number := task_number(epoch, place)) in self.tasks:
             if not np.array_equal(next(batches, ()), self.tasks[number]):
                 return False

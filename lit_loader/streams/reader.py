@@ -55,7 +55,6 @@ _log = logging.getLogger("lit_loader.generator_watch")
 class Reader(BatchLoader):
     """Makes the batches of one reader, of so many of its rank.
 
-    Its number is that of the worker (0 with ``num_workers=0``), unless their number is given.
     Copies of the dataset are made when they may be needed, if there is nothing that makes them.
     """
 

@@ -70,10 +70,7 @@ class Readers:
         return bool(self._ended) and len(self._begun) < self._spec.ahead
 
     def begin_ahead(self, progress: Progress) -> None:
-        """Begin the next epoch of a reader that has ended, and keep its first batch.
-
-        Whatever goes wrong comes again, and out, when that batch is asked for.
-        """
+        """Begin the next epoch of a reader that has ended; what goes wrong comes again later."""
         reader, epoch, seed = self._ended.popleft()
         progress.begin(-1)
         try:
@@ -92,11 +89,10 @@ class Readers:
         return None
 
     def load(self, indices: Any, number: int, epoch: int, seed: int, progress: Progress) -> Any:
-        """Make the batch ``number``, which is a turn among those of this rank's readers.
+        """Make batch ``number``, a turn of one of this rank's readers; or EndOfData, or Cancelled.
 
-        ``indices`` is a :class:`ReadPoint`: its reader is to begin (again) there; None: it goes on.
-        One that is not open here, or is at another place, begins at its start. Raises EndOfData, or
-        Cancelled.
+        ``indices`` is a :class:`ReadPoint`: its reader is to begin (again) there; None: it goes on,
+        or begins at its start if it is not open here, or at another place.
         """
         reader, after = number % len(self._shards), number + len(self._shards)
         if self._next.get(reader) != number and indices is None:
@@ -132,7 +128,6 @@ class Readers:
         seed: int,
         progress: Progress,
     ) -> Any:
-        """Make a reader's batch; see :meth:`load`."""
         share, count = self.whose(number)
         own_seed = seed + share & _MASK
         if torch.initial_seed() != own_seed:  # another reader's; what is drawn is set below
