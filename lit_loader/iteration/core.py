@@ -508,7 +508,7 @@ class LoaderCore:
         """The processes of the workers that are an iterator's, or idle, for others to watch."""
         own = iterator.pool if isinstance(iterator, EpochRun) else None
         pool = own or self._idle()
-        return [] if pool is None or pool.closed else pool.twins
+        return [] if pool is None or pool.closed else pool.workers.twins
 
     def close(self) -> None:
         """End the workers, and the iterators that have some."""
@@ -605,7 +605,7 @@ class LoaderCore:
             pools = {run.pool: run.ready for run in self.alive() if run.pool is not None}
             return self.recorder.summary(
                 ready=sum(pools.values()),
-                shared_memory=sum(pool.shared_memory for pool in pools),
+                shared_memory=sum(pool.arena.resident for pool in pools),
                 memory=_memory_use({*pools, self.pool}) if memory else None,
                 num_workers=self.loader.num_workers,
                 why_so_many="" if auto is None else auto.setting.reason,
@@ -641,9 +641,9 @@ def _memory_use(pools: set[WorkerPool | None]) -> MemoryUse:
     running = [pool for pool in pools if pool is not None and not pool.closed]
     return MemoryUse(
         parent=own_memory(),
-        arena=sum(pool.shared_memory for pool in running),
-        shared_data=sum(pool.shared_data for pool in running),
-        workers=tuple(own_memory(pid) for pool in running for pid in pool.pids),
+        arena=sum(pool.arena.resident for pool in running),
+        shared_data=sum(pool.workers.shared_data for pool in running),
+        workers=tuple(own_memory(pid) for pool in running for pid in pool.workers.pids),
     )
 
 

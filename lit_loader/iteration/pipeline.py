@@ -133,7 +133,7 @@ class Pipeline:
         thread, self._thread = self._thread, None
         if thread is not None and not pool.elsewhere:  # in a forked copy there is no thread
             if not pool.closed:  # else it has ended already, or is about to
-                pool.wake()
+                pool.pipes.wake()
             self.ready.extend(thread.left())
 
     # --- asking ---

@@ -121,7 +121,7 @@ def test_a_consumer_that_does_not_ask_for_the_end() -> None:
         for _ in range(4):
             iterator = iter(loader)
             assert plain(next(iterator) for _ in range(5)) == plain(reference)
-            pids = loader._core.pool.pids
+            pids = loader._core.pool.workers.pids
             assert before in (None, pids)
             before = pids
 

@@ -313,12 +313,12 @@ def test_hanging_when_the_next_epoch_begins(tmp_path: Path) -> None:
         for _ in loader:
             assert hanging.wait()
             break
-        before = pool_of(loader).pids
+        before = pool_of(loader).workers.pids
         with told(1) as texts:
             assert ints(loader) == list(range(8))
         assert "did not get on within" in texts[0]
         assert "in hang" in texts[0]
-        assert len(set(before) & set(pool_of(loader).pids)) == 1  # the other one lives
+        assert len(set(before) & set(pool_of(loader).workers.pids)) == 1  # the other one lives
     hanging.close()
 
 
@@ -327,8 +327,8 @@ def test_stopped_while_idle_in_mid_epoch() -> None:
     iterator = iter(DataLoader(range(20), num_workers=1, timeout=0.5))
     found = [int(next(iterator))]
     pool = iterator.pool
-    until(lambda: pool.rows()[0].stage == Stage.IDLE and pool.unread == 2)  # all that it had
-    os.kill(pool.pids[0], signal.SIGSTOP)
+    until(lambda: pool.workers.rows()[0].stage == Stage.IDLE and pool.unread == 2)  # all that it had
+    os.kill(pool.workers.pids[0], signal.SIGSTOP)
     with told(1) as texts:
         found += ints(iterator)
     assert found == list(range(20))
@@ -370,15 +370,15 @@ def test_the_launcher_is_killed() -> None:
         range(20), num_workers=2, persistent_workers=True, prefetch_next_epoch=False
     ) as loader:
         assert ints(loader) == list(range(20))
-        before = pool_of(loader).pids
+        before = pool_of(loader).workers.pids
         [launcher] = {psutil.Process(pid).ppid() for pid in before}
         os.kill(launcher, signal.SIGKILL)
         wait_gone([launcher])
         with told(0):
             assert ints(loader) == list(range(20))
-        assert pool_of(loader).pids == before
+        assert pool_of(loader).workers.pids == before
         for pid, words in ((before[0], "its exit code is not known"), (None, "SIGKILL")):
-            pid = pid or pool_of(loader).pids[0]
+            pid = pid or pool_of(loader).workers.pids[0]
             os.kill(pid, signal.SIGKILL)
             wait_gone([pid])
             with told(1) as texts:

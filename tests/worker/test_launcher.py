@@ -148,7 +148,7 @@ def test_launcher_and_workers_are_killed_at_the_same_instant(order: str, persist
             iterator = iter(loader)
             found = [int(next(iterator)) for _ in range(5)]
             pool = iterator.pool  # type: ignore[attr-defined]
-            victims = [pool._workers.starter.pid, *pool.pids]
+            victims = [pool.workers.starter.pid, *pool.workers.pids]
             if order == "workers first":
                 victims.reverse()
             for pid in victims:
@@ -212,7 +212,7 @@ def test_a_loader_is_closed_soon_whose_launcher_is_stopped() -> None:
         iterator = iter(loader)
         next(iterator)
         pool = iterator.pool  # type: ignore[attr-defined]
-        pids, starter = pool.pids, pool._workers.starter.pid
+        pids, starter = pool.workers.pids, pool.workers.starter.pid
         with stopped(starter):
             begun = time.monotonic()
             loader.close()
@@ -243,7 +243,7 @@ def test_a_worker_dies_while_its_launcher_is_stopped(
     with told() as texts, DataLoader(dataset, num_workers=2) as loader:
         iterator = iter(loader)
         found = [int(next(iterator))]
-        with stopped(iterator.pool._workers.starter.pid):  # type: ignore[attr-defined]
+        with stopped(iterator.pool.workers.starter.pid):  # type: ignore[attr-defined]
             found += ints(iterator)
     assert found == list(range(40))
     assert len(texts) == 1
