@@ -304,7 +304,7 @@ class LoaderCore:
             self.recorder.first_remote = MOST_WORKERS
         workers = loader.num_workers or loader.remote_workers
         if workers == 0 or (loader.num_workers and pin is None and self._is_best_in_process()):
-            spec = self._spec_of_workers if workers else None
+            spec = self._spec_of_workers if workers else self.spec
             here: InProcessIterator[Any] = InProcessIterator(self, pin, spec)
             here.observer = self._exactness_check(in_process=True)
             return here
