@@ -25,7 +25,7 @@ from lit_loader.data import memory_files
 from lit_loader.data.fingerprint import environment, fingerprint
 from lit_loader.describe import message_of, public, short_repr
 from lit_loader.errors import LoaderError, OptionError, TransportError
-from lit_loader.seeding.draws import Draws
+from lit_loader.seeding.generator_state import Draws
 from lit_loader.system.carrier import PROCESSES, Frozen, freeze, thaw
 from lit_loader.system.cgroups import memory_left
 
@@ -34,8 +34,7 @@ __all__ = ["shared_dataset"]
 _LABEL: Final = "lit_loader dataset 1"
 """What files in memory and locks are called; its end is the version of the format."""
 
-_SPARED: Final = 256 << 20
-"""Bytes of memory that are left to others."""
+_SPARED: Final = 256 << 20  # bytes of memory that are left to others
 
 _building: set[tuple[int, str]] = set()
 """Which threads of this process build what now."""

@@ -36,7 +36,7 @@ from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import IN_PROCESS_BYTES, frozen
 from lit_loader.checkpoint.reader_states import Shards
-from lit_loader.data.cache_figures import figures_of
+from lit_loader.data.cached_dataset import figures_of
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import OptionError
 from lit_loader.iteration.base import LoaderIterator
@@ -89,10 +89,7 @@ _OF_THE_PROCESS: Final = (
     *("begun", "_loader", "_lock", "pool", "_table", "latest"),
     *("pid", "runs", "_shown", "talks", "_watch"),
 )
-
-
-def _none() -> None:
-    return None
+"""What a copy, or a pickle, begins anew with."""
 
 
 class LoaderCore:
@@ -137,7 +134,7 @@ class LoaderCore:
         self._table: Any = None  # in their stead: the dataset as it was when they would have begun
         self.begun: Pipeline | None = None  # what the workers are at for the next epoch
         self.runs: weakref.WeakSet[EpochRun[Any]] = weakref.WeakSet()  # those that are alive
-        self.latest: Callable[[], Any] = _none  # the iterator that was made last, while it lives
+        self.latest: Callable[[], Any] = lambda: None  # the iterator made last, while it lives
         self._watch: GeneratorWatch | None = None
         self.talks = Talks()
         self._shown = ShownLoader()
@@ -350,6 +347,8 @@ class LoaderCore:
         transient = loader.transient_errors
         rank, num_replicas = self.replica
         kept = self.shards is not None and self._may_begin_early()
+        # What each process reads ahead takes a quarter of the budget, together.
+        parts = 4 * max(1, loader.num_workers + loader.remote_workers)
         return BatchSpec(
             **{name: getattr(loader, name) for name in _AS_THE_LOADER},
             iterable=self.iterable,
@@ -368,16 +367,8 @@ class LoaderCore:
             watched=bool(loader.timeout),
             shards=self.shards if self.iterable else None,
             ahead=(loader.prefetch_factor or DEFAULT_PREFETCH) if kept else 0,
-            read_bytes=self._read_bytes,
+            read_bytes=None if loader.memory_budget is None else loader.memory_budget // parts,
         )
-
-    @property
-    def _read_bytes(self) -> int | None:
-        """Bytes that what each process reads ahead may take: together a quarter of the budget."""
-        loader = self.loader
-        processes = max(1, loader.num_workers + loader.remote_workers)
-        budget: int | None = loader.memory_budget
-        return None if budget is None else budget // (4 * processes)
 
     def _spec_of_workers(self) -> BatchSpec:
         """The spec, with the table as workers would have it that were started now, or before."""
@@ -437,26 +428,24 @@ class LoaderCore:
         ``from_start``: it has sent no task and begins with the epoch's first batch, so that it can
         go on with what the workers have begun of that.
         """
-        remote = self._remote
+        remote, holder = self._remote, self._holder
         workers = self.loader.num_workers or (0 if remote else 1)  # 0: from the next one on
-        holder = self._holder
         if not self.loader.persistent_workers or (holder is not None and run.superseded):
             pool = self.start_pool(start.seed, workers, remote)
             return pool, lambda line, reusable: pool.close(), None
         if holder is not None:
             holder.revoke()
+        if (had := self.pool) is not None and (had.closed or had.num_workers != workers):
+            self._end_workers()
         begun, self.begun = self.begun, None
-        pool_now = self.pool
-        if pool_now is None or pool_now.closed or pool_now.num_workers != workers:
-            if pool_now is not None:
-                pool_now.close()
-            begun, pool = None, self.start_pool(start.seed, workers, remote)
-            self.pool = pool
+        if self.pool is None:
+            pool = self.pool = self.start_pool(start.seed, workers, remote)
         else:
-            pool = pool_now
+            pool = self.pool
             # A forgotten iterator is collected at any time, also when others have used the workers.
-            known = from_start and begun is not None and begun.token == pool.token
-            if begun is not None and not (known and begun.begins(start, self.plan)):
+            if begun is not None and from_start and begun.token == pool.token:
+                begun = begun if begun.begins(start, self.plan) else None
+            else:
                 begun = None
             if begun is None:
                 pool.resume()
@@ -526,8 +515,8 @@ class LoaderCore:
 
     def workers(self, iterator: LoaderIterator[Any]) -> list[WorkerProcess]:
         """The processes of the workers that are an iterator's, or idle, for others to watch."""
-        pool = iterator.pool if isinstance(iterator, EpochRun) else None
-        pool = pool or self._idle()
+        own = iterator.pool if isinstance(iterator, EpochRun) else None
+        pool = own or self._idle()
         return [] if pool is None or pool.closed else pool.twins
 
     def close(self) -> None:
@@ -617,16 +606,15 @@ class LoaderCore:
         """Say where the time went, since the loader was made, and what memory it takes now."""
         with self.lock:
             auto = self.auto
-            connected = [run for run in self.alive() if run.pool is not None]
-            pools = {pool for run in connected if (pool := run.pool) is not None}
-            statistics = self.recorder.summary(
-                ready=sum(run.ready for run in connected),
+            pools = {run.pool: run.ready for run in self.alive() if run.pool is not None}
+            return self.recorder.summary(
+                ready=sum(pools.values()),
                 shared_memory=sum(pool.shared_memory for pool in pools),
                 memory=_memory_use({*pools, self.pool}) if memory else None,
                 num_workers=self.loader.num_workers,
                 why_so_many="" if auto is None else auto.setting.reason,
+                **figures_of(self.loader.dataset),
             )
-        return dataclasses.replace(statistics, **figures_of(self.loader.dataset))
 
     def show(self, page: LoaderPage, run: EpochRun[Any]) -> None:
         """Write down, for viewers in other processes, what the loader is at."""

@@ -24,9 +24,9 @@ import random
 import sys
 import threading
 import types
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -130,7 +130,7 @@ def find_generators(*roots: object, apart_from: Iterable[object] = ()) -> HeldGe
     shared: str | None = None
     data: deque[_Entry] = deque((root, type(root).__name__, 0) for root in roots)
     code: deque[_Entry] = deque()
-    long: list[_Entry] = []  # containers of which some items were looked into
+    long: list[tuple[Iterable[_Lead], str, int]] = []  # what was left out of containers
     # Objects made on the way (bound methods, say) must live on, or another would get their id.
     seen: dict[int, object] = {id(known): known for known in (*_GLOBALS, *apart_from)}
     while data or code or _resume(long, found, data):
@@ -155,7 +155,7 @@ def find_generators(*roots: object, apart_from: Iterable[object] = ()) -> HeldGe
         if issubclass(kind, _CONTAINERS):
             leads, left_out = _items(value, kind)
             if left_out:
-                long.append((value, path, depth))
+                long.append((left_out, path, depth))
         for step, child in [*leads, *_leads(value, kind)]:
             if shared is None and _is_shared(child):
                 shared = path + step
@@ -164,14 +164,17 @@ def find_generators(*roots: object, apart_from: Iterable[object] = ()) -> HeldGe
     return HeldGenerators(sorted(found, key=lambda pair: pair[0]), cuts, shared)
 
 
-def _resume(long: list[_Entry], found: list[tuple[str, Any]], queue: deque[_Entry]) -> bool:
-    """Take up the other items of long containers in which there is a generator."""
+def _resume(
+    long: list[tuple[Iterable[_Lead], str, int]],
+    found: list[tuple[str, Any]],
+    queue: deque[_Entry],
+) -> bool:
+    """Take up what was left out of long containers in which there is a generator."""
     for place in [*long]:
-        value, path, depth = place
+        left_out, path, depth = place
         if any(where.startswith(path) for where, _ in found):
             long.remove(place)
-            items, _ = _items(value, type(value), whole=True)
-            queue.extend((item, path + step, depth + 1) for step, item in items)
+            queue.extend((item, path + step, depth + 1) for step, item in left_out)
     return bool(queue)
 
 
@@ -210,33 +213,28 @@ def is_leaf(value: Any) -> bool:
     return issubclass(kind, np.ndarray) and value.dtype != object
 
 
-def _items(value: Any, kind: type, whole: bool = False) -> tuple[list[_Lead], bool]:
-    """Give the items of a container, and whether some were left out because it is long."""
+def _items(value: Any, kind: type) -> tuple[list[_Lead], Iterable[_Lead]]:
+    """Give items of a container, and what is left out: of a long one all but few of each type."""
     array = issubclass(kind, np.ndarray)
     # By the builtin class: a subclass's own __iter__ is the user's code, and may raise.
     base = next(each for each in _CONTAINERS if issubclass(kind, each))
-    pairs = (
-        dict.items(value)
-        if base is dict
-        else enumerate(value.flat if array else base.__iter__(value))
-    )
-    most = (
-        ALIKE
-        if not whole and (value.size if array else base.__len__(value)) > MAX_ITEMS
-        else MAX_OBJECTS + 1
-    )
-    counts: dict[type, int] = {}
-    leads, left_out = [], False
-    for key, item in islice(pairs, MAX_OBJECTS + 1 if whole else FIRST_ITEMS):
-        kind_of_item = type(item)
-        if kind_of_item not in _PLAIN:
-            count = counts[kind_of_item] = counts.get(kind_of_item, 0) + 1
-            if count > most:
-                left_out = True
-            else:
+    whole = (value.size if array else base.__len__(value)) <= MAX_ITEMS
+    items = enumerate(value.flat if array else base.__iter__(value))
+    pairs = iter(dict.items(value)) if base is dict else items
+
+    def leads(most: int) -> Iterator[_Lead]:
+        for key, item in islice(pairs, most):
+            if type(item) not in _PLAIN:
                 step = f"[{key!r}]" if type(key) in (str, int) else "[?]"
-                leads.append(("{}" if issubclass(kind, (set, frozenset)) else step, item))
-    return leads, left_out
+                yield "{}" if base in (set, frozenset) else step, item
+
+    counts = Counter[type]()
+    few: list[_Lead] = []
+    others: list[_Lead] = []
+    for lead in leads(FIRST_ITEMS):
+        counts[type(lead[1])] += 1
+        (few if whole or counts[type(lead[1])] <= ALIKE else others).append(lead)
+    return few, chain(others, leads(MAX_OBJECTS)) if others else ()
 
 
 def _leads(value: Any, kind: type) -> Iterator[_Lead]:
@@ -305,17 +303,16 @@ def _of_class(kind: type) -> Iterator[_Lead]:
 
 def _of_function(function: types.FunctionType) -> Iterator[_Lead]:
     """Give what a function was given, and the globals that it names."""
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # never assigned
             yield f"<{name}>", cell.cell_contents
-        except ValueError:
-            continue  # never assigned
     for given in (function.__defaults__, function.__kwdefaults__):
         yield "<defaults>", given
     if function.__dict__:
         yield "", function.__dict__
     if root_of(function) not in CLOSED:
-        names = _names(function.__code__)
+        names = _names(code)
         yield from _of_namespace(function.__globals__, names, function)
         for name in sorted(names & sys.modules.keys()):  # imported by its own code
             yield from _of_module(sys.modules[name], f"<global {name}>", names, function)

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from lit_loader.statistics.records import (
     BatchRecord,
     LoaderStatistics,
-    MemoryUse,
     NodeTimes,
     SlowSample,
     StageTimes,
@@ -176,15 +175,8 @@ class Recorder:
                 break
         self._slow = list(distinct.values())
 
-    def summary(
-        self,
-        ready: int = 0,
-        shared_memory: int = 0,
-        memory: MemoryUse | None = None,
-        num_workers: int = 0,
-        why_so_many: str = "",
-    ) -> LoaderStatistics:
-        """Returns the statistics of all batches so far; the arguments are as they say of now."""
+    def summary(self, **now: Any) -> LoaderStatistics:
+        """Returns the statistics of all batches so far, and what is known of this moment."""
         self.flush()
         sums = self._sums
         seconds = max(sums["waited"] + sums["step"], 1) / 1e9
@@ -206,37 +198,25 @@ class Recorder:
             busy_fraction=sum(w.busy_fraction for w in workers) / max(1, len(workers)),
             slowest_samples=tuple(self._slow),
             stragglers=sums["stragglers"] / 1e9,
-            ready=ready,
             worker_restarts=self.worker_restarts,
             sample_errors=self.sample_errors,
             sample_retries=self.sample_retries,
-            shared_memory=shared_memory,
             remote_batches=sum(node.batches for node in nodes),
             remote_nbytes=sum(node.nbytes for node in nodes),
             transit=sum(node.transit for node in nodes),
             nodes=tuple(nodes),
-            memory=memory,
-            num_workers=num_workers,
-            why_so_many=why_so_many,
             processor_fraction=sums["processor"] / max(1, sums["timed"]),
             queued_fraction=sums["queued"] / max(1, sums["timed"]),
+            **now,
         )
 
     def _worker(self, number: int, seconds: float) -> WorkerTimes:
-        batches, samples, busy, nbytes, transit = self._workers[number].tolist()
-        node = ""
+        batches, samples, nanoseconds, nbytes, transit = self._workers[number].tolist()
+        busy, node = nanoseconds / 1e9, ""
         if number >= self.first_remote:
             node = self.nodes.get(number - int(self.first_remote), "unknown")
-        return WorkerTimes(
-            worker=number,
-            batches=batches,
-            samples=samples,
-            busy=busy / 1e9,
-            busy_fraction=min(1.0, busy / 1e9 / seconds),
-            node=node,
-            nbytes=nbytes,
-            transit=transit / 1e9 if node else 0.0,
-        )
+        fraction, transit = min(1.0, busy / seconds), transit / 1e9 if node else 0.0
+        return WorkerTimes(number, batches, samples, busy, fraction, node, nbytes, transit)
 
 
 def _node(name: str, workers: Sequence[WorkerTimes]) -> NodeTimes:

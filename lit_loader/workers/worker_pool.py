@@ -84,6 +84,8 @@ _DROPPED_SOON: Final = 3
 _STRAGGLING: Final = 0.001
 """Seconds that the consumer waits before idle workers copy what is queued behind others' tasks."""
 
+_FOR_EVER: Final = float("inf")
+
 _MOMENT: Final = 0.5
 """Seconds that :meth:`WorkerPool.adapt` waits at most for workers that leave."""
 
@@ -264,9 +266,9 @@ class WorkerPool:
         found, most = None, 0
         for worker in self._hands.values():
             credit = self._credit if worker.credit is None else worker.credit
+            room = credit - worker.owed
             # What is called off is dropped soon; if not, it is not to add up.
-            room = min(credit - worker.owed, _DROPPED_SOON * credit - len(worker.queue))
-            if room > most and not worker.leaving:
+            if room > most and len(worker.queue) < _DROPPED_SOON * credit and not worker.leaving:
                 found, most = worker, room
         return found
 
@@ -381,13 +383,12 @@ class WorkerPool:
     def _wait(self, deadline: float | None) -> bool:
         """Wait for messages; False: the time is up, or somebody wants this thread to look up."""
         try:
-            timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if timeout is None or timeout > _STRAGGLING:
-                came = self._pipes.wait(_STRAGGLING)
-                if came is not None:
-                    return came
+            left = _FOR_EVER if deadline is None else max(0.0, deadline - time.monotonic())
+            came = self._pipes.wait(min(left, _STRAGGLING))
+            if came is None:
                 self._copy_for_the_idle()
-            return bool(self._pipes.wait(timeout))
+                came = left > _STRAGGLING and self._pipes.wait(left)
+            return bool(came)
         except Ended as ended:
             self._dead = ended.sentinel
             self._read_all()  # what it and others had finished comes out before

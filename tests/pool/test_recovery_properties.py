@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from lit_loader import DataLoader
 from lit_loader.errors import WorkerRestartWarning
 from lit_loader.transport import arena as arena_module
-from tests.support.faults import Faults, Strike
+from tests.support.faults import Faults, Strike, plain
 from tests.support.property_data import (
     Samples,
     StatefulStream,
@@ -34,9 +34,8 @@ from tests.support.property_data import (
     holds_none,
     noisy,
     schemas,
-    uncollated,
-    written,
 )
+from tests.support.samples import uncollated
 
 pytestmark = pytest.mark.timeout(600)  # what fails is to be shrunk, too
 
@@ -173,7 +172,7 @@ class Consumer:
         """Take batches, at most so many."""
         taken = []
         for batch in itertools.islice(iterator, most):
-            taken.append(written(batch))
+            taken.append(plain(batch))
             self._held.append((batch, taken[-1]))
             del batch
             self._let_go(self._hold)
@@ -182,7 +181,7 @@ class Consumer:
     def _let_go(self, keep: int) -> None:
         while len(self._held) > keep:
             batch, before = self._held.popleft()
-            assert written(batch) == before, "a batch has changed while it was held"
+            assert plain(batch) == before, "a batch has changed while it was held"
 
     def end(self) -> None:
         """Let go of all."""
@@ -200,7 +199,7 @@ def same(case: Case, found: list[Any], expected: list[Any], complete: bool) -> b
 
 def check(case: Case) -> None:
     reference = case.loader(0)
-    expected = [[written(batch) for batch in reference] for _ in case.epochs]
+    expected = [[plain(batch) for batch in reference] for _ in case.epochs]
     consumer = Consumer(case.hold)
     with (
         tempfile.TemporaryDirectory() as folder,

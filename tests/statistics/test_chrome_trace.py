@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from lit_loader import DataLoader
-from lit_loader.loader import recorder_of
 from lit_loader.statistics.chrome_trace import trace_events
 from lit_loader.statistics.records import BatchRecord, LoaderTrace
 from tests.support.samples import Rows
@@ -73,7 +72,7 @@ def by_track(events: list[Event]) -> dict[str, list[Event]]:
 
 def recorded(loader: DataLoader[Any], epochs: int = 1) -> list[BatchRecord]:
     records: list[BatchRecord] = []
-    recorder_of(loader).listener = records.extend
+    loader._core.recorder.listener = records.extend
     for _ in range(epochs):
         for _ in loader:
             pass
