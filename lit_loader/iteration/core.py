@@ -35,7 +35,7 @@ from lit_loader.accelerator.device_copy import Move
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import IN_PROCESS_BYTES, frozen
-from lit_loader.checkpoint.reader_states import Shards
+from lit_loader.checkpoint.position import Shards
 from lit_loader.data.cached_dataset import figures_of
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import OptionError
@@ -48,16 +48,13 @@ from lit_loader.iteration.shown import ShownLoader
 from lit_loader.iteration.torch_surface import run_patches
 from lit_loader.remote.starter import RemoteWorkers
 from lit_loader.sampling.advice import advice_if_unsharded
-from lit_loader.sampling.batch_plan import BatchPlan
-from lit_loader.sampling.epoch_batches import lookahead
+from lit_loader.sampling.batch_plan import BatchPlan, lookahead
 from lit_loader.sampling.epochs import Epochs, EpochStart
-from lit_loader.sampling.shard import ShardedSampler
-from lit_loader.sampling.shown_samplers import ShownSamplers
+from lit_loader.sampling.shown_samplers import ShardedSampler, ShownSamplers
 from lit_loader.seeding.find_generators import find_generators
-from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.auto_workers import AutoWorkers
-from lit_loader.statistics.recorder import Recorder
+from lit_loader.statistics.recorder import WINDOW, Recorder
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics, MemoryUse
 from lit_loader.streams.job_store import Talks
 from lit_loader.streams.tail import ShardTail, least_depth, tail_of
@@ -87,7 +84,7 @@ _AS_THE_LOADER: Final = (
 
 _OF_THE_PROCESS: Final = (
     *("begun", "_loader", "_lock", "pool", "_table", "latest"),
-    *("pid", "runs", "_shown", "talks", "_watch"),
+    *("pid", "runs", "_shown", "talks"),
 )
 """What a copy, or a pickle, begins anew with."""
 
@@ -135,7 +132,6 @@ class LoaderCore:
         self.begun: Pipeline | None = None  # what the workers are at for the next epoch
         self.runs: weakref.WeakSet[EpochRun[Any]] = weakref.WeakSet()  # those that are alive
         self.latest: Callable[[], Any] = lambda: None  # the iterator made last, while it lives
-        self._watch: GeneratorWatch | None = None
         self.talks = Talks()
         self._shown = ShownLoader()
 
@@ -377,11 +373,6 @@ class LoaderCore:
             self._table = frozen(loader.dataset)
         return dataclasses.replace(self.spec(), dataset=self._table)
 
-    def generators(self, spec: BatchSpec) -> GeneratorWatch:
-        """Find the generators that are held in this process: once, and again what has changed."""
-        watch = self._watch = spec.watch_again(self._watch)
-        return watch
-
     # --- epochs ---
 
     def begin_epoch(self) -> EpochStart:
@@ -588,13 +579,18 @@ class LoaderCore:
 
     # --- records ---
 
-    def note(self, record: BatchRecord, pool: WorkerPool | None, again: bool) -> None:
+    def note(
+        self, record: BatchRecord, pool: WorkerPool | None = None, again: bool = False
+    ) -> None:
         """Record a batch that is given out; and have another number of workers, if that helps.
 
         ``pool``: who makes batches; None: they are gone. ``again``: a reader that moves reads again
         what it has given.
         """
-        self.recorder.add(record)
+        recorder = self.recorder
+        recorder.records.append(record)
+        if len(recorder.records) >= WINDOW:
+            recorder.flush()
         auto = self.auto
         if auto is None or not auto.add(record, again) or pool is None:
             return

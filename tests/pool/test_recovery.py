@@ -23,6 +23,7 @@ from torch.utils.data import IterableDataset
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.errors import WorkerDiedError, WorkerRestartWarning, WorkerTimeoutError
+from lit_loader.system.cgroups import MemoryLimits
 from lit_loader.transport.status_board import Stage
 from lit_loader.workers import healer
 from lit_loader.workers.worker_pool import WorkerPool
@@ -217,6 +218,30 @@ def test_one_warning_says_it_all(how: str, words: list[str], tmp_path: Path) -> 
     assert re.match(r"DataLoader worker [01] \(pid \d+\) ", texts[0])
 
 
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("limits", "by_the_kernel"),
+    [
+        (MemoryLimits(available=20 * GIB, oom_kills=0), False),
+        (MemoryLimits(used=GIB, limit=8 * GIB, available=20 * GIB, oom_kills=0), False),
+        (MemoryLimits(available=20 * GIB, oom_kills=1), True),
+        (MemoryLimits(available=20 * GIB), True),  # the kernel's kills cannot be counted here
+        (MemoryLimits(available=2 * GIB, oom_kills=0), True),
+        (MemoryLimits(used=6 * GIB, limit=8 * GIB, available=20 * GIB, oom_kills=0), True),
+        (MemoryLimits(), True),
+    ],
+)
+def test_want_of_memory_is_named_unless_there_was_plenty(
+    limits: MemoryLimits, by_the_kernel: bool
+) -> None:
+    text = healer._killed(2 * GIB, limits)
+    assert text.startswith("most likely by the kernel" if by_the_kernel else "by another process")
+    assert "(the worker had 2,048 MiB at most; " in text
+    assert limits.describe() in text
+
+
 @pytest.mark.parametrize("pin", [False, True], ids=["", "pin"])
 @pytest.mark.parametrize("kind", ["map", "stream", "stateful"])
 def test_a_warning_that_is_an_error_loses_no_batch(
@@ -355,6 +380,7 @@ def test_the_launcher_is_killed() -> None:
         for pid, words in ((before[0], "its exit code is not known"), (None, "SIGKILL")):
             pid = pid or pool_of(loader).pids[0]
             os.kill(pid, signal.SIGKILL)
+            wait_gone([pid])
             with told(1) as texts:
                 assert ints(loader) == list(range(20))
             assert f"worker 0 (pid {pid}) " in texts[0] and words in texts[0]
