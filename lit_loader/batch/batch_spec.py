@@ -85,16 +85,6 @@ class BatchSpec:
         roots = () if self.tolerance.none else (self.dataset,)
         return GeneratorWatch(*roots, warn=False)
 
-    def watch_again(self, known: GeneratorWatch | None) -> GeneratorWatch:
-        """The same, once more: the program may have changed the dataset between two epochs."""
-        roots = (self.dataset, self.collate_fn)
-        if known is None or any(
-            old is not root for old, root in zip(known.roots, roots, strict=False)
-        ):
-            return self.watch()
-        known.search()
-        return known
-
     def table(self) -> Table | None:
         """The table that batches can be taken from at once; None: they are read by the sample."""
         if (

@@ -154,7 +154,7 @@ class EpochPosition:
         self._samplers: dict[int, tuple[Any, Any]] = {start.batches: (start.sampler, None)}
         self._readers = list(start.readers) or [ReadPoint()] * num_readers
         self._ended, self._previous = False, start
-        # Given out, and not counted yet; a map-style dataset's batch by its number alone.
+        # Given out, not counted yet; a map-style dataset's batch is noted by storing its number.
         self.latest: int | _Read | None = None
         self._last: int | None = None  # a map-style one's, counted last
 

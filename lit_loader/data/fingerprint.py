@@ -37,8 +37,7 @@ __all__ = ["environment", "fingerprint"]
 
 _PROTOCOL: Final = 5
 _ATOMS: Final = frozenset({str, int, float, bool, bytes, complex, type(None)})
-_LONG: Final = 1000
-"""Items of a container that is described once, wherever it is held."""
+_LONG: Final = 1000  # items of a container that is described once, wherever it is held
 
 _GENERATORS: Final = (
     *(random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator),

@@ -36,7 +36,7 @@ from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import IN_PROCESS_BYTES, frozen
 from lit_loader.checkpoint.position import Shards
-from lit_loader.data.cache_figures import figures_of
+from lit_loader.data.cached_dataset import figures_of
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import OptionError
 from lit_loader.iteration.base import LoaderIterator
@@ -52,10 +52,9 @@ from lit_loader.sampling.batch_plan import BatchPlan, lookahead
 from lit_loader.sampling.epochs import Epochs, EpochStart
 from lit_loader.sampling.shown_samplers import ShardedSampler, ShownSamplers
 from lit_loader.seeding.find_generators import find_generators
-from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.auto_workers import AutoWorkers
-from lit_loader.statistics.recorder import Recorder
+from lit_loader.statistics.recorder import WINDOW, Recorder
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics, MemoryUse
 from lit_loader.streams.job_store import Talks
 from lit_loader.streams.tail import ShardTail, least_depth, tail_of
@@ -85,7 +84,7 @@ _AS_THE_LOADER: Final = (
 
 _OF_THE_PROCESS: Final = (
     *("begun", "_loader", "_lock", "pool", "_table", "latest"),
-    *("pid", "runs", "_shown", "talks", "_watch"),
+    *("pid", "runs", "_shown", "talks"),
 )
 """What a copy, or a pickle, begins anew with."""
 
@@ -133,7 +132,6 @@ class LoaderCore:
         self.begun: Pipeline | None = None  # what the workers are at for the next epoch
         self.runs: weakref.WeakSet[EpochRun[Any]] = weakref.WeakSet()  # those that are alive
         self.latest: Callable[[], Any] = lambda: None  # the iterator made last, while it lives
-        self._watch: GeneratorWatch | None = None
         self.talks = Talks()
         self._shown = ShownLoader()
 
@@ -375,11 +373,6 @@ class LoaderCore:
             self._table = frozen(loader.dataset)
         return dataclasses.replace(self.spec(), dataset=self._table)
 
-    def generators(self, spec: BatchSpec) -> GeneratorWatch:
-        """Find the generators that are held in this process: once, and again what has changed."""
-        watch = self._watch = spec.watch_again(self._watch)
-        return watch
-
     # --- epochs ---
 
     def begin_epoch(self) -> EpochStart:
@@ -515,7 +508,7 @@ class LoaderCore:
         """The processes of the workers that are an iterator's, or idle, for others to watch."""
         own = iterator.pool if isinstance(iterator, EpochRun) else None
         pool = own or self._idle()
-        return [] if pool is None or pool.closed else pool.twins
+        return [] if pool is None or pool.closed else pool.workers.twins
 
     def close(self) -> None:
         """End the workers, and the iterators that have some."""
@@ -586,13 +579,18 @@ class LoaderCore:
 
     # --- records ---
 
-    def note(self, record: BatchRecord, pool: WorkerPool | None, again: bool) -> None:
+    def note(
+        self, record: BatchRecord, pool: WorkerPool | None = None, again: bool = False
+    ) -> None:
         """Record a batch that is given out; and have another number of workers, if that helps.
 
         ``pool``: who makes batches; None: they are gone. ``again``: a reader that moves reads again
         what it has given.
         """
-        self.recorder.add(record)
+        recorder = self.recorder
+        recorder.records.append(record)
+        if len(recorder.records) >= WINDOW:
+            recorder.flush()
         auto = self.auto
         if auto is None or not auto.add(record, again) or pool is None:
             return
@@ -607,7 +605,7 @@ class LoaderCore:
             pools = {run.pool: run.ready for run in self.alive() if run.pool is not None}
             return self.recorder.summary(
                 ready=sum(pools.values()),
-                shared_memory=sum(pool.shared_memory for pool in pools),
+                shared_memory=sum(pool.arena.resident for pool in pools),
                 memory=_memory_use({*pools, self.pool}) if memory else None,
                 num_workers=self.loader.num_workers,
                 why_so_many="" if auto is None else auto.setting.reason,
@@ -643,9 +641,9 @@ def _memory_use(pools: set[WorkerPool | None]) -> MemoryUse:
     running = [pool for pool in pools if pool is not None and not pool.closed]
     return MemoryUse(
         parent=own_memory(),
-        arena=sum(pool.shared_memory for pool in running),
-        shared_data=sum(pool.shared_data for pool in running),
-        workers=tuple(own_memory(pid) for pool in running for pid in pool.pids),
+        arena=sum(pool.arena.resident for pool in running),
+        shared_data=sum(pool.workers.shared_data for pool in running),
+        workers=tuple(own_memory(pid) for pool in running for pid in pool.workers.pids),
     )
 
 

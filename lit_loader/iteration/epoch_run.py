@@ -437,7 +437,7 @@ class EpochRun(LoaderIterator[T_co]):
         assert feed is not None and pool is not None
         tasks, given = line.tasks, 0 if line.given is None else 1
         while (undelivered := len(tasks) - given) < self._depth and not (
-            self._budgeted and pool.room(undelivered) <= 0
+            self._budgeted and pool.arena.room(undelivered) <= 0
         ):
             task = feed.take(line)
             if task is None:
@@ -491,7 +491,7 @@ class EpochRun(LoaderIterator[T_co]):
     def _warn(self) -> None:
         """Warn of workers that were replaced, and of a budget that cannot be kept."""
         self._note_restarts()
-        overrun = None if self.line.pool is None else self.line.pool.overrun()
+        overrun = None if self.line.pool is None else self.line.pool.arena.overrun()
         if overrun is not None:
             warnings.warn(overrun, RuntimeWarning, stacklevel=program_stacklevel())
 

@@ -115,7 +115,7 @@ class InProcessIterator(LoaderIterator[T_co]):
             batch = self._pin(batch)
             given = time.monotonic_ns()
         at = progress.slowest_at
-        self._core.recorder.add(
+        self._core.note(
             BatchRecord(
                 start.epoch,
                 number,
@@ -191,7 +191,7 @@ class InProcessIterator(LoaderIterator[T_co]):
 
     def _begin(self, start: EpochStart) -> _Making:
         spec = self._spec()
-        self._loader = loader = maker_of(spec, watch=self._core.generators(spec))
+        self._loader = loader = maker_of(spec)
         if loader.reads is not None:  # whose threads end with this pass
             weakref.finalize(self, loader.reads.background.end)
         self._draws = not loader.reads_table

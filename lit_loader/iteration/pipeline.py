@@ -133,7 +133,7 @@ class Pipeline:
         thread, self._thread = self._thread, None
         if thread is not None and not pool.elsewhere:  # in a forked copy there is no thread
             if not pool.closed:  # else it has ended already, or is about to
-                pool.wake()
+                pool.pipes.wake()
             self.ready.extend(thread.left())
 
     # --- asking ---
@@ -247,13 +247,23 @@ class Pipeline:
         return not following.ended
 
     def _next(self) -> Outcome | None:
-        pool, began = self.pool, 0.0
+        pool, healer, began = self.pool, self.healer, 0.0
         assert pool is not None
         while not self._stopping:
             outcome = self._in_turn() if self._arrived else None
             if outcome is None:
                 began = began or time.monotonic()
-                outcome = self.healer.receive(pool, began)
+                try:
+                    limited = healer.limit is not None
+                    outcome = pool.receive(healer.patience(pool, began) if limited else None)
+                    if outcome is None and limited:
+                        outcome = healer.look(pool, began)
+                except WorkerDeath as death:
+                    outcome = healer.heal(pool, death)
+                finally:
+                    if pool.notices:
+                        healer.notices.extend(pool.notices)
+                        pool.notices.clear()
                 if outcome is None:
                     continue
                 if self._lines != 1 or self._expected[0][0] != outcome.number:

@@ -17,19 +17,18 @@ import ctypes  # reach: numpy: 624 words at the documented address show whether 
 import random
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from lit_loader.seeding.find_generators import find_generators
+from lit_loader.seeding.find_generators import controls, find_generators
 from lit_loader.seeding.generator_lock import Turn
 from lit_loader.seeding.seeds import seed_streams
 
 __all__ = [
-    *("Draws", "Loan", "OwnStreams", "Rewind", "numpy_state", "preserved", "set_children"),
-    "tape",
+    *("Draws", "Loan", "OwnStreams", "Rewind", "numpy_state", "preserved", "tape"),
 ]
 
 _numpy: Any = np.random  # its stubs do not know all of its functions
@@ -188,32 +187,13 @@ _Tape = tuple[Callable[[], Any], Callable[[Any], object]]
 
 def tape(generator: Any) -> _Tape | None:
     """Give the functions that read and write a generator's state; None if it has none."""
-    if isinstance(generator, torch.Generator):
-        return generator.get_state, generator.set_state
-    if isinstance(generator, random.Random):
-        try:
+    found = controls(generator)
+    try:
+        if isinstance(generator, random.Random):
             generator.getstate()
-        except NotImplementedError:
-            return None
-        return generator.getstate, generator.setstate
-    if isinstance(generator, np.random.RandomState):
-        return partial(generator.get_state, legacy=False), generator.set_state
-    if isinstance(generator, np.random.SeedSequence):
-        return lambda: generator.n_children_spawned, partial(set_children, generator)
-    if isinstance(generator, np.random.BitGenerator):
-        return partial(getattr, generator, "state"), partial(setattr, generator, "state")
-    return None
-
-
-def set_children(sequence: Any, count: int) -> None:
-    """Bring a seed sequence back to where it had spawned so many; its constructor begins anew."""
-    np.random.SeedSequence.__init__(
-        sequence,
-        sequence.entropy,
-        spawn_key=sequence.spawn_key,
-        pool_size=sequence.pool_size,
-        n_children_spawned=count,
-    )
+    except NotImplementedError:
+        return None
+    return found and found[:2]
 
 
 class Rewind(AbstractContextManager[None]):

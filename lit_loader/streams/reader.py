@@ -39,7 +39,6 @@ from lit_loader.checkpoint.untrusted_state import resuming
 from lit_loader.context import reading
 from lit_loader.errors import StateError, TransportError
 from lit_loader.seeding.generator_state import Rewind
-from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import extend, seed_globals
 from lit_loader.streams.copies import DatasetCopies
 from lit_loader.system.interrupts import let_handlers_through
@@ -66,10 +65,9 @@ class Reader(BatchLoader):
         spec: BatchSpec,
         number: int = 0,
         num_readers: int = 1,
-        watch: GeneratorWatch | None = None,
         copies: DatasetCopies | None = None,
     ) -> None:
-        super().__init__(spec, number, num_readers, watch)
+        super().__init__(spec, number, num_readers)
         if spec.shards is not None:  # dealt out to the ranks one by one, and not in stretches
             self._share = (spec.shards.mine[number], spec.shards.count)
         self._copies = copies

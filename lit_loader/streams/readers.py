@@ -29,7 +29,6 @@ from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.fetch import EndOfData
 from lit_loader.batch.worker_info import WorkerInfo, show, shown
 from lit_loader.checkpoint.position import ReadPoint
-from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.streams.copies import DatasetCopies
 from lit_loader.streams.reader import Reader
 from lit_loader.transport.remote_error import ReaderShare
@@ -143,7 +142,7 @@ class Readers:
     def _open(self, reader: int) -> Reader:
         """Give a reader another copy of the dataset."""
         spec = dataclasses.replace(self._spec, dataset=self._copies.make())
-        loader = Reader(spec, reader, len(self._shards), copies=self._copies)
+        loader = Reader(spec, reader, len(self._shards), self._copies)
         if loader.reads is not None:
             loader.reads.sharing = self._readers
         return loader
@@ -166,12 +165,10 @@ class _Begun(NamedTuple):
     batch: Any
 
 
-def maker_of(
-    spec: BatchSpec, worker: int = 0, num_workers: int = 1, watch: GeneratorWatch | None = None
-) -> BatchLoader | Readers:
+def maker_of(spec: BatchSpec, worker: int = 0, num_workers: int = 1) -> BatchLoader | Readers:
     """Give what makes a process's batches: that of a worker, or without any of the loader's."""
     if not spec.iterable:
-        return BatchLoader(spec, worker, num_workers, watch)
+        return BatchLoader(spec, worker, num_workers)
     if spec.shards is None:
-        return Reader(spec, worker, num_workers, watch)
+        return Reader(spec, worker, num_workers)
     return Readers(spec)

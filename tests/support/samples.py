@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,25 @@ class Counting(IterableDataset):
             yield self.function(number)
 
 
+class Cursor(Iterator[Any]):
+    """What ``make`` makes of each number; tells where it is, and can be brought there."""
+
+    def __init__(self, make: Callable[[int], Any], numbers: Sequence[int]) -> None:
+        self.make, self.numbers, self.position = make, numbers, 0
+
+    def __next__(self) -> Any:
+        if self.position >= len(self.numbers):
+            raise StopIteration
+        self.position += 1
+        return self.make(self.numbers[self.position - 1])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+
+
 class BrokenArrival:
     """Can be pickled and, in no process but the first, unpickled."""
 
@@ -127,7 +146,7 @@ def ints(batches: Iterable[Any]) -> list[int]:
 
 def worker_pids(iterator: Any) -> list[int]:
     """Process ids of the workers that serve an iterator."""
-    return list(iterator.pool.pids)
+    return list(iterator.pool.workers.pids)
 
 
 def named_memory() -> set[str]:

@@ -67,7 +67,6 @@ LONG: Final = (
     "parity/test_workers.py::test_iterable_style_by_start_method[[]*-spawn*",
     "sampling/test_epochs.py::test_a_dataset_learns_the_epoch_in_each_worker[[]spawn*",
     "system/test_pickling.py::test_beside_what_only_a_processs_start_can_carry[[]spawn*",
-    "system/test_pickling.py::test_the_other_options[[]spawn*",
     "memory/test_shared_sequence.py::test_in_workers[[]spawn*",
     "faults/test_signals.py::test_an_iterator_goes_on_after_ctrl_c[[]*-group*",
     "faults/test_signals.py::test_an_iterator_goes_on_after_ctrl_c[[]spawn-*",
