@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from lit_loader.batch.collate import default_convert as default_convert
     from lit_loader.batch.pad import PadCollate as PadCollate
     from lit_loader.batch.pad import Padded as Padded
+    from lit_loader.batch.reads_ahead import read_stream as read_stream
     from lit_loader.batch.reads_declared import reads_ahead as reads_ahead
-    from lit_loader.batch.reads_stream import read_stream as read_stream
     from lit_loader.checkpoint.loader_state import merge_states as merge_states
     from lit_loader.config.loader_config import LoaderConfig as LoaderConfig
     from lit_loader.config.ray_workers import RayWorkers as RayWorkers
@@ -54,8 +54,8 @@ __version__ = "0.3.0"
 _NAMES_IN = {
     "lit_loader.batch.collate": "default_collate default_convert",
     "lit_loader.batch.pad": "PadCollate Padded",
+    "lit_loader.batch.reads_ahead": "read_stream",
     "lit_loader.batch.reads_declared": "reads_ahead",
-    "lit_loader.batch.reads_stream": "read_stream",
     "lit_loader.checkpoint.loader_state": "merge_states",
     "lit_loader.config.loader_config": "LoaderConfig",
     "lit_loader.config.ray_workers": "RayWorkers",

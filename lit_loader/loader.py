@@ -54,7 +54,7 @@ from lit_loader.iteration.loader_checkpoint import load_state, take_state
 from lit_loader.sampling.orders import epoch_number
 from lit_loader.sampling.shown_samplers import choose_samplers
 from lit_loader.seeding.seeds import BaseSeed
-from lit_loader.statistics.num_workers import NumWorkers
+from lit_loader.statistics.auto_workers import NumWorkers
 from lit_loader.statistics.records import LoaderStatistics
 from lit_loader.system.processors import advice_if_too_many
 

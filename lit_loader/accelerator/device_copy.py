@@ -25,30 +25,21 @@ Move = Callable[[Any, torch.device], Any]
 
 
 class Staged(NamedTuple):
-    """A batch on its way to the device.
+    """A batch on its way to the device."""
 
-    Attributes:
-        batch: The batch there; complete once ``event`` has passed.
-        event: Recorded behind the copy.
-        source: The batch on the host.
-    """
-
-    batch: Any
+    batch: Any  # there; complete once ``event``, recorded behind the copy, has passed
     event: torch.cuda.Event
-    source: Any
+    source: Any  # the batch on the host
 
 
 class DeviceCopy:
     """Copies batches to a CUDA device on a stream of its own.
 
-    Args:
-        device: Where to.
-        move: Gives a batch with its tensors on a device, copied with ``non_blocking=True``.
+    ``move`` gives a batch with its tensors on a device, copied with ``non_blocking=True``.
     """
 
     def __init__(self, device: torch.device, move: Move) -> None:
-        self._device = device
-        self._move = move
+        self._device, self._move = device, move
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._before: Staged | None = None
 

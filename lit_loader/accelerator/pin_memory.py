@@ -6,10 +6,10 @@ Used by `iteration/pipeline.py`; `iteration/in_process.py` pins without a thread
 
     source() ─batch─▶ [thread: pin] ─▶ queue ─▶ take()
 
-- The thread takes from ``source`` as long as that gives something, pins, and puts the batch, or
-  the exception that was raised instead, into the queue. It never drops anything.
-- The consumer takes from the queue. Whatever ends the thread, the last thing it puts is a mark, so
-  that a consumer never waits for a thread that is gone.
+- The thread takes from ``source`` as long as that gives something, pins, and puts the batch into
+  the queue. It never drops anything.
+- The consumer takes from the queue. Whatever ends the thread, that rings, too, so that a consumer
+  never waits for a thread that is gone.
 - The queue needs no bound: there are never more batches in it than are prefetched.
 """
 
@@ -39,21 +39,14 @@ def pin_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def find_accelerator(device: str = "") -> int | None:
-    """Find the accelerator to pin memory for.
+    """Find the accelerator to pin memory for: its index, or None if there is none.
 
-    Args:
-        device: A device such as ``"cuda:1"``; empty for the current one.
-
-    Returns:
-        Its index, or None if there is no accelerator.
+    ``device`` is such as ``"cuda:1"``; empty for the current one.
     """
     if not torch.accelerator.is_available():
         return None
-    if device:
-        index = torch.device(device).index
-        if index is not None:
-            return index
-    return torch.accelerator.current_device_index()
+    index = torch.device(device).index if device else None
+    return torch.accelerator.current_device_index() if index is None else index
 
 
 def choose(
@@ -61,9 +54,7 @@ def choose(
 ) -> tuple[Callable[[Any], Any] | None, int | None]:
     """Choose what pins a loader's batches, and for which accelerator; None, None: nothing does.
 
-    Args:
-        device: As in :func:`find_accelerator`.
-        warn: Called with a text where there is no accelerator.
+    ``warn`` is called with a text where there is no accelerator.
     """
     index = find_accelerator(device)
     if index is None:
@@ -117,20 +108,11 @@ def _pinned(batch: Any) -> Any:
     return batch
 
 
-@dataclasses.dataclass
-class _Item(Generic[T]):
-    value: T | None = None
-    error: BaseException | None = None
-
-
 class PinMemoryThread(Generic[T]):
     """Runs ``source`` and ``pin`` in a thread of its own, ahead of the consumer.
 
-    Args:
-        source: Gives the next item, waiting for it; None ends the thread, and so does an exception,
-            which is handed on to the consumer.
-        pin: Pins an item; its exception takes the place of the item.
-        device: Index of the accelerator to make current in the thread, or None.
+    ``source`` gives the next item, waiting for it; None ends the thread, and so does an exception,
+    which is handed on to the consumer behind the items before it. ``pin`` does not raise any.
 
     Attributes:
         waiting: Whether the consumer does nothing but wait; an exception that comes out of a signal
@@ -138,16 +120,13 @@ class PinMemoryThread(Generic[T]):
     """
 
     def __init__(
-        self,
-        source: Callable[[], T | None],
-        pin: Callable[[T], T],
-        device: int | None = None,
+        self, source: Callable[[], T | None], pin: Callable[[T], T], device: int | None = None
     ) -> None:
-        self._source = source
-        self._pin = pin
-        self._device = device
-        self._items: deque[_Item[T] | None] = deque()  # None: the thread has ended
+        self._source, self._pin, self._device = source, pin, device
+        self._items: deque[T] = deque()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._ended = False
+        self._error: BaseException | None = None
         self.waiting = False
         # A daemon, so that no mistake can keep the interpreter from ending; join() is called.
         self._thread = threading.Thread(target=self._run, name="lit_loader pin memory", daemon=True)
@@ -159,14 +138,14 @@ class PinMemoryThread(Generic[T]):
                 # Without, the thread would open a context on device 0.
                 torch.accelerator.set_device_index(self._device)
             while self._forward():
-                pass
+                self._ring()
         except BaseException as error:
-            self._put(_Item(error=error))
+            self._error = error
         finally:
-            self._put(None)
+            self._ended = True
+            self._ring()
 
-    def _put(self, item: _Item[T] | None) -> None:
-        self._items.append(item)
+    def _ring(self) -> None:
         if self.waiting:
             self._bell.put(None)
 
@@ -175,11 +154,7 @@ class PinMemoryThread(Generic[T]):
         item = self._source()
         if item is None:
             return False
-        try:
-            pinned = _Item(self._pin(item))
-        except Exception as error:
-            pinned = _Item(error=error)
-        self._put(pinned)
+        self._items.append(self._pin(item))
         return True
 
     @property
@@ -188,47 +163,30 @@ class PinMemoryThread(Generic[T]):
         return len(self._items)
 
     def take(self) -> T:
-        """Return the next item.
-
-        Raises:
-            PinMemoryError: The thread has ended.
-            Exception: What the source or the pinning raised.
-        """
+        """Return the next item; raises what the source raised, or PinMemoryError at the end."""
         self.waiting = True  # before the look: what is put from now on rings
-        while not self._items:
+        while not self._items and not self._ended:
             self._bell.get()
         self.waiting = False
-        item = self._items.popleft()
-        if item is None:
-            self._items.append(None)  # for the next call
-            raise PinMemoryError(
-                "the pin-memory thread has ended and gives no more batches; iterate the loader anew"
-            )
-        if isinstance(item.error, Exception):
-            raise item.error
-        if item.error is not None:
-            raise PinMemoryError(
-                f"the pin-memory thread ended by {type(item.error).__name__}: {item.error}; "
-                "iterate the loader anew"
-            ) from item.error
-        return item.value  # type: ignore[return-value]
+        if self._items:
+            return self._items.popleft()
+        error, self._error = self._error, None
+        if isinstance(error, Exception):
+            raise error
+        how = "has ended and gives no more batches"
+        if error is not None:
+            how = f"ended by {type(error).__name__}: {error}"
+        raise PinMemoryError(f"the pin-memory thread {how}; iterate the loader anew") from error
 
     def take_at_once(self) -> T | None:
         """Return the next item if it is pinned already; an error is left to :meth:`take`."""
-        item = self._items[0] if self._items else None
-        if item is None or item.error is not None:
-            return None
-        self._items.popleft()
-        return item.value
+        return self._items.popleft() if self._items else None
 
     def left(self) -> list[T]:
         """Wait for the thread, whose source must have ended; return the items not taken."""
         if threading.current_thread() is self._thread:
             return []  # the garbage collector, run by the thread itself, may end up here
         self._thread.join()
-        items = []
-        while (item := self._items.popleft()) is not None:
-            if item.error is None:
-                items.append(item.value)
-        self._items.append(None)
-        return items  # type: ignore[return-value]
+        items = [*self._items]
+        self._items.clear()
+        return items

@@ -14,6 +14,8 @@ from typing import Final
 from lit_loader.bench.rounds import Spread
 from lit_loader.bench.settings import OURS, REFERENCE
 from lit_loader.statistics.records import LoaderStatistics
+from lit_loader.statistics.sentences import percent
+from lit_loader.statistics.verdict import CHEAPER, PLACES
 
 __all__ = ["FIGURES", "Point", "advise", "choose"]
 
@@ -27,15 +29,6 @@ _NEAR: Final = 1.05  # times the fastest setting's time that is as good
 _BUSY: Final = 0.7  # part of the time from which on a worker or processor counts as busy
 _MOST: Final = 0.5  # part of the time that makes one thing its cause
 _HIDDEN: Final = 0.02  # part of a step that loading without workers may add to it
-
-_STAGES: Final = {
-    "fetch": ("in __getitem__", "make __getitem__ cheaper"),
-    "collate": ("in collate_fn", "make collate_fn cheaper"),
-    "encode": (
-        "writing batches into shared memory",
-        "return tensors or arrays, which are copied, instead of objects, which are pickled",
-    ),
-}
 
 
 @dataclass
@@ -86,7 +79,7 @@ class Point:
     @property
     def costs(self) -> dict[str, float]:
         """Seconds a batch of each stage, in whatever process does it."""
-        return {name: self.mean(name) for name in _STAGES}
+        return {name: self.mean(name) for name in PLACES}
 
     @property
     def busy(self) -> float:
@@ -150,7 +143,7 @@ def _use(chosen: Point, points: Sequence[Point], samples: float) -> str:
     if fastest.seconds < chosen.seconds:
         slower = chosen.seconds / fastest.seconds - 1
         cost = "takes more processes or memory" if fastest.num_workers else "adds to each step"
-        parts.append(f"{_percent(slower)} slower than {fastest}, which {cost}")
+        parts.append(f"{percent(slower)} slower than {fastest}, which {cost}")
     theirs = chosen.figure(REFERENCE)
     if theirs is not None:
         times = theirs.median / chosen.seconds
@@ -169,10 +162,10 @@ def _step(chosen: Point, step_ms: float | None) -> str:
 
 
 def _bound(chosen: Point, copy: float, cores: float, most: int) -> str:
-    costs, busy = chosen.costs, _percent(chosen.busy)
+    costs, busy = chosen.costs, percent(chosen.busy)
     stage = max(costs, key=costs.__getitem__)
-    where, cheaper = _STAGES[stage]
-    spent = f"{_percent(costs[stage] / max(sum(costs.values()), 1e-12))} of it {where}"
+    cheaper = CHEAPER[stage]
+    spent = f"{percent(costs[stage] / max(sum(costs.values()), 1e-12))} of it {PLACES[stage]}"
     if not chosen.num_workers:
         return (
             "this process itself: making a batch costs less than handing it over does, "
@@ -198,13 +191,13 @@ def _bound(chosen: Point, copy: float, cores: float, most: int) -> str:
     if computing < _BUSY and idle < (1 - _BUSY) * cores and chosen.others > chosen.cpu:
         return (
             f"other programs, which kept {chosen.others:.1f} of {cores:g} processors busy: workers "
-            f"were {busy} busy, {spent}, and had a processor for {_percent(computing)} of that; "
+            f"were {busy} busy, {spent}, and had a processor for {percent(computing)} of that; "
             "measure again on a quiet machine"
         )
     if computing < _BUSY and chosen.cpu < _BUSY * cores:
         more = f"; try grid.num_workers=[{2 * most}]" if chosen.num_workers == most else ""
         return (
-            f"waiting, {spent}: workers were {busy} busy and computed for {_percent(computing)} of "
+            f"waiting, {spent}: workers were {busy} busy and computed for {percent(computing)} of "
             f"that, so more of them than there are processors help{more}"
         )
     advice = f"more workers do not help: {cheaper}"
@@ -222,12 +215,8 @@ def _measured(chosen: Point, nbytes: int, copy: float) -> str:
         return text
     return (
         f"{text} in a worker, decode {_time(chosen.mean('decode'))} here; one copy {_time(copy)}; "
-        f"workers {_percent(chosen.busy)} busy; {chosen.cpu:.1f} processors used"
+        f"workers {percent(chosen.busy)} busy; {chosen.cpu:.1f} processors used"
     )
-
-
-def _percent(part: float) -> str:
-    return f"{100 * part:.0f} %"
 
 
 def _time(seconds: float) -> str:

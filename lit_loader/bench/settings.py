@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from lit_loader.config.checks import known_options
+from lit_loader.config.checks import known_options, positive, refuse
 from lit_loader.errors import OptionError
 
 __all__ = ["CASES", "LOADERS", "OURS", "REFERENCE", "GridSettings", "Settings", "require_packages"]
@@ -48,18 +48,14 @@ class GridSettings:
         for name, low in (("num_workers", 0), ("prefetch_factor", 1)):
             values = getattr(self, name)
             if not values or any(type(v) is not int or v < low for v in values):
-                raise OptionError(
-                    f"grid.{name} must be a list of whole numbers of at least {low}, "
-                    f"got grid.{name}={list(values)}"
-                )
+                must = f"a list of whole numbers of at least {low}"
+                refuse(f"grid.{name}", must, list(values))
         if type(self.auto) is not bool:
-            raise OptionError(f"grid.auto must be true or false, got grid.auto={self.auto!r}")
+            refuse("grid.auto", "true or false", self.auto)
         if not self.seconds > 0:
-            raise OptionError(f"grid.seconds must be more than 0, got grid.seconds={self.seconds}")
+            refuse("grid.seconds", "more than 0", self.seconds)
         if self.step_ms is not None and not self.step_ms > 0:
-            raise OptionError(
-                f"grid.step_ms must be more than 0 or null, got grid.step_ms={self.step_ms}"
-            )
+            refuse("grid.step_ms", "more than 0 or null", self.step_ms)
 
 
 @dataclass(frozen=True)
@@ -77,11 +73,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("rounds", "num_workers", "prefetch_factor"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise OptionError(
-                    f"{name} must be a whole number of at least 1, got {name}={value!r}"
-                )
+            positive(name, getattr(self, name))
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Settings:

@@ -20,7 +20,6 @@ import errno
 import logging
 import mmap
 import os
-import threading
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
@@ -47,14 +46,9 @@ _INDEX: Final = _NOTES + _ROWS * _ROW * _WORD
 
 _SIZE_BITS: Final = 28
 _SIZE_MASK: Final = (1 << _SIZE_BITS) - 1
-_MOST: Final = 0x7FFFF000
-"""Bytes of an entry: so many are written at once."""
-
-_PATIENCE: Final = 60.0
-"""Seconds to wait for another process that makes the file."""
-
-_LOOK: Final = 32 << 20
-"""Bytes after which a process asks again how much memory is left."""
+_MOST: Final = 0x7FFFF000  # bytes of an entry: so many are written at once
+_PATIENCE: Final = 60.0  # seconds to wait for another process that makes the file
+_LOOK: Final = 32 << 20  # bytes after which a process asks again how much memory is left
 
 _SPARED: Final = 256 << 20
 """Bytes of memory that are left to others, at least; and so is a part of what there is."""
@@ -85,16 +79,12 @@ class Counter(IntEnum):
 
 
 class CacheFigures(NamedTuple):
-    """What caches hold and have spared, over all processes.
+    """What a cache holds and has spared, over all processes."""
 
-    Samples given from memory or disk, and made; bytes in use, and those more that would hold all,
-    as far as can be told from the samples that are held; 0 while there is room.
-    """
-
-    hits: int = 0
-    misses: int = 0
-    bytes: int = 0
-    lacking: int = 0
+    hits: int  # samples given from memory or disk
+    misses: int  # samples made
+    bytes: int  # in use
+    lacking: int  # those more that would hold all, about; 0 while there is room
 
 
 class SharedStore:
@@ -106,11 +96,8 @@ class SharedStore:
 
     def __init__(self, length: int, limit: int, label: str | None = None) -> None:
         self.length, self.limit = length, limit
-        if label is None or not limit or not memory_files.is_supported():
-            file = self._made()
-        else:
-            file = self._found_or_made(label)
-        self._map(file)
+        shared = label and limit and memory_files.is_supported()
+        self._map(self._found_or_made(label) if label and shared else self._made())
 
     def _made(self) -> HeldFile:
         """Make the file, for this process and those that it starts."""
@@ -144,9 +131,7 @@ class SharedStore:
         return round_up(_INDEX + self.length * _WORD)
 
     def _map(self, file: HeldFile) -> None:
-        """Map the table."""
         self._file, self._fd = file, file.fd
-        self._own: tuple[int, HeldFile, threading.Lock] | None = None
         table = memoryview(mmap.mmap(self._fd, self._begin))
         self._notes = table[:_NOTES].cast("Q")
         self._counters = table[_NOTES:_INDEX].cast("Q")
@@ -231,28 +216,20 @@ class SharedStore:
         """Write an entry behind all others; returns its first byte's place. OSError: no memory."""
         if not os.path.isdir(_OPENED):  # all processes have one position in the file
             start = os.lseek(self._fd, len(entry), os.SEEK_CUR) - len(entry)
-            written = os.pwrite(self._fd, entry.data, start)
-        else:
-            own, lock = self._opened()
-            with lock:
-                written = os.write(own.fd, entry.data)
-                start = os.lseek(own.fd, 0, os.SEEK_CUR) - written
-                if start % UNIT:  # another was killed in the midst of a write
-                    os.write(own.fd, bytes(-start % UNIT))
-            if start % UNIT:
-                return self._append(entry)
-        if written < len(entry):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return start
-
-    def _opened(self) -> tuple[HeldFile, threading.Lock]:
-        """Give the file with a position of this process's own, which a forked one has not."""
-        own = self._own
-        if own is None or own[0] != os.getpid():
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-            file = HeldFile(os.open(f"{_OPENED}/{self._fd}", flags))
-            own = self._own = os.getpid(), file, threading.Lock()
-        return own[1:]
+            _check_whole(os.pwrite(self._fd, entry.data, start), entry)
+            return start
+        # Opened anew, for a position of its own.
+        fd = os.open(f"{_OPENED}/{self._fd}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            while True:
+                written = os.write(fd, entry.data)
+                start = os.lseek(fd, 0, os.SEEK_CUR) - written
+                _check_whole(written, entry)
+                if not start % UNIT:
+                    return start
+                os.write(fd, bytes(-start % UNIT))  # another was killed in the midst of a write
+        finally:
+            os.close(fd)
 
     def _extent(self) -> str:
         kept = self.total(Counter.KEPT)
@@ -293,6 +270,11 @@ class SharedStore:
         if not self._notes[note]:
             self._notes[note] = 1
             _log.warning("CachedDataset: %s", text)
+
+
+def _check_whole(written: int, entry: Bytes) -> None:
+    if written < len(entry):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _memory_left() -> tuple[int, int]:

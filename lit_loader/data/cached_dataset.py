@@ -16,44 +16,79 @@ import logging
 import operator
 import platform
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 from torch.utils.data import Dataset, IterableDataset
 
-from lit_loader.config.checks import check_dataset, filled_text, memory_size, path
+from lit_loader.config.checks import check_dataset, filled_text, memory_size, path, refuse
 from lit_loader.context import reading
 from lit_loader.data.cache_entry import MISSING, Bytes, pack, unpack
 from lit_loader.data.cache_folder import Folder
-from lit_loader.data.cache_mapped import Indexed, MappedDataset
 from lit_loader.data.cache_store import CacheFigures, Counter, Note, SharedStore
 from lit_loader.data.fingerprint import environment, fingerprint
 from lit_loader.describe import class_name, public, short_repr
 from lit_loader.errors import OptionError, TransportError
-from lit_loader.seeding.draws import Draws
 from lit_loader.seeding.find_generators import root_of
+from lit_loader.seeding.generator_state import Draws
 
-__all__ = ["CachedDataset"]
+__all__ = ["CachedDataset", "MappedDataset", "figures_of"]
 
 _FORMAT: Final = 3
 _LABEL: Final = f"lit_loader cache {_FORMAT}"
 _STATELESS: Final = frozenset({"_thread", "threading", "multiprocessing"})
 """Modules whose objects (locks, say) cannot be compared, and need not be."""
 
+_DEPTH, _ITEMS = 6, 64
+"""How deep in wrappers, and in containers of how many items, caches are looked for."""
+
 _log = logging.getLogger("lit_loader.cache")
 
 _T = TypeVar("_T")
 T_co = TypeVar("T_co", covariant=True)
 
-
-class _Owner:
-    """Stands for a cache in `_watching`; of the caches that share a store each has its own."""
-
-
-_watching: weakref.WeakKeyDictionary[_Owner, Draws] = weakref.WeakKeyDictionary()
+_watching: weakref.WeakKeyDictionary[Any, Draws] = weakref.WeakKeyDictionary()
 """Not attributes of caches: what looks for a dataset's generators would look through them, too."""
+
+
+class Indexed(Protocol[T_co]):
+    """What gives samples by their index."""
+
+    def __getitem__(self, index: int, /) -> T_co: ...
+
+
+class MappedDataset(Dataset[T_co]):
+    """A map-style dataset whose samples go through a function, each time."""
+
+    def __init__(self, dataset: Any, function: Callable[[Any], T_co]) -> None:
+        if not callable(function):
+            refuse("function", "a function, to be called with each sample", function)
+        self.dataset = dataset
+        self.function = function
+
+    def map(self, function: Callable[[T_co], _T]) -> MappedDataset[_T]:
+        """Return a dataset of ``function(sample)``, which is called behind this one's."""
+        return MappedDataset(self, function)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def reads_from(self, index: Any) -> tuple[tuple[Any, Any], ...]:
+        """Give what a sample is read from (see `lit_loader.reads_ahead`)."""
+        return ((self.dataset, index),)
+
+    def __getitem__(self, index: Any) -> T_co:
+        return self.function(self.dataset[index])
+
+    @property
+    def __getitems__(self) -> Callable[[Sequence[Any]], list[Any]] | None:
+        """Reads a batch's samples at once; None where the dataset cannot."""
+        many = getattr(self.dataset, "__getitems__", None)
+        if many is None:
+            return None
+        return lambda indices: [self.function(sample) for sample in many(indices)]
 
 
 @public
@@ -111,7 +146,6 @@ class CachedDataset(Dataset[T_co]):
             )
         if not self.memory and self.directory is None:
             raise OptionError("memory=0 keeps nothing without a directory, got directory=None")
-        self._owner = _Owner()
         self._open()
 
     def _open(self) -> None:
@@ -222,9 +256,9 @@ class CachedDataset(Dataset[T_co]):
 
     def _without_draws(self, make: Callable[[], _T], indices: Sequence[Any]) -> _T:
         """Make samples, and see that they depend neither on random numbers nor on the epoch."""
-        draws = _watching.get(self._owner)
+        draws = _watching.get(self)
         if draws is None:
-            draws = _watching[self._owner] = Draws(self.dataset)
+            draws = _watching[self] = Draws(self.dataset)
         marks = draws.mark()
         reading.asked = ""
         made = make()
@@ -320,3 +354,24 @@ def _check_is_finite(dataset: Any) -> None:
             "dataset must give the same samples in every epoch to be cached, and it has set_epoch: "
             f"cache what lies below it, got {name}"
         )
+
+
+def figures_of(dataset: Any) -> dict[str, Any]:
+    """Add up the figures of the caches in a dataset, by their names in `LoaderStatistics`."""
+    found = {id(each): each.figures() for each in _caches(dataset, _DEPTH)}
+    if not found:
+        return {}
+    sums = map(sum, zip(*found.values(), strict=True))
+    return dict(zip((f"cache_{name}" for name in CacheFigures._fields), sums, strict=True))
+
+
+def _caches(value: Any, depth: int) -> Iterator[CachedDataset[Any]]:
+    """Find caches in what datasets are wrapped in: their attributes, and short containers there."""
+    if isinstance(value, CachedDataset):
+        yield value
+    for part in getattr(value, "__dict__", {}).values() if depth else ():
+        short = isinstance(part, (list, tuple, dict)) and len(part) <= _ITEMS
+        each: Any = part.values() if isinstance(part, dict) else part
+        for inner in each if short else [part]:
+            if hasattr(type(inner), "__getitem__") and hasattr(inner, "__dict__"):
+                yield from _caches(inner, depth - 1)

@@ -30,15 +30,14 @@ import torch
 from torch.utils.data import Dataset
 
 from lit_loader import __version__
+from lit_loader.batch.digest import tensor_bytes
 from lit_loader.seeding.find_generators import CLOSED, root_of
-from lit_loader.system.tensor_bytes import tensor_bytes
 
 __all__ = ["environment", "fingerprint"]
 
 _PROTOCOL: Final = 5
 _ATOMS: Final = frozenset({str, int, float, bool, bytes, complex, type(None)})
-_LONG: Final = 1000
-"""Items of a container that is described once, wherever it is held."""
+_LONG: Final = 1000  # items of a container that is described once, wherever it is held
 
 _GENERATORS: Final = (
     *(random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator),

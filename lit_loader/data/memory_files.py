@@ -36,18 +36,12 @@ import weakref
 from typing import Final
 
 from lit_loader.system import linux
-from lit_loader.system.weak_sets import members
 
 __all__ = ["find", "is_supported", "lock", "new", "seal"]
 
-_READABLE: Final = 0x0F
-"""F_SEAL_SEAL, _SHRINK, _GROW and _WRITE: nothing about it changes any more."""
-
-_WRITABLE: Final = 0x02
-"""F_SEAL_SHRINK."""
-
-_WAITING: Final = 4096
-"""Processes that may wait at once; more of them look again now and then."""
+_READABLE: Final = 0x0F  # F_SEAL_SEAL, _SHRINK, _GROW and _WRITE: nothing about it changes any more
+_WRITABLE: Final = 0x02  # F_SEAL_SHRINK
+_WAITING: Final = 4096  # processes that may wait at once; more of them look again now and then
 
 _CREDENTIALS: Final = struct.Struct("3i")  # process, user, group
 
@@ -162,7 +156,7 @@ def lock(label: str, seconds: float) -> socket.socket:
 
 
 def _in_child() -> None:
-    for each in members(_held):
+    for each in list(_held):
         each.close()
 
 

@@ -19,8 +19,7 @@ from torch.utils.data import Sampler
 
 from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
 from lit_loader.config.checks import flag, whole_number
-from lit_loader.data.mixture import MixtureDataset, in_short
-from lit_loader.data.mixture_schedule import Schedule
+from lit_loader.data.mixture import MixtureDataset, Schedule, in_short
 from lit_loader.describe import public
 from lit_loader.errors import OptionError
 from lit_loader.sampling.orders import CHUNK, EpochOrder, Indices
@@ -29,7 +28,7 @@ from lit_loader.seeding.seeds import derive
 
 __all__ = ["MixtureSampler"]
 
-_WITHIN = 2  # keeps these random numbers apart from those of `data/mixture_schedule.py`
+_WITHIN = 2  # keeps these random numbers apart from those of `data/mixture.py`
 _ALL_DRAWS = 2**61  # where the sequence begins again
 
 

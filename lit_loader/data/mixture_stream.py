@@ -22,8 +22,13 @@ from lit_loader.checkpoint.stateful import Opened, checked_parts
 from lit_loader.checkpoint.untrusted_state import damaged, is_count
 from lit_loader.config.checks import one_of, whole_number
 from lit_loader.context import reading
-from lit_loader.data.mixture import announce_epoch, named_sources
-from lit_loader.data.mixture_schedule import Schedule, Weights, named_weights
+from lit_loader.data.mixture import (
+    Schedule,
+    Weights,
+    announce_epoch,
+    named_sources,
+    named_weights,
+)
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError, StateError
 from lit_loader.seeding.generator_state import preserved

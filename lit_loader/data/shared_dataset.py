@@ -25,8 +25,8 @@ from lit_loader.data import memory_files
 from lit_loader.data.fingerprint import environment, fingerprint
 from lit_loader.describe import message_of, public, short_repr
 from lit_loader.errors import LoaderError, OptionError, TransportError
-from lit_loader.seeding.draws import Draws
-from lit_loader.system.carrier import Frozen, Policy, freeze, thaw
+from lit_loader.seeding.generator_state import Draws
+from lit_loader.system.carrier import PROCESSES, Frozen, freeze, thaw
 from lit_loader.system.cgroups import memory_left
 
 __all__ = ["shared_dataset"]
@@ -34,8 +34,7 @@ __all__ = ["shared_dataset"]
 _LABEL: Final = "lit_loader dataset 1"
 """What files in memory and locks are called; its end is the version of the format."""
 
-_SPARED: Final = 256 << 20
-"""Bytes of memory that are left to others."""
+_SPARED: Final = 256 << 20  # bytes of memory that are left to others
 
 _building: set[tuple[int, str]] = set()
 """Which threads of this process build what now."""
@@ -167,7 +166,7 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
     """Build, publish and map it."""
     began = time.monotonic()
     dataset: Any = _made(factory, key)
-    frozen: Frozen | None = freeze(dataset, Policy.processes(), {"dataset": dataset})
+    frozen: Frozen | None = freeze(dataset, PROCESSES, {"dataset": dataset})
     assert frozen is not None
     nbytes, left = frozen.size, memory_left()
     if left is not None and left < nbytes + _SPARED:

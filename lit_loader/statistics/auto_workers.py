@@ -2,9 +2,11 @@
 
 One a loader, from iterator to iterator::
 
-    record of a batch ─▶ Window ─Load─▶ Controller ─Setting─▶ the iterator resizes its workers
-                                         ▲
-                           Bounds: processors, memory
+    records of batches ─Load─▶ Controller ─Setting─▶ the iterator resizes its workers
+                                 ▲
+                   Bounds: processors, memory
+
+Left out are batches that were begun before all workers were up, and an iterator's first one.
 """
 
 from __future__ import annotations
@@ -12,18 +14,17 @@ from __future__ import annotations
 import logging
 import math
 import time
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from lit_loader.statistics.controller import Bounds, Controller, Setting
+from lit_loader.errors import OptionError
+from lit_loader.statistics.controller import Bounds, Controller, Load, Setting
 from lit_loader.statistics.records import BatchRecord
-from lit_loader.statistics.window import Window
 from lit_loader.system.cgroups import memory_left, own_memory
 from lit_loader.system.processors import processors_of_this_rank
 
-__all__ = ["AutoWorkers"]
+__all__ = ["AutoWorkers", "NumWorkers"]
 
-LEAST: Final = 50_000_000
-"""Nanoseconds that a window has at least."""
+LEAST: Final = 50_000_000  # nanoseconds that a window has at least
 
 QUICK, REST = 1e-3, 4
 """Batches quicker than that (seconds) are not looked at for so many windows after a quiet one."""
@@ -37,8 +38,11 @@ WAITING: Final = 0.5
 FRESH: Final = 5_000_000_000
 """Nanoseconds for which processors and memory are taken to be as they were."""
 
-SPARE: Final = 0.8
-"""The part of the memory left that more workers may take."""
+INTERLUDE: Final = 20
+"""Times the median step from which on a window's longest one is something else."""
+
+KEPT: Final = 4096  # batches that are kept of workers elsewhere, if those here make none
+SPARE: Final = 0.8  # the part of the memory left that more workers may take
 
 _LOG: Final = logging.getLogger("lit_loader.tuning")
 
@@ -50,8 +54,8 @@ class AutoWorkers:
         self.ranks: int | None = None  # of the job on this machine; None: as the launcher says
         self.measured = False  # whether the setting is one that was found
         self._controller = Controller(workers)
-        self._window = Window()
         self._settled = False  # whether the workers are all up, and the window has begun
+        self._begin(0)
         self._latest = (-1, 0, 0)  # epoch and batch that is given out, and the moment
         self._changed = (-1, 0)  # epoch and batch at which it was decided last
         self._rest = 0  # batches that are not looked at
@@ -91,23 +95,33 @@ class AutoWorkers:
         if self._rest:
             self._rest -= 1
             return False
-        self._window.add(record)
-        return len(self._window) >= self._due
+        if record.began >= self._since and record.step:
+            if record.processor or len(self._records) < KEPT:
+                self._records.append(record)
+            self._here += record.processor > 0
+        return self._here >= self._due
+
+    def _begin(self, moment: int) -> None:
+        """Begin a window: count what workers take up from this moment on."""
+        self._since = moment
+        self._records: list[BatchRecord] = []
+        self._here = 0  # batches of it that workers of this machine have made
 
     def decide(
         self, workers: Any, name: str, budget: int | None, readers: int = 0, reads: int = 0
     ) -> Setting | None:
         """Say how many workers a `WorkerPool` is to have now (0 readers: any); None: as before."""
-        window, controller = self._window, self._controller
+        controller, records = self._controller, self._records
         if not self._settled:
             if workers.settled:  # what they take up from now on is work, and no start
                 self._settled, self._due = True, controller.window
-                window.begin(self._latest[2])
+                self._begin(self._latest[2])
             return None
-        if window.nanoseconds < LEAST:
+        if (records[-1].asked - records[0].asked if records else 0) < LEAST:
             self._due += controller.window
             return None
-        load, before = window.take(workers.num_workers), controller.setting
+        load, before = measured(records, workers.num_workers), controller.setting
+        self._begin(self._since)
         bounds = self._bounds(workers, load.nbytes, budget, readers)
         if reads and load.reading > WAITING:
             # Reads at a time count as workers: what waits for storage does so in a thread as well.
@@ -150,3 +164,67 @@ class AutoWorkers:
 def _most_on(processors: float) -> int:
     """Workers that there may be on so many processors."""
     return max(MOST, 8 * math.ceil(processors))
+
+
+def measured(records: list[BatchRecord], workers: int) -> Load:
+    """Say what a window's batches have cost so many workers of this machine.
+
+    Batches of workers on other machines, whose processor time is not measured, count as the
+    consumer waits for them. A step in which it was at something else for long (validation, a
+    checkpoint) is left out.
+    """
+    steps = sorted(record.step for record in records)
+    if steps[-1] > INTERLUDE * steps[len(steps) // 2]:
+        records = [record for record in records if record.step < steps[-1]]
+    made: list[int] = []
+    processor = queued = read = step = wait = 0
+    for record in records:
+        there = record.arrived
+        if record.processor:
+            took = record.fetch + record.collate + record.encode
+            made.append(took)
+            processor += record.processor
+            read += record.read
+            queued += min(record.queued, took)
+            there = record.began + took
+        # What was there when it was asked for is not waited for, however long its way takes.
+        waited = max(0, min(record.wait, there - record.asked))
+        wait += waited
+        # Decoding is the consumer's own work, unless a thread pins the batches meanwhile.
+        step += record.step + record.wait - waited + (0 if record.pin else record.decode)
+    here = max(1, len(made))
+    worker = max(1.0, sum(made) / here)
+    variance = sum((took - worker) ** 2 for took in made) / here
+    return Load(
+        workers=max(1, workers),
+        batches=here,
+        worker=worker / 1e9,
+        processor=processor / here / 1e9,
+        queued=queued / here / 1e9,
+        spread=math.sqrt(variance) / worker,
+        step=max(1, step) / len(records) / 1e9,
+        wait=wait / len(records) / 1e9,
+        remote=1 - len(made) / len(records),
+        nbytes=max(record.nbytes for record in records),
+        reading=read / here / worker,
+    )
+
+
+class NumWorkers:
+    """The attribute, of the loader's class. Copies ask for what the loader's ``__dict__`` has."""
+
+    def __get__(self, loader: Any, owner: type) -> int:
+        if loader is None:
+            return self  # type: ignore[return-value]
+        auto = loader._core.auto
+        return vars(loader)["num_workers"] if auto is None else auto.setting.workers  # type: ignore[no-any-return]
+
+    def __set__(self, loader: Any, value: int | Literal["auto"]) -> None:
+        core = loader._core
+        if value == "auto" and "num_workers" in vars(loader):  # else the constructor has seen to it
+            reason = core.why_not_resized()
+            if reason is not None:
+                raise OptionError(f"{reason}: set a number, got num_workers='auto'")
+            core.end_idle_workers()  # they measure nothing
+        core.set_auto(value == "auto")
+        vars(loader)["num_workers"] = value

@@ -30,8 +30,7 @@ _COUNTER, _CONSUMER, _PIN, _WORKERS = 0, 1, 2, 10
 
 _TRACKS: Final = {_CONSUMER: "consumer", _PIN: "pin memory"}
 
-_INDEX_LENGTH: Final = 80
-"""Characters that are shown of a sample's index."""
+_INDEX_LENGTH: Final = 80  # characters that are shown of a sample's index
 
 
 class _Slice(NamedTuple):

@@ -16,9 +16,10 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
-from lit_loader.statistics.window import Load
+__all__ = ["Bounds", "Controller", "Load", "Setting"]
 
-__all__ = ["Bounds", "Controller", "Setting"]
+WAITING: Final = 0.03
+"""The part of its time that a consumer may wait, and of the batches that others may make."""
 
 MARGIN: Final = 1.1
 """Workers for each one that would just keep up: batches differ in what they take."""
@@ -29,15 +30,59 @@ NOISE, CHANGED = 0.03, 0.3
 CROWD: Final = 4
 """Times the workers that keep all processors busy, that other programs may make worth while."""
 
-NEAR: Final = 0.9
-"""The part of the workers that are wanted, or that there are, which is as good."""
+NEAR: Final = 0.9  # the part of the workers that are wanted, or that there are, which is as good
 
 CALM, PATIENCE = 4, 20
 """Windows in which fewer would do, before there are fewer; those after which, if the consumer
 waits, more than was learned is tried. Twice as many, each time that it was in vain."""
 
-PREFETCH: Final = 6
-"""Batches in flight for each worker, at most."""
+PREFETCH: Final = 6  # batches in flight for each worker, at most
+
+
+class Load(NamedTuple):
+    """What the batches of a window have cost; seconds are means per batch."""
+
+    workers: int  # of this machine that there were
+    batches: int  # that they have made
+    worker: float  # seconds from a worker's taking a batch up to its result
+    processor: float  # seconds of processor time in that, of all of the worker's threads
+    queued: float  # seconds of it in which the worker waited for a processor
+    spread: float  # standard deviation of ``worker`` over its mean
+    step: float  # seconds that the consumer was busy between two batches
+    wait: float  # seconds that it waited for one
+    remote: float = 0.0  # part of the batches that workers on other machines made
+    nbytes: int = 0  # bytes of the largest batch
+    reading: float = 0.0  # part of ``worker`` in which samples waited for reads
+
+    @property
+    def capacity(self) -> float:
+        """Batches per second that the workers make while none is idle, by Little's law."""
+        return self.workers / self.worker
+
+    @property
+    def alone(self) -> float:
+        """Seconds that a batch takes a worker that need not wait for a processor."""
+        return max(self.worker - self.queued, 1e-9)
+
+    @property
+    def noise(self) -> float:
+        """What means over so many batches differ by, relatively, without a cause."""
+        return self.spread / math.sqrt(self.batches)
+
+    @property
+    def between(self) -> float:
+        """Seconds from batch to batch."""
+        return self.step + self.wait
+
+    @property
+    def waits(self) -> bool:
+        """Whether the consumer waits for more than a little of its time."""
+        return self.wait > WAITING * self.between
+
+    @property
+    def lacking(self) -> bool:
+        """Whether the workers here fail to give something: it is waited for, or made elsewhere."""
+        return self.waits or self.remote > WAITING
 
 
 class Bounds(NamedTuple):

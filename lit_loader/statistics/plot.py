@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_matplotlib", "draw", "write_plot"]
 
-_BINS: Final = 120
-"""Bars at most; each is the mean of as many batches as it takes."""
+_BINS: Final = 120  # bars at most; each is the mean of as many batches as it takes
 
 _COLOURS: Final = {
     "wait": "#d62728",
@@ -42,8 +41,7 @@ _COLOURS: Final = {
     "encode": "#aec7e8",
 }
 
-_Stages = dict[str, NDArray[np.float64]]
-"""By name: milliseconds of each batch."""
+_Stages = dict[str, NDArray[np.float64]]  # by name: milliseconds of each batch
 
 
 def check_matplotlib(option: str) -> None:

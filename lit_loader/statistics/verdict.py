@@ -21,36 +21,28 @@ from typing import Final
 from lit_loader.statistics.records import LoaderStatistics, StageTimes
 from lit_loader.statistics.sentences import counted, duration, percent
 
-__all__ = ["verdict"]
+__all__ = ["CHEAPER", "PLACES", "verdict"]
 
-LITTLE: Final = 0.02
-"""Part of the time that the trainer may wait without advice about it."""
-
-MUCH: Final = 0.1
-"""Part of the time from which on the transfer to the device is mentioned."""
-
-MOST: Final = 0.5
-"""Part of a sum that makes one summand its cause."""
-
-BUSY: Final = 0.7
-"""Part of the time from which on a worker, or thread, counts as busy."""
+LITTLE: Final = 0.02  # part of the time that the trainer may wait without advice about it
+MUCH: Final = 0.1  # part of the time from which on the transfer to the device is mentioned
+MOST: Final = 0.5  # part of a sum that makes one summand its cause
+BUSY: Final = 0.7  # part of the time from which on a worker, or thread, counts as busy
 
 FEW: Final = 0.1
 """Part of the batches that remote workers must have made for their way to be judged."""
 
-TEN_GBE: Final = 1.15e9
-"""Bytes a second that such a network carries of batches."""
+TEN_GBE: Final = 1.15e9  # bytes a second that such a network carries of batches
 
 WIDE, SMALL = 0.08e9, 1e6
 """Bytes a second, and of a batch, up to which it is the number of small batches that takes the
 time, not bytes: a slow network, 100 Mbit, carries a dozen of a megabyte a second."""
 
-_PLACES: Final = {
+PLACES: Final = {
     "fetch": "in __getitem__",
     "collate": "in collate_fn",
     "encode": "writing batches into shared memory",
 }
-_CHEAPER: Final = {
+CHEAPER: Final = {
     "fetch": "make __getitem__ cheaper",
     "collate": "make collate_fn cheaper (the default one stacks tensors where they are needed)",
     "encode": "return tensors or arrays, which are copied, instead of objects, which are pickled",
@@ -149,7 +141,7 @@ def _no_workers(statistics: LoaderStatistics, num_workers: int) -> str:
     own = {name: getattr(statistics, name).total for name in ("fetch", "collate", "pin")}
     stage = max(own, key=own.__getitem__)
     share = own[stage] / max(sum(own.values()), 1e-9)
-    where = _PLACES.get(stage, "copying batches into page-locked memory")
+    where = PLACES.get(stage, "copying batches into page-locked memory")
     text = f"it loads the data itself, {percent(share)} of that {where}: set num_workers"
     if storage := _storage(statistics):
         text += f"; {storage}"
@@ -211,17 +203,17 @@ def _workers(statistics: LoaderStatistics, num_workers: int, cores: int | None) 
             f"worker {most.worker} was {percent(most.busy_fraction)} busy, the others "
             f"{percent(others)}: give the workers equal shares"
         )
-    text = f"workers were {percent(busy)} busy, {percent(share)} of it {_PLACES[stage]}: "
+    text = f"workers were {percent(busy)} busy, {percent(share)} of it {PLACES[stage]}: "
     if storage := _storage(statistics):
         return text + storage
     if statistics.why_so_many:
-        text += _CHEAPER[stage]
+        text += CHEAPER[stage]
     elif statistics.nodes:
-        text += f"raise remote_workers or {_CHEAPER[stage]}"
+        text += f"raise remote_workers or {CHEAPER[stage]}"
     elif cores is None or num_workers < cores:
-        text += f"add workers or {_CHEAPER[stage]}"
+        text += f"add workers or {CHEAPER[stage]}"
     else:
-        text += _CHEAPER[stage]
+        text += CHEAPER[stage]
         text += f"; there are {cores} cores, so add workers only if these wait for files or network"
     return text + (_slowest(statistics) if stage == "fetch" else "")
 
@@ -322,7 +314,7 @@ def _accidents(statistics: LoaderStatistics) -> list[str]:
 
 def _made(statistics: LoaderStatistics) -> dict[str, float]:
     """Seconds that workers spent in each of their stages."""
-    return {name: getattr(statistics, name).total for name in _PLACES}
+    return {name: getattr(statistics, name).total for name in PLACES}
 
 
 def _busy(statistics: LoaderStatistics, num_workers: int) -> float:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from lit_loader.top import processes
 from lit_loader.transport.board_view import BoardView, OtherFormat, read_board
 
-__all__ = ["Board", "NotFound", "find_boards", "grouped", "resolve"]
+__all__ = ["WHICH", "Board", "NotFound", "find_boards", "grouped", "resolve"]
 
 _MEETING = (
     ("TORCHELASTIC_RUN_ID", "MASTER_PORT"),
@@ -41,18 +41,14 @@ class NotFound(Exception):
 
 
 class Board(NamedTuple):
-    """A loader's file, known by its device and inode; its owner is the training process.
+    """A loader's file; its owner is the training process. What was read, or why nothing was."""
 
-    What was read is the view; else there is a problem. ``pids`` have it open: by the number that
-    the board knows a process by, that of here.
-    """
-
-    key: tuple[int, int]
+    key: tuple[int, int]  # device and inode
     path: str
     owner: int
-    view: BoardView | None
-    problem: str | None
-    pids: dict[int, int]
+    pids: dict[int, int]  # who has it open: the number that the board knows, to that of here
+    view: BoardView | None = None
+    problem: str | None = None
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
@@ -67,10 +63,10 @@ class Board(NamedTuple):
             os.close(fd)
 
 
-def find_boards(pids: Iterable[int]) -> list[Board]:
-    """Find the loaders whose files these processes have open."""
+def find_boards() -> list[Board]:
+    """Find the loaders whose files processes of this user have open."""
     holders: dict[tuple[int, int], dict[int, str]] = {}
-    for pid in pids:
+    for pid in processes.own_pids():
         with contextlib.suppress(OSError):
             for key, path in processes.files_of(pid).items():
                 holders.setdefault(key, {})[pid] = path
@@ -89,8 +85,7 @@ def _read(key: tuple[int, int], paths: dict[int, str]) -> Iterator[Board]:
             started[pid] = processes.read_process(pid).started
     # The oldest first: it has started the others, whose numbers may be lower.
     for pid in sorted(started, key=lambda pid: (started[pid], pid)):
-        path = paths[pid]
-        board = Board(key, path, pid, None, None, inner)
+        board = Board(key, paths[pid], pid, inner)
         try:
             with board.opened() as fd:
                 view = read_board(fd)

@@ -18,8 +18,7 @@ STAGES: Final = (
 )
 """What a worker's stages are called where there is little room, in the order of `Stage`."""
 
-_LONG_STEP: Final = 30.0
-"""Seconds that a training step takes before it is remarked upon."""
+_LONG_STEP: Final = 30.0  # seconds that a training step takes before it is remarked upon
 
 
 def findings(loader: Loader) -> list[str]:
@@ -50,9 +49,8 @@ def _stalled(worker: Worker, loader: Loader) -> str:
     """Say where a worker is, since when, and who waits for it."""
     batch = None if worker.batch is None else f"batch {worker.batch}"
     index = NOT_KNOWN if worker.index is None else worker.index
-    stage = worker.stage  # a relay's is none of the board's
     sample = -1 if worker.sample is None else worker.sample
-    at = doing(STAGES.index(stage), batch, sample, index) if stage in STAGES else stage
+    at = doing(STAGES.index(worker.stage), batch, sample, index)
     text = f"worker {worker.worker} has been {at} for {duration(worker.seconds or 0)}"
     if worker.doing:
         text += f", {worker.doing}"

@@ -26,17 +26,13 @@ __all__ = ["KEYS", "picture"]
 
 KEYS: Final = "q quit   s show the Python stacks of stalled workers   c clear"
 
-_SIDE_BY_SIDE: Final = 66
-"""Columns that a table of workers needs at least."""
-
-_ROWS: Final = 8
-"""Workers of a loader that are shown while it runs."""
+_SIDE_BY_SIDE: Final = 66  # columns that a table of workers needs at least
+_ROWS: Final = 8  # workers of a loader that are shown while it runs
 
 _EVENTS: Final = 3
 _FINDINGS: Final = 6
 _STYLES: Final = {"dead": "bold red", "idle": "dim", "starting": "cyan", "worker_init_fn": "cyan"}
-_OLD: Final = 2.0
-"""Seconds from which on the age of a loader's figures is remarked upon."""
+_OLD: Final = 2.0  # seconds from which on the age of a loader's figures is remarked upon
 
 
 def picture(trainings: Sequence[Training], width: int, live: bool = False) -> RenderableType:
@@ -70,16 +66,8 @@ def _bytes(nbytes: int | None) -> str:
     return f"{nbytes / 2**30:,.1f} GB"
 
 
-def _count(number: int | None) -> str:
-    return "–" if number is None else f"{number:,}"
-
-
-def _share(share: float | None) -> str:
-    return "–" if share is None else f"{share:.0%}"
-
-
-def _rate(rate: float | None) -> str:
-    return "–" if rate is None else f"{rate:,.1f}" if rate < 100 else f"{rate:,.0f}"
+def _shown(value: Any, form: str = "") -> str:
+    return "–" if value is None else format(value, form)
 
 
 def _title(training: Training, width: int) -> Text:
@@ -118,35 +106,41 @@ def _name(loader: Loader) -> Text:
     return text.append(f"{' ' if loader.role else ''}{_plain(loader.dataset)}", style="default")
 
 
+def _rate(loader: Loader) -> str:
+    return ",.1f" if (loader.batches_per_second or 0) < 100 else ",.0f"
+
+
 def _wait(loader: Loader) -> Text:
     if loader.state == "waiting" and (loader.state_seconds or 0) >= 1:
         return Text(f"for {duration(loader.state_seconds or 0)}", style="bold red")
     if loader.state == "idle":
         return Text("idle", style="dim")
-    return Text(_share(loader.wait_share), "yellow" if (loader.wait_share or 0) >= 0.1 else "")
+    return Text(
+        _shown(loader.wait_share, ".0%"), "yellow" if (loader.wait_share or 0) >= 0.1 else ""
+    )
 
 
-_LOADER: Final[Sequence[_Column]] = (
-    ("loader", 0, _name),
-    ("epoch", 0, lambda each: str(each.epoch)),
-    ("batch", 0, lambda each: f"{each.batches:,}" + (f"/{each.length:,}" if each.length else "")),
-    ("/s", 0, lambda each: _rate(each.batches_per_second)),
-    ("wait", 0, _wait),
-    ("ready", 0, lambda each: f"{each.ready}/{each.ahead}"),
-    ("of how many", 100, lambda each: _count(each.batch_size)),
-    ("workers", 100, lambda each: f"{each.num_workers}{_elsewhere(each)}"),
-    ("shared", 100, lambda each: _bytes(each.shared_memory)),
-    ("restarts", 70, lambda each: _fault(each.restarts, "red")),
-    ("bad", 70, lambda each: _fault(each.bad_samples, "yellow")),
-)
+def _workers_of(loader: Loader) -> str:
+    return f"{loader.num_workers}{f'+{len(loader.nodes)} nodes' if loader.remote_workers else ''}"
 
 
 def _fault(number: int, style: str) -> Text:
     return Text(f"{number:,}", style if number else "dim")
 
 
-def _elsewhere(loader: Loader) -> str:
-    return f"+{len(loader.nodes)} nodes" if loader.remote_workers else ""
+_LOADER: Final[Sequence[_Column]] = (
+    ("loader", 0, _name),
+    ("epoch", 0, lambda each: str(each.epoch)),
+    ("batch", 0, lambda each: f"{each.batches:,}" + (f"/{each.length:,}" if each.length else "")),
+    ("/s", 0, lambda each: _shown(each.batches_per_second, _rate(each))),
+    ("wait", 0, _wait),
+    ("ready", 0, lambda each: f"{each.ready}/{each.ahead}"),
+    ("of how many", 100, lambda each: _shown(each.batch_size, ",")),
+    ("workers", 100, _workers_of),
+    ("shared", 100, lambda each: _bytes(each.shared_memory)),
+    ("restarts", 70, lambda each: _fault(each.restarts, "red")),
+    ("bad", 70, lambda each: _fault(each.bad_samples, "yellow")),
+)
 
 
 def _loaders(training: Training, width: int) -> Table:
@@ -155,7 +149,7 @@ def _loaders(training: Training, width: int) -> Table:
     room = width - 20 if ranks and width < 100 else width
     table = _table(("rank", "pid") if ranks else (), _LOADER, room)
     for rank in training.ranks:
-        first = [_count(rank.rank), str(rank.pid)] if ranks else []
+        first = [_shown(rank.rank), str(rank.pid)] if ranks else []
         for loader in rank.loaders:
             known = loader.problem is None
             cells = _cells(loader, _LOADER, room) if known else [Text("?", "yellow")]
@@ -166,13 +160,13 @@ def _loaders(training: Training, width: int) -> Table:
 
 
 _WORKER: Final[Sequence[_Column]] = (
-    ("pid", 76, lambda each: "–" if each.pid is None else str(each.pid)),
+    ("pid", 76, lambda each: _shown(each.pid)),
     ("stage", 0, lambda each: f"{each.stage} {_plain(each.node or '').partition('.')[0]}".strip()),
-    ("batch", 0, lambda each: _count(each.batch)),
-    ("sample", 0, lambda each: _count(each.sample)),
-    ("index", 0, lambda each: "–" if each.index is None else str(each.index)),
+    ("batch", 0, lambda each: _shown(each.batch, ",")),
+    ("sample", 0, lambda each: _shown(each.sample, ",")),
+    ("index", 0, lambda each: _shown(each.index)),
     ("for", 0, lambda each: "–" if each.seconds is None else duration(each.seconds)),
-    ("cpu", 0, lambda each: _share(each.cpu)),
+    ("cpu", 0, lambda each: _shown(each.cpu, ".0%")),
     ("memory", 0, lambda each: _bytes(each.memory)),
     ("made", 90, lambda each: f"{each.made:,}"),
     ("", 90, lambda each: each.doing or ""),

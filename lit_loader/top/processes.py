@@ -10,6 +10,7 @@ import contextlib
 import os
 import pwd
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, NamedTuple
 
 __all__ = [
@@ -33,17 +34,14 @@ DOING: Final = {
 
 
 class Process(NamedTuple):
-    """A process at one moment: its state is the kernel's letter, ``cpu`` seconds of processors.
-
-    It was started so many ticks after the machine.
-    """
+    """A process at one moment."""
 
     pid: int
     parent: int
     name: str
-    state: str
-    cpu: float
-    started: int
+    state: str  # the kernel's letter
+    cpu: float  # seconds of processors
+    started: int  # so many ticks after the machine
 
     @property
     def key(self) -> tuple[int, int]:
@@ -51,10 +49,13 @@ class Process(NamedTuple):
         return self.pid, self.started
 
 
+def _text(pid: int, name: str) -> str:
+    return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="replace")
+
+
 def read_process(pid: int) -> Process:
     """Look at a process."""
-    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-        head, _, rest = file.read().rpartition(")")
+    head, _, rest = _text(pid, "stat").rpartition(")")
     fields = rest.split()
     cpu = (int(fields[11]) + int(fields[12])) * _TICK
     return Process(pid, int(fields[1]), head.partition("(")[2], fields[0], cpu, int(fields[19]))
@@ -75,9 +76,7 @@ def descendants(pid: int) -> Iterator[int]:
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):
-                with open(f"/proc/{pid}/task/{task}/children") as file:
-                    children = [int(child) for child in file.read().split()]
-                for child in children:
+                for child in map(int, _text(pid, f"task/{task}/children").split()):
                     yield child
                     yield from descendants(child)
 
@@ -95,8 +94,8 @@ def files_of(pid: int) -> dict[tuple[int, int], str]:
 
 
 def _status(pid: int) -> dict[str, str]:
-    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-        return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
+    lines = (line.partition(":") for line in _text(pid, "status").splitlines())
+    return {name: value.strip() for name, _, value in lines}
 
 
 def memory_of(pid: int) -> int:
@@ -115,19 +114,14 @@ def caught(pid: int, signal: int) -> bool:
     return bool(int(_status(pid)["SigCgt"], 16) >> (signal - 1) & 1)
 
 
-def _words(pid: int, name: str) -> list[str]:
-    with open(f"/proc/{pid}/{name}", "rb") as file:
-        return [word.decode(errors="replace") for word in file.read().rstrip(b"\0").split(b"\0")]
-
-
 def command_of(pid: int) -> str:
     """The command line of a process."""
-    return " ".join(_words(pid, "cmdline"))
+    return _text(pid, "cmdline").rstrip("\0").replace("\0", " ")
 
 
 def environment_of(pid: int) -> dict[str, str]:
     """The environment that a process was started with."""
-    pairs = (entry.partition("=") for entry in _words(pid, "environ"))
+    pairs = (entry.partition("=") for entry in _text(pid, "environ").split("\0"))
     return {name: value for name, _, value in pairs}
 
 

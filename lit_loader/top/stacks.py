@@ -26,14 +26,12 @@ from lit_loader.top.snapshot import Frame
 
 __all__ = ["NoStacks", "ask", "parse"]
 
-_PATIENCE: Final = 1.0
-"""Seconds that a worker has to write."""
+_PATIENCE: Final = 1.0  # seconds that a worker has to write
 
 _PAUSE: Final = 0.02
 """Seconds in which nothing more has come, after which all has: it is written in one go."""
 
-_LONGEST: Final = 50_000
-"""Bytes of stacks that are read."""
+_LONGEST: Final = 50_000  # bytes of stacks that are read
 
 _FRAME: Final = re.compile(r'  File "(.*)", line (\d+|\?+) in (.*)')
 _INSTALLED: Final = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<")

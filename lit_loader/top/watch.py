@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable
 from typing import Final
 
 from lit_loader.top import processes
@@ -25,11 +24,7 @@ from lit_loader.transport.status_board import Stage
 
 __all__ = ["STALLED", "Watch"]
 
-STALLED: Final = 5.0
-"""Seconds at one sample, or stage, after which a worker is said to be stalled."""
-
-_AGAIN: Final = 10
-"""Looks after which ranks are looked for that have come later."""
+STALLED: Final = 5.0  # seconds at one sample, or stage, after which a worker is said to be stalled
 
 _RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "LOCAL_RANK")
 
@@ -38,21 +33,15 @@ _Answer = tuple[list[Frame] | None, str | None, float]
 
 
 class Watch:
-    """Looks at one training, or at all of this user's.
+    """Looks at one training, that of process ``pid``, or at all of this user's.
 
-    Args:
-        pid: A process of the training; None: all.
-
-    Attributes:
-        asked: The workers that are to show their stacks at the next look, by their processes.
+    The workers ``asked``, by their processes, are to show their stacks at the next look.
     """
 
     def __init__(self, pid: int | None = None) -> None:
         self._pid = pid
         self._trainers: list[processes.Process] = []
-        self._looks = 0
-        self._last: dict[object, tuple[float, float]] = {}  # when, and processor time until then
-        self._now: dict[object, tuple[float, float]] = {}
+        self._used: dict[object, tuple[float, float]] = {}  # when, and processor time until then
         self._answers: dict[int, _Answer] = {}
         self.asked: set[int | None] = set()
 
@@ -62,23 +51,14 @@ class Watch:
 
     def look(self) -> list[Training]:
         """Look once; NotFound: there is nothing to be seen, or what there was has ended."""
-        boards = find_boards(self._near())
-        self._looks += 1
+        boards = find_boards()
         self._meet({board.owner for board in boards}, boards)
         before, self._trainers = self._trainers, [*filter(_is_running, self._trainers)]
         if not self._trainers:
             ended = ", ".join(str(process.pid) for process in before)
             raise NotFound(f"the training has ended (pid {ended})")
-        self._last, self._now = self._now, {}
         groups = grouped(process.pid for process in self._trainers)
         return [found for group in groups for found in self._training(group, boards)]
-
-    def _near(self) -> Iterable[int]:
-        """The processes that are looked through: all, then mostly those of the training alone."""
-        if self._pid is None or not self._looks % _AGAIN:
-            return processes.own_pids()
-        near = {process.pid for process in self._trainers}
-        return near.union(*(processes.descendants(pid) for pid in near))
 
     def _meet(self, owners: set[int], boards: list[Board]) -> None:
         """Take note of training processes that are to be looked at from now on."""
@@ -94,7 +74,7 @@ class Watch:
             user = processes.user_of(os.getpid())
             raise NotFound(f"no loader found: no process of {user} has a {WHICH}")
 
-    def _training(self, pids: list[int], boards: list[Board]) -> Iterable[Training]:
+    def _training(self, pids: list[int], boards: list[Board]) -> list[Training]:
         ranks = []
         for pid in pids:
             with contextlib.suppress(OSError):
@@ -102,7 +82,8 @@ class Watch:
         ranks.sort(key=lambda rank: (rank.rank or 0, rank.pid))
         with contextlib.suppress(OSError, IndexError):
             first = ranks[0].pid
-            yield Training(first, processes.command_of(first), processes.user_of(first), ranks)
+            return [Training(first, processes.command_of(first), processes.user_of(first), ranks)]
+        return []
 
     def _rank(self, pid: int, boards: list[Board]) -> Rank:
         rank = Rank(pid, cpu=self._cpu(pid), memory=processes.memory_of(pid))
@@ -121,8 +102,8 @@ class Watch:
     def _cpu(self, pid: int) -> float | None:
         """Processors that a process has used since the last look; None: there was none."""
         process, now = processes.read_process(pid), time.monotonic()
-        self._now[process.key] = now, process.cpu
-        then, before = self._last.get(process.key, (now, process.cpu))
+        then, before = self._used.get(process.key, (now, process.cpu))
+        self._used[process.key] = now, process.cpu
         return max(0.0, process.cpu - before) / (now - then) if now > then else None
 
     def _loader(self, board: Board) -> Loader:
@@ -146,14 +127,28 @@ class Watch:
         )
         if loader.state == "waiting" and (loader.state_seconds or 0) >= 1:
             loader.batches_per_second, loader.wait_share = 0.0, 1.0  # the page is of before
-        with contextlib.suppress(OSError):
-            loader.shared_memory = os.stat(board.path).st_blocks * 512
-        indices = _indices(board, view.rows)
+        running = [_process_of(board, row) for row in view.rows]
+        indices: list[int | None] = []
+        after, iterated = [], False
+        with contextlib.suppress(OSError, OtherFormat), board.opened() as fd:
+            loader.shared_memory = os.fstat(fd).st_blocks * 512
+            indices = [read_index(fd, row) for row in view.rows]
+            # Once more, after all that: which indices are of the same task, and who is missed. For
+            # workers end only when nothing iterates, or after they have written that they leave.
+            now_seen = read_board(fd)
+            after, iterated = now_seen.rows, bool(now_seen.since)
         for number, row in enumerate(view.rows):
+            then = after[number] if number < len(after) else None
             if row.node is not None:
                 loader.workers.append(_remote(number, row))
             elif row.pid or row.credit is not None or (number < view.workers and view.since):
-                loader.workers += self._worker(board, number, row, indices.get(number))
+                worker = self._worker(board, number, row, running[number])
+                if row.stage in Stage.SAMPLES and row.position >= 0:
+                    known = then is not None and row.at_same_task(then)
+                    worker.sample, worker.index = row.position, indices[number] if known else None
+                missed = iterated and then and then.pid == row.pid and then.stage != Stage.LEFT
+                if worker.stage != "dead" or missed:
+                    loader.workers.append(worker)
                 loader.remote_in_flight += row.credit or 0
         remote = [worker for worker in loader.workers if worker.node is not None]
         loader.remote_workers = len(remote)
@@ -163,27 +158,21 @@ class Watch:
         return loader
 
     def _worker(
-        self, board: Board, number: int, row: WorkerRow, index: int | None
-    ) -> Iterable[Worker]:
-        """A worker; none, if it has ended as it was to."""
-        process, pid = None, board.pids.get(row.pid)
-        if row.pid and pid is None and row.pid in processes.descendants(board.owner):
-            pid = row.pid  # it has been started since, or has not opened the file yet
-        with contextlib.suppress(OSError):
-            process = None if pid is None else processes.read_process(pid)
-        stage = STAGES[row.stage] if 0 <= row.stage < len(STAGES) else "?"
-        worker = Worker(number, pid or row.pid or None, stage, batch=row.batch, made=row.made)
-        if row.stage in Stage.SAMPLES and row.position >= 0:
-            worker.sample, worker.index = row.position, index
+        self, board: Board, number: int, row: WorkerRow, process: processes.Process | None
+    ) -> Worker:
+        """A worker; "dead": its process is not there."""
+        stage = STAGES[row.stage]
+        pid = process.pid if process else board.pids.get(row.pid, row.pid)
+        worker = Worker(number, pid or None, stage, batch=row.batch, made=row.made)
         since = max(row.since, row.started)
         worker.seconds = (time.monotonic_ns() - since) / 1e9 if since else None
-        if pid is None or process is None or process.state in "ZX":
+        if process is None:
             worker.stage = "dead" if row.pid else stage
-            return [worker] if not row.pid or _is_missed(board, number, row) else []
+            return worker
         with contextlib.suppress(OSError):
             at_rest = stage == "idle" and process.state == "S"
             worker.doing = "waiting for a task" if at_rest else processes.DOING.get(process.state)
-            worker.cpu, worker.memory = self._cpu(pid), processes.memory_of(pid)
+            worker.cpu, worker.memory = self._cpu(process.pid), processes.memory_of(process.pid)
         if row.credit is not None:
             worker.stage = "relay"
             worker.doing = f"remote workers can be at {row.credit} batches"
@@ -191,10 +180,22 @@ class Watch:
             worker.stalled = (worker.seconds or 0) >= STALLED
         if pid in self.asked:
             self.asked.discard(pid)
-            self._answers[pid] = _answer(pid, row)
-        if pid in self._answers:
-            worker.stack, worker.stack_problem, worker.stack_time = self._answers[pid]
-        return [worker]
+            self._answers[process.pid] = _answer(process.pid, row)
+        worker.stack, worker.stack_problem, worker.stack_time = self._answers.get(
+            process.pid, (None, None, None)
+        )
+        return worker
+
+
+def _process_of(board: Board, row: WorkerRow) -> processes.Process | None:
+    """A worker's process; None: it has ended, or is a remote worker's."""
+    pid = board.pids.get(row.pid)
+    if row.pid and pid is None and row.pid in processes.descendants(board.owner):
+        pid = row.pid  # it has been started since, or has not opened the file yet
+    with contextlib.suppress(OSError):
+        process = None if pid is None else processes.read_process(pid)
+        return process if process and process.state not in "ZX" else None
+    return None
 
 
 def _remote(number: int, row: WorkerRow) -> Worker:
@@ -215,37 +216,7 @@ def _answer(pid: int, row: WorkerRow) -> _Answer:
 
 
 def _is_running(process: processes.Process) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         now = processes.read_process(process.pid)
-    except OSError:
-        return False
-    return now.key == process.key and now.state not in "ZX"
-
-
-def _is_missed(board: Board, number: int, row: WorkerRow) -> bool:
-    """Whether the training reckons with a worker that was seen to be gone.
-
-    So it is read once more, after that: workers end only when nothing iterates the loader any more,
-    or after they have written that they leave.
-    """
-    try:
-        with board.opened() as fd:
-            now = read_board(fd)
-    except (OSError, OtherFormat):
-        return False
-    after = now.rows[number] if number < len(now.rows) else None
-    same = after is not None and after.pid == row.pid and after.stage != Stage.LEFT
-    return bool(now.since) and same
-
-
-def _indices(board: Board, rows: list[WorkerRow]) -> dict[int, int]:
-    """Read which index each worker is at, by its number; only of those that are there still."""
-    try:
-        with board.opened() as fd:
-            found = [read_index(fd, row) for row in rows]
-            after = read_board(fd).rows
-    except (OSError, OtherFormat):
-        return {}
-    same = [row.task == again.task for row, again in zip(rows, after, strict=False)]
-    both = enumerate(zip(found, same, strict=False))
-    return {number: index for number, (index, right) in both if index is not None and right}
+        return now.key == process.key and now.state not in "ZX"
+    return False

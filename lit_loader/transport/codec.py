@@ -29,7 +29,9 @@ from __future__ import annotations
 import ctypes  # reach: python: memmove of ctypes is the quickest copy of bytes by address
 import marshal
 import struct
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -376,7 +378,7 @@ def build(
     for row in rows:
         kind = row[0]
         if pieces is not None and kind != _EMPTY:
-            memory, first = pieces.at(row[2])
+            _, memory, first = pieces[bisect_right(pieces, row[2], key=itemgetter(0)) - 1]
         if kind == _TENSOR:
             _, name, byte, shape, strides = row
             # Through NumPy: torch's own frombuffer makes flat tensors, and shaping takes longer.
@@ -441,14 +443,13 @@ def encode(batch: object, writer: SlotWriter) -> tuple[int, int]:
     rows, stretches, copies, position = lay_out(parts, writer)
     table = marshal.dumps((form, others, rows, stretches))
     offset = (position + ALIGNMENT - 1) & -ALIGNMENT
-    descriptor = _LENGTH.pack(len(table)) + table + skeleton
-    end = offset + len(descriptor)
+    end = offset + _LENGTH.size + len(table) + len(skeleton)
     if end > len(writer.view):
         raise SlotFull(end + _SLACK_PER_PART * (1 + len(parts)))
     for byte, address, nbytes in copies:
         # Bytes and not elements: whatever the strides, a part arrives as it lies in memory.
         ctypes.memmove(writer.base + byte, address, nbytes)
-    writer.view[offset:end] = descriptor
+    writer.view[offset:end] = _LENGTH.pack(len(table)) + table + skeleton
     writer.position = end
     return offset, end - offset
 

@@ -7,11 +7,10 @@
            │ … consumer … page, magic ────┼───────────────┼─▶    │      │             │
            └──────────────────────────────┴───────────────┴──────┴──────┴───────── … ─┘
 
-The loader writes, whoever may open its file reads (`transport/board_view.py`), and neither knows of
-the other. A page is JSON, written at most once in :data:`EVERY` nanoseconds: the loader's
-statistics as it has them anyway. Pages are written by turns into two places, and the number in the
-parent's row says which is whole. What a viewer must know at once, where a loader hangs, is live as
-the workers' rows are: since when the consumer waits, or computes, and at which batch.
+The loader writes, whoever may open its file reads (`transport/board_view.py`). A page is JSON,
+written at most once in :data:`EVERY` nanoseconds, by turns into two places: the number in the
+parent's row says which is whole. Since when the consumer waits, or computes, and at which batch, is
+live in that row, as the workers' rows are.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ FORMAT: Final = 5
 MAGIC: Final = int.from_bytes(b"litload\0", "big")
 """Together with the format: the last word of the parent's row."""
 
-EVERY = 1_000_000_000
-"""Nanoseconds from one page to the next, at least."""
+EVERY = 1_000_000_000  # nanoseconds from one page to the next, at least
 
 PAGE_BYTES: Final = 16 << 10
 
@@ -56,14 +54,9 @@ _ROOM: Final = _HALF - _HEAD.size
 class LoaderPage:
     """Writes the page, and the consumer's words. What is written after :meth:`close` goes nowhere.
 
-    Args:
-        memory: The board, :func:`lit_loader.transport.status_board.board_bytes`, and behind it
-            :data:`PAGE_BYTES`; writable, and shared with whoever opens the file.
-        rows: Rows of the board that are in use from the first on, whatever the number of workers.
-
-    Attributes:
-        row: The parent's row: :data:`SINCE` and :data:`GIVEN` are for the iterator to write.
-        due: ``time.monotonic_ns()`` from which on a page is to be written.
+    ``memory`` is the board and :data:`PAGE_BYTES` behind it. ``rows`` of it are in use from the
+    first on, whatever the number of workers. The iterator writes :data:`SINCE` and :data:`GIVEN`
+    into ``row``, the parent's, and a page where it is ``due``, by ``time.monotonic_ns()``.
     """
 
     def __init__(self, memory: memoryview, rows: int = 0) -> None:
@@ -76,12 +69,7 @@ class LoaderPage:
         self._began = time.monotonic_ns()
 
     def begin_epoch(self, epoch: int, given: int) -> None:
-        """Write that an iterator has the workers, and its consumer waits.
-
-        Args:
-            epoch: Its epoch.
-            given: Batches of the epoch that were given out before.
-        """
+        """Write that an iterator has the workers, its consumer waits, and has had ``given``."""
         row = self.row
         row[EPOCH] = max(-(1 << 63), min(epoch, (1 << 63) - 1))
         row[BASE] = row[GIVEN] - given
@@ -94,10 +82,8 @@ class LoaderPage:
     def write(self, figures: dict[str, Any], ready: int, now: int) -> None:
         """Write a page, and have the loader seen from now on.
 
-        Args:
-            figures: Of the loader, by the names that `Loader` of `top/snapshot.py` has for them.
-            ready: Batches that are made and were not asked for.
-            now: When the figures were taken, by ``time.monotonic_ns()``.
+        ``figures`` are by the names of `top/snapshot.py`, taken at ``now``; ``ready`` batches were
+        made and not asked for.
         """
         row, self._rows = self.row, max(self._rows, self.row[WORKERS])
         # At once with what is ready, as workers go on counting; who counts sends after that.
@@ -132,16 +118,7 @@ class LoaderPage:
 
 
 def read_page(fd: int, number: int, begin: int) -> dict[str, Any] | None:
-    """Read a page.
-
-    Args:
-        fd: Descriptor of the loader's file.
-        number: As the parent's row has it.
-        begin: Likewise.
-
-    Returns:
-        None if there is another one by now, or none.
-    """
+    """Read the page that the parent's row names; None if there is another one by now, or none."""
     data = os.pread(fd, _HALF, begin + number % 2 * _HALF)
     if len(data) < _HALF:
         return None

@@ -27,6 +27,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from lit_loader.batch.batch_loader import make_batch
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.fetch import EndOfData
 from lit_loader.errors import TransportError
@@ -129,7 +130,7 @@ class _Worker:
             try:
                 return payload.open()
             finally:  # what comes now may be the user's code: another worker may be started
-                self._send(Up(self._id))
+                self._send(pack(Up(self._id)))
 
         self._maker = maker = BatchMaker(
             f"in DataLoader worker {self._id} (pid {os.getpid()})",
@@ -156,7 +157,7 @@ class _Worker:
                 self._progress.token = message.token
                 if self._loader is not None:
                     self._loader.begin_epoch()
-                self._send(Resumed(self._id, message.token))
+                self._send(pack(Resumed(self._id, message.token)))
         self._board.leave(self._id)
         # What keeps the process from ending then (a thread of the dataset's) has so long for it.
         leaving = threading.Timer(LEAVE_GRACE, os._exit, (0,))
@@ -206,7 +207,7 @@ class _Worker:
         if not progress.begin(number, token, place, slot, nbytes):
             if self._reads is not None:
                 self._reads.end(_names(task)[0])
-            self._send(Reply(Status.DROPPED, self._id, slot, 0, 0, 0, 0))
+            self._send(pack(Reply(Status.DROPPED, self._id, slot, 0, 0, 0, 0)))
             return
         if self._clock is not None:
             self._clock.start()
@@ -219,7 +220,7 @@ class _Worker:
             if nbytes:
                 indices = unpack_indices(writer.view[:nbytes])
             progress.empty = writer.empty
-            batch = self._maker.make(indices, number & POSITION, epoch, seed, progress)
+            batch = make_batch(loader, indices, number & POSITION, epoch, seed, progress)
             progress.encoding()
             try:
                 at, used = encode(batch, writer)
@@ -243,8 +244,7 @@ class _Worker:
         collated = progress.collated or now
         fetched = progress.fetched or collated
         clock = self._clock
-        os.write(
-            self._results,
+        self._send(
             packed_reply(
                 status,
                 self._id,
@@ -261,7 +261,7 @@ class _Worker:
                 progress.slowest_at,
                 *(_NOT_CLOCKED if clock is None else clock.used()),
                 progress.waited,
-            ),
+            )
         )
 
     def _encode_elsewhere(
@@ -269,7 +269,7 @@ class _Worker:
     ) -> tuple[int, int, int]:
         """Write the batch into a larger slot, which the parent grants."""
         while full is not None:
-            self._send(Need(self._id, task.slot, full.nbytes))
+            self._send(pack(Need(self._id, task.slot, full.nbytes)))
             space = self._await_space(task)
             writer = self._writer(space.offset, space.capacity)
             writer.start = writer.position = 0
@@ -309,8 +309,8 @@ class _Worker:
         writer = self._writers.get(task.slot) or self._writer(task.slot, task.capacity)
         return unpack_indices(writer.view[: task.nbytes])
 
-    def _send(self, message: Message) -> None:
-        os.write(self._results, pack(message))
+    def _send(self, message: bytes) -> None:
+        os.write(self._results, message)
 
 
 def _names(task: Task) -> tuple[Any, Any]:

@@ -202,11 +202,11 @@ class Pipes:
             return []
         return unpack_all(data)
 
-    def wait(self, timeout: float | None) -> bool | None:
+    def wait(self, timeout: float) -> bool | None:
         """Wait for something to happen.
 
         Args:
-            timeout: Seconds at most; None: for ever.
+            timeout: Seconds at most.
 
         Returns:
             True: see what there is. None: the time is up. False: :meth:`wake` was called.
@@ -218,7 +218,7 @@ class Pipes:
         poll, blocked = self._poll, list(self.blocked) if self.blocked else ()
         for pipe in blocked:
             poll.register(pipe, select.POLLOUT)
-        longest = _LONGEST_WAIT if timeout is None or timeout > _LONGEST_WAIT else timeout
+        longest = min(timeout, _LONGEST_WAIT)
         with self._receiving:
             if self._closed:
                 raise PoolClosed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from omegaconf import OmegaConf
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
 
-from lit_loader import CachedDataset, DataLoader, SharedSequence
+from lit_loader import CachedDataset, SharedSequence
 from tests.support.commands import run_python
 
 
@@ -114,18 +114,16 @@ CASES: dict[str, Callable[[Path], list[Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("where", ["memory", "disk"])
-def test_each_has_samples_of_its_own(name: str, where: str, tmp_path: Path) -> None:
+def test_each_has_samples_of_its_own(name: str, tmp_path: Path) -> None:
     np.save(tmp_path / "array.npy", np.arange(12))
-    memory = "1 MB" if where == "memory" else 0
-    directory = None if where == "memory" else tmp_path / "cache"
     kept = []
-    for again in range(2):
+    for memory, directory in (("1 MB", None), (0, tmp_path / "cache"), (0, tmp_path / "cache")):
+        again = any(each.directory for each in kept)
         for dataset in CASES[name](tmp_path / "array.npy"):
-            cached = CachedDataset(dataset, memory, directory, f"{tmp_path}")
+            cached: Any = CachedDataset(dataset, memory, directory, f"{tmp_path}")
             wanted = [dataset[index] for index in range(min(len(dataset), 12))]
             assert [cached[index] for index in range(len(wanted))] == wanted
-            assert cached.figures().misses == len(wanted) * (where == "memory" or not again)
+            assert cached.figures().misses == len(wanted) * (not again)
             kept.append(cached)
 
 
@@ -206,17 +204,3 @@ def test_from_run_to_run(tmp_path: Path) -> None:
     assert run(tmp_path, 3, base=BASE.replace("STEP = 1", "STEP = 5")) == "[5, 6, 7] 3"
     assert run(tmp_path, 4, module=MODULE.replace("index +", "2 * index +")) == "[1, 3, 5] 3"
     assert run(tmp_path, 5) == "[1, 2, 3] 0"
-
-
-def test_folds_in_loaders(tmp_path: Path) -> None:
-    """As a user writes it: a cache of each fold, all with one key."""
-
-    def read(dataset: Any) -> list[int]:
-        cached = CachedDataset(dataset, "1 MB", tmp_path / "cache", "digits")
-        loader = DataLoader(cached, 2, num_workers=2)
-        return [n for batch in loader for n in batch.tolist()]
-
-    def folds() -> Iterator[Any]:
-        return (Subset(Numbers(), [n for n in range(12) if n % 3 != fold]) for fold in range(3))
-
-    assert [read(fold) for fold in folds()] == [[*fold] for fold in folds()]

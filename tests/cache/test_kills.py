@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lit_loader import CachedDataset, DataLoader
+from lit_loader import CachedDataset
 from lit_loader.system import linux
 from tests.cache.data import Decoded, equal
 from tests.cache.test_folder import all_equal, files
@@ -134,45 +134,3 @@ class _Various(Decoded):
     def __getitem__(self, index: int) -> Any:
         sample = super().__getitem__(index)
         return {**sample, "more": bytes([index % 256]) * (index * index % 9000)}
-
-
-def test_a_loaders_workers_killed_in_the_midst(tmp_path: Path) -> None:
-    """The samples that they had in hand are made again, and each comes once in every epoch."""
-    cached = CachedDataset(_Deadly(tmp_path), "1 MB")
-    with (
-        pytest.warns(RuntimeWarning, match="SIGKILL"),
-        DataLoader(cached, 3, num_workers=2, shuffle=True, seed=2) as loader,
-    ):
-        for _ in range(3):
-            labels = [n for batch in loader for n in batch["label"].tolist()]
-            assert sorted(labels) == list(range(26))
-    assert all_equal(cached)
-    assert cached.figures().misses >= 26
-
-
-class _Deadly(Decoded):
-    """Every ninth sample is written by half at first, and death follows."""
-
-    def __init__(self, claims: Path) -> None:
-        super().__init__()
-        self.claims = claims
-
-    def __getitem__(self, index: int) -> Any:
-        if index % 9 == 0 and self._first(index):
-            real = getattr(os, WRITE)
-
-            def strike(fd: int, data: Any, *at: int) -> Any:
-                if bytes(data[:7]) != b"litcach":
-                    return real(fd, data, *at)
-                real(fd, data[: len(data) // 2 - 5], *at)
-                os.kill(os.getpid(), signal.SIGKILL)
-
-            setattr(os, WRITE, strike)
-        return super().__getitem__(index)
-
-    def _first(self, index: int) -> bool:
-        try:
-            (self.claims / str(index)).touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True

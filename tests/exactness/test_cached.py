@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader import CachedDataset, DataLoader
-from lit_loader.data.cache_mapped import MappedDataset
+from lit_loader.data.cached_dataset import MappedDataset
 from lit_loader.errors import OptionError
 from tests.cache.data import Augment, Decoded, ManyAtOnce
 from tests.support.exact import digests, taken, through_file

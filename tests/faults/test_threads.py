@@ -393,7 +393,7 @@ def test_a_signal_handler_that_iterates_a_loader() -> None:
 
 OURS = {
     *("generator_state.py", "generator_lock.py", "context.py", "base.py"),
-    *("batch_plan.py", "epoch_batches.py", "contextlib.py"),
+    *("batch_plan.py", "drawn_batches.py", "contextlib.py"),
 }
 
 

@@ -16,14 +16,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 import lit_loader
 from lit_loader import DataLoader, OptionError, StateError
-from lit_loader.data.mixture import MixtureDataset
+from lit_loader.data.mixture import MixtureDataset, Schedule
 from lit_loader.data.mixture_sampler import MixtureSampler
-from lit_loader.data.mixture_schedule import Schedule
 from lit_loader.data.mixture_stream import MixtureStream
+from tests.mixture.test_own_generators import Held, HeldWithState
 from tests.support.exact import Augmented, Epochs, digests, goes_on, through_file, with_states
 
 pytestmark = pytest.mark.filterwarnings("ignore:MixtureStream has a source that has no state_dict")
@@ -110,15 +110,10 @@ def test_the_dataset_is_the_sources_one_behind_the_other() -> None:
             made[index]
 
 
-def test_sources_in_a_list_and_from_factories() -> None:
-    made = MixtureDataset([Range(0, 3), lambda: Range(10, 4)])
-    assert (made.names, made.weights) == (["0", "1"], [3, 4])
-    assert [made[index] for index in range(7)] == [0, 1, 2, 10, 11, 12, 13]
-
-
 def test_a_batch_is_read_at_once_where_a_source_can() -> None:
     many = Many(100, 10)
-    made = MixtureDataset([Range(0, 5), many])
+    made: Any = MixtureDataset([Range(0, 5), lambda: many])
+    assert (made.names, made.weights) == (["0", "1"], [5, 10])
     assert made.__getitems__([6, 0, 14, 4]) == [101, 0, 109, 4]
     assert many.asked == [1, 9]
     (batch,) = DataLoader(made, 15)
@@ -158,25 +153,19 @@ def test_epochs_are_functions_of_the_seed() -> None:
     before = torch.get_rng_state()
     list(made)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_in_the_sources_own_order() -> None:
-    (indices,) = drawn(sampler(shuffle=False), 1)
+    (indices,) = drawn(sampler(shuffle=False), 1)  # each source in its own order
     of_b = [i for i in indices if 20 <= i < 720]
     assert of_b == list(range(20, 20 + len(of_b)))
     assert [i for i in indices if i < 20][:25] == [*range(20), *range(5)]
 
 
-def test_without_weights_every_sample_is_as_frequent() -> None:
+def test_weights_may_be_left_out_or_0() -> None:
     made = MixtureSampler(mixture(None))
     assert len(made) == 784
     assert all(abs(made.counts(0)[n] - c) < 60 for n, c in {"a": 20, "b": 700, "c": 64}.items())
     frequent = Counter(itertools.chain(*drawn(made, 20)))
     assert len(frequent) == 784
     assert all(17 <= count <= 23 for count in frequent.values())
-
-
-def test_a_source_of_weight_0_is_left_out() -> None:
     made = MixtureSampler(mixture({"a": 0, "b": 1, "c": 1}), epoch_length=3000)
     assert made.counts(0)["a"] == 0
 
@@ -261,25 +250,11 @@ def test_refused(make: Any, message: str) -> None:
 # --- streams ---
 
 
-class Stream(IterableDataset[Tensor]):
-    """Each reader's share of ``start``, ``start + 1``, …, with a random number; keeps no state."""
-
-    def __init__(self, start: int, length: int) -> None:
-        self.start, self.length = start, length
-
-    def numbers(self) -> range:
-        index, count = lit_loader.get_shard()
-        return range(self.start + index, self.start + self.length, count)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return map(item, self.numbers())
-
-
 class Place:
     """An iterator with a state."""
 
-    def __init__(self, numbers: range) -> None:
-        self.numbers, self.place = numbers, 0
+    def __init__(self, source: Held, numbers: range) -> None:
+        self.source, self.numbers, self.place = source, numbers, 0
 
     def __iter__(self) -> Place:
         return self
@@ -288,7 +263,7 @@ class Place:
         if self.place >= len(self.numbers):
             raise StopIteration
         self.place += 1
-        return item(self.numbers[self.place - 1])
+        return self.source.item(self.numbers[self.place - 1])
 
     def state_dict(self) -> dict[str, int]:
         return {"place": self.place}
@@ -297,36 +272,14 @@ class Place:
         self.place = state["place"]
 
 
-class WithIteratorState(Stream):
+class WithIteratorState(Held):
     def __iter__(self) -> Iterator[Tensor]:
-        return Place(self.numbers())
-
-
-class WithState(Stream):
-    """The dataset itself has the state."""
-
-    place = begin = 0
-
-    def __iter__(self) -> Iterator[Tensor]:
-        self.place, self.begin = self.begin, 0
-        numbers = self.numbers()
-        while self.place < len(numbers):
-            self.place += 1
-            yield item(numbers[self.place - 1])
-
-    def state_dict(self) -> dict[str, int]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.begin = state["place"]
-
-
-def item(number: int) -> Tensor:
-    return torch.tensor([number, float(torch.rand((), dtype=torch.float64))], dtype=torch.float64)
+        index, count = lit_loader.get_shard()
+        return Place(self, range(self.start + index, self.start + self.length, count))
 
 
 def streams(exhausted: str, epoch_length: int | None = None) -> MixtureStream:
-    sources = [Stream(0, 40), WithIteratorState(1000, 90), WithState(5000, 30)]
+    sources = [Held(0, 40), WithIteratorState(1000, 90), HeldWithState(5000, 30)]
     return MixtureStream(sources, [2, 2, 1], epoch_length, exhausted, seed=7)
 
 
@@ -372,10 +325,10 @@ def test_streams_resume_in_mid_epoch(exhausted: str, length: int | None, workers
 
 
 def test_a_source_without_a_share_is_left_out() -> None:
-    sources = MixtureStream([Stream(0, 1), Stream(100, 60)], epoch_length=50, exhausted="repeat")
+    sources = MixtureStream([Held(0, 1), Held(100, 60)], epoch_length=50, exhausted="repeat")
     with DataLoader(sources, 5, num_workers=2) as loader:
         assert len(numbers(loader)) == 50
-    nothing = MixtureStream([Stream(0, 0)], epoch_length=5, exhausted="repeat")
+    nothing = MixtureStream([Held(0, 0)], epoch_length=5, exhausted="repeat")
     assert list(DataLoader(nothing)) == []
 
 
@@ -383,7 +336,7 @@ def test_a_state_of_other_sources_is_refused() -> None:
     """Also without a loader of ours, which would see it at once: test_fingerprint.py."""
     first: Any = iter(streams("drop"))
     next(first)
-    other: Any = iter(MixtureStream([Stream(0, 40)]))
+    other: Any = iter(MixtureStream([Held(0, 40)]))
     with pytest.raises(StateError, match="state is of a mixture of 3 sources, but this one has 1"):
         other.load_state_dict(first.state_dict())
 
@@ -396,20 +349,15 @@ def test_sources_that_give_everybody_everything_are_warned_of() -> None:
         ]  # fmt: skip
 
 
-class Drawn(Stream):
+class Drawn(Held):
     """Draws its order before its first sample, from a global generator and one of its own."""
-
-    def __init__(self, start: int, length: int) -> None:
-        super().__init__(start, length)
-        self.rng = random.Random()
 
     def __iter__(self) -> Iterator[Tensor]:
         order = [*range(self.start, self.start + self.length)]
         random.shuffle(order)
-        self.rng.shuffle(order)
+        self.python.shuffle(order)
         index, count = lit_loader.get_shard()
-        for number in order[index::count]:
-            yield item(number)
+        return map(self.item, order[index::count])
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader, MixtureStream
-from tests.support.exact import digests, through_file
+from tests.support.exact import digests, with_states
 from tests.support.samples import worker_pids
 
 pytestmark = pytest.mark.filterwarnings("ignore:MixtureStream has a source that has no state_dict")
@@ -79,18 +79,6 @@ class Nested(IterableDataset[Tensor]):
         return iter(self.mixture)
 
 
-def stateless() -> list[Any]:
-    return [Held(0, 24), Held(100, 12)]
-
-
-def with_state() -> list[Any]:
-    return [HeldWithState(0, 24), Held(100, 12)]
-
-
-def nested() -> list[Any]:
-    return [Held(0, 16), Nested(Held(100, 12), HeldWithState(200, 8))]
-
-
 class Buffered(Held):
     """Without a state, and draws from all generators which sample comes next."""
 
@@ -107,6 +95,18 @@ class Buffered(Held):
         index, count = lit_loader.get_shard()
         draw = random.random() + self.python.random() + float(self.numpy.random()) + index / count
         return waiting.pop(int(draw * 97) % len(waiting))
+
+
+def stateless() -> list[Any]:
+    return [Held(0, 24), Held(100, 12)]
+
+
+def with_state() -> list[Any]:
+    return [HeldWithState(0, 24), Held(100, 12)]
+
+
+def nested() -> list[Any]:
+    return [Held(0, 16), Nested(Held(100, 12), HeldWithState(200, 8))]
 
 
 def buffered() -> list[Any]:
@@ -132,32 +132,22 @@ def loader(sources: Any, batch_size: int = 2, **options: Any) -> DataLoader[Any]
 )
 def test_a_resume_from_every_place(sources: Any, num_shards: int | None) -> None:
     options: dict[str, Any] = {} if num_shards is None else {"num_shards": num_shards}
-    one = loader(sources, **options)
-    states, batches = [through_file(one.state_dict())], []
-    for batch in one:
-        batches.append(batch)
-        states.append(through_file(one.state_dict()))
-    for stop in range(len(batches) + 1):
+    expected, states = with_states(loader(sources, **options))
+    for stop in range(len(expected) + 1):
         resumed = loader(sources, **options)
         resumed.load_state_dict(states[stop])
-        assert digests(resumed) == digests(batches[stop:]), stop
+        assert digests(resumed) == expected[stop:], stop
 
 
 @pytest.mark.usefixtures("by_fork")
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("sources", [stateless, buffered, buffered_late])
+@pytest.mark.parametrize("sources", [stateless, buffered_late])
 def test_a_resume_in_workers(sources: Any, workers: int) -> None:
-    options = {"num_workers": workers, "num_shards": 2}
-    with loader(sources, **options) as one:
-        expected = digests(one)
+    with loader(sources, num_workers=workers, num_shards=2) as one:
+        expected, states = with_states(one)
     for stop in (4, 8):
-        with loader(sources, **options) as one:
-            batches = iter(one)
-            for _ in range(stop):
-                next(batches)
-            state = through_file(one.state_dict())
-        with loader(sources, **options) as resumed:
-            resumed.load_state_dict(state)
+        with loader(sources, num_workers=workers, num_shards=2) as resumed:
+            resumed.load_state_dict(states[stop])
             assert digests(resumed) == expected[stop:]
 
 

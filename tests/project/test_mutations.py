@@ -85,8 +85,8 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a slot is not freed with its batch",
-        "        self.release(reference.slot)",
-        "        pass",
+        "        self._leased.discard(slot)\n        self._warm.append(slot)",
+        "        self._leased.discard(slot)",
         "transport/test_transport.py memory/test_arena_memory.py",
     ),
     Mutation(

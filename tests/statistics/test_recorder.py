@@ -29,7 +29,7 @@ def record(number: int = 0, **fields: Any) -> BatchRecord:
 def summed(*records: BatchRecord) -> LoaderStatistics:
     recorder = Recorder()
     for each in records:
-        recorder.add(each)
+        recorder.records.append(each)
     return recorder.summary()
 
 
@@ -41,7 +41,7 @@ def test_percentiles_are_numpys(count: int) -> None:
     values = np.random.default_rng(count).integers(0, 10**9, count)
     recorder = Recorder()
     for number, value in enumerate(values.tolist()):
-        recorder.add(record(number, fetch=value))
+        recorder.records.append(record(number, fetch=value))
     times = recorder.summary().fetch
     recent = values[-WINDOW:] / 1e9
     expected = np.percentile(recent, (50, 90, 99, 100))

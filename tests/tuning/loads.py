@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lit_loader.statistics.auto_workers import AutoWorkers
-from lit_loader.statistics.controller import Bounds, Controller, Setting
+from lit_loader.statistics.controller import Bounds, Setting
 from lit_loader.statistics.records import BatchRecord
 from tests.tuning.simulation import Draw, Loader, Machine, Work, draws
 
@@ -27,31 +27,17 @@ def _still(now: float) -> float:
 
 @dataclass(frozen=True)
 class Scene:
-    """A load on a machine.
-
-    Attributes:
-        name: What it is.
-        processors: Of the machine.
-        work: What batches take.
-        neighbour: Processors that other programs would keep busy.
-        ranks: Loaders alike, on the same machine.
-        remote: Remote workers of each.
-        most: Workers that there may be at most.
-        start: Seconds that a worker takes to start.
-        warm: Batches from a start at nothing that do not count.
-        epoch: Batches of an epoch, for which workers are started; 0: there is one that never ends.
-    """
+    """A load on a machine."""
 
     name: str
-    processors: float
+    processors: float  # of the machine
     work: Work
-    neighbour: Callable[[float], float] = _still
-    ranks: int = 1
-    remote: int = 0
-    most: int = 64
-    start: float = 0.1
-    epoch: int = 0
-    warm: int = 200
+    neighbour: Callable[[float], float] = _still  # processors that others would keep busy
+    ranks: int = 1  # loaders alike, on the same machine
+    remote: int = 0  # remote workers of each
+    start: float = 0.1  # seconds that a worker takes to start
+    warm: int = 200  # batches from a start at nothing that do not count
+    epoch: int = 0  # batches of an epoch, for which workers are started; 0: it never ends
 
     def machine(self) -> Machine:
         machine = Machine(self.processors, self.neighbour)
@@ -72,64 +58,46 @@ def alternating(often: Draw, seldom: Draw, every: int, times: int = 1) -> Draw:
 
 
 @functools.cache
-def scenes(seed: int = 0) -> dict[str, Scene]:
-    """The loads by name, with other numbers for each seed."""
+def scenes() -> dict[str, Scene]:
+    """The loads by name."""
 
     def d(mean: float, spread: float = 0.0) -> Draw:
-        drawn = next(numbers)
-        return draws(1000 * seed + drawn, mean, spread)
+        return draws(next(numbers), mean, spread)
 
     numbers = itertools.count()
     some, quick, nothing = 0.3, d(0.001), d(0)
     decode = Work(d(0.05, some), nothing, quick)
+    slow = Work(d(0.05, some), nothing, d(0.02, 0.1))
+    keeps_up = Work(d(0.05, some), nothing, d(0.01, 0.1))
+    other = Work(
+        changing(d(0.002, some), d(0.02, some)), changing(d(0.05, some), nothing), d(0.003)
+    )
+    quicker = Work(d(0.03, some), nothing, changing(d(0.02, 0.1), d(0.006, 0.1)))
+    comes = Work(d(0.03, some), nothing, d(0.006))
+    long_steps = Work(d(0.03, some), nothing, alternating(d(0.004), d(0.1), 20))
+    bursts = Work(alternating(d(0.01, some), d(0.08, some), 60, 20), nothing, d(0.005))
     found = [
         Scene("decoding", 8, decode),
         Scene("decoding, 16 processors", 16, decode),
-        Scene("slow consumer", 8, Work(d(0.05, some), nothing, d(0.02, 0.1))),
+        Scene("slow consumer", 8, slow),
         Scene("very slow consumer", 8, Work(d(0.001, some), nothing, d(0.01))),
         Scene("consumer that computes", 4, Work(d(0.03, some), nothing, d(0.01), trainer=1)),
         Scene("storage", 4, Work(d(0.004, some), d(0.08, 0.5), d(0.002))),
         Scene("narrow storage", 8, Work(d(0.002, some), d(0.02, some), quick, channels=5)),
         Scene("mixed", 4, Work(d(0.02, some), d(0.02, 0.5), d(0.003))),
         Scene("stragglers", 8, Work(d(0.03, 1.5), nothing, d(0.01))),
-        Scene(
-            "storage, then decoding",
-            4,
-            Work(
-                changing(d(0.002, some), d(0.02, some)),
-                changing(d(0.05, some), nothing),
-                d(0.003),
-            ),
-        ),
-        Scene(
-            "consumer gets quicker",
-            8,
-            Work(d(0.03, some), nothing, changing(d(0.02, 0.1), d(0.006, 0.1))),
-        ),
+        Scene("storage, then decoding", 4, other),
+        Scene("consumer gets quicker", 8, quicker),
         Scene("busy neighbour, 4 of 8", 8, decode, lambda now: 4.0),
-        Scene(
-            "a neighbour comes",
-            8,
-            Work(d(0.03, some), nothing, d(0.006)),
-            lambda now: 6.0 * (now > 1),
-        ),
+        Scene("a neighbour comes", 8, comes, lambda now: 6.0 * (now > 1)),
         Scene("two ranks, slow consumer", 8, Work(d(0.05, some), nothing, d(0.025, 0.1)), ranks=2),
         Scene("decoding, remote workers", 8, decode, remote=16),
-        Scene("remote workers keep up", 8, Work(d(0.05, some), nothing, d(0.01, 0.1)), remote=16),
-        Scene("slow consumer, remote", 8, Work(d(0.05, some), nothing, d(0.02, 0.1)), remote=16),
+        Scene("remote workers keep up", 8, keeps_up, remote=16),
+        Scene("slow consumer, remote", 8, slow, remote=16),
         Scene("decoding, spawned", 8, decode, start=3),
         Scene("few sleeping ones an epoch", 2, Work(quick, d(0.05, some), d(0.01)), epoch=12),
-        Scene(
-            "now and then a long step",
-            8,
-            Work(d(0.03, some), nothing, alternating(d(0.004), d(0.1), 20)),
-        ),
-        Scene(
-            "bursts of slow batches",
-            8,
-            Work(alternating(d(0.01, some), d(0.08, some), 60, 20), nothing, d(0.005)),
-            warm=400,
-        ),
+        Scene("now and then a long step", 8, long_steps),
+        Scene("bursts of slow batches", 8, bursts, warm=400),
     ]
     return {scene.name: scene for scene in found}
 
@@ -148,9 +116,9 @@ def _measured(machine: Machine, warm: int) -> float:
 
 
 @functools.cache
-def fixed(name: str, workers: int, seed: int = 0) -> float:
+def fixed(name: str, workers: int) -> float:
     """Throughput with so many workers."""
-    scene = scenes(seed)[name]
+    scene = scenes()[name]
     machine = scene.machine()
     for loader in machine.loaders:
         loader.resize(workers, 2 * workers)
@@ -160,28 +128,23 @@ def fixed(name: str, workers: int, seed: int = 0) -> float:
 class Bounded(AutoWorkers):
     """Keeps within a scene's bounds, and not this machine's."""
 
-    def __init__(self, controller: Any, bounds: Bounds) -> None:
+    def __init__(self, bounds: Bounds) -> None:
         super().__init__()
-        self._controller, self.bounds = controller, bounds
+        self.bounds = bounds
 
     def _bounds(self, *arguments: Any) -> Bounds:
         return self.bounds
 
 
 class Tuned:
-    """A loader that sets its own number of workers.
+    """A loader that sets its own number of workers; batch and setting of each decision."""
 
-    Attributes:
-        decided: Batch, workers, prefetch factor and reason of each decision.
-        throughput: Batches per second, after the scene's first ones.
-    """
-
-    def __init__(self, loader: Loader, controller: Any, bounds: Bounds) -> None:
+    def __init__(self, loader: Loader, bounds: Bounds) -> None:
         self.loader, self.throughput = loader, 0.0
-        self.auto = Bounded(controller, bounds)
-        self.decided: list[tuple[int, int, int, str]] = []
+        self.auto = Bounded(bounds)
+        self.decided: list[tuple[int, Setting]] = []
         loader.on_batch = self.on_batch
-        self._set(controller.setting)
+        self._set(self.auto.setting)
 
     @property
     def settled(self) -> bool:
@@ -193,7 +156,7 @@ class Tuned:
 
     def _set(self, setting: Setting) -> None:
         self.loader.resize(setting.workers, setting.workers * setting.prefetch)
-        self.decided.append((self.loader.given, setting.workers, setting.prefetch, setting.reason))
+        self.decided.append((self.loader.given, setting))
 
     def on_batch(self, record: BatchRecord) -> None:
         if self.auto.add(record):
@@ -202,23 +165,17 @@ class Tuned:
                 self._set(setting)
 
 
-def tuned(name: str, make: Callable[[], Any] = Controller, seed: int = 0) -> Tuned:
-    """The first loader of a load, set by a controller."""
-    return fitted(scenes(seed)[name], make)
-
-
-def fitted(scene: Scene, make: Callable[[], Any] = Controller) -> Tuned:
-    """The first loader of a scene, set by a controller."""
+def tuned(scene: Scene) -> Tuned:
+    """The first loader of a load, which sets its own number."""
     machine = scene.machine()
-    bounds = Bounds(scene.processors / scene.ranks, scene.most, 1000)
-    first, *_ = [Tuned(loader, make(), bounds) for loader in machine.loaders]
+    bounds = Bounds(scene.processors / scene.ranks, 64, 1000)
+    first, *_ = [Tuned(loader, bounds) for loader in machine.loaders]
     first.throughput = _measured(machine, scene.warm)
     return first
 
 
-def best(name: str, seed: int = 0) -> tuple[int, float]:
+def best(name: str) -> tuple[int, float]:
     """The least fixed number that is within 2 % of the best, and the best's throughput."""
-    bound = scenes(seed)[name].most
-    rates = {workers: fixed(name, workers, seed) for workers in FIXED if workers <= bound}
+    rates = {workers: fixed(name, workers) for workers in FIXED}
     most = max(rates.values())
     return min(n for n, rate in rates.items() if rate >= 0.98 * most), most

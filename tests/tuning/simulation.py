@@ -21,21 +21,13 @@ Draw = Callable[[int], float]
 
 
 class Work(NamedTuple):
-    """What a loader's batches take.
+    """What a loader's batches take; seconds of each."""
 
-    Attributes:
-        compute: Seconds of processor time.
-        storage: Seconds of waiting for storage, where that is free.
-        step: Seconds of the consumer.
-        channels: Batches that storage serves at full speed at a time; more share it.
-        trainer: Processors that the consumer keeps busy in its steps.
-    """
-
-    compute: Draw
-    storage: Draw
-    step: Draw
-    channels: float = math.inf
-    trainer: float = 0.0
+    compute: Draw  # of processor time
+    storage: Draw  # of waiting for storage, where that is free
+    step: Draw  # of the consumer
+    channels: float = math.inf  # batches that storage serves at full speed at a time
+    trainer: float = 0.0  # processors that the consumer keeps busy in its steps
 
 
 @dataclass
@@ -53,29 +45,17 @@ class _Job:
 
 @dataclass
 class Loader:
-    """A loader on a machine.
-
-    Attributes:
-        work: What its batches take.
-        on_batch: Called with the record of each batch that is given out.
-        start: Seconds until a new worker takes its first batch.
-        epoch: Batches of an epoch, with workers of its own; 0: it never ends.
-        given: Batches given out.
-        made: Batches made.
-        trainer_seconds: Processor time of the consumer.
-        there: Remote workers that have nothing to do.
-    """
+    """A loader on a machine."""
 
     work: Work
     on_batch: Callable[[BatchRecord], object] = lambda record: None
-    start: float = 0.1
-    epoch: int = 0
+    start: float = 0.1  # seconds until a new worker takes its first batch
+    epoch: int = 0  # batches of an epoch, with workers of its own; 0: it never ends
     workers: int = 0
     depth: int = 1
     given: int = 0
     made: int = 0
     sent: int = 0
-    trainer_seconds: float = 0.0
     idle: list[int] = field(default_factory=list)
     leaving: int = 0
     jobs: list[_Job] = field(default_factory=list)
@@ -84,7 +64,7 @@ class Loader:
     stepping: bool = False
     step: float = 0.0
     started: int = 0
-    there: int = 0
+    there: int = 0  # remote workers that have nothing to do
     epochs: int = 1
 
     def __post_init__(self) -> None:
@@ -110,12 +90,7 @@ class Loader:
 
 
 class Machine:
-    """Loaders that share processors.
-
-    Args:
-        processors: How many there are.
-        neighbour: Processors that other programs would keep busy, by the time.
-    """
+    """Loaders that share processors; other programs would keep some busy, by the time."""
 
     def __init__(self, processors: float, neighbour: Callable[[float], float]) -> None:
         self.processors, self.neighbour = processors, neighbour
@@ -172,12 +147,10 @@ class Machine:
         speeds = list(self._speeds())
         passed = min(job.left / speed for _, job, speed in speeds)
         self.now += passed
-        for loader, job, speed in speeds:
+        for _, job, speed in speeds:
             job.left -= passed * speed
             if job.stage == "compute":
                 job.queued += passed * (1 - speed)
-            elif job.stage == "step":
-                loader.trainer_seconds += passed * speed * loader.work.trainer
         for loader, job, _ in speeds:
             if job.left <= 1e-12:
                 self._end(loader, job)
@@ -212,12 +185,8 @@ class Machine:
             *(epoch, number, worker, 1, 0, round(began * 1e9), round(took * 1e9), 0, 0),
             *(round((began + took) * 1e9), round(loader.asked * 1e9)),
             *(round((self.now - loader.asked) * 1e9), 0, 0),
-            *(
-                round(loader.step * 1e9) if number else 0,
-                0,
-                round(computed * 1e9),
-                round(queued * 1e9),
-            ),
+            *(round(loader.step * 1e9) if number else 0, 0),
+            *(round(computed * 1e9), round(queued * 1e9)),
         )
         loader.given += 1
         loader.step, loader.stepping = loader.work.step(batch), True

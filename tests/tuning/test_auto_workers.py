@@ -19,9 +19,8 @@ from lit_loader import DataLoader, OptionError
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.statistics import auto_workers
 from lit_loader.statistics.auto_workers import AutoWorkers
-from lit_loader.statistics.controller import Bounds, Setting
+from lit_loader.statistics.controller import Bounds, Load, Setting
 from lit_loader.statistics.records import BatchRecord
-from lit_loader.statistics.window import Load
 
 
 class Drawing(Dataset[torch.Tensor]):
