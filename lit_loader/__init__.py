@@ -10,91 +10,52 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch.utils.data import get_worker_info
+    from torch.utils.data import get_worker_info as get_worker_info
 
-    from lit_loader.batch.collate import default_collate, default_convert
-    from lit_loader.batch.pad import PadCollate, Padded
-    from lit_loader.batch.reads_declared import reads_ahead
-    from lit_loader.batch.reads_stream import read_stream
-    from lit_loader.checkpoint.loader_state import merge_states
-    from lit_loader.config.loader_config import LoaderConfig
-    from lit_loader.config.ray_workers import RayWorkers
-    from lit_loader.context import get_epoch, get_rng, get_shard
-    from lit_loader.data.cached_dataset import CachedDataset
-    from lit_loader.data.mixture import MixtureDataset
-    from lit_loader.data.mixture_sampler import MixtureSampler
-    from lit_loader.data.mixture_stream import MixtureStream
-    from lit_loader.data.shared_dataset import shared_dataset
-    from lit_loader.errors import (
-        ExactnessWarning,
-        LitLoaderError,
-        LoaderError,
-        OptionError,
-        PinMemoryError,
-        SampleErrorsError,
-        StateError,
-        TransportError,
-        WorkerDiedError,
-        WorkerError,
-        WorkerRestartWarning,
-        WorkerTimeoutError,
-    )
-    from lit_loader.lightning.datamodule import LoaderDataModule
-    from lit_loader.lightning.monitor import LoaderMonitor
-    from lit_loader.lightning.state_callback import LoaderStateCallback
-    from lit_loader.loader import DataLoader
-    from lit_loader.sampling.token_budget import TokenBudgetBatchSampler
-    from lit_loader.statistics.records import LoaderStatistics
-    from lit_loader.transport.shared_sequence import SharedSequence
+    from lit_loader.batch.collate import default_collate as default_collate
+    from lit_loader.batch.collate import default_convert as default_convert
+    from lit_loader.batch.pad import PadCollate as PadCollate
+    from lit_loader.batch.pad import Padded as Padded
+    from lit_loader.batch.reads_ahead import read_stream as read_stream
+    from lit_loader.batch.reads_declared import reads_ahead as reads_ahead
+    from lit_loader.checkpoint.loader_state import merge_states as merge_states
+    from lit_loader.config.loader_config import LoaderConfig as LoaderConfig
+    from lit_loader.config.ray_workers import RayWorkers as RayWorkers
+    from lit_loader.context import get_epoch as get_epoch
+    from lit_loader.context import get_rng as get_rng
+    from lit_loader.context import get_shard as get_shard
+    from lit_loader.data.cached_dataset import CachedDataset as CachedDataset
+    from lit_loader.data.mixture import MixtureDataset as MixtureDataset
+    from lit_loader.data.mixture_sampler import MixtureSampler as MixtureSampler
+    from lit_loader.data.mixture_stream import MixtureStream as MixtureStream
+    from lit_loader.data.shared_dataset import shared_dataset as shared_dataset
+    from lit_loader.errors import ExactnessWarning as ExactnessWarning
+    from lit_loader.errors import LitLoaderError as LitLoaderError
+    from lit_loader.errors import LoaderError as LoaderError
+    from lit_loader.errors import OptionError as OptionError
+    from lit_loader.errors import PinMemoryError as PinMemoryError
+    from lit_loader.errors import SampleErrorsError as SampleErrorsError
+    from lit_loader.errors import StateError as StateError
+    from lit_loader.errors import TransportError as TransportError
+    from lit_loader.errors import WorkerDiedError as WorkerDiedError
+    from lit_loader.errors import WorkerError as WorkerError
+    from lit_loader.errors import WorkerRestartWarning as WorkerRestartWarning
+    from lit_loader.errors import WorkerTimeoutError as WorkerTimeoutError
+    from lit_loader.lightning.datamodule import LoaderDataModule as LoaderDataModule
+    from lit_loader.lightning.monitor import LoaderMonitor as LoaderMonitor
+    from lit_loader.lightning.state_callback import LoaderStateCallback as LoaderStateCallback
+    from lit_loader.loader import DataLoader as DataLoader
+    from lit_loader.sampling.token_budget import TokenBudgetBatchSampler as TokenBudgetBatchSampler
+    from lit_loader.statistics.records import LoaderStatistics as LoaderStatistics
+    from lit_loader.transport.shared_sequence import SharedSequence as SharedSequence
 
 __version__ = "0.3.0"
-
-__all__ = [
-    "CachedDataset",
-    "DataLoader",
-    "ExactnessWarning",
-    "LitLoaderError",
-    "LoaderConfig",
-    "LoaderDataModule",
-    "LoaderError",
-    "LoaderMonitor",
-    "LoaderStateCallback",
-    "LoaderStatistics",
-    "MixtureDataset",
-    "MixtureSampler",
-    "MixtureStream",
-    "OptionError",
-    "PadCollate",
-    "Padded",
-    "PinMemoryError",
-    "RayWorkers",
-    "SampleErrorsError",
-    "SharedSequence",
-    "StateError",
-    "TokenBudgetBatchSampler",
-    "TransportError",
-    "WorkerDiedError",
-    "WorkerError",
-    "WorkerRestartWarning",
-    "WorkerTimeoutError",
-    "__version__",
-    "default_collate",
-    "default_convert",
-    "get_epoch",
-    "get_rng",
-    "get_shard",
-    "get_worker_info",
-    "merge_states",
-    "read_stream",
-    "reads_ahead",
-    "shared_dataset",
-]
 
 _NAMES_IN = {
     "lit_loader.batch.collate": "default_collate default_convert",
     "lit_loader.batch.pad": "PadCollate Padded",
+    "lit_loader.batch.reads_ahead": "read_stream",
     "lit_loader.batch.reads_declared": "reads_ahead",
-    "lit_loader.batch.reads_stream": "read_stream",
     "lit_loader.checkpoint.loader_state": "merge_states",
     "lit_loader.config.loader_config": "LoaderConfig",
     "lit_loader.config.ray_workers": "RayWorkers",
@@ -121,6 +82,9 @@ _NAMES_IN = {
 
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
 
+if not TYPE_CHECKING:  # which takes what is imported above, as itself, for public
+    __all__ = sorted(["__version__", *_MODULE_OF])
+
 
 def __getattr__(name: str) -> object:
     if name not in _MODULE_OF:
@@ -131,4 +95,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_MODULE_OF})

@@ -55,11 +55,10 @@ from lit_loader.sampling.orders import epoch_number
 from lit_loader.sampling.shown_samplers import choose_samplers
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.auto_workers import NumWorkers
-from lit_loader.statistics.recorder import Recorder
 from lit_loader.statistics.records import LoaderStatistics
 from lit_loader.system.processors import advice_if_too_many
 
-__all__ = ["DataLoader", "recorder_of"]
+__all__ = ["DataLoader"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -530,8 +529,3 @@ class DataLoader(_TorchLoader[T_co]):
 
     def __repr__(self) -> str:
         return self._core.describe()
-
-
-def recorder_of(loader: DataLoader[Any]) -> Recorder:
-    """Give what collects a loader's records, for programs that watch them as they come."""
-    return loader._core.recorder

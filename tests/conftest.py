@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import multiprocessing
 import os
@@ -22,7 +23,6 @@ from tests.support.huge_pages import collapse
 from tests.support.kinds import mark_kinds
 from tests.support.portable import leave_out_linux
 from tests.support.selection import leave_to_slow
-from tests.support.turns import Turns
 
 # Programs inherit what follows from whatever has started pytest, and are not to depend on it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -37,7 +37,6 @@ for name in ("PYTHONWARNINGS", "HYDRA_FULL_ERROR"):  # they print more than test
 settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any")
 
-_TURNS = pytest.StashKey[Turns]()
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
@@ -163,21 +162,22 @@ def pytest_configure(config: pytest.Config) -> None:
     programs.cold = programs.cold or config.getoption("--cold-programs")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def turns(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Give tests their turns where several processes run them; all but the first of each."""
-    if hasattr(request.config, "workerinput"):  # until the process ends
-        request.config.stash[_TURNS] = Turns(tmp_path_factory.getbasetemp().parent)
-
-
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before the clocks of the timeouts are started
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Let a test that measures time run alone."""
-    turns = item.config.stash.get(_TURNS, None)
-    if turns is None:
+    """Where several processes run tests, let one that measures time run alone."""
+    if not hasattr(item.config, "workerinput"):
         return (yield)
-    with turns.turn(alone=item.get_closest_marker("time") is not None):
-        return (yield)
+    folder = Path(item.config.option.basetemp).parent  # the same in every process
+    alone = item.get_closest_marker("time") is not None
+    with open(folder / "gate", "w") as gate, open(folder / "running", "w") as running:
+        # Through the gate one by one: whoever waits to be alone is not passed by others.
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        fcntl.flock(running, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(gate, fcntl.LOCK_UN)
+        try:
+            return (yield)
+        finally:  # said, not left to closing: forked workers have the file open, too
+            fcntl.flock(running, fcntl.LOCK_UN)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest's own, which looks at the marks

@@ -61,6 +61,9 @@ def default_collate(samples: Sequence[Any], empty: Empty | None = None) -> Any:
         if own is not None:
             return own(samples, empty)
         return rule(samples, collate_fn_map=registered)
+    kind = type(first)
+    if kind is tuple or kind is list:  # as nearly always: what follows asks abstract classes
+        return _collate_sequences(samples, empty)
     if isinstance(first, Mapping):
         return _collate_mappings(samples, empty)
     if isinstance(first, tuple) and hasattr(first, "_fields"):

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lit_loader.seeding.seeds import canonical_pickle
-from lit_loader.system.tensor_bytes import tensor_bytes
 
-__all__ = ["Digest", "difference", "digest"]
+__all__ = ["Digest", "difference", "digest", "tensor_bytes"]
 
 Digest = dict[str, tuple[str, bytes]]
 """Path in a batch to what is there, in words, and a hash of its value."""
@@ -85,6 +85,15 @@ def _of_tensor(tensor: torch.Tensor) -> tuple[str, bytes]:
         return words, _hash(tensor_bytes(tensor).data)
     except Exception:  # sparse, nested, quantized
         return words, _hash(repr(tensor).encode())
+
+
+def tensor_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    """Give the bytes of a tensor's values in order, uint8 of shape (bytes,); not to be changed.
+
+    Raises if it has no such (it is sparse, nested or quantized, say).
+    """
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8).numpy()
 
 
 def _hash(data: bytes | memoryview) -> bytes:

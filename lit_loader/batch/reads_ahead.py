@@ -1,4 +1,4 @@
-"""`ReadAhead`: what a process reads ahead for the samples of its next batches.
+"""`ReadAhead`: what a process reads ahead for the samples of its next batches; `read_stream`.
 
 ::
 
@@ -25,19 +25,30 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import (
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Sized,
+)
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar, overload
 
 from lit_loader.batch.reads_background import Background, Call, read_now
 from lit_loader.batch.reads_declared import Key, key_of, reads_of
-from lit_loader.describe import short_repr
-from lit_loader.seeding.draws import Draws
+from lit_loader.context import reading
+from lit_loader.describe import public, short_repr
+from lit_loader.errors import OptionError
+from lit_loader.seeding.generator_state import Draws
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.status_board import Progress
 
-__all__ = ["ReadAhead"]
+__all__ = ["ReadAhead", "read_stream"]
 
 IN_VAIN: Final = 3
 """Batches in a row of whose reads none was asked for; then nothing is read ahead any more."""
@@ -46,27 +57,21 @@ LOOK: Final = 0.01
 """Seconds between two looks at the generators while a sample waits for its read."""
 
 
+@dataclass(eq=False)
 class _Read:
     """One read of one sample."""
 
-    __slots__ = ("call", "epoch", "future", "given_up", "key", "over")
-
-    def __init__(self, key: Key, call: tuple[Call, Any, Any], epoch: Any) -> None:
-        self.key = key
-        self.call = call
-        self.epoch = epoch
-        self.future: Future[Any] | None = None
-        self.over = False  # taken, or dropped
-        self.given_up = False  # dropped, and goes on
+    key: Key
+    call: tuple[Call, Any, Any]
+    epoch: Any
+    future: Future[Any] | None  # what it gives; None: it has been taken, or dropped
 
 
 class ReadAhead:
     """Reads ahead for one loader in one process. Datasets take from any thread.
 
-    Args:
-        dataset: What is read.
-        reads: Reads under way, at most; 0: each is done when it is asked for.
-        limit: Bytes that these may hold; None: any number.
+    At most ``reads`` are under way (0: each is done when it is asked for), and they hold at most
+    ``limit`` bytes (None: any number).
     """
 
     def __init__(self, dataset: Any, reads: int, limit: int | None = None) -> None:
@@ -78,17 +83,18 @@ class ReadAhead:
         self.look_ahead: Callable[[], None] | None = None  # announces later batches; by the owner
         self.progress: Progress | None = None  # notes that a sample waits; None: nobody looks
         self.sharing: Sized = ()  # readers of a stream that share the reads
-        self.draws: Draws | None = None  # sees whether a read draws; None before the first read
+        self._draws: Draws | None = None  # sees whether a read draws; None before the first read
         self.background = Background(reads)
+        weakref.finalize(self, self.background.end)
         self._lock = threading.RLock()
         self._owner = threading.get_ident()
         self._epoch: Any = None
         self._announced: dict[Any, list[_Read]] = {}  # by batch
         self._pending: deque[_Read] = deque()
         self._known: dict[Key, deque[_Read]] = {}
-        self._under_way = 0
+        self._begun: set[Future[Any]] = set()  # and not taken, or waited for
+        self._under_way: set[Future[Any]] = set()  # of these
         self._beginning = False
-        self._begun = 0  # and not taken
         self._largest = 0  # bytes of all that was read so far
         self._asked = self._found = 0  # by a batch's samples; of these were announced
         self._in_vain = 0
@@ -109,26 +115,16 @@ class ReadAhead:
         """Say what a batch is going to be made of; once more does nothing."""
         if not self.reads or batch in self._announced or type(indices) is not list:
             return
-        reads = []
         first, self._first = self._first, False
         draws = Draws(self._dataset)
         marks = draws.mark() if first else []
-        for index in indices:
-            for one in index if type(index) is list else (index,):
-                try:
-                    calls = [*reads_of(self._dataset, one)]
-                except Exception as error:  # of an index, the sample raises it as well
-                    let_handlers_through(error)
-                    if not self._told:
-                        self._told = True
-                        self.notes.append(
-                            f"what sample {short_repr(one)} reads is not read ahead: "
-                            f"{type(error).__name__}: {error}"
-                        )
-                    continue
-                for call in calls:
-                    if (key := key_of(*call)) is not None:
-                        reads.append(_Read(key, call, epoch))
+        reads = [
+            _Read(key, call, epoch, Future())
+            for index in indices
+            for one in (index if type(index) is list else (index,))
+            for call in self._calls(one)
+            if (key := key_of(*call)) is not None
+        ]
         if (drawn := draws.drawn(marks)) is not None:
             self.reads = 0
             self.notes.append(
@@ -143,20 +139,28 @@ class ReadAhead:
                 self._known.setdefault(read.key, deque()).append(read)
             self._begin_more()
 
+    def _calls(self, index: Any) -> Iterator[tuple[Call, Any, Any]]:
+        """Give what a sample is known to read."""
+        try:
+            yield from reads_of(self._dataset, index)
+        except Exception as error:  # of an index, the sample raises it as well
+            let_handlers_through(error)
+            if not self._told:
+                self._told = True
+                self.notes.append(
+                    f"what sample {short_repr(index)} reads is not read ahead: "
+                    f"{type(error).__name__}: {error}"
+                )
+
     def end(self, batch: Any, made: bool = False) -> None:
         """Drop what was read for a batch and not asked for; ``made``: all its samples were read."""
         with self._lock:
             reads = self._announced.pop(batch, ())
-            begun = any(read.future is not None for read in reads)
-            left = [read for read in reads if not read.over]
-            for read in left:
-                self._let_go(read)
-                self._begun -= read.future is not None
-            for read in left:
-                if read.future is not None and not read.future.cancel():
-                    read.given_up = not read.future.done()  # it may hang, and holds up nobody
-                    self._under_way -= read.given_up
-                read.future = None  # which has a reference to it
+            begun = self._begun & {self._let_go(read) for read in reads if read.future is not None}
+            self._begun -= begun
+            self._under_way -= begun  # what goes on may hang, and holds up nobody
+            for future in begun:
+                future.cancel()
             if made and (begun or self._asked):
                 self._in_vain = 0 if self._found else self._in_vain + 1
                 if self._in_vain == IN_VAIN and self.reads:
@@ -179,18 +183,16 @@ class ReadAhead:
         progress = self.progress if mine else None
         if progress is not None:
             progress.read_begins()
-        read = self._claim(key_of(method, dataset, index))
+        future = self._claim(key_of(method, dataset, index))
         try:
-            if read is None or read.future is None:
+            if future not in self._begun:
                 return self._now(method, dataset, index)
-            return self.outcome(read.future, method, (dataset, index), mine)
+            return self.outcome(future, method, (dataset, index), mine)
         finally:
             with self._lock:
-                if read is not None and read.future is not None:
-                    self._begun -= 1
-                    read.future = None  # with what was read, which is the sample's now
+                self._begun.discard(future)
                 self.waited += time.monotonic_ns() - began
-                del read
+                del future  # with what was read, which is the sample's now
             if progress is not None:
                 progress.read_ends()
             with self._lock:
@@ -198,30 +200,51 @@ class ReadAhead:
             if mine and not self._pending and self.look_ahead:
                 self.look_ahead()
 
-    def _claim(self, key: Key | None) -> _Read | None:
-        """Take the earliest read for a sample out of what is known."""
+    def _claim(self, key: Key | None) -> Future[Any]:
+        """Take the earliest read for a sample out of what is known; else one that is not begun."""
         with self._lock:
             self._asked += 1
             if key not in self._known:
-                return None
+                return Future()
             self._found += 1
-            read = self._known[key][0]
-            self._let_go(read)
-            return read
+            return self._let_go(self._known[key][0])
+
+    def _let_go(self, read: _Read) -> Future[Any]:
+        """Take a read out of what is known; its first, or any that nobody has taken."""
+        reads, future = self._known[read.key], read.future
+        reads.remove(read)
+        if not reads:
+            del self._known[read.key]
+        read.future = None
+        assert future is not None
+        return future
 
     def _now(self, method: Call, dataset: Any, index: Any) -> Any:
-        """Read at once; the first time, see whether that draws."""
         if not self.reads or method in self._checked:
             return read_now(method, (dataset, index))
-        self.draws = draws = self.draws or Draws(dataset)
+        may = partial(self._checked.__setitem__, method)
+        return self.first(method, (dataset, index), dataset, may)
+
+    def first(
+        self, read: Call, arguments: tuple[Any, ...], root: Any, may: Callable[[bool], object]
+    ) -> Any:
+        """Do a first read in this thread, and see whether it draws; if so, it is told.
+
+        ``may`` is told whether further ones may be made ahead.
+        """
+        self._draws = draws = Draws(root)
         marks = draws.mark()
         try:
-            return read_now(method, (dataset, index))
+            return read_now(read, arguments)
         finally:
             drawn = draws.drawn(marks)
-            self._checked[method] = drawn is None
+            may(drawn is None)
             if drawn is not None:
-                self.warn_of_draws(method, drawn, index)
+                self.notes.append(
+                    f"{_name(read)} draws from {drawn} at {short_repr(arguments[-1])}, so it is "
+                    "called when its sample asks and not ahead: draw behind the read, with what it "
+                    "gives"
+                )
 
     def outcome(
         self, future: Future[Any], method: Call, arguments: tuple[Any, ...], alone: bool = True
@@ -232,7 +255,7 @@ class ReadAhead:
         been seen in the first read. ``alone``: it is the thread that makes the batch which waits.
         """
         now = time.monotonic()
-        draws = self.draws
+        draws = self._draws
         if future.done() or draws is None or not alone or now - self._looked < LOOK:
             return self.background.outcome(future, method, arguments)
         self._looked = now
@@ -240,22 +263,14 @@ class ReadAhead:
         try:
             return self.background.outcome(future, method, arguments)
         finally:
-            drawn = draws.drawn(marks)
-            if drawn is not None:
-                self.draws = None  # once is enough
+            if (drawn := draws.drawn(marks)) is not None:
+                self._draws = None  # once is enough
                 self.notes.append(
                     f"something drew from {drawn} while sample {short_repr(arguments[-1])} waited "
                     f"for {_name(method)}, so random numbers of samples depend on when that was: "
                     "if it was the read (a client's retries may), have it draw from a generator of "
                     "its own, or set reads=0"
                 )
-
-    def warn_of_draws(self, method: Call, drawn: str, index: Any) -> None:
-        """Have the user told that a read is not made ahead."""
-        self.notes.append(
-            f"{_name(method)} draws from {drawn} at {short_repr(index)}, so it is called when its "
-            "sample asks and not ahead: draw behind the read, with what it gives"
-        )
 
     def _begin_more(self) -> None:
         """Begin what there is room for; called under the lock."""
@@ -266,51 +281,39 @@ class ReadAhead:
             while pending and self._has_room():
                 read = pending[0]
                 # The epoch's time comes; and a first sample's are read when it asks.
-                if not read.over and (read.epoch != self._epoch or not self._checked):
+                if read.future and (read.epoch != self._epoch or not self._checked):
                     return
                 pending.popleft()
-                if not read.over and self._checked.get(read.call[0]):
-                    self._begin(read)
+                if read.future and self._checked.get(read.call[0]):
+                    self._begun.add(read.future)
+                    self._under_way.add(read.future)
+                    self.background.start(read.future, read.call[0], read.call[1:])
+                    # Nothing that a thread holds keeps this object.
+                    read.future.add_done_callback(partial(_came, weakref.ref(self)))
         finally:
             self._beginning = False
 
-    def _begin(self, read: _Read) -> None:
-        method, *arguments = read.call
-        read.future = self.background.start(method, tuple(arguments))
-        self._begun += 1
-        self._under_way += 1
-        # Nothing that a thread holds keeps this object.
-        read.future.add_done_callback(partial(_came, weakref.ref(self), read))
-
     def _has_room(self) -> bool:
-        if self._under_way >= self.reads or self._begun >= 2 * self.reads:
+        begun = len(self._begun)
+        if len(self._under_way) >= self.reads or begun >= 2 * self.reads:
             return False
-        if self._limit is None or not self._begun:
+        if self._limit is None or not begun:
             return True
         # Each may be as large as the largest one; before one has come, there is one at a time.
-        return 0 < (self._begun + 1) * self._largest <= self._limit
-
-    def _note(self, read: _Read, future: Future[Any]) -> None:
-        """Note that a read has come to its end, and how large it is what has come."""
-        weighed = self._limit is not None and not (future.cancelled() or future.exception())
-        size = max(1, size_of(future.result())) if weighed else 0
-        with self._lock:
-            self._under_way -= not read.given_up
-            self._largest = max(self._largest, size)
-            self._begin_more()
-
-    def _let_go(self, read: _Read) -> None:
-        """Take a read out of what is known; its first, or any that nobody has taken."""
-        reads = self._known[read.key]
-        reads.remove(read)
-        if not reads:
-            del self._known[read.key]
-        read.over = True
+        return 0 < (begun + 1) * self._largest <= self._limit
 
 
-def _came(reads: weakref.ref[ReadAhead], read: _Read, future: Future[Any]) -> None:
-    if (ahead := reads()) is not None:
-        ahead._note(read, future)
+def _came(reads: weakref.ref[ReadAhead], future: Future[Any]) -> None:
+    """Note that a read has come to its end, and how large it is what has come."""
+    ahead = reads()
+    if ahead is None:
+        return
+    weighed = ahead._limit is not None and not (future.cancelled() or future.exception())
+    size = max(1, size_of(future.result())) if weighed else 0
+    with ahead._lock:
+        ahead._under_way.discard(future)
+        ahead._largest = max(ahead._largest, size)
+        ahead._begin_more()
 
 
 def _name(method: Call) -> str:
@@ -327,3 +330,115 @@ def size_of(value: Any, depth: int = 3) -> int:
     if depth and isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
         return sum(size_of(each, depth - 1) for each in value)
     return sys.getsizeof(value)
+
+
+# --- streams ---
+
+
+_K = TypeVar("_K")
+_R = TypeVar("_R")
+
+
+@overload
+def read_stream(
+    keys: Iterable[_K], read: Callable[[_K], Coroutine[Any, Any, _R]]
+) -> Iterator[tuple[_K, _R]]: ...
+@overload
+def read_stream(keys: Iterable[_K], read: Callable[[_K], _R]) -> Iterator[tuple[_K, _R]]: ...
+@public
+def read_stream(keys: Iterable[Any], read: Call) -> Iterator[tuple[Any, Any]]:
+    """Give ``(key, read(key))`` for each key, read ahead; for the ``__iter__`` of a dataset.
+
+    In a `DataLoader` up to ``reads`` keys are read at a time, divided among the readers that a
+    worker serves; elsewhere one after the other. The order is the keys'::
+
+        def __iter__(self):
+            index, count = lit_loader.get_shard()
+            for key, data in lit_loader.read_stream(self.keys[index::count], client.get):
+                yield decode(data)
+
+    What holds of `reads_ahead` methods holds of ``read``. An exception of it is raised in its
+    key's place; the next call of ``next()`` goes on behind that, or reads the key again if it is
+    one of ``sample_retries``. Taking the next key must draw no random number, for it is taken
+    early: shuffle a list of keys.
+
+    Args:
+        keys: What to read.
+        read: Called with a key; a function, or an ``async def``.
+
+    Raises:
+        OptionError: Taking a key, other than the first, has drawn random numbers.
+    """
+    ahead = getattr(reading.maker, "reads", None)
+    return _Stream(iter(keys), read, ahead)
+
+
+class _Stream:
+    """No generator, which an exception of a read would finish."""
+
+    def __init__(self, keys: Iterator[Any], read: Call, ahead: ReadAhead | None) -> None:
+        self._keys, self._read, self._ahead = keys, read, ahead
+        self._coming: deque[tuple[Any, Future[Any]]] = deque()
+        self._failed: list[Any] = []  # the key whose read has raised an exception just now
+        self._begun = self._ended = False
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return self
+
+    def __next__(self) -> tuple[Any, Any]:
+        ahead = self._ahead
+        again = bool(self._failed) and reading.again
+        if again or ahead is None or not ahead.reads:
+            key = self._failed[0] if again else next(self._keys)
+            return self._given(key, read_now, self._read, (key,))
+        if not self._begun:
+            self._begun = True
+            key = next(self._keys)  # which may shuffle them
+            return self._given(key, ahead.first, self._read, (key,), self._read, self._may)
+        # The one that is given next is among those that are under way.
+        most = max(1, -(-ahead.reads // max(1, len(ahead.sharing))))
+        while len(self._coming) < most and self._take_key(early=bool(self._coming)):
+            pass
+        if not self._coming:
+            raise StopIteration
+        key, future = self._coming.popleft()
+        return self._given(key, ahead.outcome, future, self._read, (key,))
+
+    def _take_key(self, early: bool) -> bool:
+        """Take the next key and begin its read; returns whether there was one."""
+        if self._ended:
+            return False
+        before = reading.drawn() if early else None
+        try:
+            key = next(self._keys)
+        except StopIteration:
+            self._ended = True
+            return False
+        if early and reading.drawn() != before:
+            raise OptionError(
+                "the keys of read_stream draw random numbers as they are taken, and are taken "
+                "early: give it a list that is shuffled already, or set reads=0"
+            )
+        assert self._ahead is not None
+        self._coming.append((key, Future()))
+        self._ahead.background.start(self._coming[-1][1], self._read, (key,))
+        return True
+
+    def _may(self, ahead: bool) -> None:
+        """Note whether reads may be made ahead."""
+        self._ahead = self._ahead if ahead else None
+
+    def _given(self, key: Any, call: Call, *arguments: Any) -> tuple[Any, Any]:
+        began = time.monotonic_ns()
+        self._failed = [key]
+        try:
+            data = call(*arguments)
+            self._failed = []
+            return key, data
+        finally:
+            if self._ahead is not None:
+                self._ahead.waited += time.monotonic_ns() - began
+
+    def __del__(self) -> None:
+        for _, future in self._coming:
+            future.cancel()

@@ -5,8 +5,8 @@
     start ─▶ plain function   ─▶ one of the threads                     ─╮
        ╰───▶ async def        ─▶ the process's event loop, in one thread ─┴─▶ Future ─▶ outcome
 
-Threads begin with the first read, end with their `Background`, and keep no process from ending. A
-fork's copies of them do nothing: the child reads by itself what it has not got.
+Threads begin with the first read, and keep no process from ending. A fork's copies of them do
+nothing: the child reads by itself what it has not got.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ import asyncio
 import inspect
 import os
 import threading
-import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -31,54 +29,33 @@ CROWD: Final = 4
 """Times the reads at a time that there may be threads: some may hang in what nobody waits for."""
 
 Call = Callable[..., Any]
+_Job = tuple[Future[Any], Call, tuple[Any, ...]]
 
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Background:
-    """Reads that go on beside the thread that asks for them.
+    """Daemon threads, as many as there is work for. An executor's are waited for at exit.
 
-    Args:
-        reads: How many are to be under way at a time.
+    ``reads`` are to be under way at a time.
     """
 
     def __init__(self, reads: int) -> None:
         self._pid = os.getpid()
-        self._threads = threads = _Threads(CROWD * reads)
-        self.end = threads.end  # as far as they do not read
-        weakref.finalize(self, threads.end)
-
-    def start(self, read: Call, arguments: tuple[Any, ...]) -> Future[Any]:
-        """Begin a read; a thread does not notice that it is cancelled."""
-        if inspect.iscoroutinefunction(read):
-            return asyncio.run_coroutine_threadsafe(_awaited(read, arguments), _loop())
-        future: Future[Any] = Future()
-        self._threads.submit(partial(_run, future, read, arguments))
-        return future
-
-    def outcome(self, future: Future[Any], read: Call, arguments: tuple[Any, ...]) -> Any:
-        """Wait for a read, and give what it gives; what no thread has begun with is done here."""
-        here = self._pid == os.getpid()
-        if not future.done():
-            in_loop = inspect.iscoroutinefunction(read)
-            if not here or (not in_loop and future.cancel()):
-                return read_now(read, arguments)
-        return future.result()
-
-
-class _Threads:
-    """Daemon threads, as many as there is work for. An executor's are waited for at exit."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
+        self._most = CROWD * reads
         self._changed = threading.Condition()
-        self._jobs: deque[Callable[[], None]] = deque()
+        self._jobs: deque[_Job] = deque()
         self._idle = self._count = 0
         self._ended = False
 
-    def submit(self, job: Callable[[], None]) -> None:
+    def start(self, future: Future[Any], read: Call, arguments: tuple[Any, ...]) -> None:
+        """Begin a read, for what its future is to give."""
+        if inspect.iscoroutinefunction(read):
+            task = asyncio.run_coroutine_threadsafe(_await(future, read, arguments), _loop())
+            future.add_done_callback(lambda done: done.cancelled() and task.cancel())
+            return
         with self._changed:
-            self._jobs.append(job)
+            self._jobs.append((future, read, arguments))
             if self._idle >= len(self._jobs):
                 self._changed.notify()
             elif self._count < self._most:
@@ -88,12 +65,22 @@ class _Threads:
                     return  # no more can be started: who waits for the read does it himself
                 self._count += 1
 
+    def outcome(self, future: Future[Any], read: Call, arguments: tuple[Any, ...]) -> Any:
+        """Wait for a read, and give what it gives; what no thread has begun with is done here."""
+        if not future.done():
+            in_loop = inspect.iscoroutinefunction(read)
+            if self._pid != os.getpid() or (not in_loop and future.cancel()):
+                return read_now(read, arguments)
+        return future.result()
+
     def end(self) -> None:
+        """End the threads, as far as they do not read."""
         self._ended = True
-        with self._changed:  # whose lock may be had again, by the garbage collector in submit()
+        with self._changed:  # whose lock may be had again, by the garbage collector in start()
             self._changed.notify_all()
 
     def _run(self) -> None:
+        in_read.set(True)
         while True:
             with self._changed:
                 self._idle += 1
@@ -102,21 +89,35 @@ class _Threads:
                 if self._ended:
                     return
                 job = self._jobs.popleft()
-            job()
+            _read(*job)
             del job  # with what it has read
 
 
-def _run(future: Future[Any], read: Call, arguments: tuple[Any, ...]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
+def _read(future: Future[Any], read: Call, arguments: tuple[Any, ...]) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(read(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+            del future  # its exception's traceback holds this frame
+
+
+async def _await(
+    future: Future[Any], read: Call, arguments: tuple[Any, ...], options: Mapping[str, Any] = _NONE
+) -> None:
     in_read.set(True)
+    failed: BaseException | None = None
+    value = None
     try:
-        value = read(*arguments)
+        value = await read(*arguments, **options)
+    except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop
+        failed = RuntimeError(f"{read.__qualname__} raised {error!r}")
+        failed.__cause__ = error
     except BaseException as error:
-        future.set_exception(error)
-        del future  # its exception's traceback holds this frame
-    else:
-        future.set_result(value)
+        failed = error
+    if future.set_running_or_notify_cancel():  # not before, so that it can be cancelled
+        future.set_exception(failed) if failed else future.set_result(value)
+    del future, failed  # its traceback holds this frame
 
 
 _loops: Final[dict[int, asyncio.AbstractEventLoop]] = {}
@@ -142,22 +143,11 @@ def _loop() -> asyncio.AbstractEventLoop:
 def read_now(read: Call, arguments: tuple[Any, ...], options: Mapping[str, Any] = _NONE) -> Any:
     """Read, and wait for it."""
     if inspect.iscoroutinefunction(read):
-        coroutine = _awaited(read, arguments, options)
-        return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result()
+        future: Future[Any] = Future()
+        asyncio.run_coroutine_threadsafe(_await(future, read, arguments, options), _loop())
+        return future.result()
     token = in_read.set(True)
     try:
         return read(*arguments, **options)
     finally:
         in_read.reset(token)
-
-
-async def _awaited(
-    read: Callable[..., Coroutine[Any, Any, Any]],
-    arguments: tuple[Any, ...],
-    options: Mapping[str, Any] = _NONE,
-) -> Any:
-    in_read.set(True)
-    try:
-        return await read(*arguments, **options)
-    except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop
-        raise RuntimeError(f"{read.__qualname__} raised {error!r}") from error

@@ -116,7 +116,10 @@ def _call(read: Call, dataset: Any, args: tuple[Any, ...], options: dict[str, An
     [index] = args
     try:
         return ahead.take(read, dataset, index)
-    except CancelledError as error:  # by the read itself: the loader cancels none it waits for
+    except (
+        CancelledError,
+        asyncio.CancelledError,
+    ) as error:  # by the read itself: the loader cancels none it waits for
         raise LoaderError(f"{read.__qualname__}({index!r}) was cancelled by itself") from error
 
 

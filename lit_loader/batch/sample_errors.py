@@ -147,11 +147,8 @@ class TooMany(Exception):
 class Attempts:
     """Reads single samples, again if need be, and writes down those that cannot be read.
 
-    Args:
-        tolerance: What is done about an exception.
-        before: Called with the index before each attempt: sets the random generators, or marks
-            where they are.
-        undo: Called after an attempt that failed: takes back what it has drawn.
+    ``before`` is called with the index before each attempt: it sets the random generators, or marks
+    where they are. ``undo`` takes back what an attempt that failed has drawn.
     """
 
     def __init__(
@@ -160,7 +157,6 @@ class Attempts:
         self.tolerance = tolerance
         self._before = before
         self._undo = undo
-        self._tries = 0
         self.begin()
 
     def begin(self) -> None:
@@ -171,64 +167,58 @@ class Attempts:
         self._count = 0  # bad samples; each index counts once
 
     def read(
-        self, read: Callable[[Any], Any], index: Any, position: int, progress: Progress
+        self,
+        read: Callable[[Any], Any],
+        index: Any,
+        position: int,
+        progress: Progress,
+        several: bool = False,
     ) -> Any:
         """Return ``read(index)``; if that is a bad sample, write it down and return `BAD`.
+
+        ``several``: samples at once, of which not all need be bad, and so none is written down.
 
         Raises:
             Exception: What ``read`` raises, if bad samples are not passed over.
             TooMany: Nothing can come of this batch any more.
             Cancelled: The batch is no longer wanted.
         """
-        sample, error = self.insist(read, index, position, progress)
-        if error is None:
-            return sample
-        try:
-            if self.tolerance.policy == "raise":
-                raise error
-            self.errors.append(SampleError.of(error, index, position, self._tries))
-        finally:
-            del error  # its traceback holds this frame
-        self._count += _is_new(index, self._seen)
-        if self.tolerance.limit is not None and self._count > self.tolerance.limit:
-            raise TooMany
-        return BAD
-
-    def insist(
-        self, read: Callable[[Any], Any], index: Any, position: int, progress: Progress
-    ) -> tuple[Any, Exception | None]:
-        """Return ``read(index)`` and None; or None and the exception that no retry has cured."""
-        self._tries = 0
+        tries, most = 0, self.tolerance.retries
         while True:
             self._before(index)
-            reading.again = self._tries > 0
+            reading.again = tries > 0
             try:
-                return read(index), None
+                return read(index)
             except (OptionError, StateError):
                 raise  # the program or the state is wrong, and no other sample would be better
             except Exception as error:
                 self._undo()
-                if self._tries == self.tolerance.retries or not self._is_transient(error):
-                    if self._tries and self.tolerance.policy == "raise":
-                        tried = f"this sample was tried {self._tries + 1} times"
-                        annotate(error, f"{tried}, sample_retries={self.tolerance.retries}")
-                    return None, error
+                if tries == most or not isinstance(error, self.tolerance.transient):
+                    if several and self.goes_on_after(error):
+                        return BAD
+                    if self.tolerance.policy == "raise":
+                        if tries:
+                            tried = f"this sample was tried {tries + 1} times"
+                            annotate(error, f"{tried}, sample_retries={most}")
+                        raise
+                    self.errors.append(SampleError.of(error, index, position, tries))
+                    self._count += _is_new(index, self._seen)
+                    if self.tolerance.limit is not None and self._count > self.tolerance.limit:
+                        raise TooMany from None
+                    return BAD
             finally:
                 reading.again = False
-            self._wait(position, progress)
-            self._tries += 1
+            self._wait(tries, position, progress)
+            tries += 1
             self.retries += 1
 
     def goes_on_after(self, error: Exception) -> bool:
         """Whether this exception need not be raised."""
-        return self.tolerance.policy != "raise" or self._is_transient(error)
+        return self.tolerance.policy != "raise" or isinstance(error, self.tolerance.transient)
 
-    def _is_transient(self, error: Exception) -> bool:
-        return isinstance(error, self.tolerance.transient)
-
-    def _wait(self, position: int, progress: Progress) -> None:
+    def _wait(self, tries: int, position: int, progress: Progress) -> None:
         """Wait before the next attempt; not longer than the batch is wanted."""
-        doubled = 2.0 ** min(self._tries, 64)  # a float has an end
+        doubled = 2.0 ** min(tries, 64)  # a float has an end
         seconds = min(self.tolerance.backoff * doubled, MAX_BACKOFF)
         progress.step(position)
         while seconds > 0:
@@ -250,8 +240,7 @@ def annotate(error: Exception, note: str) -> None:
 class SampleErrorLog:
     """The sample errors of one epoch, on the consumer's side; each index counts once.
 
-    Args:
-        limit: More than so many bad samples are an error; None: any number is tolerated.
+    More than ``limit`` bad samples are an error; None: any number is tolerated.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -270,10 +259,7 @@ class SampleErrorLog:
         """Note the :meth:`new` bad samples, and retries, of a batch given out or omitted now.
 
         Called in the order in which batches are given out, so that the limit is passed at the
-        same batch for any number of workers.
-
-        Raises:
-            SampleErrorsError: The limit is passed.
+        same batch for any number of workers: a SampleErrorsError.
         """
         for error in errors[: max(0, KEPT_ERRORS - self.count)]:
             _log.warning("bad sample in batch %d, %s", number, error)
@@ -295,8 +281,7 @@ class SampleErrorLog:
     def omit(self, number: int, errors: Sequence[SampleError]) -> None:
         """Note that nothing is left of a batch, with all of its bad samples.
 
-        Raises:
-            SampleErrorsError: Others were to take their places, of which none could be read either.
+        SampleErrorsError: others were to take their places, of which none could be read either.
         """
         self._omitted += 1
         if errors and errors[0].action == NOT_REPLACED:

@@ -104,9 +104,8 @@ def _take(tensor: torch.Tensor, rows: torch.Tensor, empty: Empty | None) -> torc
 def table_of(dataset: Any) -> Table | None:
     """Find the table that a dataset is; None if it is none, or not surely.
 
-    Args:
-        dataset: A ``TensorDataset``, or a ``Subset`` (of a ``Subset`` …) of one, of these very
-            classes: a subclass may do anything with its samples.
+    A table is a ``TensorDataset``, or a ``Subset`` (of a ``Subset`` …) of one, of these very
+    classes: a subclass may do anything with its samples.
     """
     subsets: list[Any] = []
     bottom = dataset

@@ -37,15 +37,10 @@ class TolerantMapFetcher(MapFetcher):
     First all samples of the batch are read, then the bad ones are replaced, where they are to be:
     so the good ones are made with the same random numbers whichever way the bad ones go.
 
-    Args:
-        dataset: The dataset.
-        batched: Whether ``indices`` is a list of them.
-        attempts: Reads single samples.
-        together: Whether a dataset's ``__getitems__`` gets the whole batch at first, and single
-            indices only after an exception.
-        from_all: Whether a replacement may be any sample of the dataset; else it is another one of
-            the batch, for only those has the user's sampler chosen.
-        seed_for: Gives the seed by which an index is replaced.
+    ``together``: a dataset's ``__getitems__`` gets the whole batch at first, and single indices
+    only after an exception. ``from_all``: a replacement may be any sample of the dataset; else it
+    is another one of the batch, for only those has the user's sampler chosen. ``seed_for`` gives
+    the seed by which an index is replaced.
     """
 
     def __init__(
@@ -65,32 +60,22 @@ class TolerantMapFetcher(MapFetcher):
 
     def fetch(self, indices: Any, progress: Progress) -> Any:
         """Return what can be had of ``[dataset[i] for i in indices]``."""
-        self._attempts.begin()
+        attempts = self._attempts
+        attempts.begin()
         batch = indices if self._batched else [indices]
         if self._together:
-            samples = self._all_at_once(batch, progress)
+            assert self._many is not None
+            progress.step(0)
+            samples = attempts.read(self._many, batch, 0, progress, several=True)
             if samples is not BAD:
                 return samples
         try:
             samples = self._in_turn(batch, progress)
         except TooMany:
             return OMITTED
-        if self._attempts.errors and not samples:
+        if attempts.errors and not samples:
             return OMITTED
         return samples if self._batched else samples[0]
-
-    def _all_at_once(self, batch: Any, progress: Progress) -> Any:
-        assert self._many is not None
-        progress.step(0)
-        samples, error = self._attempts.insist(self._many, batch, 0, progress)
-        try:
-            if error is None:
-                return samples
-            if self._attempts.goes_on_after(error):
-                return BAD
-            raise error
-        finally:
-            del error  # its traceback holds this frame
 
     def _in_turn(self, batch: Any, progress: Progress) -> list[Any]:
         read, positions = self._attempts.read, itertools.count()
@@ -105,15 +90,15 @@ class TolerantMapFetcher(MapFetcher):
 
     def _replace(self, samples: list[Any], batch: Any, progress: Progress) -> None:
         """Put other samples into the places of the bad ones."""
+        errors = self._attempts.errors
         good = [place for place, sample in enumerate(samples) if sample is not BAD]
-        for number, error in enumerate(tuple(self._attempts.errors)):
-            if self._from_all:
-                others: Sequence[Any] = range(len(self._dataset))
-            else:
-                others = [batch[place] for place in good]
+        others: Sequence[Any] = range(len(self._dataset))
+        if not self._from_all:
+            others = [batch[place] for place in good]
+        for number, error in enumerate(tuple(errors)):
             samples[error.position] = sample = self._replacement(number, others, progress)
             if number == 0 and sample is BAD and self._from_all and not good:
-                self._note(range(len(self._attempts.errors)), NOT_REPLACED)
+                self._note(range(len(errors)), NOT_REPLACED)
                 return  # nothing of all this can be read
 
     def _replacement(self, number: int, others: Sequence[Any], progress: Progress) -> Any:
@@ -123,8 +108,8 @@ class TolerantMapFetcher(MapFetcher):
         A bad one is a bad sample like any other, and not read again for this batch.
         """
         errors = self._attempts.errors
-        index, position = errors[number].index, errors[number].position
-        seed, chain = self._seed_for(index), [number]
+        index, position, before = errors[number].index, errors[number].position, len(errors)
+        seed = self._seed_for(index)
         tried = {error.index for error in errors} if self._from_all else set()
         for attempt in range(MAX_DRAWS if others else 0):
             place = extend(seed, attempt) % len(others)
@@ -134,14 +119,13 @@ class TolerantMapFetcher(MapFetcher):
             progress.step(position)
             sample = self._attempts.read(self._alone, others[place], position, progress)
             if sample is not BAD:
-                self._note(chain, f"replaced by {others[place]!r}")
+                self._note([number, *range(before, len(errors))], f"replaced by {others[place]!r}")
                 return sample
-            chain.append(len(errors) - 1)
         return BAD
 
-    def _note(self, chain: Iterable[int], action: str) -> None:
+    def _note(self, numbers: Iterable[int], action: str) -> None:
         errors = self._attempts.errors
-        for number in chain:
+        for number in numbers:
             errors[number] = replace(errors[number], action=action)
 
 
@@ -155,9 +139,6 @@ class GoodSamples:
     Not a generator, which would be finished by the first exception that it lets through. For the
     same reason a generator of the user's cannot be asked again: its end, which it then claims, is
     none of the data's, and the exception is raised instead.
-
-    Args:
-        attempts: Reads single samples.
     """
 
     def __init__(self, attempts: Attempts) -> None:

@@ -23,16 +23,8 @@ from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 
 __all__ = [
-    *(
-        "AT_FIRST",
-        "FIXED",
-        "LoaderConfig",
-        "SHARD_TAILS",
-        "SHOWN_OTHERWISE",
-        "SampleErrorPolicy",
-        "Seeding",
-    ),
-    *("ShardTailRule", "check_option"),
+    *("AT_FIRST", "FIXED", "FOR_WORKERS", "LoaderConfig", "SHARD_TAILS", "SHOWN_OTHERWISE"),
+    *("SampleErrorPolicy", "Seeding", "ShardTailRule", "check_option"),
 ]
 
 SampleErrorPolicy: TypeAlias = Literal["raise", "skip", "replace"]
@@ -50,6 +42,11 @@ FIXED: Final = frozenset(
 
 AT_FIRST: Final = frozenset({"num_replicas", "rank", "num_shards", "shard_tail"})
 """Likewise, but a subclass may keep something of its own under these names."""
+
+FOR_WORKERS: Final = (
+    *("persistent_workers", "prefetch_factor", "timeout", "multiprocessing_context"),
+)
+"""Options that mean nothing without workers."""
 
 SHOWN_OTHERWISE: Final = frozenset({"shuffle", "sampler", "batch_sampler"})
 """Options that a loader shows, as torch's does, by the samplers that they lead to."""
@@ -164,8 +161,7 @@ class LoaderConfig:
                 "drop_last needs batches: set batch_size to a number or drop_last to False, "
                 "got drop_last=True and batch_size=None"
             )
-        of_workers = "persistent_workers", "prefetch_factor", "timeout", "multiprocessing_context"
-        for name in () if self.num_workers or self.remote_workers else of_workers:
+        for name in () if self.num_workers or self.remote_workers else FOR_WORKERS:
             default = getattr(LoaderConfig, name)
             if getattr(self, name) != default:
                 yield (

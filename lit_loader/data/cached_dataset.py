@@ -31,8 +31,8 @@ from lit_loader.data.cache_store import CacheFigures, Counter, Note, SharedStore
 from lit_loader.data.fingerprint import environment, fingerprint
 from lit_loader.describe import class_name, public, short_repr
 from lit_loader.errors import OptionError, TransportError
-from lit_loader.seeding.draws import Draws
 from lit_loader.seeding.find_generators import root_of
+from lit_loader.seeding.generator_state import Draws
 
 __all__ = ["CachedDataset", "MappedDataset", "figures_of"]
 

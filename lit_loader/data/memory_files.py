@@ -36,7 +36,6 @@ import weakref
 from typing import Final
 
 from lit_loader.system import linux
-from lit_loader.system.weak_sets import members
 
 __all__ = ["find", "is_supported", "lock", "new", "seal"]
 
@@ -157,7 +156,7 @@ def lock(label: str, seconds: float) -> socket.socket:
 
 
 def _in_child() -> None:
-    for each in members(_held):
+    for each in list(_held):
         each.close()
 
 

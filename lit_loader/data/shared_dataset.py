@@ -25,8 +25,8 @@ from lit_loader.data import memory_files
 from lit_loader.data.fingerprint import environment, fingerprint
 from lit_loader.describe import message_of, public, short_repr
 from lit_loader.errors import LoaderError, OptionError, TransportError
-from lit_loader.seeding.draws import Draws
-from lit_loader.system.carrier import Frozen, Policy, freeze, thaw
+from lit_loader.seeding.generator_state import Draws
+from lit_loader.system.carrier import PROCESSES, Frozen, freeze, thaw
 from lit_loader.system.cgroups import memory_left
 
 __all__ = ["shared_dataset"]
@@ -170,7 +170,7 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
     """Build it, publish it, and map what was published, as all others do."""
     began = time.monotonic()
     dataset: Any = _made(factory, key)
-    frozen: Frozen | None = freeze(dataset, Policy.processes(), {"dataset": dataset})
+    frozen: Frozen | None = freeze(dataset, PROCESSES, {"dataset": dataset})
     assert frozen is not None
     nbytes, left = frozen.size, memory_left()
     if left is not None and left < nbytes + _SPARED:

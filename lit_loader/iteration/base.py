@@ -73,40 +73,38 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         # A signal handler may raise at any instruction; all that follow the asking, up to the one
         # that returns, are in this block: what comes out otherwise is taken back.
         try:
-            # Before the loader's own lock: a dataset that iterates this loader has that order, too.
-            if mine is not None:
-                mine.take()
-            with self._core.lock:
-                if self._ended:
-                    raise StopIteration
-                start = self._start
-                if start is None or self._due:  # an interrupted one goes on with its epoch
-                    start = self._start = start or self._core.begin_epoch()
-                    self._tail = self._core.tail(start)
-                    self._due = False
-                self._settle(start)
-                asked = True
-                batch = self._next(start)
-            if mine is not None:
-                mine.end()
-            return batch
-        except BaseException as error:
             try:
-                if asked and isinstance(error, StopIteration) and not self._ended:
-                    raise LoaderError(_NO_END) from error
-                if isinstance(error, StopIteration) or not is_interruption(error):
-                    if mine is not None:
-                        mine.end()
-                    # It is what was asked for, and comes out: nothing is called from here on.
-                    asked, mine = False, None
-                raise
+                # Before the loader's own lock: a dataset that iterates this loader has that order.
+                if mine is not None:
+                    mine.take()
+                with self._core.lock:
+                    if self._ended:
+                        raise StopIteration
+                    start = self._start
+                    if start is None or self._due:  # an interrupted one goes on with its epoch
+                        start = self._start = start or self._core.begin_epoch()
+                        self._tail = self._core.tail(start)
+                        self._due = False
+                    self._settle(start)
+                    asked = True
+                    return self._next(start)
             finally:
-                try:
-                    if asked:
-                        self._take_back()
-                finally:
-                    if mine is not None:
-                        mine.end()
+                if mine is not None:
+                    mine.end()
+        except BaseException as error:
+            received = not asked  # whether what comes out is what was asked for
+            try:
+                if mine is not None:
+                    mine.end()  # what came out may have broken into the first one
+                ended = isinstance(error, StopIteration)
+                # From here on nothing is called, unless something is to be taken back.
+                received = received or (self._ended if ended else not is_interruption(error))
+            finally:
+                if not received:
+                    self._take_back()
+            if ended and not received:
+                raise LoaderError(_NO_END) from error
+            raise
 
     def __len__(self) -> int:
         return len(self._data_loader)

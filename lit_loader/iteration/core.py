@@ -35,7 +35,7 @@ from lit_loader.accelerator.device_copy import Move
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import IN_PROCESS_BYTES, frozen
-from lit_loader.checkpoint.reader_states import Shards
+from lit_loader.checkpoint.position import Shards
 from lit_loader.data.cached_dataset import figures_of
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import OptionError
@@ -48,26 +48,22 @@ from lit_loader.iteration.shown import ShownLoader
 from lit_loader.iteration.torch_surface import run_patches
 from lit_loader.remote.starter import RemoteWorkers
 from lit_loader.sampling.advice import advice_if_unsharded
-from lit_loader.sampling.batch_plan import BatchPlan
-from lit_loader.sampling.epoch_batches import lookahead
+from lit_loader.sampling.batch_plan import BatchPlan, lookahead
 from lit_loader.sampling.epochs import Epochs, EpochStart
-from lit_loader.sampling.shard import ShardedSampler
-from lit_loader.sampling.shown_samplers import ShownSamplers
+from lit_loader.sampling.shown_samplers import ShardedSampler, ShownSamplers
 from lit_loader.seeding.find_generators import find_generators
-from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.auto_workers import AutoWorkers
-from lit_loader.statistics.recorder import Recorder
+from lit_loader.statistics.recorder import WINDOW, Recorder
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics, MemoryUse
 from lit_loader.streams.job_store import Talks
 from lit_loader.streams.tail import ShardTail, least_depth, tail_of
 from lit_loader.system.cgroups import own_memory
 from lit_loader.system.interrupts import HeldBack, let_handlers_through
-from lit_loader.system.start_method import default_context
-from lit_loader.system.weak_sets import members
 from lit_loader.transport import loader_page
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.workers.pipes import PoolClosed
+from lit_loader.workers.process_start import default_context
 from lit_loader.workers.starters import WorkerProcess
 from lit_loader.workers.worker_pool import MOST_WORKERS, WorkerPool
 
@@ -88,12 +84,9 @@ _AS_THE_LOADER: Final = (
 
 _OF_THE_PROCESS: Final = (
     *("begun", "_loader", "_lock", "pool", "_table", "latest"),
-    *("pid", "runs", "_shown", "talks", "_watch"),
+    *("pid", "runs", "_shown", "talks"),
 )
-
-
-def _none() -> None:
-    return None
+"""What a copy, or a pickle, begins anew with."""
 
 
 class LoaderCore:
@@ -138,8 +131,7 @@ class LoaderCore:
         self._table: Any = None  # in their stead: the dataset as it was when they would have begun
         self.begun: Pipeline | None = None  # what the workers are at for the next epoch
         self.runs: weakref.WeakSet[EpochRun[Any]] = weakref.WeakSet()  # those that are alive
-        self.latest: Callable[[], Any] = _none  # the iterator that was made last, while it lives
-        self._watch: GeneratorWatch | None = None
+        self.latest: Callable[[], Any] = lambda: None  # the iterator made last, while it lives
         self.talks = Talks()
         self._shown = ShownLoader()
 
@@ -351,6 +343,8 @@ class LoaderCore:
         transient = loader.transient_errors
         rank, num_replicas = self.replica
         kept = self.shards is not None and self._may_begin_early()
+        # What each process reads ahead takes a quarter of the budget, together.
+        parts = 4 * max(1, loader.num_workers + loader.remote_workers)
         return BatchSpec(
             **{name: getattr(loader, name) for name in _AS_THE_LOADER},
             iterable=self.iterable,
@@ -369,16 +363,8 @@ class LoaderCore:
             watched=bool(loader.timeout),
             shards=self.shards if self.iterable else None,
             ahead=(loader.prefetch_factor or DEFAULT_PREFETCH) if kept else 0,
-            read_bytes=self._read_bytes,
+            read_bytes=None if loader.memory_budget is None else loader.memory_budget // parts,
         )
-
-    @property
-    def _read_bytes(self) -> int | None:
-        """Bytes that what each process reads ahead may take: together a quarter of the budget."""
-        loader = self.loader
-        processes = max(1, loader.num_workers + loader.remote_workers)
-        budget: int | None = loader.memory_budget
-        return None if budget is None else budget // (4 * processes)
 
     def _spec_of_workers(self) -> BatchSpec:
         """The spec, with the table as workers would have it that were started now, or before."""
@@ -386,11 +372,6 @@ class LoaderCore:
         if self._table is None or not loader.persistent_workers:
             self._table = frozen(loader.dataset)
         return dataclasses.replace(self.spec(), dataset=self._table)
-
-    def generators(self, spec: BatchSpec) -> GeneratorWatch:
-        """Find the generators that are held in this process: once, and again what has changed."""
-        watch = self._watch = spec.watch_again(self._watch)
-        return watch
 
     # --- epochs ---
 
@@ -438,26 +419,24 @@ class LoaderCore:
         ``from_start``: it has sent no task and begins with the epoch's first batch, so that it can
         go on with what the workers have begun of that.
         """
-        remote = self._remote
+        remote, holder = self._remote, self._holder
         workers = self.loader.num_workers or (0 if remote else 1)  # 0: from the next one on
-        holder = self._holder
         if not self.loader.persistent_workers or (holder is not None and run.superseded):
             pool = self.start_pool(start.seed, workers, remote)
             return pool, lambda line, reusable: pool.close(), None
         if holder is not None:
             holder.revoke()
+        if (had := self.pool) is not None and (had.closed or had.num_workers != workers):
+            self._end_workers()
         begun, self.begun = self.begun, None
-        pool_now = self.pool
-        if pool_now is None or pool_now.closed or pool_now.num_workers != workers:
-            if pool_now is not None:
-                pool_now.close()
-            begun, pool = None, self.start_pool(start.seed, workers, remote)
-            self.pool = pool
+        if self.pool is None:
+            pool = self.pool = self.start_pool(start.seed, workers, remote)
         else:
-            pool = pool_now
+            pool = self.pool
             # A forgotten iterator is collected at any time, also when others have used the workers.
-            known = from_start and begun is not None and begun.token == pool.token
-            if begun is not None and not (known and begun.begins(start, self.plan)):
+            if begun is not None and from_start and begun.token == pool.token:
+                begun = begun if begun.begins(start, self.plan) else None
+            else:
                 begun = None
             if begun is None:
                 pool.resume()
@@ -511,7 +490,9 @@ class LoaderCore:
 
     def alive(self) -> list[EpochRun[Any]]:
         """The iterators with workers that are alive; another thread may be making one."""
-        return members(self.runs)
+        while True:  # another thread may add one meanwhile, and nobody would hear of an exception
+            with contextlib.suppress(RuntimeError):
+                return list(self.runs)
 
     def _idle(self) -> WorkerPool | None:
         """The workers, if there are some that no iterator has."""
@@ -525,9 +506,9 @@ class LoaderCore:
 
     def workers(self, iterator: LoaderIterator[Any]) -> list[WorkerProcess]:
         """The processes of the workers that are an iterator's, or idle, for others to watch."""
-        pool = iterator.pool if isinstance(iterator, EpochRun) else None
-        pool = pool or self._idle()
-        return [] if pool is None or pool.closed else pool.twins
+        own = iterator.pool if isinstance(iterator, EpochRun) else None
+        pool = own or self._idle()
+        return [] if pool is None or pool.closed else pool.workers.twins
 
     def close(self) -> None:
         """End the workers, and the iterators that have some."""
@@ -598,13 +579,18 @@ class LoaderCore:
 
     # --- records ---
 
-    def note(self, record: BatchRecord, pool: WorkerPool | None, again: bool) -> None:
+    def note(
+        self, record: BatchRecord, pool: WorkerPool | None = None, again: bool = False
+    ) -> None:
         """Record a batch that is given out; and have another number of workers, if that helps.
 
         ``pool``: who makes batches; None: they are gone. ``again``: a reader that moves reads again
         what it has given.
         """
-        self.recorder.add(record)
+        recorder = self.recorder
+        recorder.records.append(record)
+        if len(recorder.records) >= WINDOW:
+            recorder.flush()
         auto = self.auto
         if auto is None or not auto.add(record, again) or pool is None:
             return
@@ -616,16 +602,15 @@ class LoaderCore:
         """Say where the time went, since the loader was made, and what memory it takes now."""
         with self.lock:
             auto = self.auto
-            connected = [run for run in self.alive() if run.pool is not None]
-            pools = {pool for run in connected if (pool := run.pool) is not None}
-            statistics = self.recorder.summary(
-                ready=sum(run.ready for run in connected),
-                shared_memory=sum(pool.shared_memory for pool in pools),
+            pools = {run.pool: run.ready for run in self.alive() if run.pool is not None}
+            return self.recorder.summary(
+                ready=sum(pools.values()),
+                shared_memory=sum(pool.arena.resident for pool in pools),
                 memory=_memory_use({*pools, self.pool}) if memory else None,
                 num_workers=self.loader.num_workers,
                 why_so_many="" if auto is None else auto.setting.reason,
+                **figures_of(self.loader.dataset),
             )
-        return dataclasses.replace(statistics, **figures_of(self.loader.dataset))
 
     def show(self, page: LoaderPage, run: EpochRun[Any]) -> None:
         """Write down, for viewers in other processes, what the loader is at."""
@@ -656,9 +641,9 @@ def _memory_use(pools: set[WorkerPool | None]) -> MemoryUse:
     running = [pool for pool in pools if pool is not None and not pool.closed]
     return MemoryUse(
         parent=own_memory(),
-        arena=sum(pool.shared_memory for pool in running),
-        shared_data=sum(pool.shared_data for pool in running),
-        workers=tuple(own_memory(pid) for pool in running for pid in pool.pids),
+        arena=sum(pool.arena.resident for pool in running),
+        shared_data=sum(pool.workers.shared_data for pool in running),
+        workers=tuple(own_memory(pid) for pool in running for pid in pool.workers.pids),
     )
 
 

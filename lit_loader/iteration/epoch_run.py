@@ -26,18 +26,16 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_loader.accelerator.device_copy import DeviceCopy, Staged
-from lit_loader.checkpoint.position import first_turn, next_turn
-from lit_loader.checkpoint.reader_states import Shards
+from lit_loader.checkpoint.position import Shards, first_turn, next_turn
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.pipeline import Pin, Pipeline, is_of
-from lit_loader.sampling.epoch_batches import EpochBatches
-from lit_loader.sampling.epochs import EpochStart
+from lit_loader.sampling.epochs import EpochBatches, EpochStart
 from lit_loader.statistics.records import BatchRecord
 from lit_loader.system.interrupts import HeldBack, is_interruption, let_handlers_through
 from lit_loader.transport.loader_page import GIVEN, SINCE
-from lit_loader.transport.messages import position_of, task_number
+from lit_loader.transport.messages import POSITION, listed, position_of, task_number
 from lit_loader.transport.remote_error import ReaderShare
 from lit_loader.workers.healer import Healer
 from lit_loader.workers.outcome import FewerWorkers, Outcome
@@ -260,6 +258,9 @@ class EpochRun(LoaderIterator[T_co]):
         while True:
             try:
                 ready = self._advance(start)
+                if ready is not None and (ready.memory is not None or ready.failure is not None):
+                    pool = self.line.pool
+                    ready.unpack(None if pool is None else pool.divide)
             except BaseException as error:
                 self._broken_off(start, error)
                 raise
@@ -280,22 +281,24 @@ class EpochRun(LoaderIterator[T_co]):
             if made is not None:
                 if made.ignores_share:
                     self._warn_of_ignored_share()
-                self._note_errors(position_of(ready.number), made)
+                self._note_errors(ready.number & POSITION, made)
                 if made.omitted:
+                    start.position.settle()
                     self.line.settle()
                     continue
             if self.observer is not None:
                 staged = isinstance(ready.batch, Staged)
                 shown = ready.batch.source if staged else ready.batch
-                indices = None if start.batches is None else self._indices
-                self._show(start, position_of(ready.number), indices, shown)
+                indices = None if start.batches is None else listed(self._indices)
+                self._show(start, ready.number & POSITION, indices, shown)
             batch = ready.batch if self._copy is None else self._on_device(start, ready.batch)
             # What the batch has cost, at the moment at which it is given out.
-            given, pool, indices = time.monotonic_ns(), self.line.pool, self._indices
-            at = reply.slowest_at
+            given, pool, slowest = time.monotonic_ns(), self.line.pool, None
+            if reply.slowest:
+                slowest = _item(self._indices, reply.slowest_at)
             record = BatchRecord(
                 start.epoch,
-                position_of(ready.number),
+                ready.number & POSITION,
                 reply.worker,
                 reply.samples,
                 reply.at + reply.nbytes,
@@ -313,7 +316,7 @@ class EpochRun(LoaderIterator[T_co]):
                 reply.processor,
                 reply.queued,
                 reply.read,
-                indices[at] if type(indices) is list and at < len(indices) else indices,
+                slowest,
             )
             again = start.batches is None and made is not None and made.state is None
             self._core.note(record, pool, again)
@@ -401,8 +404,8 @@ class EpochRun(LoaderIterator[T_co]):
                 self._warn()
                 line.ready.popleft()
             self._indices = line.tasks[ready.number]
-            if start.batches is not None and ready.error is None:
-                start.position.delivered(position_of(ready.number))
+            if start.batches is not None:
+                start.position.latest = ready.number & POSITION
             else:
                 self._note(start, ready)
             line.given = ready.number
@@ -416,15 +419,16 @@ class EpochRun(LoaderIterator[T_co]):
 
     def _note(self, start: EpochStart, ready: Outcome) -> None:
         """Note in the position that a reader's batch, or an error in its place, is given out."""
-        number, position, turns = position_of(ready.number), start.position, self._turns
+        number, position = position_of(ready.number), start.position
+        reader = number % self._turns
         if ready.error is not None:
-            position.failed(number, number % (turns or 1))
+            position.failed(number, reader)
         elif ready.ended:
-            position.exhausted(number % turns)
+            position.exhausted(reader)
         elif ready.made is None:
-            position.read(number % turns, None)
+            position.read(reader, None)
         else:
-            position.read(number % turns, ready.made.state, ready.made.mark)
+            position.read(reader, ready.made.state, ready.made.mark)
 
     def _dispatch(self, start: EpochStart) -> None:
         """Send tasks until ``depth`` are outstanding or there are no more."""
@@ -433,7 +437,7 @@ class EpochRun(LoaderIterator[T_co]):
         assert feed is not None and pool is not None
         tasks, given = line.tasks, 0 if line.given is None else 1
         while (undelivered := len(tasks) - given) < self._depth and not (
-            self._budgeted and pool.room(undelivered) <= 0
+            self._budgeted and pool.arena.room(undelivered) <= 0
         ):
             task = feed.take(line)
             if task is None:
@@ -463,7 +467,7 @@ class EpochRun(LoaderIterator[T_co]):
                 raise
             line.epoch, line.seed, line.healer = start.epoch, start.seed, healer
             line.pin, line.device = self._pin, self._device
-            line.ints = start.batches is not None and start.batches.computed
+            line.own = start.batches is not None and start.batches.computed
             healer.assigned = line.tasks
             pool.patient = bool(self._timeout)
             pool.page.begin_epoch(start.epoch, start.position.now().delivered)
@@ -487,7 +491,7 @@ class EpochRun(LoaderIterator[T_co]):
     def _warn(self) -> None:
         """Warn of workers that were replaced, and of a budget that cannot be kept."""
         self._note_restarts()
-        overrun = None if self.line.pool is None else self.line.pool.overrun()
+        overrun = None if self.line.pool is None else self.line.pool.arena.overrun()
         if overrun is not None:
             warnings.warn(overrun, RuntimeWarning, stacklevel=program_stacklevel())
 
@@ -572,6 +576,12 @@ class EpochRun(LoaderIterator[T_co]):
     def pool(self) -> WorkerPool | None:
         """The workers at this iterator's disposal."""
         return self.line.pool
+
+
+def _item(indices: Any, place: int) -> Any:
+    """One of a batch's indices; the batch's only one, or what it has in their place."""
+    indices = listed(indices)
+    return indices[place] if type(indices) is list and place < len(indices) else indices
 
 
 def _end_with_the_program() -> None:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchWithReport
@@ -35,22 +35,13 @@ if TYPE_CHECKING:
 __all__ = ["ExactnessCheck"]
 
 
-class Made(NamedTuple):
-    """A batch that was given out: its epoch and base seed, its number in that, and what it held."""
-
-    epoch: int
-    seed: int
-    number: int
-    indices: Any
-    digest: Digest
-
-
 class ExactnessCheck:
     """Compares an epoch's first batches with what they are when they are made again; once."""
 
     def __init__(self, core: LoaderCore, in_process: bool) -> None:
         self._core, self._in_process = core, in_process
-        self._made: list[Made] = []
+        self._start: EpochStart | None = None
+        self._made: dict[int, tuple[Any, Digest]] = {}  # indices and digests, of batches given out
         self.done = False  # whether there is nothing more to be done
 
     def note(self, start: EpochStart, number: int, indices: Any, batch: Any) -> None:
@@ -59,28 +50,26 @@ class ExactnessCheck:
         # What a stream's reader gives follows from its beginning.
         if self.done or (self._core.iterable and (began.batches or began.readers)):
             return
-        if self._made and self._made[0].epoch != start.epoch:
-            self._made.clear()  # that epoch was left early
-        self._made.append(Made(start.epoch, start.seed, number, indices, digest(batch)))
+        if self._start is not start:
+            self._start, self._made = start, {}  # the epoch before was left early
+        self._made[number] = indices, digest(batch)
         if len(self._made) >= self._core.loader.check_exactness:
             self.finish()
 
     def finish(self) -> None:
         """Compare what there is, at the latest at the epoch's end."""
-        if self.done or not self._made:
+        core, start, made = self._core, self._start, self._made
+        if self.done or start is None or not made:
             return
-        core, made = self._core, self._made
         self.done = core.checked = True
-        expected = {each.number: each for each in made}
         try:
-            for number, batch in (self._here if self._in_process else self._by_workers)(made):
-                one = expected.get(number)
-                if one is not None and (found := difference(one.digest, digest(batch))):
+            for number, batch in (self._here if self._in_process else self._by_workers)(start):
+                if number in made and (found := difference(made[number][1], digest(batch))):
                     core.warn_once(
-                        f"check_exactness: batch {number} of epoch {one.epoch} came out otherwise "
-                        f"when it was made again, after other batches: {found}. Something "
-                        "there is not a function of seed and index (a generator that is not "
-                        "found, a counter, the order of a set): seed it in "
+                        f"check_exactness: batch {number} of epoch {start.epoch} came out "
+                        f"otherwise when it was made again, after other batches: {found}. "
+                        "Something there is not a function of seed and index (a generator that is "
+                        "not found, a counter, the order of a set): seed it in "
                         "reseed_fn(dataset, seed), or let it follow from the index",
                         ExactnessWarning,
                     )
@@ -94,36 +83,34 @@ class ExactnessCheck:
                 "compared"
             )
 
-    def _here(self, made: Sequence[Made]) -> Iterator[tuple[int, Any]]:
+    def _here(self, start: EpochStart) -> Iterator[tuple[int, Any]]:
         """Make batches again in this process, the last one first."""
-        spec = self._core.spec()
-        loader = BatchLoader(spec, watch=self._core.generators(spec))
-        for one in reversed(made):
+        loader = BatchLoader(self._core.spec())
+        for number, (indices, _) in reversed(self._made.items()):
             place = reading.leave()
             try:
                 with preserved():
-                    batch = loader.load(one.indices, one.number, one.epoch, one.seed, Progress())
+                    batch = loader.load(indices, number, start.epoch, start.seed, Progress())
             except Exception as error:
                 batch = error
             finally:
                 reading.return_to(place)
-            yield one.number, batch.batch if type(batch) is BatchWithReport else batch
+            yield number, batch.batch if type(batch) is BatchWithReport else batch
 
-    def _by_workers(self, made: Sequence[Made]) -> Iterator[tuple[int, Any]]:
+    def _by_workers(self, start: EpochStart) -> Iterator[tuple[int, Any]]:
         """Make batches again in worker processes that are started for it."""
-        core, first, workers = self._core, made[0], 1
+        core, numbers, workers = self._core, [*self._made], 1
         # The first one at first, and again as the last: one alone is made twice.
-        numbers = [first.number, *(one.number for one in reversed(made))]
+        order = [numbers[0], *reversed(numbers)]
         if core.iterable:
-            numbers = [*range(made[-1].number + 1)]
+            order = [*range(numbers[-1] + 1)]
             # One worker serves all readers, where these are no workers.
             workers = core.loader.num_workers if core.shards is None else 1
-        indices = {one.number: one.indices for one in made}
-        pool = core.start_pool(first.seed, workers)
+        pool = core.start_pool(start.seed, workers)
         try:
-            for number in numbers:  # one at a time: no task is taken by another's turn
-                task = task_number(first.epoch, number)
-                pool.submit(task, indices.get(number), first.epoch, first.seed)
+            for number in order:  # one at a time: no task is taken by another's turn
+                indices, _ = self._made.get(number, (None, None))
+                pool.submit(task_number(start.epoch, number), indices, start.epoch, start.seed)
                 outcome = _received(pool, core.loader.timeout)
                 if outcome.memory is not None or outcome.failure is not None:
                     outcome.unpack()

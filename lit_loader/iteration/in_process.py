@@ -26,6 +26,7 @@ from lit_loader.seeding.generator_state import Loan, OwnStreams
 from lit_loader.statistics.records import BatchRecord
 from lit_loader.streams.readers import Readers, maker_of
 from lit_loader.system.interrupts import let_handlers_through
+from lit_loader.transport.messages import listed
 from lit_loader.transport.remote_error import describe_batch
 from lit_loader.transport.status_board import Progress
 
@@ -36,6 +37,10 @@ __all__ = ["InProcessIterator"]
 
 T_co = TypeVar("T_co", covariant=True)
 _Making = BatchLoader | Readers
+
+
+_Made = tuple[int, Any, Exception | None, int]
+"""A batch's number; the batch, or what is raised in its place; how many samples it has."""
 
 
 class InProcessIterator(LoaderIterator[T_co]):
@@ -59,76 +64,76 @@ class InProcessIterator(LoaderIterator[T_co]):
         self._loader: _Making | None = None
         self._begun: set[int] = set()  # readers of an iterable dataset that go on by themselves
         self._streams: OwnStreams | None = None
-        self._loan: Loan | None = None
-        self._place: Any = None
         self._number = 0
         self._task: Any = None
         self._drawn = -1  # the batch that the task is of
-        self._asked = 0
         self._draws = True
-        self._held: deque[tuple[int, Any, Exception | None, int]] = deque()
+        self._held: deque[_Made] = deque()
 
     def _next(self, start: EpochStart) -> T_co:
-        self._asked = time.monotonic_ns()
-        loader = self._loader or self._begin(start)
-        tail = self._tail
+        asked = time.monotonic_ns()
+        loader, tail, position = self._loader or self._begin(start), self._tail, start.position
         while True:
-            if tail is not None and not tail.admits(start.position, self._hold):
+            if tail is not None and not tail.admits(position, self._hold):
                 raise self._end(start)
-            made_one = self._take_held(start) if self._held else self._make(loader, start)
-            if made_one is None:
-                continue
-            number, batch = made_one
+            held = bool(self._held)
+            number, batch, error, samples = (
+                self._held.popleft() if held else self._make(loader, start)
+            )
+            reader = number % (position.num_readers or 1)
+            if error is not None:
+                if isinstance(error, EndOfData):
+                    position.exhausted(reader)
+                    continue
+                position.failed(number, reader)
+                try:
+                    raise error
+                finally:
+                    del error  # whose traceback holds this frame
             if type(batch) is not BatchWithReport:
-                start.position.delivered(number)
+                position.latest = number
                 break
             made, batch = batch, batch.batch
             if start.batches is None:
-                reader = number % start.position.num_readers
-                start.position.read(reader, made.state, made.mark)
+                position.read(reader, made.state, made.mark)
                 if made.ignores_share:
                     self._warn_of_ignored_share()
-                self._count(loader.samples)
+                self._count(samples)
             else:
-                start.position.delivered(number)
+                position.latest = number
             self._note_errors(number, made)
             if not made.omitted:
                 break
+            position.settle()
         if tail is not None:
-            tail.given(start.position)
-        return self._clocked(loader, start, number, batch)
-
-    def _clocked(self, loader: _Making, start: EpochStart, number: int, batch: Any) -> T_co:
-        """Pin the batch, and record what it has cost."""
+            tail.given(position)
         if self.observer is not None:
             self._show(start, number, self._task, batch)
-        made = given = time.monotonic_ns()
+        progress, indices, arrived = self._progress, self._task, time.monotonic_ns()
+        fetched, given = asked if held else progress.fetched, arrived
         if self._pin is not None:
             batch = self._pin(batch)
             given = time.monotonic_ns()
-        progress, indices = self._progress, self._task
-        fetched, asked = progress.fetched, self._asked
-        self._core.recorder.add(
+        at = progress.slowest_at
+        self._core.note(
             BatchRecord(
-                epoch=start.epoch,
-                number=number,
+                start.epoch,
+                number,
                 worker=-1,
-                samples=loader.samples,
+                samples=samples,
                 nbytes=0,
                 began=asked,
                 fetch=fetched - asked,
-                collate=made - fetched,
+                collate=arrived - fetched,
                 encode=0,
-                arrived=made,
+                arrived=arrived,
                 asked=asked,
-                wait=made - asked,
+                wait=arrived - asked,
                 decode=0,
-                pin=given - made,
+                pin=given - arrived,
                 step=asked - self._given if self._given else 0,
                 slowest=progress.slowest,
-                slowest_index=indices[progress.slowest_at]
-                if type(indices) is list and progress.slowest_at < len(indices)
-                else None,
+                slowest_index=indices[at] if type(indices) is list and at < len(indices) else None,
                 read=progress.waited,
             )
         )
@@ -141,89 +146,52 @@ class InProcessIterator(LoaderIterator[T_co]):
         assert loader is not None and start is not None
         if not wait:
             return None
-        try:
-            made_one = self._make(loader, start, ahead=True)
-        except Exception as error:
-            let_handlers_through(error)
-            self._held.append((self._number - 1, None, error, 0))
-            return True
-        if made_one is not None:
-            self._held.append((*made_one, None, loader.samples))
-        return made_one is not None
+        made = self._make(loader, start)
+        if isinstance(made[2], EndOfData):  # it comes again, in its turn
+            return False
+        self._held.append(made)
+        return True
 
-    def _take_held(self, start: EpochStart) -> tuple[int, Any]:
-        """Give what was made ahead, now that it has its turn."""
-        number, batch, error, samples = self._held.popleft()
-        assert self._loader is not None
-        self._loader.samples = samples
-        self._progress.fetched = self._asked
-        if error is None:
-            return number, batch
-        self._failed(start, number)
-        try:
-            raise error
-        finally:
-            del error  # whose traceback holds this frame
-
-    def _make(
-        self, loader: _Making, start: EpochStart, ahead: bool = False
-    ) -> tuple[int, Any] | None:
-        """Make the next batch; returns its number with it, None if its reader has ended.
-
-        Ahead of its turn, nothing is noted in the position.
-        """
+    def _make(self, loader: _Making, start: EpochStart) -> _Made:
+        """Make the next batch, or the exception in its place; it is noted when it has its turn."""
         task = self._next_task(start)
         self._progress.begin(-1)
         number = self._number
         self._number += 1
         batch = loader.take(task, self._progress)
         if batch is not None:
-            return number, batch
-        self._place, self._loan = (reading.leave(), shown()), Loan(self._streams)
+            return number, batch, None, loader.samples
+        place, loan = (reading.leave(), shown()), Loan(self._streams)
         try:
-            try:
-                self._loan.begin()
-                return number, loader.load(task, number, start.epoch, start.seed, self._progress)
-            finally:
-                self._return_loan()
-        except EndOfData:
-            if not ahead:
-                start.position.exhausted(number % start.position.num_readers)
-            return None
+            loan.begin()
+            batch = loader.load(task, number, start.epoch, start.seed, self._progress)
+            return number, batch, None, loader.samples
+        except EndOfData as end:
+            return number, None, end, 0
         except StopIteration as error:
-            if not ahead:
-                self._failed(start, number)
             # As it is, it would end the consumer's loop as if the epoch were over.
-            raise WorkerError(
+            failure = WorkerError(
                 f"the dataset or collate_fn raised StopIteration({error}), which would end the "
                 "loop over the loader: raise another exception there"
-            ) from error
+            )
+            failure.__cause__ = error
+            return number, None, failure, 0
         except Exception as error:
             let_handlers_through(error)
-            if not ahead:
-                self._failed(start, number)
             # What an exception from a worker has in its message.
             indices = loader.whose(number) if start.batches is None else task
             annotate(error, f"in {describe_batch(number, indices, self._progress)}")
-            raise
-
-    def _return_loan(self) -> None:
-        """Put back what was changed in this process to make a batch; may be called again."""
-        loan, place = self._loan, self._place
-        if loan is not None and place is not None:
-            reading.return_to(place[0])
-            show(place[1])
-            loan.end()
-            self._loan = self._place = None
-
-    @staticmethod
-    def _failed(start: EpochStart, number: int) -> None:
-        """Note that the consumer is given an exception in the place of a batch."""
-        start.position.failed(number, number % (start.position.num_readers or 1))
+            return number, None, error, 0
+        finally:
+            try:
+                _return(loan, place)
+            except BaseException:  # out of a signal handler, which has broken into it
+                _return(loan, place)
+                raise
 
     def _begin(self, start: EpochStart) -> _Making:
         spec = self._spec()
-        self._loader = loader = maker_of(spec, watch=self._core.generators(spec))
+        self._loader = loader = maker_of(spec)
         if loader.reads is not None:  # whose threads end with this pass
             weakref.finalize(self, loader.reads.background.end)
         self._draws = not loader.reads_table
@@ -243,7 +211,6 @@ class InProcessIterator(LoaderIterator[T_co]):
         )
 
     def _take_back(self) -> None:
-        self._return_loan()
         super()._take_back()
         if self._loader is not None and self._start is not None:
             self._number = self._reached(self._start)
@@ -276,9 +243,18 @@ class InProcessIterator(LoaderIterator[T_co]):
             try:
                 # A sampler's exception ends nothing: what it does when asked again decides.
                 indices = start.batches.draw(number, start.position)
+                if start.batches.computed:
+                    indices = listed(indices)
             except StopIteration:
                 raise self._end(start) from None
             if number not in start.position.start.ahead:
                 self._task, self._drawn = indices, number
                 return indices
             self._number = number + 1
+
+
+def _return(loan: Loan, place: tuple[Any, Any]) -> None:
+    """Put back what was changed in this process to make a batch; may be called again."""
+    reading.return_to(place[0])
+    show(place[1])
+    loan.end()

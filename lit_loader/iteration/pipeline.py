@@ -9,7 +9,9 @@ One object lives as long as an `EpochRun`, and outlives its workers: what is los
 asked for again, of others. Where tasks of the next epoch are among what is outstanding when a run
 ends, the object goes on to that epoch's run. It does not refer to the run, which can be collected
 while the pin-memory thread waits here. Without pinning all of it runs in the thread that calls
-:meth:`Pipeline.take`; with pinning, in the pin-memory thread.
+:meth:`Pipeline.take`; with pinning, in the pin-memory thread. Where neither that thread nor a
+reader's position needs the batch itself, it is unpacked last of all, by the run: when the worker
+has its next task already.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from lit_loader.accelerator.pin_memory import PinMemoryThread
 from lit_loader.errors import LoaderError
-from lit_loader.sampling.batch_plan import BatchPlan
-from lit_loader.sampling.epoch_batches import computed
+from lit_loader.sampling.batch_plan import BatchPlan, ComputedBatches
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.transport.messages import position_of, task_number
@@ -54,13 +57,14 @@ class Pipeline:
         self.in_order = in_order
         # All numbers of one line come in order: there is one for all, or one for each reader.
         self._lines = 1 if in_order else turns
+        self._turns, self._unpacks = turns, True
         self.pin, self.device = pin, device
         self.pool: WorkerPool | None = None
         self.epoch = self.seed = 0  # those of the run
         self.token = 0  # that of the tasks, in the pool
         self.new = False  # whether workers have just been connected, and nothing else has happened
         self.handed_on = False  # whether it is another run's by now, or nobody's yet
-        self.ints = False  # whether indices are known to be ints, of an order of the loader's own
+        self.own = False  # whether indices are of an order of the loader's own: int64 arrays
         self._stopping = False
         self._thread: PinMemoryThread[Outcome] | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
@@ -91,6 +95,7 @@ class Pipeline:
         """Begin to pin, where that is to be done."""
         assert self.pool is not None
         pin = self.pin
+        self._unpacks = bool(self._turns) or pin is not None
         if pin is not None:
             with HeldBack():  # a thread that has started is one that is known
                 self._thread = PinMemoryThread(
@@ -128,7 +133,7 @@ class Pipeline:
         thread, self._thread = self._thread, None
         if thread is not None and not pool.elsewhere:  # in a forked copy there is no thread
             if not pool.closed:  # else it has ended already, or is about to
-                pool.wake()
+                pool.pipes.wake()
             self.ready.extend(thread.left())
 
     # --- asking ---
@@ -137,7 +142,7 @@ class Pipeline:
         """Have a task done, which comes after all that were submitted before."""
         if self._lines:
             self._expected[number % self._lines].append(number)
-        self.pool.submit(number, indices, epoch, seed, self.ints)  # type: ignore[union-attr]
+        self.pool.submit(number, indices, epoch, seed, self.own)  # type: ignore[union-attr]
 
     def submit_again(self) -> None:
         """Have new workers do what the ones before have not."""
@@ -168,9 +173,9 @@ class Pipeline:
             return False
         if plan is None or not plan.is_computed:
             return False
-        batches = computed(plan, epoch, start.seed)
+        batches = iter(ComputedBatches(plan, epoch, start.seed))
         while (number := task_number(epoch, place)) in self.tasks:
-            if next(batches, None) != self.tasks[number]:
+            if not np.array_equal(next(batches, ()), self.tasks[number]):
                 return False
             place += 1
         return place > 0
@@ -242,20 +247,31 @@ class Pipeline:
         return not following.ended
 
     def _next(self) -> Outcome | None:
-        pool, began = self.pool, 0.0
+        pool, healer, began = self.pool, self.healer, 0.0
         assert pool is not None
         while not self._stopping:
             outcome = self._in_turn() if self._arrived else None
             if outcome is None:
                 began = began or time.monotonic()
-                outcome = self.healer.receive(pool, began)
+                try:
+                    limited = healer.limit is not None
+                    outcome = pool.receive(healer.patience(pool, began) if limited else None)
+                    if outcome is None and limited:
+                        outcome = healer.look(pool, began)
+                except WorkerDeath as death:
+                    outcome = healer.heal(pool, death)
+                finally:
+                    if pool.notices:
+                        healer.notices.extend(pool.notices)
+                        pool.notices.clear()
                 if outcome is None:
                     continue
                 if self._lines != 1 or self._expected[0][0] != outcome.number:
                     self._arrived[outcome.number] = outcome
                     continue
                 self._expected[0].popleft()  # as nearly always
-            outcome.unpack(pool.divide)
+            if self._unpacks:
+                outcome.unpack(pool.divide)
             return outcome
         return None
 

@@ -28,6 +28,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter  # reach: torch: bas
 
 from lit_loader.errors import LoaderError
 from lit_loader.sampling.epochs import EpochStart
+from lit_loader.transport.messages import listed
 
 __all__ = ["TorchSurface", "run_patches"]
 
@@ -122,7 +123,7 @@ class TorchSurface(_BaseDataLoaderIter):
                 given_before = number in position.start.ahead
                 position.leave_out(number)
                 if not given_before:
-                    return indices
+                    return listed(indices) if batches.computed else indices
 
     def _next_data(self) -> Any:
         return next(self)

@@ -1,36 +1,58 @@
-"""`LoaderDataModule`: datasets and loader options in, Lightning's four ``*_dataloader`` hooks out.
+"""`LoaderDataModule`: a Trainer's loaders, made of datasets or in the place of torch's.
 
 Made by users and by Hydra, passed to the Trainer::
 
     datasets[split] ── dataset ───────────────────┐
                   └─── factory ─┐                 │
-    make_dataset(split) ────────┴─ setup(stage) ─▶ dataset ─▶ make_loader ─▶ DataLoader
-    loader ─ common options ─┐                                 ▲   ▲
-    train, val, test, predict ┴▶ LoaderConfig of each split ───┘   └── Trainer: ranks, overfitting
+    make_dataset(split) ────────┴─ setup(stage) ─▶ dataset ─▶ make_loader ──┐
+    loader ─ common options ─┐                                              │
+    train, val, test, predict ┴▶ LoaderConfig of each split ────────────────┼─▶ DataLoader
+    from_datamodule: the user's hooks ─▶ torch's loaders ─▶ options_of ─────┘      ▲
+                                                 Trainer: ranks, overfitting ──────╯
 
-`lightning/kept_loaders.py` makes the loaders, and closes them.
+Loaders are held by weak references only, so that Lightning alone decides how long one lives;
+`teardown` and `on_exception` close those that are left, and a loader without any reference closes
+itself.
 """
 
 from __future__ import annotations
 
 import functools
+import weakref
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import Dataset
+from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import (
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+    default_convert,
+)
 
 from lit_loader.config.checks import filled_text, flag, is_dataset, is_list, known_keywords
-from lit_loader.config.loader_config import LoaderConfig
+from lit_loader.config.loader_config import FOR_WORKERS, LoaderConfig
 from lit_loader.data.shared_dataset import shared_dataset
-from lit_loader.describe import public, short_repr
+from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError
-from lit_loader.lightning.kept_loaders import KeepsLoaders, LoaderHook, Loaders, make
-from lit_loader.lightning.names import LightningDataModule, is_hook_of
-from lit_loader.lightning.swapped_datamodule import SwappedDataModule, swapped
+from lit_loader.lightning.names import (
+    DATA_MODULES,
+    TRAINERS,
+    LightningDataModule,
+    combined,
+    is_hook_of,
+)
+from lit_loader.lightning.state_callback import LoaderStateCallback, our_loaders
 from lit_loader.loader import DataLoader
+from lit_loader.sampling.shown_samplers import wrappable_by_lightning
 
-__all__ = ["SPLITS", "LoaderDataModule"]
+__all__ = ["SPLITS", "LoaderDataModule", "SwappedDataModule", "options_of"]
 
 SPLITS = ("train", "val", "test", "predict")
 
@@ -45,6 +67,139 @@ _STAGES = {
 Options = Mapping[str, Any] | LoaderConfig
 _Source = Dataset[Any] | Callable[[], Dataset[Any]]
 DatasetSource = _Source | Sequence[_Source] | Mapping[str, _Source]
+_Base: Any = LightningDataModule if TYPE_CHECKING else object
+
+
+class Loaders(weakref.WeakSet[DataLoader[Any]]):
+    """Those that are still alive; ddp_spawn pickles the data module, and they stay here."""
+
+    def __reduce__(self) -> Any:
+        return Loaders, ()
+
+
+class LoaderHook:
+    """A ``*_dataloader`` method of a `KeepsLoaders`; there is none where there is no loader.
+
+    Lightning asks whether a hook is overridden, not what it returns: validation is left out of
+    ``fit`` only if the data module seems not to define ``val_dataloader`` at all. Lightning's own
+    hook will not do: by its docstring, each of its two names takes that of the other for another.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, module: Any, owner: type) -> Any:
+        return self if module is None else module._lit_hook(self._name)
+
+    def __set__(self, module: Any, value: Any) -> None:
+        vars(module)[self._name] = value
+
+    def __delete__(self, module: Any) -> None:
+        del vars(module)[self._name]
+
+
+class KeepsLoaders(_Base):  # type: ignore[misc]
+    """Makes loaders for the Trainer, and closes them.
+
+    Stands before LightningDataModule, or a class of the user's, among the bases.
+    """
+
+    _lit_loaders: Loaders
+
+    train_dataloader = LoaderHook()
+    val_dataloader = LoaderHook()
+    test_dataloader = LoaderHook()
+    predict_dataloader = LoaderHook()
+
+    def _lit_hook(self, name: str) -> Callable[[], Any]:
+        """What a `LoaderHook` is called as; AttributeError: it has nothing to give."""
+        raise NotImplementedError
+
+    # A property, and not an override of setup: that one belongs to the subclasses, which may forget
+    # to call it.
+    @property
+    def trainer(self) -> Trainer | None:
+        """The Trainer; it gets the callback that keeps the training loaders' states."""
+        return self.__dict__.get("trainer")
+
+    @trainer.setter
+    def trainer(self, value: Trainer | None) -> None:
+        self.__dict__["trainer"] = value
+        if isinstance(value, TRAINERS):  # and not a test's stand-in for one
+            callbacks: list[Any] = value.callbacks  # type: ignore[attr-defined]
+            if not any(isinstance(each, LoaderStateCallback) for each in callbacks):
+                value.callbacks = [LoaderStateCallback(), *callbacks]  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """Closes every loader that is still alive: workers, threads and memory. Idempotent."""
+        loaders = [*self._lit_loaders]
+        if self.trainer is not None:
+            # For predictions it makes another loader out of each of ours.
+            loaders += our_loaders(self.trainer.predict_dataloaders)
+        for loader in loaders:
+            loader.close()
+
+    def teardown(self, stage: str | None = None) -> None:
+        """Closes the loaders; Lightning calls it after a run that ended by itself."""
+        KeepsLoaders.close(self)
+        super().teardown(stage)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Closes the loaders; after an error or Ctrl-C Lightning calls this *instead of* teardown.
+
+        Their iterators are still referenced then, so that nothing would be freed by itself.
+        """
+        KeepsLoaders.close(self)
+        super().on_exception(exception)
+
+    def _lit_make(
+        self, split: str, dataset: Any, config: LoaderConfig, device_prefetch: bool = False
+    ) -> DataLoader[Any]:
+        """A loader of a split, with what the Trainer has to add to its options."""
+        trainer = self.trainer
+        config = config.merged(**_asked_by(trainer, split, config))
+        if split == "predict":
+            made = config.with_samplers_for(dataset)
+            config = made.merged(batch_sampler=wrappable_by_lightning(made.batch_sampler))
+        loader = DataLoader(dataset, **config.as_kwargs())
+        loader._core.role = split
+        if trainer is not None and loader._core.auto is not None:
+            loader._core.auto.ranks = trainer.num_devices
+        if device_prefetch and trainer is not None:
+            loader.copy_ahead(trainer.strategy.root_device, move_data_to_device)
+        self._lit_loaders.add(loader)
+        return loader
+
+    def __str__(self) -> str:
+        return repr(self)  # Lightning's own makes and measures every loader
+
+
+def _asked_by(trainer: Trainer | None, split: str, config: LoaderConfig) -> dict[str, Any]:
+    """The options that the Trainer's strategy and options ask for."""
+    asked: dict[str, Any] = {}
+    if split == "predict":
+        # As Lightning does with torch's DataLoader: each sample has one prediction.
+        asked.update(drop_last=False, shard_tail="keep")
+    if trainer is None:
+        return asked
+    # Lightning acts on this option for torch's DataLoader alone.
+    # reach: lightning: use_distributed_sampler is kept nowhere else
+    connector = getattr(trainer, "_accelerator_connector", None)
+    if config.num_replicas is None and getattr(connector, "use_distributed_sampler", True):
+        # None on a single device; on others the ranks among which the data is parallel, which are
+        # fewer than all where a model is split over several.
+        asked.update(trainer.distributed_sampler_kwargs or {})
+    ordered = config.shuffle or config.sampler is not None
+    overfit: float = trainer.overfit_batches  # type: ignore[attr-defined]
+    if overfit > 0 and split in ("train", "val") and ordered:
+        # Lightning can do so for torch's DataLoader only, and overfitting on other batches in each
+        # epoch would be no overfitting.
+        asked.update(shuffle=None, sampler=None)
+        rank_zero_info(
+            f"overfit_batches={overfit}: the {split} split is read in the dataset's own order, so "
+            "that every epoch has the same batches"
+        )
+    return asked
 
 
 @public
@@ -89,11 +244,6 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
     """
 
     splits: Sequence[str] = SPLITS
-
-    train_dataloader = LoaderHook()
-    val_dataloader = LoaderHook()
-    test_dataloader = LoaderHook()
-    predict_dataloader = LoaderHook()
 
     @known_keywords
     def __init__(
@@ -173,7 +323,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
     @property
     def _has_hooks(self) -> bool:
         names = (f"{split}_dataloader" for split in SPLITS)
-        return any(getattr(type(self), name) is not vars(LoaderDataModule)[name] for name in names)
+        return any(getattr(type(self), name) is not vars(KeepsLoaders)[name] for name in names)
 
     def make_dataset(self, split: str) -> Any:
         """Makes the dataset of a split; called once, in `setup`, in each process that needs it.
@@ -259,6 +409,8 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         )
 
     def _lit_hook(self, name: str) -> Callable[[], Any]:
+        if name in vars(self):  # somebody has put it there
+            return vars(self)[name]  # type: ignore[no-any-return]
         split = name.removesuffix("_dataloader")
         if split not in self.given_splits:
             raise AttributeError(str(self._missing_split(split)))
@@ -280,7 +432,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         dataset = self.dataset(split) if dataset is None else dataset
         if _is_several(dataset):
             raise OptionError(f"{split!r} has several datasets: pass one of them to make_loader")
-        return make(self, split, dataset, self.configs[split], self.device_prefetch)
+        return self._lit_make(split, dataset, self.configs[split], self.device_prefetch)
 
     @property
     def batch_size(self) -> int | None:
@@ -295,15 +447,12 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         self.configs = {s: c.merged(batch_size=value) for s, c in self.configs.items()}
 
     def __repr__(self) -> str:
-        # Lightning's own __str__ makes and measures every loader.
         splits = (
             f"{split}: {_described(self.datasets.get(split, self.make_dataset))}, "
             f"batch_size={self.configs[split].batch_size}"
             for split in self.given_splits
         )
         return f"{type(self).__name__}({'; '.join(splits)})"
-
-    __str__ = __repr__
 
 
 def _is_several(source: Any) -> bool:
@@ -386,3 +535,122 @@ def _primitives(config: LoaderConfig) -> dict[str, Any]:
         for name, value in config.as_kwargs().items()
         if value is None or isinstance(value, (bool, int, float, str))
     }
+
+
+# --- in the place of torch's loaders ---
+
+_OF_TORCH = [*LoaderConfig.__dataclass_fields__]
+_OF_TORCH = _OF_TORCH[: _OF_TORCH.index("in_order") + 1]
+_SAME_OPTIONS = {*_OF_TORCH} - {"shuffle", "sampler", "batch_sampler", "collate_fn"}
+"""Options that both classes have, and mean the same by."""
+
+
+class SwappedDataModule(KeepsLoaders):
+    """Before the class of another data module: the loaders of its hooks are swapped.
+
+    `swapped` makes a class of both, whose objects share their attributes with the wrapped ones. So
+    all else is inherited: hooks, hyperparameters, the state in checkpoints.
+    """
+
+    _lit_wrapped: LightningDataModule
+    _lit_overrides: dict[str, Any]
+
+    def _lit_hook(self, name: str) -> Callable[[], Any]:
+        if not is_hook_of(self._lit_wrapped, name):
+            raise AttributeError(name)
+        return functools.partial(_swap, self, name)
+
+    def __reduce__(self) -> Any:
+        return swapped, (self._lit_wrapped, self._lit_overrides)
+
+    def __repr__(self) -> str:
+        overrides = (f", {name}={short_repr(x)}" for name, x in self._lit_overrides.items())
+        return f"SwappedDataModule({type(self).__name__}{''.join(overrides)})"
+
+
+def swapped(wrapped: LightningDataModule, overrides: Mapping[str, Any]) -> SwappedDataModule:
+    """Does what `LoaderDataModule.from_datamodule` says."""
+    kind = type(wrapped)
+    if not isinstance(wrapped, DATA_MODULES) or isinstance(wrapped, KeepsLoaders):
+        raise OptionError(
+            "from_datamodule needs a LightningDataModule that makes loaders of torch's class, "
+            f"got {kind.__name__}"
+        )
+    # Unknown names are refused at once, by options that are sure to fit together; whether these do
+    # is seen when there is a loader that they are laid over.
+    LoaderConfig.from_options(**{name: getattr(LoaderConfig, name, None) for name in overrides})
+    # In the class, and not among the attributes, which are the user's. The name is that of the
+    # user's class, by which Lightning's checkpoints have a data module's state.
+    own = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    own.update(_lit_wrapped=wrapped, _lit_overrides=dict(overrides), _lit_loaders=Loaders())
+    if hasattr(kind, "close"):
+        own["close"] = kind.close
+    made: Any = object.__new__(type(kind.__name__, (SwappedDataModule, kind), own))
+    made.__dict__ = vars(wrapped)
+    return made  # type: ignore[no-any-return]
+
+
+def _swap(module: SwappedDataModule, name: str) -> Any:
+    """Calls a hook; returns its loader, or its collection of them, with ours in place."""
+    given = getattr(module._lit_wrapped, name)()
+    if given is None or (isinstance(given, (list, tuple, dict)) and not given):
+        return given  # a split without loaders
+    several = combined(given)
+    several.flattened = [_swapped(module, name, loader) for loader in several.flattened]
+    return given if several is given else several.iterables
+
+
+def _swapped(module: SwappedDataModule, name: str, loader: Any) -> Any:
+    """A loader of ours for one of torch's; any other loader as it is, with a warning."""
+    if isinstance(loader, DataLoader):
+        return loader
+    hook, overrides = f"{type(module).__name__}.{name}", module._lit_overrides
+    if not isinstance(loader, TorchLoader) or type(loader).__iter__ is not TorchLoader.__iter__:
+        rank_zero_warn(
+            f"{hook} gives a loader of class {type(loader).__name__}, which stays as it is: only "
+            "torch.utils.data.DataLoader and classes that iterate as it does are swapped",
+            stacklevel=3 + program_stacklevel(),  # two frames of rank_zero_warn, and its own
+        )
+        return loader
+    options = options_of(loader)
+    if not overrides.get("num_workers", loader.num_workers):
+        # torch's default for prefetch_factor depends on the workers, and looks like a user's
+        # choice; without them none of these means anything.
+        options = {key: value for key, value in options.items() if key not in FOR_WORKERS}
+    elif overrides.get("num_workers") == "auto" and loader.prefetch_factor == 2:
+        del options["prefetch_factor"]  # torch's default, likewise
+    try:
+        config = LoaderConfig.from_options(**{**options, **overrides})
+        return module._lit_make(name.removesuffix("_dataloader"), loader.dataset, config)
+    except OptionError as error:
+        raise OptionError(f"{hook}: {error}") from None
+
+
+def options_of(loader: TorchLoader[Any]) -> dict[str, Any]:
+    """Returns the options with which ``lit_loader.DataLoader`` does what a torch loader does.
+
+    Samplers, batch samplers, functions and generators that the user has made are the same objects.
+    """
+    options = {name: getattr(loader, name) for name in _SAME_OPTIONS}
+    if loader.collate_fn not in (default_collate, default_convert):
+        options["collate_fn"] = loader.collate_fn
+    if isinstance(loader.dataset, IterableDataset):
+        return options
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        return {**options, "batch_size": 1, "batch_sampler": loader.batch_sampler}
+    sampler = loader.sampler
+    whole = getattr(sampler, "data_source", None) is loader.dataset
+    if type(sampler) is RandomSampler and whole and _is_plain(sampler, loader):
+        options["shuffle"] = True
+    elif not (type(sampler) is SequentialSampler and whole):
+        options["sampler"] = sampler
+    return options
+
+
+def _is_plain(sampler: RandomSampler, loader: TorchLoader[Any]) -> bool:
+    """Whether a sampler is as ``shuffle=True`` makes it."""
+    return (
+        not sampler.replacement
+        and sampler.num_samples == len(sampler.data_source)
+        and sampler.generator is loader.generator
+    )

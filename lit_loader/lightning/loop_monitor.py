@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from lit_loader.loader import DataLoader, recorder_of
+from lit_loader.loader import DataLoader
 from lit_loader.statistics.recorder import WINDOW, Recorder, Stopwatch
 from lit_loader.statistics.records import (
     BatchRecord,
@@ -74,11 +74,11 @@ class LoaderHistory:
         self._sums = self._source = Recorder()
         self._before = self._first = self._last = LoaderStatistics()
         self._besides: dict[str, Any] = dict.fromkeys((*_COUNTED, *_KEPT), 0)
-        self._num_workers, self._persistent = 0, False
+        self._persistent = False
 
     def begin(self, loader: DataLoader[Any]) -> None:
         """Take in the records of a loader from now on."""
-        self._source = recorder_of(loader)
+        self._source = loader._core.recorder
         # First those that it has made already: one without length has given out its first batch.
         self._source.listener = self._take
         self._before = self._first = loader.statistics()
@@ -87,7 +87,7 @@ class LoaderHistory:
         """Take in no more of that loader."""
         now = self._last = loader.statistics()
         self._source.listener = None
-        self._num_workers, self._persistent = loader.num_workers, loader.persistent_workers
+        self._persistent = loader.persistent_workers
         for name in _COUNTED:
             self._besides[name] += getattr(now, name) - getattr(self._first, name)
         self._besides.update({name: getattr(now, name) for name in _KEPT})
@@ -102,21 +102,44 @@ class LoaderHistory:
             self.kept.extend(records)
 
     def interval(self, loader: DataLoader[Any]) -> dict[str, float]:
-        """Returns the figures since the last call; none if there was no batch."""
-        before, self._before = self._before, loader.statistics()
-        return _interval_figures(before, self._before, loader.num_workers)
+        """Returns what is logged of the time since the last call; empty if there was no batch."""
+        before, after = self._before, loader.statistics()
+        self._before = after
+        batches = after.batches - before.batches
+        if not batches:
+            return {}
+        waited, seconds = after.waited - before.waited, after.seconds - before.seconds
+        busy = sum(w.busy for w in after.workers) - sum(w.busy for w in before.workers)
+        num_remote = sum(node.workers for node in after.nodes)
+        figures = {
+            "wait_ms": 1e3 * waited / batches,
+            "wait_fraction": _fraction(waited, seconds),
+            "ready": float(after.ready),
+            "num_workers": float(after.num_workers),
+            "worker_busy": _fraction(busy, seconds * max(1, after.num_workers + num_remote)),
+            "worker_restarts": float(after.worker_restarts - before.worker_restarts),
+            "sample_errors": float(after.sample_errors - before.sample_errors),
+        }
+        if read := after.read.total - before.read.total:
+            figures["read_fraction"] = _fraction(read, busy)
+        if num_remote:
+            remote = after.remote_batches - before.remote_batches
+            nbytes = after.remote_nbytes - before.remote_nbytes
+            figures["remote_fraction"] = _fraction(remote, batches)
+            figures["remote_mb_per_s"] = nbytes / 1e6 / seconds if seconds > 0 else 0.0
+            figures["transit_ms"] = 1e3 * (after.transit - before.transit) / max(1, remote)
+        return figures
 
     def report(self, name: str, transfer: StageTimes, step: StageTimes) -> LoaderReport:
         """Returns the report on all batches so far, with the loop's transfers and steps."""
-        summary = self._sums.summary(
-            num_workers=self._num_workers, why_so_many=self._last.why_so_many
-        )
-        statistics, cores = replace(summary, **self._besides), math.ceil(usable_processors())
+        last = self._last
+        summary = self._sums.summary(num_workers=last.num_workers, why_so_many=last.why_so_many)
+        statistics = replace(summary, **self._besides)
         words = verdict(
             statistics,
             transfer=transfer,
-            num_workers=self._num_workers,
-            cores=cores,
+            num_workers=last.num_workers,
+            cores=math.ceil(usable_processors()),
             persistent_workers=self._persistent,
         )
         return LoaderReport(name, statistics, transfer, step, words)
@@ -149,7 +172,7 @@ class LoopMonitor:
                 self._histories[name] = LoaderHistory(self._began, self._keep)
             self._histories[name].begin(loader)
         self._loaders = found
-        self._recorders = [recorder_of(loader) for loader in found.values()]
+        self._recorders = [loader._core.recorder for loader in found.values()]
 
     def start_step(self) -> None:
         """Note that a step starts."""
@@ -207,36 +230,6 @@ class LoopMonitor:
                 steps = [step for step in self._steps if step.start >= since]
                 left_out = history.count - len(history.kept)
                 yield report, LoaderTrace(name, tuple(history.kept), steps, left_out)
-
-
-def _interval_figures(
-    before: LoaderStatistics, after: LoaderStatistics, num_workers: int
-) -> dict[str, float]:
-    """Returns what is logged of the time between two moments; empty if there was no batch."""
-    batches = after.batches - before.batches
-    if not batches:
-        return {}
-    waited, seconds = after.waited - before.waited, after.seconds - before.seconds
-    busy = sum(w.busy for w in after.workers) - sum(w.busy for w in before.workers)
-    num_remote = sum(node.workers for node in after.nodes)
-    figures = {
-        "wait_ms": 1e3 * waited / batches,
-        "wait_fraction": _fraction(waited, seconds),
-        "ready": float(after.ready),
-        "num_workers": float(num_workers),
-        "worker_busy": _fraction(busy, seconds * max(1, num_workers + num_remote)),
-        "worker_restarts": float(after.worker_restarts - before.worker_restarts),
-        "sample_errors": float(after.sample_errors - before.sample_errors),
-    }
-    if read := after.read.total - before.read.total:
-        figures["read_fraction"] = _fraction(read, busy)
-    if num_remote:
-        remote = after.remote_batches - before.remote_batches
-        nbytes = after.remote_nbytes - before.remote_nbytes
-        figures["remote_fraction"] = _fraction(remote, batches)
-        figures["remote_mb_per_s"] = nbytes / 1e6 / seconds if seconds > 0 else 0.0
-        figures["transit_ms"] = 1e3 * (after.transit - before.transit) / max(1, remote)
-    return figures
 
 
 def _fraction(part: float, whole: float) -> float:

@@ -13,7 +13,7 @@ Used by `lightning/state_callback.py`, in this order::
 A checkpoint says twice where training was: in the loaders' states, which are exact, and in the
 Trainer's progress, from which it derives when an epoch ends, when to validate and which batch is
 the last. Where the second differs from the first, it is corrected here, by its public counts as far
-as there are any; ``tests/lightning/test_lightning_resume.py`` fails where those change.
+as there are any; ``tests/lightning/test_resume.py`` fails where those change.
 """
 
 from __future__ import annotations

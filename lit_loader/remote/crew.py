@@ -6,23 +6,29 @@
               ▲                ╰─ its process is gone ─▶ lost ◀─ silent for very long ─╯
               ╰───────────────── after a pause ──────────╯
 
-Used by `remote/relay.py`, in whose thread everything here runs; answers of the engine come in as
-calls that are queued there. What an order has become is told by its *ticket*. A worker that is
-silent, or gone, loses its orders: others get them. One that is only slow answers when it is asked
-for a sign of life, and keeps them.
+Everything here runs in the relay's one thread; answers of the engine, which are futures, are queued
+there. A worker that is silent, or gone, loses its jobs: others get them. One that is only slow
+answers when it is asked for a sign of life, and keeps them.
+
+The engine is a `RayEngine` (`remote/ray_engine.py`); tests have one of threads.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from lit_loader.remote.engine import Engine, Fate, Hand, Hello, Made, Order, Role
+import numpy as np
 
-__all__ = ["Crew", "Member", "Orders"]
+from lit_loader.transport.messages import Task
+
+if TYPE_CHECKING:
+    from lit_loader.remote.ray_engine import RayEngine, RayHand
+    from lit_loader.remote.relay import Relay
+
+__all__ = ["Crew", "Fate", "Hello", "Job", "Member", "Role", "UnreachableError"]
 
 _GIVE_UP: Final = 12
 """Times ``patience`` that a worker may be silent before it is ended, and another one hired."""
@@ -34,39 +40,80 @@ _ONE_EVENT: Final = 2.0
 """Seconds within which the loss of several workers of a node is one event in any case."""
 
 
-class Orders(Protocol):
-    """What is told of orders."""
+class UnreachableError(Exception):
+    """There is no cluster; the text says what to do."""
 
-    def made(self, ticket: int, made: Made, member: Member) -> None:
-        """An order is done."""
 
-    def lost(self, ticket: int, reason: str, to_blame: bool) -> None:
-        """An order will not be done, and it may have been the reason (``to_blame``)."""
+class Role(NamedTuple):
+    """Which worker a remote worker is: its number, behind those of the workers here; its seed."""
 
-    def came_up(self, member: Member, hello: Hello) -> None:
-        """A worker has come up."""
+    worker: int
+    num_workers: int
+    seed: int
+
+
+class Hello(NamedTuple):
+    """What a remote worker says when it has come up: its machine, and what batches depend on."""
+
+    node: str
+    versions: dict[str, str]
+
+
+class Fate(NamedTuple):
+    """What an exception of a future means.
+
+    Attributes:
+        reason: In words.
+        gone: Whether the worker is gone.
+        blamed: Whether the job may have been the reason; not where a machine or object was lost.
+    """
+
+    reason: str
+    gone: bool
+    blamed: bool
+
+
+class Job:
+    """A task, in the hands of one remote worker.
+
+    Attributes:
+        task: The task.
+        order: What travels: the task's message, and its indices as they lie in the slot.
+        member: Who has it, or had it; None: nobody yet.
+        answer: What has come back, while a larger slot is asked for: a `Reply`, and what goes into
+            the slot, uint8.
+        began: ``time.monotonic_ns()`` when it was given to a remote worker.
+        over: Whether nobody waits for it any more; it may be under way still.
+    """
+
+    def __init__(self, task: Task, order: bytes) -> None:
+        self.task = task
+        self.order = order
+        self.member: Member | None = None
+        self.answer: np.ndarray[Any, np.dtype[np.uint8]] | None = None
+        self.began = 0
+        self.over = False
 
 
 class Member:
     """One remote worker, and those that take its place.
 
     Attributes:
-        role: Which worker it is.
         place: Its place among them.
         hand: Its handle; None: it is lost.
         node: Name of its machine; "": not known.
-        up: Whether it has come up.
+        up: Whether it has come up, and is not silent.
         silent: Whether nothing was heard of it for too long.
-        tickets: The orders that it has, in order.
+        jobs: Those that it has, in order.
     """
 
     def __init__(self, place: int, role: Role) -> None:
         self.role = role
         self.place = place
-        self.hand: Hand | None = None
+        self.hand: RayHand | None = None
         self.node = ""
         self.up = self.silent = False
-        self.tickets: list[int] = []
+        self.jobs: list[Job] = []
         self.heard = 0.0
         self.asked = False
         self.failures = 0
@@ -77,67 +124,35 @@ class Member:
 
 
 class Crew:
-    """Hires workers, hands orders out, and notices what becomes of the workers.
-
-    Args:
-        engine: Where they come from.
-        roles: Which there are to be.
-        in_flight: Orders that each may have.
-        patience: Seconds that nothing need be heard of one that has orders.
-        queue: Has a call made in the thread that all else runs in; from any thread.
-        orders: Is told of orders.
-        tell: Is called with a message for the consumer.
-        clock: Gives seconds.
+    """Hires workers, gives them jobs, and notices what becomes of the workers.
 
     Attributes:
         members: The workers.
         trouble: Why the last one that was lost was lost; "": none was.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        roles: Sequence[Role],
-        in_flight: int,
-        patience: float,
-        queue: Callable[[Callable[[], None]], None],
-        orders: Orders,
-        tell: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, relay: Relay, engine: RayEngine, config: Any, roles: list[Role]) -> None:
         self.members = [Member(place, role) for place, role in enumerate(roles)]
-        self._engine = engine
-        self._in_flight = in_flight
-        self._patience = patience
-        self._queue = queue
-        self._orders = orders
-        self._tell = tell
-        self._clock = clock
-        self._ticket = 0
         self.trouble = ""
+        self._relay, self._engine = relay, engine
+        self._in_flight: int = config.in_flight
+        self._patience: float = config.patience
         self._told: dict[str, float] = {}
-        self._ticked = clock()
+        self._looked = time.monotonic()
 
     @property
     def up(self) -> int:
-        """How many are up and not silent."""
-        return sum(member.up and not member.silent for member in self.members)
+        """How many are up."""
+        return sum(member.up for member in self.members)
 
-    def credit(self, owed: Callable[[int], bool]) -> int:
-        """How many orders that somebody waits for they can have together.
-
-        Args:
-            owed: Says whether somebody waits for an order; the others take room nevertheless.
-        """
+    @property
+    def credit(self) -> int:
+        """How many jobs that somebody waits for they can have; the others take room, too."""
         return sum(
-            self._in_flight - sum(not owed(ticket) for ticket in member.tickets)
+            self._in_flight - sum(job.over for job in member.jobs)
             for member in self.members
-            if member.up and not member.silent
+            if member.up
         )
-
-    def room(self) -> str:
-        """Say how many processors there are for them; may take a while, in any thread."""
-        return self._engine.room()
 
     def hire(self) -> None:
         """Ask for all workers."""
@@ -148,87 +163,87 @@ class Crew:
         hand = member.hand = self._engine.hire(member.role)
         member.up = member.silent = member.asked = False
         member.node = ""
-        self._await(hand.hello(), partial(self._on_hello, member, hand))
+        self._await(hand.hello(), self._on_hello, member)
 
-    def _await(self, future: Future[Any], call: Callable[[Future[Any]], None]) -> None:
-        future.add_done_callback(lambda done: self._queue(partial(call, done)))
+    def _await(
+        self, future: Future[Any], call: Callable[..., None], member: Member, *more: Any
+    ) -> None:
+        """Have a call made with a member's answer, unless another hand is in its place by then."""
+        hand = member.hand
 
-    def _on_hello(self, member: Member, hand: Hand, future: Future[Hello]) -> None:
-        if member.hand is not hand:
-            return
+        def heard() -> None:
+            if member.hand is hand:
+                call(member, *more, future)
+
+        future.add_done_callback(lambda _: self._relay.queue(heard))
+
+    def _on_hello(self, member: Member, future: Future[Hello]) -> None:
         error = future.exception()
         if error is not None:
             self._lose(member, self._engine.explain(error))
             return
         hello = future.result()
-        member.up, member.node, member.heard = True, hello.node, self._clock()
+        member.up, member.node, member.heard = True, hello.node, time.monotonic()
         self._is_well(hello.node)
-        self._orders.came_up(member, hello)
-        # One that dies at nothing would be found by the next order only, which would be blamed.
-        self._await(hand.watch(), partial(self._on_end, member, hand))
+        self._relay.came_up(member, hello)
+        # One that dies at nothing would be found by the next job only, which would be blamed.
+        assert member.hand is not None
+        self._await(member.hand.watch(), self._on_end, member)
 
-    def _on_end(self, member: Member, hand: Hand, future: Future[Any]) -> None:
+    def _on_end(self, member: Member, future: Future[Any]) -> None:
         error = future.exception()
-        if member.hand is hand and error is not None:
+        if error is not None:
             self._lose(member, self._engine.explain(error))
 
-    # --- orders ---
+    # --- jobs ---
 
     def with_room(self) -> Member | None:
-        """The worker to be given the next order: the one with the fewest; None: none has room."""
-        found, least = None, self._in_flight
-        for member in self.members:
-            if member.up and not member.silent and len(member.tickets) < least:
-                found, least = member, len(member.tickets)
-        return found
+        """The worker to be given the next job: the one with the fewest; None: none has room."""
+        able = [member for member in self.members if member.up]
+        member = min(able, key=lambda each: len(each.jobs), default=None)
+        return member if member is not None and len(member.jobs) < self._in_flight else None
 
-    def give(self, member: Member, order: Order) -> int:
-        """Give an order; returns its ticket."""
-        hand = member.hand
-        assert hand is not None
-        if not member.tickets:
-            member.heard = self._clock()
-        self._ticket += 1
-        ticket = self._ticket
-        member.tickets.append(ticket)
-        self._await(hand.make(order), partial(self._on_made, member, hand, ticket))
-        return ticket
+    def give(self, member: Member, job: Job) -> None:
+        """Give a worker a job."""
+        assert member.hand is not None
+        if not member.jobs:
+            member.heard = time.monotonic()
+        member.jobs.append(job)
+        job.member, job.began = member, time.monotonic_ns()
+        self._await(member.hand.make(job.order), self._on_made, member, job)
 
-    def _on_made(self, member: Member, hand: Hand, ticket: int, future: Future[Any]) -> None:
-        if member.hand is not hand:
-            return
+    def _on_made(self, member: Member, job: Job, future: Future[Any]) -> None:
         error = future.exception()
         if error is not None:
             fate = self._engine.explain(error)
             if fate.gone:
                 self._lose(member, fate)
                 return
-        self._hear(member, hand)
-        member.tickets.remove(ticket)
+        self._on_sign(member)
+        member.jobs.remove(job)
         if error is None:
-            member.failures, made = 0, future.result()
-            self._orders.made(ticket, Made.unpack(made) if type(made) is bytes else made, member)
+            member.failures = 0
+            self._relay.made(job, np.frombuffer(future.result(), np.uint8), member)
         else:
-            self._orders.lost(ticket, f"{member}: {fate.reason}", to_blame=fate.blamed)
+            self._relay.lost(job, f"{member}: {fate.reason}", to_blame=fate.blamed)
 
-    def _hear(self, member: Member, hand: Hand, future: Future[Any] | None = None) -> None:
+    def _on_sign(self, member: Member, future: Future[Any] | None = None) -> None:
         """Note a sign of life."""
-        if member.hand is not hand:
-            return
         member.asked = False
         if future is None or future.exception() is None:
-            member.heard, member.silent = self._clock(), False
+            member.heard = time.monotonic()
+            member.up, member.silent = member.up or member.silent, False
             self._is_well(member.node)
 
     # --- what goes wrong ---
 
     def look(self) -> float | None:
         """Look after the workers; returns seconds until it is to be done again, None: any time."""
-        now, patience = self._clock(), self._patience
-        if now - self._ticked > patience:
+        now = time.monotonic()
+        if now - self._looked > self._patience:
             for member in self.members:  # it is this process that was stopped
                 member.heard = now
-        self._ticked = now
+        self._looked = now
         again = [self._look_at(member, now) for member in self.members]
         return min((seconds for seconds in again if seconds is not None), default=None)
 
@@ -239,54 +254,54 @@ class Crew:
                 return member.again - now
             self._hire(member)
             return None
-        doubtful = member.node in self._told  # then idle ones are asked, too
-        if not member.up or not (member.tickets or member.silent or doubtful):
+        owes = bool(member.jobs) or member.silent
+        # Idle ones are asked only where something has befallen their node.
+        if not (member.up or member.silent) or not (owes or member.node in self._told):
             return None
-        if not (member.tickets or member.silent or member.asked):
-            member.heard, member.asked = now, True
-            self._await(hand.ping(), partial(self._hear, member, hand))
+        if not owes and not member.asked:
+            member.heard = now
         quiet = now - member.heard
-        if quiet >= patience / 2 and not member.asked:
+        if not member.asked and (not owes or quiet >= patience / 2):
             member.asked = True
-            self._await(hand.ping(), partial(self._hear, member, hand))
+            self._await(hand.ping(), self._on_sign, member)
         if quiet >= _GIVE_UP * patience:
             self._lose(member, Fate(f"nothing was heard of it for {quiet:.0f} s", True, False))
         elif quiet >= patience and not member.silent:
-            member.silent = True
+            member.up, member.silent = False, True
             self._event(
                 member.node,
                 f"Nothing was heard of {member} for {quiet:.1f} s (remote.patience={patience:g}): "
                 "its batches are made elsewhere, and nothing is lost.",
             )
-            for ticket in member.tickets:
-                self._orders.lost(ticket, f"{member} is silent", to_blame=False)
+            for job in member.jobs:
+                self._relay.lost(job, f"{member} is silent", to_blame=False)
         return patience / 4
 
     def _lose(self, member: Member, fate: Fate) -> None:
-        """Note that a worker is gone, and take its orders away."""
-        tickets, member.tickets = member.tickets, []
+        """Note that a worker is gone, and take its jobs away."""
+        jobs, member.jobs = member.jobs, []
         text, was_up, was_silent = f"{member}: {fate.reason}", member.up, member.silent
         if member.hand is not None:
             member.hand.end()  # one that only cannot be reached has its processors still
         member.hand, member.up, member.silent = None, False, False
-        pause = 0.0 if was_up and not member.failures else min(2.0**member.failures, _LONGEST_PAUSE)
+        at_once = (was_up or was_silent) and not member.failures
+        pause = 0.0 if at_once else min(2.0**member.failures, _LONGEST_PAUSE)
         member.failures += 1
-        member.again = self._clock() + pause
-        for place, ticket in enumerate(tickets):
-            self._orders.lost(ticket, text, to_blame=fate.blamed and place == 0)
+        member.again = time.monotonic() + pause
+        for place, job in enumerate(jobs):
+            self._relay.lost(job, text, to_blame=fate.blamed and place == 0)
         self.trouble = fate.reason
         name = str(member)[0].upper() + str(member)[1:]
-        if not was_up:
-            # Told once, however often it is tried. With a machine that was lost it is nothing new.
-            if fate.blamed:
-                text = f"{name} did not come up ({fate.reason}); another one is asked for."
-                self._event(fate.reason, text)
-        elif not was_silent:  # that has been told of
+        if was_up:
             self._event(
                 member.node,
                 f"{name} is gone ({fate.reason}). Its batches are made elsewhere and nothing is "
                 "lost; another one is asked for.",
             )
+        elif not was_silent and fate.blamed:  # that of a silent one has been told of
+            # Told once, however often it is tried. With a machine that was lost it is nothing new.
+            text = f"{name} did not come up ({fate.reason}); another one is asked for."
+            self._event(fate.reason, text)
 
     def _event(self, what: str, message: str) -> None:
         """Tell of a loss, unless it belongs to what was told of.
@@ -297,11 +312,11 @@ class Crew:
             message: What to say.
         """
         if what not in self._told:
-            self._tell(message)
-        self._told[what] = self._clock()
+            self._relay.say(message)
+        self._told[what] = time.monotonic()
 
     def _is_well(self, node: str) -> None:
         """Note a sign of life of a node: what befalls it from now on is another event."""
-        now = self._clock()
+        now = time.monotonic()
         if now - self._told.get(node, now) >= _ONE_EVENT:
             del self._told[node]

@@ -2,7 +2,7 @@
 
 ::
 
-    Order ─▶ indices ▶ fetch ▶ collate ▶ encode into scratch memory ─▶ Made
+    order: Task, indices ─▶ fetch ▶ collate ▶ encode into scratch memory ─▶ answer: Reply, batch
 
 What `workers/main.py` is for a process of this machine; both have a `BatchMaker`. It knows of no
 engine, and imports none; the relay has one too, for batches that it makes again to compare.
@@ -21,12 +21,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lit_loader.remote.engine import Hello, Made, Order, Role
-from lit_loader.remote.versions import versions
+from lit_loader.batch.batch_loader import make_batch
+from lit_loader.remote.crew import Role
 from lit_loader.system.carrier import thaw_bytes
 from lit_loader.transport.codec import SlotFull, SlotWriter, encode
-from lit_loader.transport.messages import Status, unpack_indices
-from lit_loader.transport.remote_error import RemoteError
+from lit_loader.transport.messages import (
+    SIZE,
+    Reply,
+    Status,
+    Task,
+    pack,
+    position_of,
+    unpack,
+    unpack_indices,
+)
 from lit_loader.transport.status_board import Progress
 from lit_loader.workers.making import BatchMaker
 
@@ -41,31 +49,22 @@ _one_at_a_time: Final = threading.Lock()
 
 
 class Maker:
-    """A remote worker's side.
-
-    Args:
-        payload: The spec, pickled for other machines: uint8 of one dimension.
-        role: Which worker it is.
-    """
+    """A remote worker's side; ``payload`` is the spec, pickled for other machines (uint8)."""
 
     def __init__(self, payload: NDArray[np.uint8], role: Role) -> None:
-        self._node = platform.node()
-        self._scratch = np.empty(_SCRATCH, np.uint8)
-        who = f"in remote worker {role.worker} (node {self._node}, pid {os.getpid()})"
-        unpack = partial(thaw_bytes, payload.data)
+        self._scratch = np.empty(SIZE + _SCRATCH, np.uint8)
+        who = f"in remote worker {role.worker} (node {platform.node()}, pid {os.getpid()})"
+        unpack_spec = partial(thaw_bytes, payload.data)
         torch.set_num_threads(1)
         with _one_at_a_time:
-            self._maker = BatchMaker(who, role.worker, role.num_workers, role.seed, unpack)
+            self._maker = BatchMaker(who, role.worker, role.num_workers, role.seed, unpack_spec)
 
-    def hello(self) -> Hello:
-        """Say what it is."""
-        return Hello(self._node, os.getpid(), versions())
-
-    def make(self, order: Order) -> Made:
+    def make(self, order: bytes) -> NDArray[np.uint8]:
         """Make a batch, or write down why there is none.
 
         Returns:
-            Its content lies in memory that the next batch is written into.
+            A `Reply`, of which the relay knows worker, slot and times better, and what goes into
+            the slot: the batch, or the exception. In memory that the next batch is written into.
         """
         # A thread of the engine's, in which nothing else has said what is to hold.
         with (
@@ -76,50 +75,50 @@ class Maker:
         ):
             return self._make(order)
 
-    def _make(self, order: Order) -> Made:
-        maker, loader = self._maker, self._maker.loader
-        if maker.broken is not None:
-            return self._failed(order, maker.broken)
+    def _make(self, order: bytes) -> NDArray[np.uint8]:
+        maker, progress, indices = self._maker, Progress(), None
+        task: Any = unpack(order)
+        number, failure = position_of(task.number), maker.broken
+        if failure is None:
+            try:
+                indices = unpack_indices(order[SIZE:])
+                return self._made(task, indices, progress)
+            except BaseException as error:
+                failure = maker.failure(error, number, indices, progress)
+        packed = failure.pack(task.capacity)
+        reply = Reply(Status.FAILED, 0, 0, 0, 0, len(packed), 0)
+        return np.frombuffer(pack(reply) + packed, np.uint8)
+
+    def _made(self, task: Task, indices: Any, progress: Progress) -> NDArray[np.uint8]:
+        loader = self._maker.loader
         assert loader is not None
-        progress, indices = Progress(), None
-        try:
-            indices = unpack_indices(order.packed)
-            writer = SlotWriter(self._scratch)
-            progress.empty = writer.empty
-            batch = loader.take(indices, progress)
-            if batch is None:
-                batch = maker.load(indices, order.number, order.epoch, order.seed, progress)
-            progress.encoding()
-            at, nbytes, used = self._encode(batch, writer)
-        except BaseException as error:
-            return self._failed(order, maker.failure(error, order.number, indices, progress))
+        writer = SlotWriter(self._scratch[SIZE:])
+        progress.empty = writer.empty
+        number = position_of(task.number)
+        batch = make_batch(loader, indices, number, task.epoch, task.seed, progress)
+        progress.encoding()
+        at, nbytes, used = self._encode(batch, writer)
         encoded, collated = time.monotonic_ns(), progress.collated
         fetched = progress.fetched or collated  # a batch that was omitted has not been collated
-        return Made(
-            Status.DONE,
-            used,
-            at,
-            nbytes,
-            loader.samples,
-            fetched - progress.began,
-            collated - fetched,
-            encoded - collated,
-            progress.slowest,
-            progress.slowest_at,
+        reply = Reply(
+            *(Status.DONE, 0, 0, 0, at, nbytes, loader.samples),
+            fetch=fetched - progress.began,
+            collate=collated - fetched,
+            encode=encoded - collated,
+            slowest=progress.slowest,
+            slowest_at=progress.slowest_at,
         )
+        self._scratch[:SIZE] = np.frombuffer(pack(reply), np.uint8)
+        return self._scratch[: SIZE + used]
 
-    def _encode(self, batch: Any, writer: SlotWriter) -> tuple[int, int, NDArray[np.uint8]]:
+    def _encode(self, batch: Any, writer: SlotWriter) -> tuple[int, int, int]:
         """Write the batch into the scratch memory, or into more of it."""
         while True:
             try:
                 at, nbytes = encode(batch, writer)
             except SlotFull as full:
                 # What is collated lies in the old one, which the batch keeps alive meanwhile.
-                self._scratch = np.empty(full.nbytes, np.uint8)
-                writer = SlotWriter(self._scratch)
+                self._scratch = np.empty(SIZE + full.nbytes, np.uint8)
+                writer = SlotWriter(self._scratch[SIZE:])
             else:
-                return at, nbytes, writer.memory[: writer.position]
-
-    def _failed(self, order: Order, error: RemoteError) -> Made:
-        packed = np.frombuffer(error.pack(order.capacity), np.uint8)
-        return Made(Status.FAILED, packed, 0, len(packed), 0, 0, 0, 0, 0, 0)
+                return at, nbytes, writer.position

@@ -4,10 +4,11 @@
 
     join ─ ray.init, ray.put(dataset) ─▶ one object, that the actors of a node share
     hire ─ RemoteWorker as an actor (SPREAD, no restarts or retries of Ray's) ─▶ RayHand
-    make ─ method ─▶ a batch as one buffer in the object store ─▶ Future
+    hello, make, ping, watch ─ methods ─▶ Future; a batch is one buffer in the object store
 
-Runs in the relay alone (`remote/relay.py`). The thread that calls `RayEngine.join` must live until
-`RayEngine.leave`: the processes of a cluster that Ray starts end with that thread.
+Nothing waits but :meth:`RayEngine.join`. Runs in the relay alone (`remote/relay.py`), `join` and
+`leave` in a thread that must live from one to the other: the processes of a cluster that Ray starts
+end with it.
 """
 
 from __future__ import annotations
@@ -15,18 +16,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import platform
 import socket
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Final, cast
+from threading import Event
+from typing import Any, Final
 
 import numpy as np
 
 from lit_loader.config.ray_workers import RayWorkers
-from lit_loader.remote.engine import Fate, Hello, Made, Order, Role, UnreachableError
-from lit_loader.remote.remote_worker import RemoteWorker
+from lit_loader.remote.crew import Fate, Hello, Role, UnreachableError
+from lit_loader.remote.second_look import versions
 
-__all__ = ["RayEngine"]
+__all__ = ["RayEngine", "RayHand", "RemoteWorker"]
+
+_SMALL: Final = 64 << 10
+"""Bytes of an answer that goes as it is, and not through object stores."""
 
 _SIGNS: Final = "signs of life"
 """The concurrency group of an actor that answers while it makes a batch."""
@@ -41,36 +47,59 @@ _KNOCK: Final = 10.0
 """Seconds that the head of a cluster has to accept a connection."""
 
 
-class RayHand:
-    """One actor.
+class RemoteWorker:
+    """A remote worker's process: what an actor is an instance of; see `remote/maker.py`.
 
-    Args:
-        actor: Ray's handle of a `RemoteWorker`.
-        ended: Is told when it is to end.
+    The relay, which only names it, need not have torch in its memory.
     """
+
+    def __init__(self, payload: np.ndarray[Any, np.dtype[np.uint8]], role: Role) -> None:
+        from lit_loader.remote.maker import Maker
+
+        self._maker = Maker(payload, role)
+
+    def hello(self) -> Hello:
+        """Say what it is."""
+        return Hello(platform.node(), versions())
+
+    def ping(self) -> None:
+        """Give a sign of life, in a thread of its own."""
+
+    def stay(self) -> None:
+        """Never return, in a thread of its own: who waits for it is told when the process ends."""
+        Event().wait()
+
+    def make(self, order: bytes) -> np.ndarray[Any, np.dtype[np.uint8]] | bytes:
+        """Make a batch: `Maker.make`. Plain bytes are what Ray carries with the least work."""
+        answer = self._maker.make(order)
+        return answer.tobytes() if answer.size <= _SMALL else answer
+
+
+class RayHand:
+    """A remote worker, which does one order after the other, as the relay has it."""
 
     def __init__(self, actor: Any, ended: Callable[[RayHand], None]) -> None:
         self._actor = actor
         self._ended = ended
         self._make = actor.make.remote
 
-    def hello(self) -> Future[Hello]:
+    def hello(self) -> Future[Any]:
         """Have it say what it is, once it is up."""
-        return cast("Future[Hello]", self._actor.hello.remote().future())
+        return self._actor.hello.remote().future()  # type: ignore[no-any-return]
 
-    def make(self, order: Order) -> Future[Made | bytes]:
-        """Have it make a batch."""
-        return cast("Future[Made | bytes]", self._make(order.pack()).future())
+    def make(self, order: bytes) -> Future[Any]:
+        """Have it make a batch, behind what it has been given before."""
+        return self._make(order).future()  # type: ignore[no-any-return]
 
     def ping(self) -> Future[Any]:
-        """Have it give a sign of life, in a thread of its own."""
+        """Have it give a sign of life, whatever it is at."""
         ping = self._actor.ping.options(concurrency_group=_SIGNS)
-        return cast("Future[Any]", ping.remote().future())
+        return ping.remote().future()  # type: ignore[no-any-return]
 
     def watch(self) -> Future[Any]:
-        """Be told of its end."""
+        """Be told of its end: an exception, while it is at nothing, too."""
         stay = self._actor.stay.options(concurrency_group=_STAYS)
-        return cast("Future[Any]", stay.remote().future())
+        return stay.remote().future()  # type: ignore[no-any-return]
 
     def end(self) -> None:
         """End its process."""
@@ -82,11 +111,7 @@ class RayHand:
 
 
 class RayEngine:
-    """Has remote workers on a Ray cluster.
-
-    Args:
-        config: Where, and what each is given.
-    """
+    """Has remote workers on a Ray cluster."""
 
     def __init__(self, config: RayWorkers) -> None:
         self._config = config
@@ -95,11 +120,7 @@ class RayEngine:
         self._actor: Any = None
 
     def join(self, payload: memoryview) -> None:
-        """Reach the cluster, and bring the dataset there.
-
-        Raises:
-            UnreachableError: There is no cluster.
-        """
+        """Reach the cluster, and bring the dataset there, pickled; or UnreachableError."""
         try:
             import ray
         except ImportError as error:
@@ -140,7 +161,7 @@ class RayEngine:
         )(RemoteWorker)
 
     def hire(self, role: Role) -> RayHand:
-        """Ask for a worker."""
+        """Ask for a worker, which comes up whenever there is room for it."""
         hand = RayHand(self._actor.remote(self._payload, role), self._hands.discard)
         self._hands.add(hand)
         return hand
@@ -155,7 +176,7 @@ class RayEngine:
         return Fate(f"{type(error).__name__}: {_said(error):.300}", gone, blamed)
 
     def room(self) -> str:
-        """Say how many processors the cluster has."""
+        """Say how many processors the cluster has, for a message."""
         import ray
 
         try:
@@ -222,11 +243,7 @@ def _said(error: BaseException) -> str:
 
 
 def _knock(address: str) -> None:
-    """See that somebody listens there: Ray itself may wait for ever where nobody does.
-
-    Raises:
-        OSError: Nobody does.
-    """
+    """See that somebody listens there, or OSError: Ray itself may wait for ever otherwise."""
     if address == "auto":  # else found by its processes, which run
         address = os.environ.get("RAY_ADDRESS", "")
     host, _, port = address.rpartition(":")

@@ -2,15 +2,15 @@
 
 ::
 
-    own pipe ─Task─▶ job ─ a remote worker has room ─▶ Order ─▶ Crew ─▶ Engine ─▶ remote workers
-                      ╰─ none has: Dropped                                           │ futures
-    pipe of all ◀─Reply─ slot ◀─ (Need, Space) ◀─ Made ◀─────────────────────────────╯
+    own pipe ─Task─▶ Job ─ a remote worker has room ─▶ Crew ─▶ RayEngine ─▶ remote workers
+                      ╰─ none has: Dropped                                      │ futures
+    pipe of all ◀─Reply─ slot ◀─ (Need, Space) ◀─ answer: Reply, batch ◀────────╯
     starter ◀─ messages for the consumer ─
 
 Nothing waits in here: a task is with a remote worker, or it goes back at once, and the pool has it
 made elsewhere. So that seldom happens, the relay says how many tasks it can be at (Up), anew
-whenever that changes; orders that nobody waits for any more, of an epoch that was left, say,
-take room until they are done. A task whose remote worker is gone goes to another one, or back.
+whenever that changes; jobs that nobody waits for any more, of an epoch that was left, say, take
+room until they are done. A task whose remote worker is gone goes to another one, or back.
 
 Started clean (spawn), so that the engine's threads, signal handlers and trouble with forks stay out
 of the training process. One thread does everything, and waits in one ``poll``; the engine has a
@@ -33,15 +33,14 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lit_loader.errors import TransportError, WorkerDiedError
-from lit_loader.remote.crew import Crew, Member
-from lit_loader.remote.engine import Engine, Hello, Made, Order, UnreachableError
+from lit_loader.errors import ExactnessWarning, LoaderError, TransportError, WorkerDiedError
+from lit_loader.remote.crew import Crew, Hello, Job, Member, Role, UnreachableError
 from lit_loader.remote.second_look import SecondLook
-from lit_loader.remote.wires import EXACTNESS, FINAL, GONE, NODE, RESTART, Plan
 from lit_loader.system.stack_dumps import write_stacks_to
 from lit_loader.transport.arena import ArenaMap
 from lit_loader.transport.messages import (
@@ -65,7 +64,10 @@ from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import Stage, StatusBoard
 from lit_loader.workers.parent import Descriptor, Links, sentinel_of
 
-__all__ = ["relay_main"]
+if TYPE_CHECKING:
+    from lit_loader.remote.ray_engine import RayEngine
+
+__all__ = ["Relay", "relay_main"]
 
 _LEAVING: Final = 8.0
 """Seconds that the engine has to end its workers."""
@@ -86,36 +88,17 @@ _LONGEST_PAUSE: Final = 60.0
 """Seconds between two attempts to reach a cluster."""
 
 
-def relay_main(links: Links, payload: Descriptor, requests: Connection, plan: Plan) -> None:
+def relay_main(
+    links: Links, payload: Descriptor, starter: Connection, config: Any, roles: list[Role]
+) -> None:
     """Be the relay until it is told to stop, or the parent is gone."""
     # Of the parent's, a new interpreter has no handlers, only what was held back meanwhile.
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     write_stacks_to(links.stacks.fd)
-    code = Relay(links, payload, requests, plan).run()
+    code = Relay(links, payload, starter, config, roles).run()
     os._exit(code)  # the engine's threads have nothing more to say
-
-
-class _Job:
-    """A task that the relay has.
-
-    Attributes:
-        task: The task.
-        order: The same for a remote worker.
-        member: The remote worker that has it, or has made it; None: none has had it.
-        made: What has come of it, while a larger slot is asked for.
-        began: ``time.monotonic_ns()`` when it was given to a remote worker.
-        over: Whether it has had its reply, after which the order may be under way still.
-    """
-
-    def __init__(self, task: Task, packed: bytes) -> None:
-        self.task = task
-        self.order = Order(packed, position_of(task.number), task.epoch, task.seed, task.capacity)
-        self.member: Member | None = None
-        self.made: Made | None = None
-        self.began = 0
-        self.over = False
 
 
 class Relay:
@@ -124,71 +107,76 @@ class Relay:
     Args:
         links: Connects it with the parent.
         payload: The dataset and functions, pickled.
-        requests: Where the starter hears what is to be told to the consumer.
-        plan: What it is for.
+        starter: Hears what is to be told to the consumer: a text or warning as it is, the place and
+            machine of a remote worker, and an error if there are none and will be none.
+        config: A `RayWorkers`, or another object whose ``engine()`` makes such an engine.
+        roles: The remote workers; their rows of the board stand before the relay's.
     """
 
-    def __init__(self, links: Links, payload: Descriptor, requests: Connection, plan: Plan) -> None:
+    def __init__(
+        self,
+        links: Links,
+        payload: Descriptor,
+        starter: Connection,
+        config: Any,
+        roles: list[Role],
+    ) -> None:
         self._results, self._tasks = links.results.fd, links.control.fd
         self._arena = ArenaMap(links.arena.fd, links.mapped, links.board_bytes)
         self._board = StatusBoard(self._arena.board)
-        self._worker, self._rows = plan.relay, plan.relay - len(plan.roles)
-        self._credit = -1
+        self._worker, self._rows = links.worker, links.worker - len(roles)
         self._parent = sentinel_of(links.parent)
-        self._requests = requests
+        self._starter = starter
         self._woken, self._wake = os.pipe()
         for end in (self._woken, self._wake):
             os.set_blocking(end, False)
-        self._payload = _mapped(payload.fd)
-        self._calls: deque[Callable[[], None]] = deque()
-        self._jobs: dict[int, _Job] = {}  # not over, by the slot of their task
-        self._orders: dict[int, _Job] = {}  # under way, by ticket
-        self._blamed: dict[int, int] = {}
-        self._code: int | None = None
         self._poll = select.poll()
-        for fd in (self._tasks, requests.fileno(), self._parent, self._woken):
+        for fd in (self._tasks, starter.fileno(), self._parent, self._woken):
             if fd is not None:
                 self._poll.register(fd, select.POLLIN)
-        self._leave = threading.Event()
-        self._left = threading.Event()
-        config, engine = plan.config, plan.engine()
+        mapped = mmap.mmap(payload.fd, 0, access=mmap.ACCESS_READ)
+        self._payload = np.frombuffer(mapped, np.uint8)
+        self._calls: deque[Callable[[], None]] = deque()
+        self._jobs: dict[int, Job] = {}  # not over, by the slot of their task
+        self._blamed: dict[int, int] = {}
+        self._credit = -1
+        self._code: int | None = None
+        self._leave, self._left = threading.Event(), threading.Event()
+        self._engine = _engine(config)
         self._patience: float = config.patience
+        self._crew = Crew(self, self._engine, config, roles)
+        self._nodes: list[str | None] = [None] * len(roles)
         self._look_again = SecondLook(
             self._payload,
             config.verify,
-            lambda text: self._queue(partial(self._say, EXACTNESS, text)),
+            lambda text: self.queue(partial(self.say, ExactnessWarning(text))),
         )
-        self._crew = Crew(
-            engine,
-            plan.roles,
-            config.in_flight,
-            config.patience,
-            self._queue,
-            self,
-            partial(self._say, RESTART),
-        )
-        self._nodes: list[str | None] = [None] * len(plan.roles)
-        self._joined = False
+        self._joined = self._asked_for_room = False
         self._unreachable = ""
-        self._since: float | None = None  # when none was up any more
-        self._told_of_room = self._asked_for_room = False
+        self._since: float | None = None  # when not all were up any more
         self._board.rest(self._worker)
         self._show()
         # Lives until it has left: what Ray starts ends with the thread that started it.
-        threading.Thread(target=self._have, args=(engine,), daemon=True).start()
+        threading.Thread(target=self._have, daemon=True).start()
 
     def _send(self, message: Message) -> None:
         os.write(self._results, pack(message))
 
+    def say(self, what: str | Warning | LoaderError | tuple[int, str]) -> None:
+        """Have the consumer told something."""
+        with contextlib.suppress(OSError):
+            self._starter.send(what)
+            self._send(Up(self._worker, self._credit))
+
     def _show(self) -> None:
         """Say how many tasks it can be at, and show where the remote workers are."""
-        credit = self._crew.credit(self._is_owed)
+        credit = self._crew.credit
         if credit != self._credit:
             self._credit = credit
             self._board.is_relay(self._worker, credit)
             self._send(Up(self._worker, credit))
         for place, member in enumerate(self._crew.members):
-            node = member.node if member.up and not member.silent else ""
+            node = member.node if member.up else ""
             if node != self._nodes[place]:
                 self._nodes[place] = node
                 self._board.is_elsewhere(self._rows + place, node)
@@ -197,39 +185,33 @@ class Relay:
     def _show_work(self, member: Member) -> None:
         """Show which batch a remote worker is at: the oldest that it has."""
         row = self._rows + member.place
-        job = next((self._orders[t] for t in member.tickets if t in self._orders), None)
-        if job is not None:
-            self._board.enter(row, Stage.FETCHING, job.task.number)
+        if member.jobs and member.up:
+            self._board.enter(row, Stage.FETCHING, member.jobs[0].task.number)
         else:
             self._board.enter(row, Stage.IDLE if self._nodes[member.place] else Stage.STARTING, -1)
 
-    def _is_owed(self, ticket: int) -> bool:
-        """Whether a task waits for an order."""
-        job = self._orders.get(ticket)
-        return job is not None and not job.over
-
     # --- the engine's thread ---
 
-    def _have(self, engine: Engine) -> None:
+    def _have(self) -> None:
         """Join, wait until all is over, and leave."""
         pause = self._patience
         try:
             while not self._leave.is_set():
                 try:
-                    engine.join(self._payload.data)
+                    self._engine.join(self._payload.data)
                 except Exception as error:
                     text = str(error) if isinstance(error, UnreachableError) else repr(error)
-                    self._queue(partial(self._on_unreachable, text))
+                    self.queue(partial(self._on_unreachable, text))
                     self._leave.wait(pause)
                     pause = min(2 * pause, _LONGEST_PAUSE)
                 else:
-                    self._queue(self._on_joined)
+                    self.queue(self._on_joined)
                     self._leave.wait()
-            engine.leave()
+            self._engine.leave()
         finally:
             self._left.set()
 
-    def _queue(self, call: Callable[[], None]) -> None:
+    def queue(self, call: Callable[[], None]) -> None:
         """Have a call made in the loop; from any thread."""
         self._calls.append(call)
         with contextlib.suppress(BlockingIOError):  # it has been woken very often
@@ -254,7 +236,7 @@ class Relay:
     def _attend(self, milliseconds: float | None) -> None:
         """Wait until something is to be done, and hear what the pool says."""
         for fd, _ in self._poll.poll(milliseconds):
-            if fd == self._parent or fd == self._requests.fileno():  # it is gone, or has let go
+            if fd == self._parent or fd == self._starter.fileno():  # it is gone, or has let go
                 self._code = 0
             elif fd == self._woken:
                 with contextlib.suppress(BlockingIOError):
@@ -265,12 +247,11 @@ class Relay:
 
     def _hear(self, message: Message) -> None:
         if isinstance(message, Task):
-            packed = self._arena.memory(message.slot, message.capacity)[: message.nbytes].tobytes()
-            job = self._jobs[message.slot] = _Job(message, packed)
-            self._give(job)
+            indices = self._arena.memory(message.slot, message.capacity)[: message.nbytes]
+            self._give(Job(message, pack(message) + indices.tobytes()))
         elif isinstance(message, Resume):
             for job in list(self._jobs.values()):
-                self._reply(job, Status.DROPPED)
+                self._drop(job)
             self._blamed.clear()
             self._show()
             self._send(Resumed(self._worker, message.token))
@@ -279,42 +260,43 @@ class Relay:
         elif isinstance(message, Stop):
             self._code = 0
 
-    def _give(self, job: _Job) -> None:
+    def _give(self, job: Job) -> None:
         """Give a remote worker a task, or give it back."""
+        self._jobs[job.task.slot] = job
         task, member = job.task, self._crew.with_room()
         if member is None or not self._board.wants(self._worker, task.token, task.place):
             self._show()  # first: the pool is not to send it here again
-            self._reply(job, Status.DROPPED)
+            self._drop(job)
             return
-        job.member, job.began = member, time.monotonic_ns()
-        self._orders[self._crew.give(member, job.order)] = job
+        self._crew.give(member, job)
         self._show_work(member)
 
     # --- what becomes of a task ---
 
-    def made(self, ticket: int, made: Made, member: Member) -> None:
-        """An order is done: write it into its slot, unless it belongs to nobody any more."""
-        job = self._orders.pop(ticket, None)
+    def made(self, job: Job, answer: NDArray[np.uint8], member: Member) -> None:
+        """A job is done: write it into its slot, unless nobody waits for it any more."""
         self._show_work(member)
-        if job is None or job.over:
+        if job.over:
             return
         self._blamed.pop(job.task.number, None)
-        self._look_again.note(member.node, job.order, made)
-        if made.content.size > job.task.capacity:
-            # A copy: what it lies in is let go of, and an answer may take its time.
-            job.made = made._replace(content=made.content.copy())
-            self._send(Need(self._worker, job.task.slot, made.content.size))
+        self._look_again.note(member.node, job.order, answer)
+        nbytes = answer.size - SIZE
+        if nbytes > job.task.capacity:
+            job.answer = (
+                answer.copy()
+            )  # what it lies in is let go of, and a Space may take its time
+            self._send(Need(self._worker, job.task.slot, nbytes))
         else:
-            self._write(job, job.task.slot, job.task.capacity, made)
+            self._write(job, answer, job.task.slot, job.task.capacity)
 
     def _granted(self, space: Space) -> None:
         job = self._jobs.get(space.slot)
-        if job is None or job.made is None:  # it has had its reply: an epoch has begun meanwhile
+        if job is None or job.answer is None:  # it has had its reply: an epoch has begun meanwhile
             return
         if space.capacity == NOT_WANTED:
-            self._reply(job, Status.DROPPED)
+            self._drop(job)
         elif space.capacity > 0:
-            self._write(job, space.offset, space.capacity, job.made)
+            self._write(job, job.answer, space.offset, space.capacity)
         else:
             self._fail(
                 job,
@@ -324,57 +306,59 @@ class Relay:
                 ),
             )
 
-    def _write(self, job: _Job, offset: int, capacity: int, made: Made) -> None:
+    def _write(self, job: Job, answer: NDArray[np.uint8], offset: int, capacity: int) -> None:
         """Copy a batch or exception into a slot: the only copy on this side."""
-        self._arena.memory(offset, capacity)[: made.content.size] = made.content
-        self._reply(job, made.status, offset, made)
-
-    def _fail(self, job: _Job, error: Exception) -> None:
-        """Report an exception of the relay's own in the batch's place."""
-        where = f"batch {job.order.number}, in the process for remote workers"
-        packed = RemoteError.capture(error, where).pack(job.task.capacity)
-        content = np.frombuffer(packed, np.uint8)
-        made = Made(Status.FAILED, content, 0, len(packed), 0, 0, 0, 0, 0, 0)
-        self._write(job, job.task.slot, job.task.capacity, made)
-
-    def _reply(self, job: _Job, status: int, offset: int = 0, made: Made | None = None) -> None:
-        """Close the account of a task: its slot is the parent's again."""
-        slot, member = job.task.slot, job.member
-        del self._jobs[slot]
-        job.over = True
-        if made is None:
-            self._send(Reply(status, self._worker, slot, slot, 0, 0, 0))
-            return
-        worker = self._worker if member is None else self._rows + member.place
-        what = (made.at, made.nbytes, made.samples, job.began, made.fetch, made.collate)
-        slowest = (made.slowest, made.slowest_at)
+        reply: Any = unpack(answer[:SIZE].tobytes())
+        self._arena.memory(offset, capacity)[: answer.size - SIZE] = answer[SIZE:]
+        worker = self._worker if job.member is None else self._rows + job.member.place
         self._board.count(worker)
-        self._send(Reply(status, worker, slot, offset, *what, made.encode, *slowest))
+        slot = job.task.slot
+        self._reply(job, reply._replace(worker=worker, slot=slot, offset=offset, began=job.began))
 
-    def lost(self, ticket: int, reason: str, to_blame: bool) -> None:
-        """An order will not be done: another worker is to have it, unless it has ended several."""
-        job = self._orders.pop(ticket, None)
-        if job is None or job.over:
+    def _fail(self, job: Job, error: Exception) -> None:
+        """Report an exception of the relay's own in the batch's place."""
+        where = f"batch {position_of(job.task.number)}, in the process for remote workers"
+        packed = RemoteError.capture(error, where).pack(job.task.capacity)
+        answer = pack(Reply(Status.FAILED, 0, 0, 0, 0, len(packed), 0)) + packed
+        self._write(job, np.frombuffer(answer, np.uint8), job.task.slot, job.task.capacity)
+
+    def _drop(self, job: Job) -> None:
+        slot = job.task.slot
+        self._reply(job, Reply(Status.DROPPED, self._worker, slot, slot, 0, 0, 0))
+
+    def _reply(self, job: Job, reply: Reply) -> None:
+        """Close the account of a task: its slot is the parent's again."""
+        del self._jobs[job.task.slot]
+        job.over = True
+        self._send(reply)
+
+    def lost(self, job: Job, reason: str, to_blame: bool) -> None:
+        """A job will not be done there: another worker is to have it, unless it has ended several.
+
+        It may have been the reason (``to_blame``).
+        """
+        if job.over:
             return
+        number = job.task.number
         if to_blame:
-            number = job.task.number
             self._blamed[number] = self._blamed.get(number, 0) + 1
-            if self._blamed[number] >= _BLAMED:
-                self._fail(
-                    job,
-                    WorkerDiedError(
-                        f"{reason}. Batch {job.order.number} has ended {_BLAMED} remote workers in "
-                        "a row and is not tried again. num_workers=0, remote_workers=0 shows "
-                        "errors in place."
-                    ),
-                )
-                return
-        self._give(job)
+        if to_blame and self._blamed[number] >= _BLAMED:
+            self._fail(
+                job,
+                WorkerDiedError(
+                    f"{reason}. Batch {position_of(number)} has ended {_BLAMED} remote workers in "
+                    "a row and is not tried again. num_workers=0, remote_workers=0 shows errors in "
+                    "place."
+                ),
+            )
+        else:
+            job.over = True
+            self._give(Job(job.task, job.order))
 
     def came_up(self, member: Member, hello: Hello) -> None:
         """A remote worker has come up."""
         self._look_again.meet(hello)
-        self._say(NODE, f"{member.place} {hello.node}")
+        self.say((member.place, hello.node))
 
     # --- having none ---
 
@@ -383,20 +367,22 @@ class Relay:
         """Whether there are no workers on this machine."""
         return self._board.workers == 0
 
+    def _give_up(self, why: str) -> None:
+        self.say(LoaderError(why))
+        self._code = os.EX_UNAVAILABLE
+
     def _on_joined(self) -> None:
         self._joined, self._since = True, None
         self._crew.hire()
 
     def _on_unreachable(self, text: str) -> None:
         if self._alone:
-            self._say(FINAL, f"remote_workers: {text}")
-            self._code = GONE
+            self._give_up(f"remote_workers: {text}")
         elif text != self._unreachable:
             self._unreachable = text
-            self._say(
-                RESTART,
+            self.say(
                 f"remote_workers: {text}. The workers of this machine go on without; joining is "
-                "tried again.",
+                "tried again."
             )
 
     def _look(self) -> float | None:
@@ -417,37 +403,31 @@ class Relay:
         longest = _ALONE * self._patience if self._joined else _JOINING
         if self._alone and crew.up == 0 and missing >= longest:
             why = f" (the last one: {crew.trouble})" if crew.trouble else ""
-            self._say(
-                FINAL,
+            self._give_up(
                 f"remote_workers={len(crew.members)}: none has come up for {missing:.0f} s{why}, "
                 "and there are no workers on this machine (num_workers=0): see what the cluster "
                 "has (ray status), ask for less (remote.cpus_per_worker, remote.resources), or "
-                "set num_workers",
+                "set num_workers"
             )
-            self._code = GONE
         return self._patience / 2 if again is None else min(again, self._patience / 2)
 
     def _ask_for_room(self) -> None:
-        room = self._crew.room()  # may take a while, if the cluster does not answer
-        self._queue(partial(self._tell_of_room, room))
+        room = self._engine.room()  # may take a while, if the cluster does not answer
+        self.queue(partial(self._tell_of_room, room))
 
     def _tell_of_room(self, room: str) -> None:
         crew = self._crew
-        if crew.up < len(crew.members) and not self._told_of_room:
-            self._told_of_room = True
-            self._say(
-                RESTART,
+        if crew.up < len(crew.members):
+            self.say(
                 f"{crew.up} of remote_workers={len(crew.members)} are up: {room}. The others come "
-                "up when there is room for them.",
+                "up when there is room for them."
             )
 
-    def _say(self, kind: str, text: str) -> None:
-        """Have the consumer told something."""
-        with contextlib.suppress(OSError):
-            self._requests.send((kind, text))
-            self._send(Up(self._worker, self._credit))
 
+def _engine(config: Any) -> RayEngine:
+    make = getattr(config, "engine", None)
+    if make is not None:
+        return make()  # type: ignore[no-any-return]
+    from lit_loader.remote.ray_engine import RayEngine
 
-def _mapped(fd: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Map a file; uint8 of one dimension."""
-    return np.frombuffer(mmap.mmap(fd, 0, access=mmap.ACCESS_READ), np.uint8)
+    return RayEngine(config)

@@ -11,6 +11,8 @@ node's first worker comes up.
 
 from __future__ import annotations
 
+import importlib.metadata
+import platform
 import queue
 import threading
 from collections.abc import Callable
@@ -19,26 +21,37 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_loader.remote.engine import Hello, Made, Order, Role
-from lit_loader.remote.versions import versions
-from lit_loader.transport.messages import Status
+from lit_loader import __version__
+from lit_loader.remote.crew import Hello, Role
+from lit_loader.transport.messages import SIZE, Status, position_of, unpack
 
 if TYPE_CHECKING:
     from lit_loader.remote.maker import Maker
 
-__all__ = ["SecondLook"]
+__all__ = ["SecondLook", "versions"]
 
 _BEHIND: Final = 4
 """Batches that may wait to be compared."""
 
+_PACKAGES: Final = ("torch", "numpy", "pillow")
+
+
+def versions() -> dict[str, str]:
+    """What a batch may depend on besides seed and indices, by name; imports no package for it."""
+    # Of this package the code that runs counts, whatever an editable installation says of it.
+    found = {"python": platform.python_version(), "lit_loader": __version__}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "none"
+    return found
+
 
 class SecondLook:
-    """Compares batches, and versions.
+    """Compares versions, the first batch of each node, and a ``share`` of all.
 
-    Args:
-        payload: The dataset and functions, pickled.
-        share: Which share of all batches is made again.
-        tell: Called with a warning's text, in whatever thread.
+    ``tell`` is called with a warning's text, in whatever thread.
     """
 
     def __init__(
@@ -50,7 +63,7 @@ class SecondLook:
         self._owed = 0.0
         self._nodes: set[str] = set()
         self._compared: set[str] = set()
-        self._queue: queue.Queue[tuple[str, Order, Made]] = queue.Queue(_BEHIND)
+        self._queue: queue.Queue[tuple[str, bytes, NDArray[np.uint8]]] = queue.Queue(_BEHIND)
         self._thread: threading.Thread | None = None
 
     def meet(self, hello: Hello) -> None:
@@ -58,10 +71,9 @@ class SecondLook:
         if hello.node in self._nodes:
             return
         self._nodes.add(hello.node)
-        here = versions()
         other = [
             f"{name} {hello.versions.get(name, 'none')} there, {version} here"
-            for name, version in here.items()
+            for name, version in versions().items()
             if hello.versions.get(name, "none") != version
         ]
         if other:
@@ -70,16 +82,15 @@ class SecondLook:
                 "batches may differ in their bytes: install the same (remote.runtime_env)"
             )
 
-    def note(self, node: str, order: Order, made: Made) -> None:
+    def note(self, node: str, order: bytes, answer: NDArray[np.uint8]) -> None:
         """See a batch, which is compared if it is its turn."""
-        if made.status != Status.DONE:
+        if _reply(answer).status != Status.DONE:
             return
         self._owed += self._share
         if node in self._compared and self._owed < 1:
             return
         try:
-            # A copy: what it lies in is let go of.
-            self._queue.put_nowait((node, order, made._replace(content=made.content.copy())))
+            self._queue.put_nowait((node, order, answer.copy()))  # what it lies in is let go of
         except queue.Full:
             return
         self._owed = max(0.0, self._owed - 1)
@@ -93,29 +104,36 @@ class SecondLook:
 
         maker = Maker(self._payload, Role(0, 1, 0))
         while True:
-            node, order, made = self._queue.get()
-            found = _compared(maker, order, made)
+            node, order, answer = self._queue.get()
+            found = _compared(maker, order, answer)
             if found is not None:
+                task: Any = unpack(order)
                 self._tell(
-                    f"batch {order.number} of epoch {order.epoch}, made on node {node}, came out "
-                    f"otherwise when it was made again here: {found}. Something in it is not a "
-                    "function of seed and index, or depends on the machine (versions, processor)"
+                    f"batch {position_of(task.number)} of epoch {task.epoch}, made on node {node}, "
+                    f"came out otherwise when it was made again here: {found}. Something in it is "
+                    "not a function of seed and index, or depends on the machine (versions, "
+                    "processor)"
                 )
 
 
-def _compared(maker: Maker, order: Order, made: Made) -> str | None:
+def _compared(maker: Maker, order: bytes, answer: NDArray[np.uint8]) -> str | None:
     """Say where a batch differs that is made again; None: nowhere."""
     from lit_loader.batch.digest import difference, digest
 
     again = maker.make(order)
-    if again.status != Status.DONE:
+    if _reply(again).status != Status.DONE:
         return "it failed"
-    return difference(digest(_batch(made)), digest(_batch(again)))
+    return difference(digest(_batch(answer)), digest(_batch(again)))
 
 
-def _batch(made: Made) -> Any:
+def _reply(answer: NDArray[np.uint8]) -> Any:
+    return unpack(answer[:SIZE].tobytes())
+
+
+def _batch(answer: NDArray[np.uint8]) -> Any:
     from lit_loader.batch.batch_spec import BatchWithReport
     from lit_loader.transport.codec import decode
 
-    batch = decode(made.content.copy(), made.at, made.nbytes)
+    reply = _reply(answer)
+    batch = decode(answer[SIZE:].copy(), reply.at, reply.nbytes)
     return batch.batch if isinstance(batch, BatchWithReport) else batch

@@ -12,20 +12,22 @@ error.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import time
 from collections import deque
+from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
+from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 from lit_loader.batch.batch_spec import BatchSpec
-from lit_loader.errors import ExactnessWarning
-from lit_loader.remote.engine import Role
+from lit_loader.errors import LoaderError
+from lit_loader.remote.crew import Role
 from lit_loader.remote.relay import relay_main
-from lit_loader.remote.wires import EXACTNESS, FINAL, NODE, Plan
-from lit_loader.system.carrier import Policy, importable_main
+from lit_loader.system.carrier import MACHINES, importable_main
 from lit_loader.system.shared_file import nameless_file, write_all
 from lit_loader.workers.parent import Descriptor, Links
 from lit_loader.workers.payload import freeze_spec
@@ -45,15 +47,12 @@ _LEAVING: Final = 10.0
 
 
 class RemoteWorkers:
-    """Workers on other machines.
+    """Workers on other machines, as `WorkerPool` has them; ``count``: batches that they may be at.
 
     Args:
         config: Where they come from: a `RayWorkers`, or the like of it.
         remote_workers: How many there are to be.
         nodes: Is told which machine each of them is on, by its place among them.
-
-    Attributes:
-        count: Batches that all of them may have together.
     """
 
     def __init__(self, config: Any, remote_workers: int, nodes: dict[int, str]) -> None:
@@ -64,17 +63,12 @@ class RemoteWorkers:
         self._relay: _Relay | None = None
         self.count: int = remote_workers * config.in_flight
 
-    def prepare(self, links: Links, relay: int, spec: BatchSpec, notices: deque[Notice]) -> None:
-        """Get ready to start the relay.
-
-        Raises:
-            TransportError: The dataset or a function cannot be pickled.
-        """
-        here_are = links.num_workers
-        total = here_are + self._remote_workers
-        roles = [Role(each, total, links.seed + each) for each in range(here_are, total)]
-        self._plan, self._notices = Plan(self._config, roles, relay), notices
-        packed = freeze_spec(spec, Policy.machines()).pickled
+    def prepare(self, links: Links, spec: BatchSpec, notices: deque[Notice]) -> None:
+        """Get ready to start the relay; TransportError: something of ``spec`` cannot be pickled."""
+        here, self._notices = links.num_workers, notices
+        total = here + self._remote_workers
+        self._roles = [Role(each, total, links.seed + each) for each in range(here, total)]
+        packed = freeze_spec(spec, MACHINES).pickled
         self._payload, _ = nameless_file("lit_loader dataset")
         try:
             write_all(self._payload, packed)
@@ -87,8 +81,23 @@ class RemoteWorkers:
         if self._relay is not None and self._relay.served_long:
             self._relays = 0
         self._relays += 1
-        last = self._relays == _RELAYS
-        self._relay = _Relay(links, self._payload, self._plan, self._notices, self._nodes, last)
+        ours, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(
+            target=relay_main,
+            args=(links, Descriptor(self._payload), theirs, self._config, self._roles),
+            name="lit_loader relay",
+            daemon=True,
+        )
+        try:
+            # It has no use for __main__, which may be a script that does not expect to be imported.
+            with theirs, importable_main(hide=True), quiet_start(context):
+                process.start()
+        except BaseException:
+            ours.close()
+            raise
+        last, alone = self._relays == _RELAYS, links.num_workers == 0
+        self._relay = _Relay(process, ours, self._notices, self._nodes, last, alone)
         return self._relay
 
     def hear(self) -> None:
@@ -106,55 +115,33 @@ class _Relay(DirectWorker):
 
     def __init__(
         self,
-        links: Links,
-        payload: int,
-        plan: Plan,
+        process: BaseProcess,
+        relay: Connection,
         notices: deque[Notice],
         nodes: dict[int, str],
         last: bool,
+        alone: bool,
     ) -> None:
-        ours, theirs = multiprocessing.Pipe()
-        context = multiprocessing.get_context("spawn")
-        process = context.Process(
-            target=relay_main,
-            args=(links, Descriptor(payload), theirs, plan),
-            name="lit_loader relay",
-            daemon=True,
-        )
-        try:
-            # It has no use for __main__, which may be a script that does not expect to be imported.
-            with theirs, importable_main(hide=True), quiet_start(context):
-                process.start()
-        except BaseException:
-            ours.close()
-            raise
         super().__init__(process)
+        self._relay, self._notices, self._nodes = relay, notices, nodes
+        self._last, self._alone = last, alone
         self._since = time.monotonic()
         self.served_long = False
-        self._requests = ours
-        self._notices = notices
-        self._nodes = nodes
-        self._alone = links.num_workers == 0
-        self._last = last
         self._final: str | None = None
         self._loss: Loss | None = None
 
     def hear(self) -> None:
         """Take in what it has said."""
-        while True:
-            try:
-                if not self._requests.poll():
-                    return
-                kind, text = self._requests.recv()
-            except (EOFError, OSError):  # it is gone
-                return
-            if kind == FINAL:
-                self._final = text
-            elif kind == NODE:
-                place, _, node = text.partition(" ")
-                self._nodes[int(place)] = node
-            else:
-                self._notices.append(ExactnessWarning(text) if kind == EXACTNESS else text)
+        with contextlib.suppress(EOFError, OSError):  # it is gone
+            while self._relay.poll():
+                said = self._relay.recv()
+                if isinstance(said, LoaderError):
+                    self._final = str(said)
+                elif isinstance(said, tuple):
+                    place, node = said
+                    self._nodes[place] = node
+                else:
+                    self._notices.append(said)
 
     @property
     def loss(self) -> Loss:  # type: ignore[override]
@@ -195,5 +182,5 @@ class _Relay(DirectWorker):
 
     def close(self) -> None:
         """Let go of it."""
-        self._requests.close()
+        self._relay.close()
         super().close()

@@ -1,22 +1,19 @@
 """One thread at a time makes a batch in this process: the lock of the global random generators.
 
-``random``, ``numpy.random`` and torch have one generator each for the whole process, and who makes
-a batch seeds them, lets the dataset draw, and puts them back. Two threads that did so at once would
-draw from each other's numbers, and put back each other's. So a thread that borrows the generators,
-or asks them for what a borrower changes, holds this lock. It is re-entrant: a dataset may itself
-iterate a loader.
-
-A dataset that waits for *another thread* which iterates a loader waits for ever: that thread cannot
-have the generators before the batch at hand is made. From outside this looks like a batch that
-takes long, so a warning is logged (`WARN_AFTER`) that says so.
+Two threads that seeded, drew and put back at once would draw each other's numbers, and put back
+each other's. So a thread that borrows the generators, or asks them for what a borrower changes,
+holds this lock. It is re-entrant: a dataset may itself iterate a loader. One that waits for another
+thread which does so waits for ever, which from outside looks like a batch that takes long: a
+warning is logged after `WARN_AFTER`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
-from typing import Final
+from typing import Any, Final
 
 __all__ = ["WARN_AFTER", "Turn"]
 
@@ -25,61 +22,40 @@ WARN_AFTER: Final = 10.0
 
 _log = logging.getLogger("lit_loader.generator_lock")
 
+lock: Any = threading.RLock()
+"""The lock itself, for ``with``; in a forked process perhaps another one than before."""
+
 
 class Turn:
     """One time that a thread has the generators; one within another of the same thread is no more.
 
-    An exception out of a signal handler can come at any instruction, between the taking of a lock
-    and the note that it is taken, too. So who has it is written in one step, by which it is taken
-    (`dict.setdefault`), and `end` may be called again, if the first call was interrupted::
-
-        mine = Turn()
-        try:
-            try:
-                mine.take()
-                ...
-            finally:
-                mine.end()
-        finally:
-            mine.end()
+    For where an exception out of a signal handler may come at any instruction, between the taking
+    of the lock and the note that it is taken, too. The lock knows itself who has it; so `end`, in a
+    ``finally``, may be called again if it was interrupted.
     """
 
-    __slots__ = ("_going_on", "thread")
+    __slots__ = ("_mine",)
 
     def __init__(self) -> None:
-        self.thread = threading.get_ident()
-        self._going_on = threading.Lock()
-        self._going_on.acquire()
+        self._mine = False
 
     def take(self) -> None:
-        """Wait until no other thread has the lock, and take it."""
-        held = _taken.setdefault(0, self)
-        if held is not self and held.thread != self.thread:
-            self._wait()
+        """Wait until no other thread has the lock, and take it; say so if that takes long."""
+        if not lock._is_owned():  # reach: python: as threading.Condition asks an RLock
+            self._mine, patience = True, WARN_AFTER
+            while not lock.acquire(timeout=patience):
+                _warn()
+                patience = -1  # for ever
 
     def end(self) -> None:
         """Give it back, if it is this one that has it."""
-        if _taken.get(0) is self:
-            _taken.pop(0)
-            self._going_on.release()
-
-    def _wait(self) -> None:
-        """Take the lock; say so if a batch of another thread takes long."""
-        told = self
-        while (held := _taken.setdefault(0, self)) is not self:
-            if held._going_on.acquire(timeout=WARN_AFTER):
-                held._going_on.release()  # for others who wait
-            elif held is not told:
-                told = held
-                _warn(held.thread)
+        if self._mine and lock._is_owned():  # reach: python: as threading.Condition asks an RLock
+            lock.release()
 
 
-_taken: Final[dict[int, Turn]] = {}
-"""Who has the lock, under the key 0."""
-
-
-def _warn(ident: int) -> None:
-    names = [repr(each.name) for each in threading.enumerate() if each.ident == ident]
+def _warn() -> None:
+    owner = re.search(r"owner=(\d+)", repr(lock))
+    names = [repr(e.name) for e in threading.enumerate() if owner and e.ident == int(owner[1])]
     _log.warning(
         "thread %r waits for thread %s, which has been making a batch for %.0f s: batches of "
         "loaders with num_workers=0 are made one at a time, because a process has the global "
@@ -90,10 +66,10 @@ def _warn(ident: int) -> None:
 
 
 def _forget_other_threads() -> None:
-    """Free the lock in a forked process, if a thread has it that was not copied."""
-    held = _taken.get(0)
-    if held is not None and held.thread != threading.get_ident():
-        _taken.clear()
+    """Have a new lock in a forked process, if a thread has it that was not copied."""
+    global lock
+    if not lock._is_owned():  # reach: python: as threading.Condition asks an RLock
+        lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_forget_other_threads)

@@ -1,8 +1,9 @@
-"""The global random generators lent out, and put back to where they were.
+"""Where random generators are: lent out and put back, taken back to a mark, seen to have drawn.
 
 With ``num_workers=0`` batches are made in the parent, whose own global generators must not notice:
-they are lent out and taken back unchanged (`preserved`, `OwnStreams`), to one thread at a time. And
-an attempt to read a sample that failed must not have drawn anything: `Rewind`.
+they are lent out and taken back unchanged (`preserved`, `OwnStreams`), to one thread at a time. An
+attempt to read a sample that failed must not have drawn anything: `Rewind`. What is kept must not
+depend on random numbers: `Draws`.
 
 Nothing but what the three libraries document is used to read and write their states. Reading the
 624 words of NumPy's generator takes 35 us; so that is done only if they have changed since the last
@@ -16,21 +17,79 @@ import ctypes  # reach: numpy: 624 words at the documented address show whether 
 import random
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from lit_loader.seeding.find_generators import controls, find_generators
 from lit_loader.seeding.generator_lock import Turn
 from lit_loader.seeding.seeds import seed_streams
 
 __all__ = [
-    *("Loan", "OwnStreams", "Rewind", "numpy_state", "preserved", "set_children"),
-    "tape",
+    *("Draws", "Loan", "OwnStreams", "Rewind", "numpy_state", "preserved", "tape"),
 ]
 
 _numpy: Any = np.random  # its stubs do not know all of its functions
+
+
+# --- the global ones ---
+
+
+class _Streams(NamedTuple):
+    python: Any
+    torch: torch.Tensor
+    numpy: dict[str, Any]
+    bits: Any  # that is behind numpy.random; None: whichever is there when they are installed
+
+
+def _capture() -> _Streams:
+    bits = _numpy.get_bit_generator()
+    return _Streams(random.getstate(), torch.default_generator.get_state(), numpy_state(bits), bits)
+
+
+def _install(streams: _Streams) -> None:
+    another = streams.bits not in (None, _numpy.get_bit_generator())
+    if another:
+        _numpy.set_bit_generator(streams.bits)  # it is where it was, with nothing in reserve
+    if not another or streams.numpy["has_gauss"]:
+        _numpy.set_state(streams.numpy)
+    torch.default_generator.set_state(streams.torch)
+    random.setstate(streams.python)
+
+
+_known: tuple[Any, bytes, dict[str, Any]] = (None, b"", {})
+
+
+def numpy_state(bits: Any) -> dict[str, Any]:
+    """Read the state of NumPy's global generator, whose bit generator this is."""
+    global _known
+    memory = b""
+    if type(bits) is np.random.MT19937 and _memory_is_the_state():
+        memory = ctypes.string_at(bits.ctypes.state_address, _TWISTER_BYTES)
+        # A normal deviate in reserve may be used up without a word being drawn.
+        if _known[0] is bits and _known[1] == memory and not _known[2]["has_gauss"]:
+            return _known[2]
+    state: dict[str, Any] = _numpy.get_state(legacy=False)
+    if isinstance(key := state["state"].get("key"), np.ndarray):
+        # What puts it back goes through the words one by one: 2 us for a list, 36 for an array.
+        state["state"]["key"] = key.tolist()
+    _known = (bits, memory, state) if memory else (None, b"", {})
+    return state
+
+
+_TWISTER_BYTES = 624 * 4 + 4
+
+
+@cache
+def _memory_is_the_state() -> bool:
+    """Check once a process that the words and the place in them lie where NumPy says."""
+    bits = np.random.MT19937(1)
+    bits.random_raw(700, output=False)
+    state: Any = bits.state["state"]
+    words = np.append(state["key"], state["pos"]).astype(np.uint32)
+    return ctypes.string_at(bits.ctypes.state_address, _TWISTER_BYTES) == words.tobytes()
 
 
 class OwnStreams:
@@ -117,72 +176,24 @@ class Loan(AbstractContextManager[None]):
 preserved = Loan
 """A context after which the global generators are as they were before."""
 
-
-class _Streams(NamedTuple):
-    python: Any
-    torch: torch.Tensor
-    numpy: dict[str, Any]
-    bits: Any
-
-
 _spares: list[Any] = []
 
 
-def _capture() -> _Streams:
-    bits = _numpy.get_bit_generator()
-    return _Streams(random.getstate(), torch.default_generator.get_state(), numpy_state(bits), bits)
+# --- any ---
 
 
-def _install(streams: _Streams) -> None:
-    if streams.bits is None:
-        _numpy.set_state(streams.numpy)
-    elif streams.bits is not _numpy.get_bit_generator():
-        _numpy.set_bit_generator(streams.bits)  # it is where it was, with nothing in reserve
-        if streams.numpy["has_gauss"]:
-            _numpy.set_state(streams.numpy)
-    else:
-        _numpy.set_state(streams.numpy)
-    torch.default_generator.set_state(streams.torch)
-    random.setstate(streams.python)
+_Tape = tuple[Callable[[], Any], Callable[[Any], object]]
 
 
-_known: tuple[Any, bytes, dict[str, Any]] = (None, b"", {})
-
-
-def numpy_state(bits: Any) -> dict[str, Any]:
-    """Read the state of NumPy's global generator, whose bit generator this is."""
-    global _known
-    memory = b""
-    if type(bits) is np.random.MT19937 and _memory_is_the_state():
-        memory = ctypes.string_at(bits.ctypes.state_address, _TWISTER_BYTES)
-        # A normal deviate in reserve may be used up without a word being drawn.
-        if _known[0] is bits and _known[1] == memory and not _known[2]["has_gauss"]:
-            return _known[2]
-    state: dict[str, Any] = _numpy.get_state(legacy=False)
-    if isinstance(key := state["state"].get("key"), np.ndarray):
-        # What puts it back goes through the words one by one: 2 us for a list, 36 for an array.
-        state["state"]["key"] = key.tolist()
-    _known = (bits, memory, state) if memory else (None, b"", {})
-    return state
-
-
-_TWISTER_BYTES = 624 * 4 + 4
-
-
-@cache
-def _memory_is_the_state() -> bool:
-    """Check once a process that the words and the place in them lie where NumPy says."""
+def tape(generator: Any) -> _Tape | None:
+    """Give the functions that read and write a generator's state; None if it has none."""
+    found = controls(generator)
     try:
-        bits = np.random.MT19937(1)
-        for draws in (0, 1, 700):
-            bits.random_raw(draws, output=False)
-            memory = ctypes.string_at(bits.ctypes.state_address, _TWISTER_BYTES)
-            state: Any = bits.state["state"]
-            if memory != np.append(state["key"], state["pos"]).astype(np.uint32).tobytes():
-                return False
-    except Exception:
-        return False
-    return True
+        if isinstance(generator, random.Random):
+            generator.getstate()
+    except NotImplementedError:
+        return None
+    return found and found[:2]
 
 
 class Rewind(AbstractContextManager[None]):
@@ -199,13 +210,8 @@ class Rewind(AbstractContextManager[None]):
         *tapes: _Tape,
         seed: Callable[[], object] = lambda: None,
     ) -> None:
-        self._tapes: list[_Tape] = [
-            *tapes,
-            (random.getstate, random.setstate),
-            (partial(_numpy.get_state, legacy=False), _numpy.set_state),
-            (torch.default_generator.get_state, torch.default_generator.set_state),
-        ]
-        self._tapes += [found for each in held if (found := tape(each)) is not None]
+        known = (found for each in held if (found := tape(each)) is not None)
+        self._tapes: list[_Tape] = [*tapes, (_capture, _install), *known]
         self._marks: list[Any] = []
         self._seed = seed
 
@@ -230,34 +236,60 @@ class Rewind(AbstractContextManager[None]):
         self.back()
 
 
-_Tape = tuple[Callable[[], Any], Callable[[Any], object]]
+_Reader = tuple[str, Callable[[], Any]]
 
 
-def tape(generator: Any) -> _Tape | None:
-    """Give the functions that read and write a generator's state; None if it has none."""
-    if isinstance(generator, torch.Generator):
-        return generator.get_state, generator.set_state
-    if isinstance(generator, random.Random):
-        try:
-            generator.getstate()
-        except NotImplementedError:
-            return None
-        return generator.getstate, generator.setstate
-    if isinstance(generator, np.random.RandomState):
-        return partial(generator.get_state, legacy=False), generator.set_state
-    if isinstance(generator, np.random.SeedSequence):
-        return lambda: generator.n_children_spawned, partial(set_children, generator)
-    if isinstance(generator, np.random.BitGenerator):
-        return partial(getattr, generator, "state"), partial(setattr, generator, "state")
-    return None
+class Draws:
+    """Tells whether generators, global or held by ``root``, were drawn from, and which.
+
+    Setting one counts as well: what comes after would find another state where the code has not
+    run. So does what other threads of the process draw meanwhile.
+    """
+
+    def __init__(self, root: object) -> None:
+        self._root = root
+        self._readers: list[_Reader] = []
+        self._looks = 0
+
+    def mark(self) -> list[tuple[_Reader, Any]]:
+        """Say where the generators are, for `drawn`."""
+        if not self._readers:
+            self._readers = self._search()
+        return [(reader, reader[1]()) for reader in self._readers]
+
+    def drawn(self, marks: list[tuple[_Reader, Any]]) -> str | None:
+        """Name the first generator that is not where it was when marked; None: all are."""
+        return next((name for (name, read), before in marks if not _same(before, read())), None)
+
+    def made_one(self) -> bool:
+        """Look for generators that were made since the mark, more and more seldom."""
+        self._looks += 1
+        if self._looks > 8 and self._looks & (self._looks - 1):
+            return False
+        known, self._readers = len(self._readers), self._search()
+        return len(self._readers) != known
+
+    def _search(self) -> list[_Reader]:
+        readers: list[_Reader] = [
+            ("random", random.getstate),
+            ("numpy.random", lambda: numpy_state(_numpy.get_bit_generator())),
+            ("torch", torch.default_generator.get_state),
+        ]
+        for path, generator in find_generators(self._root).items():
+            for each in (generator, getattr(generator, "seed_seq", None)):
+                if (found := tape(each)) is not None:
+                    readers.append((path, found[0]))
+        return readers
 
 
-def set_children(sequence: Any, count: int) -> None:
-    """Bring a seed sequence back to where it had spawned so many; its constructor begins anew."""
-    np.random.SeedSequence.__init__(
-        sequence,
-        sequence.entropy,
-        spawn_key=sequence.spawn_key,
-        pool_size=sequence.pool_size,
-        n_children_spawned=count,
-    )
+def _same(one: Any, other: Any) -> bool:
+    """Whether two states of a generator are equal."""
+    if one is other:
+        return True
+    if isinstance(one, torch.Tensor):
+        return bool(one.numpy().tobytes() == other.numpy().tobytes())  # quicker than torch.equal
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    return bool(one == other)

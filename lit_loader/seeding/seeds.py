@@ -31,7 +31,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from lit_loader.seeding.generator_lock import Turn
+from lit_loader.seeding import generator_lock
 
 __all__ = [
     "BaseSeed",
@@ -164,7 +164,10 @@ def extend(seed: int, *parts: int) -> int:
         x = part + _GOLDEN & _MASK
         x = (x ^ (x >> 30)) * 0xBF58_476D_1CE4_E5B9 & _MASK
         x = (x ^ (x >> 27)) * 0x94D0_49BB_1331_11EB & _MASK
-        seed = _mix(seed ^ x ^ (x >> 31))
+        x ^= seed ^ (x >> 31)
+        x = (x ^ (x >> 30)) * 0xBF58_476D_1CE4_E5B9 & _MASK
+        x = (x ^ (x >> 27)) * 0x94D0_49BB_1331_11EB & _MASK
+        seed = x ^ (x >> 31)
     return seed
 
 
@@ -247,12 +250,8 @@ class BaseSeed:
         if self._several:
             # Programs seed each rank with a number of its own, and would have an order each.
             return int(os.environ.get("PL_GLOBAL_SEED", 0)) & _MASK
-        mine = Turn()
-        try:
-            mine.take()  # a batch that another thread makes may have a seed of its own
+        with generator_lock.lock:  # a batch that another thread makes may have a seed of its own
             return torch.initial_seed() & _MASK
-        finally:
-            mine.end()
 
     @property
     def chosen(self) -> bool:

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from lit_loader.statistics.records import (
     BatchRecord,
     LoaderStatistics,
-    MemoryUse,
     NodeTimes,
     SlowSample,
     StageTimes,
@@ -92,12 +91,12 @@ class Recorder:
 
     def __init__(self) -> None:
         self.worker_restarts = self.sample_errors = self.sample_retries = 0
-        self.last: BatchRecord | None = None
+        self._last: BatchRecord | None = None
         self.first_remote = math.inf
         self.nodes: dict[int, str] = {}
         self.events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS)
         self.listener: Callable[[Sequence[BatchRecord]], object] | None = None
-        self._records: list[BatchRecord] = []
+        self.records: list[BatchRecord] = []
         self._stages = Stopwatch(len(STAGES))
         self._sums: Counter[str] = Counter()
         self._workers: dict[int, NDArray[np.int64]] = {}
@@ -111,17 +110,16 @@ class Recorder:
         """Remember, for viewers, what has happened."""
         self.events.append((time.time(), kind, text[:_TEXT]))
 
-    def add(self, record: BatchRecord) -> None:
-        """Add the record of a batch, when it is given out."""
-        self.last = record
-        self._records.append(record)
-        if len(self._records) >= WINDOW:
-            self.flush()
+    @property
+    def last(self) -> BatchRecord | None:
+        """That of the batch given out last."""
+        return self.records[-1] if self.records else self._last
 
     def flush(self) -> None:
         """Sum up the records that were added."""
-        records, self._records = self._records, []
+        records, self.records = self.records, []
         if records:
+            self._last = records[-1]
             self.extend(records)
 
     def extend(self, records: Sequence[BatchRecord]) -> None:
@@ -176,15 +174,8 @@ class Recorder:
                 break
         self._slow = list(distinct.values())
 
-    def summary(
-        self,
-        ready: int = 0,
-        shared_memory: int = 0,
-        memory: MemoryUse | None = None,
-        num_workers: int = 0,
-        why_so_many: str = "",
-    ) -> LoaderStatistics:
-        """Returns the statistics of all batches so far; the arguments are as they say of now."""
+    def summary(self, **now: Any) -> LoaderStatistics:
+        """Returns the statistics of all batches so far, and what is known of this moment."""
         self.flush()
         sums = self._sums
         seconds = max(sums["waited"] + sums["step"], 1) / 1e9
@@ -206,37 +197,25 @@ class Recorder:
             busy_fraction=sum(w.busy_fraction for w in workers) / max(1, len(workers)),
             slowest_samples=tuple(self._slow),
             stragglers=sums["stragglers"] / 1e9,
-            ready=ready,
             worker_restarts=self.worker_restarts,
             sample_errors=self.sample_errors,
             sample_retries=self.sample_retries,
-            shared_memory=shared_memory,
             remote_batches=sum(node.batches for node in nodes),
             remote_nbytes=sum(node.nbytes for node in nodes),
             transit=sum(node.transit for node in nodes),
             nodes=tuple(nodes),
-            memory=memory,
-            num_workers=num_workers,
-            why_so_many=why_so_many,
             processor_fraction=sums["processor"] / max(1, sums["timed"]),
             queued_fraction=sums["queued"] / max(1, sums["timed"]),
+            **now,
         )
 
     def _worker(self, number: int, seconds: float) -> WorkerTimes:
-        batches, samples, busy, nbytes, transit = self._workers[number].tolist()
-        node = ""
+        batches, samples, nanoseconds, nbytes, transit = self._workers[number].tolist()
+        busy, node = nanoseconds / 1e9, ""
         if number >= self.first_remote:
             node = self.nodes.get(number - int(self.first_remote), "unknown")
-        return WorkerTimes(
-            worker=number,
-            batches=batches,
-            samples=samples,
-            busy=busy / 1e9,
-            busy_fraction=min(1.0, busy / 1e9 / seconds),
-            node=node,
-            nbytes=nbytes,
-            transit=transit / 1e9 if node else 0.0,
-        )
+        fraction, transit = min(1.0, busy / seconds), transit / 1e9 if node else 0.0
+        return WorkerTimes(number, batches, samples, busy, fraction, node, nbytes, transit)
 
 
 def _node(name: str, workers: Sequence[WorkerTimes]) -> NodeTimes:

@@ -28,51 +28,28 @@ __all__ = [
 
 
 class BatchRecord(NamedTuple):
-    """What one batch has cost; times in nanoseconds, moments by ``time.monotonic_ns()``.
-
-    Attributes:
-        epoch: Its epoch.
-        number: Its number in the epoch.
-        worker: The worker that made it; -1: the consumer's own process.
-        samples: Its samples.
-        nbytes: Bytes of shared memory that it takes; 0 in the consumer's own process.
-        began: When the worker took it up.
-        fetch: Reading its samples.
-        collate: Collating them.
-        encode: Writing what is not there yet into shared memory.
-        arrived: When its result came in at the parent.
-        asked: When the consumer asked for a batch.
-        wait: How long the consumer waited for the workers then.
-        decode: Rebuilding it in the parent.
-        pin: Copying it into page-locked memory.
-        step: How long the consumer was busy since the batch before; 0 for an iterator's first.
-        slowest: Reading its slowest sample; 0: not known.
-        processor: Processor time of the worker's process, all threads, for it; 0: not measured.
-        queued: How long the worker waited for a processor meanwhile; 0: not measured.
-        read: How much of ``fetch`` samples waited for methods that `lit_loader.reads_ahead` marks.
-        slowest_index: The slowest sample's index; None: not known.
-    """
+    """What one batch has cost; times in nanoseconds, moments by ``time.monotonic_ns()``."""
 
     epoch: int
-    number: int
-    worker: int
+    number: int  # in the epoch
+    worker: int  # that made it; -1: the consumer's own process
     samples: int
-    nbytes: int
-    began: int
-    fetch: int
+    nbytes: int  # of shared memory that it takes; 0 in the consumer's own process
+    began: int  # when the worker took it up
+    fetch: int  # reading its samples
     collate: int
-    encode: int
-    arrived: int
-    asked: int
-    wait: int
-    decode: int
-    pin: int
-    step: int
-    slowest: int
-    processor: int = 0
-    queued: int = 0
-    read: int = 0
-    slowest_index: Any = None
+    encode: int  # writing what is not there yet into shared memory
+    arrived: int  # when its result came in at the parent
+    asked: int  # when the consumer asked for a batch
+    wait: int  # how long the consumer waited for the workers then
+    decode: int  # rebuilding it in the parent
+    pin: int  # copying it into page-locked memory
+    step: int  # how long the consumer was busy since the batch before; 0 for an iterator's first
+    slowest: int  # reading its slowest sample; 0: not known
+    processor: int = 0  # time of the worker's process, all threads, for it; 0: not measured
+    queued: int = 0  # how long the worker waited for a processor meanwhile; 0: not measured
+    read: int = 0  # how much of ``fetch`` samples waited for what `lit_loader.reads_ahead` marks
+    slowest_index: Any = None  # the slowest sample's index; None: not known
 
     @property
     def waited(self) -> int:
@@ -86,9 +63,8 @@ class BatchRecord(NamedTuple):
     @property
     def making(self) -> dict[str, int]:
         """The stages of making it, in their order, as if reads came before all the rest."""
-        fetch = self.fetch - self.read
-        stages = {"waiting for reads": self.read, "fetch": fetch}
-        return {**stages, "collate": self.collate, "encode": self.encode}
+        reads = {"waiting for reads": self.read, "fetch": self.fetch - self.read}
+        return {**reads, "collate": self.collate, "encode": self.encode}
 
     @property
     def taking(self) -> dict[str, int]:
@@ -104,33 +80,20 @@ class BatchRecord(NamedTuple):
 
 
 class StepRecord(NamedTuple):
-    """What the consumer did with a batch; moments by ``time.monotonic_ns()``.
+    """What the consumer did with a batch; moments by ``time.monotonic_ns()``."""
 
-    Attributes:
-        given: When the loader gave the batch out; 0: not known.
-        start: When the step with it began: between the two it was brought to its device.
-        end: When that step ended.
-    """
-
-    given: int
-    start: int
+    given: int  # when the loader gave the batch out; 0: not known
+    start: int  # when the step with it began: between the two it was brought to its device
     end: int
 
 
 class LoaderTrace(NamedTuple):
-    """The records of one loader that a timeline or picture is made of.
-
-    Attributes:
-        name: The loader's name.
-        records: What its batches have cost, in the order in which they were given out.
-        steps: What was done with them, in order.
-        left_out: How many earlier batches there were, whose records were not kept.
-    """
+    """The records of one loader that a timeline or picture is made of."""
 
     name: str
-    records: Sequence[BatchRecord]
-    steps: Sequence[StepRecord] = ()
-    left_out: int = 0
+    records: Sequence[BatchRecord]  # in the order in which the batches were given out
+    steps: Sequence[StepRecord] = ()  # what was done with them, in order
+    left_out: int = 0  # how many earlier batches there were, whose records were not kept
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from typing import Any, Final
 from lit_loader.system import linux
 
 __all__ = [
+    "Descriptor",
     "HeldFile",
     "SharedFile",
     "address_space_left",
-    "map_over",
     "map_part",
     "nameless_file",
     "remedy",
@@ -78,20 +78,15 @@ def map_part(fd: int, offset: int, nbytes: int, private: bool = False) -> mmap.m
     kind = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
     unaccounted = kind | getattr(mmap, "MAP_NORESERVE", 0)
     mapping = mmap.mmap(-1, nbytes, flags=unaccounted)
-    flags = unaccounted if private else kind
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
-    map_over(address, nbytes, flags, fd, offset)
-    return mapping
-
-
-def map_over(address: int, nbytes: int, flags: int, fd: int = -1, offset: int = 0) -> None:
-    """Put other memory, whole pages, in the place of what is mapped at an address; or OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_longlong]
     protection = mmap.PROT_READ | mmap.PROT_WRITE
-    if libc.mmap(address, nbytes, protection, flags | _MAP_FIXED, fd, offset) != address:
+    flags = (unaccounted if private else kind) | _MAP_FIXED
+    if libc.mmap(address, nbytes, protection, flags, fd, offset) != address:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return mapping
 
 
 class SharedFile:
@@ -128,21 +123,28 @@ class SharedFile:
         os.close(self.fd)
 
 
-class HeldFile:
-    """A descriptor that is closed with this object, and goes along when a process is started."""
+class Descriptor:
+    """A file descriptor that goes along when a process is started, by any start method."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        weakref.finalize(self, os.close, fd).atexit = False  # a process that ends closes it itself
 
     def __reduce__(self) -> tuple[Any, ...]:
         from multiprocessing import reduction  # which lit-loader-top has no use for
 
-        return _arrived, (reduction.DupFd(self.fd),)
+        return _arrived, (type(self), reduction.DupFd(self.fd))
 
 
-def _arrived(duplicate: Any) -> HeldFile:
-    return HeldFile(duplicate.detach())
+def _arrived(kind: type[Descriptor], duplicate: Any) -> Descriptor:
+    return kind(duplicate.detach())
+
+
+class HeldFile(Descriptor):
+    """One that is closed with this object."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        weakref.finalize(self, os.close, fd).atexit = False  # a process that ends closes it itself
 
 
 def nameless_file(label: str) -> tuple[int, bool]:

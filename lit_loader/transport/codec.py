@@ -27,10 +27,11 @@ What is promised:
 from __future__ import annotations
 
 import ctypes  # reach: python: memmove of ctypes is the quickest copy of bytes by address
-import itertools
 import marshal
 import struct
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -214,21 +215,37 @@ def lay_out(
         overlaps lies in one), the copies to be made, and the first byte behind them all.
     """
     rows: list[_Row] = [()] * len(parts)
+    spans: list[_Span] = []
     stretches: list[Stretch] = []
     copies: list[_Copy] = []
     base, position = writer.base, writer.position
     in_slot, slot_end = base + writer.start, base + position
-    overlapping = False
-    # This loop and the one in `_spans` are most of what a batch of many small tensors costs: the
-    # usual contiguous tensor goes through them without a call.
-    for group in _merge_overlaps(_spans(parts, rows)):
+    # The loops here are most of what a batch of many small tensors costs: the usual contiguous
+    # tensor goes through them without a call.
+    for index, part in enumerate(parts):
+        if type(part) is torch.Tensor and part.is_contiguous():
+            start, nbytes = part.data_ptr(), part.nbytes
+            if nbytes:
+                spans.append((start, start + nbytes, index, True))
+            else:
+                rows[index] = _EMPTY, DTYPE_NAMES[part.dtype], tuple(part.shape), part.stride()
+        else:
+            spans.append((*_span(part), index, False))
+    spans.sort()
+    groups: Iterable[Sequence[_Span]] = zip(spans)
+    overlapping, reach = False, 0
+    for span in spans:
+        if span[0] < reach:
+            groups, overlapping = _overlapping(spans), True
+            break
+        reach = span[1]
+    for group in groups:
         start, end, index, contiguous = group[0]
         alone = len(group) == 1
         if not alone:
             end = max([high for _, high, _, _ in group])
         here = in_slot <= start and end <= slot_end
         if not alone:
-            overlapping = True
             start -= _lead([parts[member] for _, _, member, _ in group], start)
         elif not (contiguous or here) and end - start > 2 * parts[index].nbytes:
             parts[index] = _packed(parts[index])
@@ -237,7 +254,7 @@ def lay_out(
         if here:
             byte = start - base
         else:
-            byte = align(position)
+            byte = (position + ALIGNMENT - 1) & -ALIGNMENT  # `align`, spelled out
             position = byte + end - start
             copies.append((byte, start, end - start))
         stretches.append((byte, byte + end - start))
@@ -253,27 +270,8 @@ def lay_out(
     return rows, _joined(stretches) if overlapping else stretches, copies, position
 
 
-def _spans(parts: list[Part], rows: list[_Row]) -> list[_Span]:
-    """Return where in memory the parts lie, sorted; one without bytes gets its row at once."""
-    spans: list[_Span] = []
-    for index, part in enumerate(parts):
-        if type(part) is torch.Tensor and part.is_contiguous():
-            start = part.data_ptr()
-            end = start + part.nbytes
-            if start < end:
-                spans.append((start, end, index, True))
-            else:
-                rows[index] = _EMPTY, DTYPE_NAMES[part.dtype], tuple(part.shape), part.stride()
-        else:
-            spans.append((*_span(part), index, False))
-    spans.sort()
-    return spans
-
-
-def _merge_overlaps(spans: list[_Span]) -> Iterable[Sequence[_Span]]:
-    """Return groups of sorted spans: those that overlap in one, in nearly all batches none do."""
-    if len(spans) < 2 or not [1 for one, other in itertools.pairwise(spans) if other[0] < one[1]]:
-        return zip(spans)
+def _overlapping(spans: list[_Span]) -> list[list[_Span]]:
+    """Return groups of sorted spans, those that overlap in one."""
     groups: list[list[_Span]] = []
     reach = -1  # the byte behind the last of the group
     for span in spans:
@@ -372,13 +370,15 @@ def build(
         rows: The table.
         pieces: What each lies in instead; None: nothing.
     """
-    memory, first = over(memory), 0
+    if type(memory) is np.ndarray:  # a lease is seen by what looks into it
+        memory = over(memory)
+    first = 0
     parts: list[Part] = []
     storages: dict[tuple[int, int], torch.UntypedStorage] = {}
     for row in rows:
         kind = row[0]
         if pieces is not None and kind != _EMPTY:
-            memory, first = pieces.at(row[2])
+            _, memory, first = pieces[bisect_right(pieces, row[2], key=itemgetter(0)) - 1]
         if kind == _TENSOR:
             _, name, byte, shape, strides = row
             # Through NumPy: torch's own frombuffer makes flat tensors, and shaping takes longer.
@@ -442,17 +442,14 @@ def encode(batch: object, writer: SlotWriter) -> tuple[int, int]:
             raise _cannot_carry(batch, error) from error
     rows, stretches, copies, position = lay_out(parts, writer)
     table = marshal.dumps((form, others, rows, stretches))
-    offset = align(position)
-    middle = offset + _LENGTH.size + len(table)
-    end = middle + len(skeleton)
+    offset = (position + ALIGNMENT - 1) & -ALIGNMENT
+    end = offset + _LENGTH.size + len(table) + len(skeleton)
     if end > len(writer.view):
         raise SlotFull(end + _SLACK_PER_PART * (1 + len(parts)))
     for byte, address, nbytes in copies:
         # Bytes and not elements: whatever the strides, a part arrives as it lies in memory.
         ctypes.memmove(writer.base + byte, address, nbytes)
-    _LENGTH.pack_into(writer.view, offset, len(table))
-    writer.view[offset + _LENGTH.size : middle] = table
-    writer.view[middle:end] = skeleton
+    writer.view[offset:end] = _LENGTH.pack(len(table)) + table + skeleton
     writer.position = end
     return offset, end - offset
 
@@ -506,7 +503,7 @@ def decode(
 _Form = int | tuple[str, ...]
 _LONE, _LIST, _TUPLE = range(3)
 _SCALARS = frozenset({int, float, complex, bool, str, bytes, type(None)})
-_FEW = 3  # of which one by one is the quicker way to see what they are
+_STRINGS = frozenset({str})
 
 
 _Others = list[Any] | dict[int, Any]
@@ -521,35 +518,36 @@ def _flat(batch: object) -> tuple[_Form | None, _Others | None, list[Part]]:
     pickler, which would cost as much as all the rest. Otherwise the form is None.
     """
     form: _Form
-    values: list[Any]
-    if type(batch) is torch.Tensor or type(batch) is np.ndarray or type(batch) in _SCALARS:
-        form, values = _LONE, [batch]
-    elif type(batch) is dict:
-        form, values = tuple(batch), list(batch.values())
-        if not all([type(key) is str for key in form]):
+    values: Any = batch
+    kind = type(batch)
+    if kind is list or kind is tuple:
+        form = _LIST if kind is list else _TUPLE
+    elif kind is dict:
+        form, values = tuple(batch), [*batch.values()]  # type: ignore[arg-type, attr-defined]
+        if not _STRINGS.issuperset(map(type, form)):
             return None, None, []
-    elif type(batch) is list or type(batch) is tuple:
-        form, values = (_LIST if type(batch) is list else _TUPLE), list(batch)
+    elif kind is torch.Tensor or kind is np.ndarray or kind in _SCALARS:
+        form, values = _LONE, [batch]
     else:
         return None, None, []
-    if len(values) > _FEW and _SCALARS.issuperset(map(type, values)):
-        return form, values, []
-    others: dict[int, Any] | None = None
+    if _SCALARS.issuperset(map(type, values)):
+        return form, values if kind is list else [*values], []
+    others: dict[int, Any] = {}
+    parts: list[Part] = []
     for place, value in enumerate(values):
         if type(value) is torch.Tensor:
             if not is_plain(value):
                 return None, None, []
+            parts.append(value)
         elif type(value) in _SCALARS:
-            others = others or {}
             others[place] = value
-        elif type(value) is not np.ndarray or not is_plain_array(value):
+        elif type(value) is np.ndarray and is_plain_array(value):
+            parts.append(value)
+        else:
             return None, None, []
-    parts = values
-    if others is not None:
-        parts = [value for place, value in enumerate(values) if place not in others]
     if len(parts) > 1 and len(set(map(id, parts))) < len(parts):
         return None, None, []  # pickle's memo keeps one object met twice one object
-    return form, others, parts
+    return form, others or None, parts
 
 
 def _with_others(parts: list[Any], others: _Others) -> list[Any]:

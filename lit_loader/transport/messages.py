@@ -24,7 +24,10 @@ import pickle
 import struct
 from array import array
 from enum import IntEnum
+from functools import partial
 from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 __all__ = [
     "NOT_TO_BE_HAD",
@@ -41,8 +44,11 @@ __all__ = [
     "Stop",
     "Task",
     "Up",
+    "listed",
     "pack",
     "pack_indices",
+    "packed_reply",
+    "packed_task",
     "position_of",
     "task_number",
     "unpack",
@@ -235,8 +241,15 @@ _WRITTEN: Final = {
     for kind, (message, fields) in enumerate(_FIELDS.items())
 }
 _READ: Final = [
-    (message._make, _layout("x", fields).unpack_from) for message, fields in _FIELDS.items()
+    (partial(tuple.__new__, message), _layout("x", fields).unpack_from)
+    for message, fields in _FIELDS.items()
 ]
+
+packed_reply: Final = partial(_WRITTEN[Reply][1], _WRITTEN[Reply][0])
+"""As :func:`pack` of a :class:`Reply` of these values, all of them: one is sent for each batch."""
+
+packed_task: Final = partial(_WRITTEN[Task][1], _WRITTEN[Task][0])
+"""The same of a :class:`Task`."""
 
 
 def pack(message: Message) -> bytes:
@@ -265,17 +278,19 @@ _INT64: Final = b"q"
 _ONLY_INT: Final = {int}
 
 
-def pack_indices(indices: Any, ints: bool = False) -> bytes:
+def pack_indices(indices: Any, own: bool = False) -> bytes:
     """Write one batch's indices down: 8 bytes each for a list of ints, a pickle for all else.
 
     Args:
         indices: The indices.
-        ints: Whether they are known to be ints of 64 bits, if they are a list.
+        own: Whether they are of an order of the loader's own: an int64 array, if they are several.
 
     Raises:
         Exception: Whatever pickling an index of the sampler's own making raises.
     """
-    if type(indices) is list and (ints or set(map(type, indices)) == _ONLY_INT):
+    if own and type(indices) is np.ndarray:
+        return indices.tobytes() + _INT64
+    if type(indices) is list and set(map(type, indices)) == _ONLY_INT:
         try:
             return array("q", indices).tobytes() + _INT64
         except OverflowError:
@@ -283,11 +298,14 @@ def pack_indices(indices: Any, ints: bool = False) -> bytes:
     return pickle.dumps(indices, pickle.HIGHEST_PROTOCOL) + _PICKLED
 
 
-def unpack_indices(data: bytes) -> Any:
+def unpack_indices(data: bytes | memoryview) -> Any:
     """Read what :func:`pack_indices` wrote."""
     # The tag stands last, so that the integers begin where the slot does: aligned.
     if data[-1:] == _INT64:
-        indices = array("q")
-        indices.frombytes(data[:-1])
-        return indices.tolist()
+        return memoryview(data)[:-1].cast("q").tolist()
     return pickle.loads(data[:-1])
+
+
+def listed(indices: Any) -> Any:
+    """Give a batch's indices as datasets are asked for them: a list, if they are an array."""
+    return indices.tolist() if isinstance(indices, np.ndarray) else indices

@@ -3,32 +3,20 @@
 The pickle holds everything but bulk bytes. Each plain CPU tensor and each plain NumPy array is
 replaced by pickle protocol 5's out-of-band marker, so that unpickling asks for the parts one by
 one, in the order in which they were taken out; pickle's own memo keeps one object met twice one
-object. Other kinds of tensor are first expressed by plain ones:
-
-======================================  =====================================================
-plain strided CPU tensor                itself (with its attributes, if it has any)
-leaf that requires grad, Parameter      its values, and the flag
-conj / neg view                         the resolved values
-sparse COO, CSR, CSC, BSR, BSC          indices and values
-nested (strided, jagged)                as torch pickles them: values and offsets
-quantised                               integers, scales and zero points
-meta                                    shape, strides and dtype
-subclass without pickling of its own    its values and attributes
-other subclass                          as it pickles itself; what it holds is treated as here
-storage                                 a tensor of its bytes
-another device, a result of autograd    refused
-======================================  =====================================================
+object. Other kinds of tensor are expressed by plain ones: by torch's own reduction, whose storages
+become parts too, unless that would carry more than the tensor (a view's whole storage) or keep it.
+Refused are tensors on another device, and results of autograd.
 
 `reducer_override` rather than `persistent_id`, which pickle would call for every int and str too.
 """
 
 from __future__ import annotations
 
-import functools
 import io
-import operator
 import pickle
 from collections.abc import Callable, Iterable
+from functools import partial
+from operator import is_not, methodcaller
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -39,12 +27,14 @@ __all__ = ["Part", "Refusal", "is_plain", "is_plain_array", "pickle_apart", "unp
 
 Part: TypeAlias = "torch.Tensor | npt.NDArray[Any]"
 
-COMPRESSED_LAYOUTS = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+_SPARSE = {
+    *(torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+}
 PLAIN_KINDS = frozenset("biufcmMSUV")
 """NumPy dtype kinds whose bytes mean the same in another process (not objects, not StringDType)."""
 
 _MARKER = pickle.PickleBuffer(bytearray(1))
-_stays_in_pickle = functools.partial(operator.is_not, _MARKER)
+_stays_in_pickle = partial(is_not, _MARKER)
 
 
 class Refusal(Exception):
@@ -116,10 +106,11 @@ class _Pickler(pickle.Pickler):
         if isinstance(obj, torch.Tensor):
             return _reduce_subclass(obj)
         if kind is torch.UntypedStorage:
-            return _storage, (_bytes_of(obj),)
+            return methodcaller("untyped_storage"), (_bytes_of(obj),)
         if kind is torch.TypedStorage:  # met inside what torch's own reductions return
             # reach: torch: what is inside of a TypedStorage
-            return _typed_storage, (obj._untyped_storage, obj.dtype)
+            inside = {"wrap_storage": obj._untyped_storage, "dtype": obj.dtype, "_internal": True}
+            return partial(torch.TypedStorage, **inside), ()
         return NotImplemented
 
     def _reduce_array(self, array: npt.NDArray[Any]) -> Any:
@@ -138,65 +129,38 @@ class _Pickler(pickle.Pickler):
                 return _broadcast, (_MARKER,)
             return _given, (_MARKER,)
         # Field names, units, byte order and string lengths travel in the dtype's own pickle.
-        return _with_dtype, (_MARKER, dtype)
+        return methodcaller("view", dtype), (_MARKER,)
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
     """Reduce an exact ``torch.Tensor`` that is in some way not plain."""
     _refuse_uncarried(tensor)
     if tensor.__dict__:
-        reduced = _adorned(tensor, _given)
-    elif tensor.requires_grad:
-        reduced = _leaf, (tensor.detach(),)
-    elif tensor.is_quantized:
-        reduced = _reduce_quantised(tensor)
-    elif tensor.is_nested:
-        reduced = tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
-    elif tensor.is_meta:
-        reduced = _meta, (tuple(tensor.shape), tensor.stride(), tensor.dtype)
-    elif tensor.layout is torch.sparse_coo:
-        # Not by torch's own reduction, whose rebuilding keeps every sparse tensor on a list
-        # until the next torch.load: the slot would never come back.
-        reduced = (
-            _sparse_coo,
-            # reach: torch: parts of a sparse tensor that is not coalesced
-            (tensor._indices(), tensor._values(), tuple(tensor.shape), tensor.is_coalesced()),
-        )
-    elif tensor.layout in COMPRESSED_LAYOUTS:
-        by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
-        reduced = (
-            _sparse_compressed,
-            (
-                tensor.crow_indices() if by_row else tensor.ccol_indices(),
-                tensor.col_indices() if by_row else tensor.row_indices(),
-                tensor.values(),
-                tuple(tensor.shape),
-                tensor.layout,
-            ),
-        )
-    elif tensor.is_conj() or tensor.is_neg():
-        reduced = _given, (tensor.resolve_conj().resolve_neg(),)
-    else:
+        return _adorned(tensor, _given)
+    if tensor.requires_grad:
+        return methodcaller("requires_grad_"), (tensor.detach(),)
+    if tensor.is_quantized:
+        # Torch's own rebuilding warns of a storage that is deprecated.
+        affine = tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric)
+        how = _PER_TENSOR if affine else _PER_CHANNEL
+        return _quantised, (tensor.int_repr(), *(getattr(tensor, name)() for name in how))
+    if tensor.layout in _SPARSE:
+        # Torch's own rebuilding keeps it on a list until the next torch.load: the slot would never
+        # come back.
+        _, (layout, data) = tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+        return _sparse, (layout, *data)
+    if tensor.is_conj() or tensor.is_neg():
+        return _given, (tensor.resolve_conj().resolve_neg(),)
+    if not (tensor.is_nested or tensor.is_meta):
         raise Refusal(
             f"a tensor of layout {tensor.layout} cannot be carried between processes; "
             "return tensor.to_dense()"
         )
-    return reduced
+    return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
 
 
-def _reduce_quantised(tensor: torch.Tensor) -> Any:
-    # Not by torch's own reduction: it pickles the whole storage of a view, and warns.
-    scheme = tensor.qscheme()
-    if scheme in (torch.per_tensor_affine, torch.per_tensor_symmetric):
-        return _quantised, (tensor.int_repr(), tensor.q_scale(), tensor.q_zero_point())
-    if scheme in (torch.per_channel_affine, torch.per_channel_symmetric):
-        scales, zero_points = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
-        axis = tensor.q_per_channel_axis()
-        return _quantised, (tensor.int_repr(), scales, zero_points, axis)
-    raise Refusal(
-        f"a quantised tensor of scheme {scheme} cannot be carried between processes; "
-        "return tensor.dequantize()"
-    )
+_PER_TENSOR = "q_scale", "q_zero_point"
+_PER_CHANNEL = "q_per_channel_scales", "q_per_channel_zero_points", "q_per_channel_axis"
 
 
 def _reduce_subclass(tensor: torch.Tensor) -> Any:
@@ -207,26 +171,23 @@ def _reduce_subclass(tensor: torch.Tensor) -> Any:
         _refuse_uncarried(tensor)
         if (
             _pickles_itself(kind)
-            or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
             or tensor.layout is not torch.strided
             or tensor.is_quantized
             or tensor.is_nested
         ):
             return NotImplemented
-        return _adorned(tensor, _subclass, kind)
+        return _adorned(tensor, methodcaller("as_subclass", kind))
 
 
 def _pickles_itself(kind: type[torch.Tensor]) -> bool:
     """Whether a subclass says on its own how it is pickled, or has slots that pickle must see."""
-    if kind is torch.nn.Parameter:
-        return False
-    return (
-        kind.__reduce_ex__ is not torch.Tensor.__reduce_ex__
-        or kind.__reduce__ is not torch.Tensor.__reduce__
-        or kind.__setstate__ is not torch.Tensor.__setstate__
-        or getattr(kind, "__getstate__", None) is not getattr(torch.Tensor, "__getstate__", None)
+    return kind is not torch.nn.Parameter and (
+        any(getattr(kind, name, None) is not getattr(torch.Tensor, name, None) for name in _OWN)
         or any(vars(base).get("__slots__") for base in kind.__mro__)
     )
+
+
+_OWN = ("__reduce_ex__", "__reduce__", "__setstate__", "__getstate__", "__torch_dispatch__")
 
 
 def _refuse_uncarried(tensor: torch.Tensor) -> None:
@@ -243,11 +204,11 @@ def _refuse_uncarried(tensor: torch.Tensor) -> None:
         )
 
 
-def _adorned(tensor: torch.Tensor, build: Callable[..., Any], *arguments: Any) -> Any:
+def _adorned(tensor: torch.Tensor, build: Callable[[Any], Any]) -> Any:
     """Reduce a tensor to a plain one over the same memory, and what is set on it afterwards."""
     # As pickle's "state" and not as arguments, so that attributes may point back at the tensor.
     state = tensor.requires_grad, dict(tensor.__dict__)
-    return build, (tensor.detach(), *arguments), state, None, None, _adorn
+    return build, (tensor.detach(),), state, None, None, _adorn
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
@@ -267,26 +228,6 @@ def _broadcast(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array
 
 
-def _with_dtype(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    return array.view(dtype)
-
-
-def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
-    return tensor.untyped_storage()
-
-
-def _typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
-    return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
-
-
-def _leaf(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.requires_grad_()
-
-
-def _subclass(tensor: torch.Tensor, kind: type[torch.Tensor]) -> torch.Tensor:
-    return tensor.as_subclass(kind)
-
-
 # reach: torch: an attribute is set without __torch_function__
 def _adorn(tensor: torch.Tensor, state: tuple[bool, dict[str, Any]]) -> None:
     requires_grad, attributes = state
@@ -296,32 +237,15 @@ def _adorn(tensor: torch.Tensor, state: tuple[bool, dict[str, Any]]) -> None:
             tensor.requires_grad_()
 
 
-def _meta(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+def _sparse(layout: torch.layout, *data: Any) -> torch.Tensor:
+    if layout is not torch.sparse_coo:
+        return torch.sparse_compressed_tensor(*data, layout=layout, check_invariants=False)
+    *parts, coalesced = data
+    return torch.sparse_coo_tensor(*parts, is_coalesced=coalesced, check_invariants=False)
 
 
 # reach: torch: a quantised tensor of its integers
-def _quantised(integers: torch.Tensor, scale: Any, zero_point: Any, axis: int = -1) -> torch.Tensor:
-    if axis < 0:
-        return torch._make_per_tensor_quantized_tensor(integers, scale, zero_point)
-    return torch._make_per_channel_quantized_tensor(integers, scale, zero_point, axis)
-
-
-def _sparse_coo(
-    indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], coalesced: bool
-) -> torch.Tensor:
-    return torch.sparse_coo_tensor(
-        indices, values, shape, is_coalesced=coalesced, check_invariants=False
-    )
-
-
-def _sparse_compressed(
-    compressed: torch.Tensor,
-    plain: torch.Tensor,
-    values: torch.Tensor,
-    shape: tuple[int, ...],
-    layout: torch.layout,
-) -> torch.Tensor:
-    return torch.sparse_compressed_tensor(
-        compressed, plain, values, shape, layout=layout, check_invariants=False
-    )
+def _quantised(integers: torch.Tensor, *how: Any) -> torch.Tensor:
+    if len(how) == len(_PER_TENSOR):
+        return torch._make_per_tensor_quantized_tensor(integers, *how)
+    return torch._make_per_channel_quantized_tensor(integers, *how)

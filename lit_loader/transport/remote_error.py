@@ -35,15 +35,10 @@ class _Verbatim(str):
 
 
 class ReaderShare(NamedTuple):
-    """Stands for the indices of a batch where one of several readers gives its next samples.
+    """Stands for the indices of a batch where one of several readers gives its next samples."""
 
-    Attributes:
-        shard: The reader's number, as ``lit_loader.get_shard()`` gives it.
-        of: How many readers there are.
-    """
-
-    shard: int
-    of: int
+    shard: int  # the reader's number, as `get_shard` gives it
+    of: int  # how many there are
 
     def __repr__(self) -> str:
         return f"shard {self.shard} of {self.of}"
@@ -66,23 +61,17 @@ def describe_indices(indices: Any) -> str:
 def describe_batch(number: int, indices: Any, progress: Progress) -> str:
     """Name a batch and the sample that an exception came from, where samples are read one by one.
 
-    Args:
-        number: The batch's position in the epoch.
-        indices: Its indices; for an iterable dataset None, or whose turn it is.
-        progress: Of the process that makes the batch.
-
-    Returns:
-        ``batch 3, at index 17 (sample 4 of 32), indices [...]``; samples are counted from 0.
+    ``batch 3, at index 17 (sample 4 of 32), indices [...]``; samples are counted from 0. Of an
+    iterable dataset the indices are None, or whose turn it is.
     """
-    shown = [f"batch {number}", describe_indices(indices)]
-    if indices is None or isinstance(indices, ReaderShare):
-        if (position := progress.reading(indexed=False)) is not None:
-            shown.insert(1, f"at sample {position}")
-    elif isinstance(indices, list):
-        position = progress.reading(indexed=True)
-        if position is not None and position < len(indices):
-            shown.insert(1, f"at index {indices[position]!r} (sample {position} of {len(indices)})")
-    return ", ".join(shown)
+    at, listed = "", isinstance(indices, list)
+    if listed or indices is None or isinstance(indices, ReaderShare):
+        position = progress.reading(indexed=listed)
+        if position is not None and not listed:
+            at = f"at sample {position}, "
+        elif position is not None and position < len(indices):
+            at = f"at index {indices[position]!r} (sample {position} of {len(indices)}), "
+    return f"batch {number}, {at}{describe_indices(indices)}"
 
 
 def _portable(value: Any) -> bool:
@@ -95,25 +84,15 @@ def _portable(value: Any) -> bool:
 
 
 class RemoteError(NamedTuple):
-    """An exception taken apart, for its way from the worker to the parent.
+    """An exception taken apart, for its way from the worker to the parent."""
 
-    Attributes:
-        kind: The exception's class, or None if that cannot be carried.
-        name: The class's qualified name.
-        message: ``str`` of the exception.
-        args: The arguments to build it anew with, or None if they cannot be carried.
-        attributes: The entries of its ``__dict__`` that can be carried.
-        trace: The traceback as text.
-        where: Where it happened, for a reader: worker, batch, indices, stage.
-    """
-
-    kind: type[BaseException] | None
-    name: str
+    kind: type[BaseException] | None  # its class; None: it cannot be carried
+    name: str  # … and that by its qualified name
     message: str
-    args: tuple[Any, ...] | None
-    attributes: dict[str, Any]
-    trace: str
-    where: str
+    args: tuple[Any, ...] | None  # to build it anew with; None: they cannot be carried
+    attributes: dict[str, Any]  # as many as can be carried
+    trace: str  # the traceback as text
+    where: str  # worker, batch, indices, stage, for a reader
 
     @classmethod
     def capture(cls, error: BaseException, where: str) -> RemoteError:
@@ -140,16 +119,8 @@ class RemoteError(NamedTuple):
         if len(data) <= capacity:
             return data
         room = capacity // 16  # characters, of up to 4 bytes each, three times
-        short = RemoteError(
-            None,
-            self.name[:200],
-            self.message[:room],
-            None,
-            {},
-            self.trace[-room:],
-            self.where[:room],
-        )
-        return short._dumps()
+        texts = self.trace[-room:], self.where[:room]
+        return RemoteError(None, self.name[:200], self.message[:room], None, {}, *texts)._dumps()
 
     def _dumps(self) -> bytes:
         # The user's own parts in a pickle apart: the parent may not know their classes.
@@ -175,27 +146,17 @@ class RemoteError(NamedTuple):
     def error(self) -> BaseException:
         """Build the exception to raise.
 
-        Returns:
-            An exception of the original type, or a :class:`WorkerError` that names the type: if it
-            cannot be carried, or if it would mean something else where it is raised again
-            (StopIteration would end the consumer's loop, SystemExit the program).
+        A `WorkerError` that names the type, if that cannot be carried, or would mean something else
+        where it is raised again (StopIteration would end the consumer's loop, SystemExit the
+        program).
         """
         error = self._original()
         if error is None:
             shown = f"{self.name}: {self.message}" if self.message else self.name
             return WorkerError(f"{shown}\n{self.report}")
-        if (
-            len(error.args) == 1
-            and isinstance(error.args[0], str)
-            and str(error)
-            in (
-                error.args[0],
-                repr(error.args[0]),
-            )
-        ):
-            error.args = (_Verbatim(f"{error.args[0]}\n{self.report}"),)
-        elif not error.args and not str(error):
-            error.args = (_Verbatim(self.report),)
+        text = error.args[0] if error.args else ""
+        if len(error.args) < 2 and isinstance(text, str) and str(error) in (text, repr(text)):
+            error.args = (_Verbatim(f"{text}\n{self.report}" if error.args else self.report),)
         else:
             error.__cause__ = WorkerTraceback(f"\n{self.report}")
         return error

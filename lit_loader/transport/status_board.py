@@ -302,15 +302,21 @@ class Progress:
         self.token = 0
         self.begin(-1)
 
-    def begin(self, number: int, offset: int = 0, nbytes: int = 0) -> None:
-        """Begin a batch.
+    def begin(
+        self, number: int, token: int = 0, place: int = 0, offset: int = 0, nbytes: int = 0
+    ) -> bool:
+        """Begin a batch, if it is wanted still; returns whether it is.
 
         Args:
             number: The task's.
+            token: The task's; 0: it is wanted whatever the board says.
+            place: The task's.
             offset: Where its indices lie, until its batch takes their place.
             nbytes: How many bytes of them.
         """
         words, row = self._words, self._row
+        if token and (words[TOKEN] != token or words[row + _VOID] >> place % VOIDABLE & 1):
+            return False
         words[row + STAGE] = _FETCHING
         words[row + NUMBER] = number
         words[row + POSITION] = 0
@@ -322,6 +328,7 @@ class Progress:
         self._last = self._at = -1
         self._one_by_one = False
         self._under_way: tuple[Any, int] | None = None
+        return True
 
     def collating(self) -> None:
         """Note that all samples have been read."""
@@ -337,13 +344,14 @@ class Progress:
         words[row + STAGE] = _ENCODING
         words[row + SINCE] = self.collated = _clock()
 
-    def idle(self, now: int, made: bool = False) -> None:
-        """Note that nothing is to be done from ``now`` on, and count a task that is done."""
+    def idle(self, made: bool = False) -> int:
+        """Note that nothing is to be done, and count a task that is done; returns "now"."""
         words, row = self._words, self._row
         words[row + STAGE] = _IDLE
         words[row + NUMBER] = -1
-        words[row + SINCE] = now
+        words[row + SINCE] = now = _clock()
         words[row + MADE] += made
+        return now
 
     def step(self, position: int) -> None:
         """Note that the sample at ``position`` of the batch comes next; called for every sample.

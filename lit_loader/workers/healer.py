@@ -19,7 +19,7 @@ from __future__ import annotations
 import signal
 import time
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ from lit_loader.errors import (
 )
 from lit_loader.statistics.sentences import NOT_KNOWN, doing
 from lit_loader.system.cgroups import MemoryLimits, memory_limits
-from lit_loader.transport.messages import position_of
+from lit_loader.transport.messages import listed, position_of
 from lit_loader.transport.remote_error import describe_indices
 from lit_loader.transport.status_board import BoardRow, Stage
 from lit_loader.workers.outcome import Outcome, WorkerDeath
@@ -82,7 +82,7 @@ _CAUSES: dict[int, str] = {
 
 
 class Healer:
-    """Waits for workers, and replaces those that died or hang, within a budget.
+    """Replaces workers that died or hang, within a budget.
 
     Args:
         max_restarts: Workers that may be replaced.
@@ -91,191 +91,133 @@ class Healer:
 
     Attributes:
         assigned: Task number to indices, of the tasks in flight; for messages.
+        limit: Seconds at one sample after which a worker is looked at, by :meth:`look`; or None.
         restarts: Workers replaced so far.
         notices: Texts for the consumer, of what was replaced.
     """
 
-    def __init__(
-        self,
-        max_restarts: int,
-        timeout: float | None,
-        iterable: bool,
-    ) -> None:
-        self._budget = _Budget(max_restarts)
-        self._hangs = None if timeout is None else _HangDetector(timeout)
+    def __init__(self, max_restarts: int, timeout: float | None, iterable: bool) -> None:
+        self._max_restarts, self._charged = max_restarts, 0
+        self._last_request = -_ONE_REQUEST
+        self._kills: Counter[int] = Counter()  # workers that each task has ended
+        self._timeout = timeout
+        self.limit = timeout
+        self._suspect: tuple[int, BoardRow] | None = None  # where the last look found a worker
         self._iterable = iterable
         # Readers may wait for one another where they begin; one that begins anew is alone there.
-        self._meetings = _HangDetector(_SUSPICIOUS) if iterable and timeout is None else None
+        self._may_meet = iterable and timeout is None
         self.assigned: Mapping[int, Any] = {}
         self.restarts = 0
         self.notices: deque[Notice] = deque()
 
-    def receive(self, pool: WorkerPool, began: float) -> Outcome | None:
-        """Wait for the next outcome, and see to workers if none comes.
-
-        Args:
-            pool: The workers.
-            began: ``time.monotonic()`` when the wait began, of which this is a step.
-
-        Returns:
-            The outcome, also of a task that was given up; or None: wait again.
+    def heal(self, pool: WorkerPool, death: WorkerDeath) -> Outcome | None:
+        """Replace a worker that is gone; returns the outcome of its task if that is given up.
 
         Raises:
-            WorkerDiedError: A worker has died, and may not be replaced.
-            WorkerTimeoutError: A worker hangs, and may not be replaced.
+            WorkerDiedError: It may not be replaced.
             LoaderError: There are remote workers only, and none can be had.
         """
-        hangs = self._meetings if self._meetings and self.restarts else self._hangs
-        try:
-            found = pool.receive(None if hangs is None else hangs.patience(pool, began))
-        except WorkerDeath as death:
-            if hangs is not None:
-                hangs.forget()
-            if death.loss is not None:  # with a budget of its own, see `remote/`
-                if death.loss.final:
-                    raise LoaderError(death.loss.message) from None
-                self._replace(pool, death, death.loss.message)
-                return None
+        self._suspect = None  # it may have kept the others waiting
+        if death.loss is None:
             return self._see_to(pool, death, WorkerDiedError, died(death, self.assigned))
-        finally:
-            if pool.notices:
-                self.notices.extend(pool.notices)
-                pool.notices.clear()
-        if found is None and hangs is not None and (hanging := hangs.look(pool, began)):
-            worker, seconds = hanging
-            if hangs is self._meetings:
-                self._meetings = None
-                level = program_stacklevel()
-                warnings.warn(alone(worker, seconds), WorkerRestartWarning, stacklevel=level)
-                return None
-            ended = pool.end_hung(worker)
-            message = hung(ended, seconds, hangs.timeout, self.assigned)
-            return self._see_to(pool, ended, WorkerTimeoutError, message)
-        return found
+        if death.loss.final:  # with a budget of its own, see `remote/`
+            raise LoaderError(death.loss.message) from None
+        self._replace(pool, death.worker, death.loss.message)
+        return None
+
+    def look(self, pool: WorkerPool, began: float) -> Outcome | None:
+        """Replace a worker that hangs, if there is one; see :meth:`heal`.
+
+        ``began`` is ``time.monotonic()`` when the wait began.
+
+        Raises:
+            WorkerTimeoutError: It may not be replaced.
+        """
+        if not (hanging := self._hanging(pool, began)):
+            return None
+        worker, seconds = hanging
+        if self._timeout is None:
+            self.limit, self._may_meet = None, False
+            level = program_stacklevel()
+            warnings.warn(alone(worker, seconds), WorkerRestartWarning, stacklevel=level)
+            return None
+        ended = pool.end_hung(worker)
+        message = hung(ended, seconds, self._timeout, self.assigned)
+        return self._see_to(pool, ended, WorkerTimeoutError, message)
+
+    # --- the budget ---
 
     def _see_to(
         self, pool: WorkerPool, death: WorkerDeath, fault: Fault, message: str
     ) -> Outcome | None:
         """Replace a worker if it may be; returns the outcome of its task if that is given up."""
-        number = death.row.number if death.row.stage in Stage.BUSY else None
+        number, stage = death.row.number, death.row.stage
         # Not one whose result it had sent already; nor one of an epoch that is over.
-        if number is not None and pool.is_pending(number) and self._budget.is_deadly(number):
-            error = self._budget.given_up(number, fault, message)
-            if self._iterable:
-                raise error from None
-            self.restarts += 1
-            pool.replace(death.worker, skip_task=number)
-            return Outcome(number, error=error)
-        self._replace(pool, death, self._budget.charge(death, fault, message))
-        return None
-
-    def _replace(self, pool: WorkerPool, death: WorkerDeath, notice: str) -> None:
-        self.restarts += 1
-        self.notices.append(notice)
-        pool.replace(death.worker)
-
-
-class _Budget:
-    """Counts the workers that were replaced, and those that each task has ended.
-
-    Args:
-        max_restarts: Workers that may be replaced.
-    """
-
-    def __init__(self, max_restarts: int) -> None:
-        self._max_restarts = max_restarts
-        self._charged = 0
-        self._last_request = -_ONE_REQUEST
-        self._kills: dict[int, int] = {}
-
-    def charge(self, death: WorkerDeath, fault: Fault, message: str) -> str:
-        """Take a restart off the budget.
-
-        Returns:
-            The notice for the consumer.
-
-        Raises:
-            WorkerDiedError: There is none left, or it would be of no use.
-            WorkerTimeoutError: The same.
-        """
-        now = time.monotonic()
-        by_request = death.exitcode == -signal.SIGTERM
+        if stage in Stage.BUSY and pool.is_pending(number):
+            self._kills[number] += 1
+            if self._kills[number] >= _KILLS_IN_A_ROW and self._max_restarts:
+                error = fault(
+                    f"{message}\nBatch {position_of(number)} has ended {_KILLS_IN_A_ROW} workers "
+                    f"in a row and is not tried again. {_ADVICE[fault]}"
+                )
+                if self._iterable:
+                    raise error from None
+                self.restarts += 1
+                pool.replace(death.worker, skip_task=number)
+                return Outcome(number, error=error)
+        now, by_request = time.monotonic(), death.exitcode == -signal.SIGTERM
         if not by_request or now - self._last_request >= _ONE_REQUEST:
             self._charged += 1
         if by_request:
             self._last_request = now
-        if death.row.stage == Stage.STARTING and (death.exitcode or 0) > 0:
+        if stage == Stage.STARTING and (death.exitcode or 0) > 0:
             raise fault(message) from None  # it would be the same again
+        budget = f"max_worker_restarts={self._max_restarts}"
         if self._charged > self._max_restarts:
-            spent = (
-                f"max_worker_restarts={self._max_restarts} for this epoch is used up. "
-                if self._max_restarts
-                else ""
-            )
+            spent = f"{budget} for this epoch is used up. " if self._max_restarts else ""
             raise fault(f"{message}\n{spent}{_ADVICE[fault]}") from None
-        return (
+        notice = (
             f"{message}\nIt has been replaced and nothing is lost (restart {self._charged} of at "
-            f"most max_worker_restarts={self._max_restarts} in this epoch)."
+            f"most {budget} in this epoch)."
         )
+        self._replace(pool, death.worker, notice)
+        return None
 
-    def is_deadly(self, number: int) -> bool:
-        """Count a worker that a task has ended; returns whether the task is to be given up."""
-        self._kills[number] = self._kills.get(number, 0) + 1
-        return self._kills[number] >= _KILLS_IN_A_ROW and self._max_restarts > 0
+    def _replace(self, pool: WorkerPool, worker: int, notice: str) -> None:
+        self.restarts += 1
+        self.notices.append(notice)
+        if self._may_meet:
+            self.limit = _SUSPICIOUS
+        pool.replace(worker)
 
-    @staticmethod
-    def given_up(number: int, fault: Fault, message: str) -> WorkerDiedError | WorkerTimeoutError:
-        """The error that takes the place of a batch that no worker survives."""
-        return fault(
-            f"{message}\nBatch {position_of(number)} has ended {_KILLS_IN_A_ROW} workers in a row "
-            f"and is not tried again. {_ADVICE[fault]}"
-        )
+    # --- who hangs ---
 
-
-class _HangDetector:
-    """Remembers, between two looks, which worker is suspected.
-
-    Args:
-        timeout: Seconds without progress after which a worker hangs.
-    """
-
-    def __init__(self, timeout: float) -> None:
-        self.timeout = timeout
-        self._suspect: tuple[int, BoardRow] | None = None
-
-    def patience(self, pool: WorkerPool, began: float) -> float:
-        """Seconds until the next look.
-
-        Args:
-            pool: The workers.
-            began: ``time.monotonic()`` when the consumer began to wait.
-        """
+    def patience(self, pool: WorkerPool, began: float) -> float | None:
+        """Seconds until the next look; None: there is none."""
+        limit = self.limit
+        if limit is None:
+            return None
         if self._suspect is not None:
-            return min(_SECOND_LOOK, self.timeout)
-        left = self.timeout - (time.monotonic() - began)
+            return min(_SECOND_LOOK, limit)
+        left = limit - (time.monotonic() - began)
         if left > 0:  # without looking at the board, for none can hang for longer than this
             return left
-        idle = max(
-            (_idle(row, began) for row in pool.awaited_workers().values()),
-            default=0.0,
-        )
-        return max(0.0, self.timeout - idle)
+        idle = [_idle(row, began) for row in pool.awaited_workers().values()]
+        return max(0.0, limit - max(idle, default=0.0))
 
-    def forget(self) -> None:
-        """Suspect none any more: a worker has died, which may have kept the others waiting."""
-        self._suspect = None
-
-    def look(self, pool: WorkerPool, began: float) -> tuple[int, float] | None:
+    def _hanging(self, pool: WorkerPool, began: float) -> tuple[int, float] | None:
         """Look for a worker that hangs; returns it, and for how many seconds it has."""
-        awaited = pool.awaited_workers()
-        if self._suspect is not None:
-            worker, row = self._suspect
+        limit = self.limit
+        assert limit is not None
+        awaited, suspect = pool.awaited_workers(), self._suspect
+        if suspect is not None:
+            worker, row = suspect
             self._suspect = None
             if awaited.get(worker) == row:
                 return worker, time.monotonic() - (row.since / 1e9 if row.since else began)
+        # One that waits for tasks is only to blame if those that have one get on.
         for worker, row in sorted(awaited.items(), key=lambda item: item[1].since):
-            # One that waits for tasks is only to blame if those that have one get on.
-            if _idle(row, began) >= self.timeout:
+            if _idle(row, began) >= limit:
                 self._suspect = worker, row
                 break
         return None
@@ -290,12 +232,7 @@ def _idle(row: BoardRow, began: float) -> float:
 
 
 def died(death: WorkerDeath, assigned: Mapping[int, Any]) -> str:
-    """Say how a worker came to its end.
-
-    Args:
-        death: What was seen.
-        assigned: Task number to indices, of the tasks in flight.
-    """
+    """Say how a worker came to its end."""
     who = f"DataLoader worker {death.worker} (pid {death.pid})"
     doing = _doing(death.row, assigned)
     if death.exitcode is None:
@@ -343,14 +280,7 @@ def _killed(peak: int, limits: MemoryLimits) -> str:
 
 
 def hung(death: WorkerDeath, seconds: float, timeout: float, assigned: Mapping[int, Any]) -> str:
-    """Say where a worker hung.
-
-    Args:
-        death: The worker, which has been ended.
-        seconds: How long it had been where it was.
-        timeout: Seconds that it was given.
-        assigned: Task number to indices, of the tasks in flight.
-    """
+    """Say where a worker hung, for how many seconds; it has been ended."""
     stack = (
         f"Its stacks:\n{death.stack}"
         if death.stack
@@ -388,6 +318,7 @@ def _doing(row: BoardRow, assigned: Mapping[int, Any]) -> str:
     indices = assigned.get(row.number, _DONE)  # the consumer's thread may take it away just now
     if indices is _DONE:
         return f"done with batch {position_of(row.number)}"
+    indices = listed(indices)
     batch = f"batch {position_of(row.number)}, {describe_indices(indices)}"
     known = isinstance(indices, list) and 0 <= row.position < len(indices)
     index = indices[row.position] if known else NOT_KNOWN

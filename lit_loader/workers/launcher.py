@@ -16,8 +16,8 @@ later is the same as one made at first: the same dataset, the same module state,
 
 - Before it takes a request, the launcher does once what every worker does first: if the fork has
   copied a held lock, it is stuck there, and not its workers.
-- A launcher that is stuck (asleep, at nothing, for `DEADLINE` seconds) or was killed is forked
-  again. The third time in a row it is an error, which names the stacks.
+- A launcher that is stuck, or was killed, is forked again. The third time in a row it is an error,
+  which names the stacks.
 - The launcher does one thing at a time: it waits for a request, or for its parent's death.
 - It ignores SIGTERM: where that is sent to all processes to end a job, the parent ends, and that
   ends the launcher.
@@ -26,7 +26,6 @@ later is the same as one made at first: the same dataset, the same module state,
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import gc
 import multiprocessing
@@ -39,7 +38,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
@@ -52,21 +50,23 @@ from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.reads_declared import declares_reads
 from lit_loader.errors import LoaderError
 from lit_loader.seeding.find_generators import find_generators
-from lit_loader.seeding.seeds import await_draws, renew_numpy_generator, seed_worker
-from lit_loader.system.child_processes import reap
-from lit_loader.system.forked_locks import renew_locks
-from lit_loader.system.interrupts import HeldBack
-from lit_loader.system.linux import open_process
+from lit_loader.seeding.seeds import await_draws, seed_worker
+from lit_loader.system import linux
 from lit_loader.system.stack_dumps import DUMP_SIGNAL, StackFile, write_stacks_to
-from lit_loader.system.standstill import Standstill
 from lit_loader.workers.parent import Descriptor, Links
 from lit_loader.workers.payload import Payload
-from lit_loader.workers.process_start import Permit, quiet_start, reset_signals
+from lit_loader.workers.process_start import (
+    Permit,
+    permit,
+    quiet_start,
+    renew_locks,
+    reset_signals,
+)
 from lit_loader.workers.starters import (
     DirectStarter,
-    Notice,
+    Starter,
     WorkerProcess,
-    all_or_none,
+    reap,
     run_worker,
 )
 
@@ -76,7 +76,8 @@ ATTEMPTS: Final = 3
 """Forks in a row of which nothing comes, before it is an error."""
 
 DEADLINE: Final = 10.0
-"""Seconds that a launcher which is to answer may stand still; see `Standstill`."""
+"""Seconds that a launcher which is to answer may get neither processor nor memory: one that waits
+for a lock gets none, and one on a crowded machine gets some now and then."""
 
 _LOOK: Final = 0.5
 """Seconds between two looks at a launcher that is to answer."""
@@ -97,14 +98,8 @@ _LONGEST: Final = 1 << 16
 """Bytes of a message."""
 
 
-def make_starter(context: BaseContext, links: Links, spec: BatchSpec) -> Launcher | DirectStarter:
-    """Choose where the workers come from: forked ones, on Linux, from a launcher.
-
-    Args:
-        context: The start method.
-        links: What connects worker 0 with the parent.
-        spec: What the workers make.
-    """
+def make_starter(context: BaseContext, links: Links, spec: BatchSpec) -> Starter:
+    """Choose where workers come from: on Linux, if they are to be forked, from a launcher."""
     if context.get_start_method() == "fork" and _has_pidfds():
         return Launcher(context, links, spec)
     return DirectStarter(context, spec)
@@ -112,7 +107,7 @@ def make_starter(context: BaseContext, links: Links, spec: BatchSpec) -> Launche
 
 def _has_pidfds() -> bool:
     try:
-        os.close(open_process(os.getpid()))
+        os.close(linux.open_process(os.getpid()))
     except OSError:
         return False
     return True
@@ -126,7 +121,7 @@ class LaunchedWorker(WorkerProcess):
     """A worker that the launcher has forked, as the parent sees it."""
 
     def __init__(self, launcher: Launcher, pid: int) -> None:
-        super().__init__(pid, open_process(pid))
+        super().__init__(pid, linux.open_process(pid))
         self._launcher = launcher
         self._fate: tuple[int | None, int] | None = None
 
@@ -139,29 +134,16 @@ class LaunchedWorker(WorkerProcess):
         return self._fate
 
 
-class Launcher:
-    """Starts the launcher and asks it for workers; for one thread at a time.
+class Launcher(Starter):
+    """Starts the launcher (its process id: ``pid``; 0: none) and asks it for workers.
 
-    Args:
-        context: Forks.
-        links: What connects worker 0 with the parent.
-        spec: What the workers make.
-
-    Attributes:
-        forks: Whether workers are forked from what this process is.
-        shared_data: Bytes of the dataset in a file of its own: forked workers need none.
-        notices: Messages for the consumer.
-        pid: The launcher's process id; 0: there is none.
+    For one thread at a time.
     """
 
-    forks = True
-    shared_data = 0
-
     def __init__(self, context: BaseContext, links: Links, spec: BatchSpec) -> None:
-        self.notices: deque[Notice] = deque()
+        super().__init__(spec)
         self._context = context
         self._links = links
-        self._payload = Payload(spec)
         # It remembers what it finds in classes: workers, which ask, need not look through them
         # again, and so copy their pages.
         declares_reads(spec.dataset)
@@ -170,44 +152,15 @@ class Launcher:
         self._pidfd = -1
         self.pid = 0
 
-    def start_all(self, links: Sequence[Links]) -> list[LaunchedWorker]:
-        """Have workers forked, one after the other: all or none.
-
-        Raises:
-            LoaderError: The system does not give another process; or none that gets on.
-        """
-        started: list[LaunchedWorker] = []
-        with all_or_none(started), HeldBack():
-            for each in links:
-                try:
-                    self._start(each, started)
-                except OSError as error:
-                    raise LoaderError(
-                        f"DataLoader worker {each.worker} cannot be started ({error.strerror}): "
-                        "raise the limits (ulimit -n, ulimit -u), see that memory is left, or use "
-                        "fewer workers"
-                    ) from error
-        return started
-
-    def _start(self, links: Links, started: list[LaunchedWorker]) -> None:
-        """Have a worker forked, by another launcher if need be, and add it to those started."""
-        own = {
-            field.name: getattr(links, field.name)
-            for field in dataclasses.fields(links)
-            if not isinstance(getattr(links, field.name), Descriptor)
-        }
+    def _start(self, links: Links, started: list[WorkerProcess]) -> None:
+        """Have a worker forked, by another launcher if need be."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 if self._requests is None or wait_for([self._pidfd], 0):
                     # At first; and if it was killed. That is as it would be without one.
                     self._discard()
                     self._fork()
-                with Permit() as permit:  # of which the launcher has no copy
-                    pid, error = self._ask(("start", own), [links.control.fd, permit.waiting])
-                    if error:
-                        raise OSError(error, os.strerror(error))
-                    started.append(LaunchedWorker(self, pid))
-                    permit.give()
+                self._ask_for(links, started)
                 return
             except _Lost as lost:
                 if attempt == ATTEMPTS:
@@ -217,19 +170,31 @@ class Launcher:
                         f"multiprocessing_context='forkserver'; {lost}"
                     ) from None
                 self.notices.append(f"{lost}\nAnother one was forked, and nothing is lost.")
+            except OSError as error:
+                raise LoaderError(
+                    f"DataLoader worker {links.worker} cannot be started ({error.strerror}): "
+                    "raise the limits (ulimit -n, ulimit -u), see that memory is left, or use "
+                    "fewer workers"
+                ) from error
+
+    def _ask_for(self, links: Links, started: list[WorkerProcess]) -> None:
+        with permit() as given:  # of which the launcher has no copy
+            request = links.worker, links.num_workers, links.token
+            pid, error = self._ask(request, [links.control.fd, given.waiting.fd])
+            if error:
+                raise OSError(error, os.strerror(error))
+            started.append(LaunchedWorker(self, pid))
 
     def _ask(self, request: object, fds: Sequence[int] = ()) -> Any:
-        """Send a request, and wait for the answer.
-
-        Raises:
-            _Lost: There is none; the launcher has been ended.
-        """
+        """Send a request, and wait for the answer; _Lost: there is none, and no launcher."""
         assert self._requests is not None
+        before, still = None, 0.0
         try:
             socket.send_fds(self._requests, [pickle.dumps(request)], fds)
-            still = Standstill(self.pid)
             while not wait_for([self._requests, self._pidfd], _LOOK):
-                if still.seconds() >= DEADLINE:
+                done = _done(self.pid)
+                before, still = done, still + _LOOK if done == before else 0.0
+                if still >= DEADLINE:
                     raise _Lost(self._stuck())
             answer = self._requests.recv(_LONGEST, socket.MSG_DONTWAIT)
             if not answer:
@@ -284,7 +249,7 @@ class Launcher:
                     sys.setswitchinterval(interval)
                     ours.close()
                     self._serve(theirs, parent, collecting, threads)
-            self._requests, self.pid, self._pidfd = ours, pid, open_process(pid)
+            self._requests, self.pid, self._pidfd = ours, pid, linux.open_process(pid)
         except BaseException:
             ours.close()
             raise
@@ -299,7 +264,7 @@ class Launcher:
         if self._requests is None:
             return None, 0
         try:
-            found: tuple[int | None, int] = self._ask(("fate", pid))
+            found: tuple[int | None, int] = self._ask(pid)
         except _Lost:
             return None, 0
         return found
@@ -338,7 +303,6 @@ class Launcher:
         """Be the launcher."""
         try:
             renew_locks()
-            renew_numpy_generator()
             reset_signals()
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -353,7 +317,7 @@ class Launcher:
             multiprocessing.current_process().daemon = False
             rehearse(self._payload.open(), threads)
             signal.alarm(0)
-            _Server(requests, open_process(parent), self._links, self._payload).run()
+            _Server(requests, linux.open_process(parent), self._links, self._payload).run()
         except (ConnectionError, ProcessLookupError):
             pass  # the parent has closed its end, or is gone
         except BaseException:
@@ -365,9 +329,7 @@ class Launcher:
 def rehearse(spec: BatchSpec, threads: bool) -> None:
     """Take every lock of the loader's own need that a thread of the parent may have held.
 
-    Args:
-        spec: What the workers make.
-        threads: Whether the parent had several: one alone was at nothing but the fork.
+    A parent that had no other ``threads`` was at nothing but the fork.
     """
     torch.set_num_threads(1)
     # What cannot be seeded or drawn from here cannot be in a worker either, which will say so.
@@ -387,6 +349,16 @@ def _take_lock(generator: Any) -> None:
         generator.random_sample(0)
     elif isinstance(generator, np.random.BitGenerator):
         generator.random_raw(0)
+
+
+def _done(pid: int) -> list[str] | None:
+    """What the kernel counts of a process: page faults and processor time; None: not known."""
+    try:
+        with open(f"{linux.PROC}/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:  # it is gone, which others notice
+        return None
+    return [fields[7], fields[9], fields[11], fields[12]]
 
 
 class _Server:
@@ -409,8 +381,8 @@ class _Server:
                 request, fds, _, _ = socket.recv_fds(self._requests, _LONGEST, 2)
                 if not request:
                     break
-                kind, what = pickle.loads(request)
-                answer = self._start(what, fds) if kind == "start" else self._fate(what)
+                what = pickle.loads(request)
+                answer = self._fate(what) if isinstance(what, int) else self._start(fds, *what)
                 for fd in fds:
                     os.close(fd)
                 self._requests.send(pickle.dumps(answer))
@@ -420,15 +392,17 @@ class _Server:
             for worker in self._workers.values():
                 reap(worker)
 
-    def _start(self, own: dict[str, Any], fds: Sequence[int]) -> tuple[int, int]:
+    def _start(
+        self, fds: Sequence[int], worker: int, num_workers: int, token: int
+    ) -> tuple[int, int]:
         """Fork a worker; returns its process id, or 0 and why there is none."""
         if len(fds) < 2:
             return 0, errno.EMFILE  # the kernel drops those that there is no room for here
-        links = dataclasses.replace(self._links, control=Descriptor(fds[0]), **own)
+        links = self._links.of(worker, num_workers, token, fds[0])
         process: Any = multiprocessing.get_context("fork").Process(
             target=self._work,
-            args=(Permit(fds[1]), links),
-            name=f"lit_loader worker {links.worker}",
+            args=(Permit(Descriptor(fds[1])), links),
+            name=f"lit_loader worker {worker}",
             daemon=True,
         )
         try:
@@ -438,10 +412,10 @@ class _Server:
         self._workers[process.pid] = process
         return process.pid, 0
 
-    def _work(self, permit: Permit, links: Links) -> None:
+    def _work(self, given: Permit, links: Links) -> None:
         self._requests.close()
         os.close(self._watch)
-        run_worker(permit, links, self._payload)
+        run_worker(given, links, self._payload)
 
     def _fate(self, pid: int) -> tuple[int | None, int]:
         """Let go of a child that has ended; returns its exit code and peak memory."""

@@ -21,13 +21,13 @@ import os
 import select
 import sys
 import threading
-import time
 from collections import deque
 from typing import Any, Final
 
 import numpy as np
 import torch
 
+from lit_loader.batch.batch_loader import make_batch
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.fetch import EndOfData
 from lit_loader.errors import TransportError
@@ -37,6 +37,7 @@ from lit_loader.transport.arena import ArenaMap
 from lit_loader.transport.codec import SlotFull, SlotWriter, encode
 from lit_loader.transport.messages import (
     NOT_WANTED,
+    POSITION,
     SIZE,
     Message,
     Need,
@@ -49,6 +50,7 @@ from lit_loader.transport.messages import (
     Task,
     Up,
     pack,
+    packed_reply,
     position_of,
     unpack,
     unpack_indices,
@@ -68,6 +70,8 @@ from lit_loader.workers.process_start import reset_signals
 
 __all__ = ["worker_main"]
 
+
+_NOT_CLOCKED: Final = (0, 0)
 
 LEAVE_GRACE: Final = 2.0
 """Seconds that a worker which leaves has to end, before it ends at once."""
@@ -126,7 +130,7 @@ class _Worker:
             try:
                 return payload.open()
             finally:  # what comes now may be the user's code: another worker may be started
-                self._send(Up(self._id))
+                self._send(pack(Up(self._id)))
 
         self._maker = maker = BatchMaker(
             f"in DataLoader worker {self._id} (pid {os.getpid()})",
@@ -145,7 +149,7 @@ class _Worker:
 
     def run(self) -> None:
         """Serve until Stop."""
-        self._progress.idle(time.monotonic_ns())
+        self._progress.idle()
         while type(message := self._receive()) is not Stop:
             if type(message) is Task:
                 self._make(message)
@@ -153,7 +157,7 @@ class _Worker:
                 self._progress.token = message.token
                 if self._loader is not None:
                     self._loader.begin_epoch()
-                self._send(Resumed(self._id, message.token))
+                self._send(pack(Resumed(self._id, message.token)))
         self._board.leave(self._id)
         # What keeps the process from ending then (a thread of the dataset's) has so long for it.
         leaving = threading.Timer(LEAVE_GRACE, os._exit, (0,))
@@ -171,7 +175,7 @@ class _Worker:
         ):
             row = (self._id + 1) * ROW_WORDS
             loader.begin_ahead(EarlyProgress(self._board.words, row))
-            self._progress.idle(time.monotonic_ns())
+            self._progress.idle()
         if self._reads is not None and self._reads.look_ahead is not None:
             self._look_ahead()
         if self._inbox:
@@ -198,14 +202,13 @@ class _Worker:
 
     def _make(self, task: Task) -> None:
         """Make the task's batch, or write down why there is none; and close its account."""
-        _, number, epoch, seed, slot, capacity, nbytes, _ = task
+        token, number, epoch, seed, slot, capacity, nbytes, place = task
         progress, loader = self._progress, self._loader
-        if not self._board.wants(self._id, task.token, task.place):
+        if not progress.begin(number, token, place, slot, nbytes):
             if self._reads is not None:
                 self._reads.end(_names(task)[0])
-            self._send(Reply(Status.DROPPED, self._id, slot, 0, 0, 0, 0))
+            self._send(pack(Reply(Status.DROPPED, self._id, slot, 0, 0, 0, 0)))
             return
-        progress.begin(number, slot, nbytes)
         if self._clock is not None:
             self._clock.start()
         writer = self._writers.get(slot) or self._writer(slot, capacity)
@@ -215,11 +218,9 @@ class _Worker:
             if self._broken is not None:
                 raise _Broken
             if nbytes:
-                indices = unpack_indices(writer.view[:nbytes].tobytes())
+                indices = unpack_indices(writer.view[:nbytes])
             progress.empty = writer.empty
-            batch = loader.take(indices, progress)  # type: ignore[union-attr]
-            if batch is None:
-                batch = self._maker.load(indices, position_of(number), epoch, seed, progress)
+            batch = make_batch(loader, indices, number & POSITION, epoch, seed, progress)
             progress.encoding()
             try:
                 at, used = encode(batch, writer)
@@ -238,13 +239,13 @@ class _Worker:
             packed = failure.pack(capacity)
             used = len(packed)
             self._arena.memory(slot, capacity)[:used] = np.frombuffer(packed, np.uint8)
-        now = time.monotonic_ns()
+        now = progress.idle(made=status != Status.DROPPED)
         # A batch that failed, or was omitted, has not been through all stages.
         collated = progress.collated or now
         fetched = progress.fetched or collated
-        progress.idle(now, made=status != Status.DROPPED)
+        clock = self._clock
         self._send(
-            Reply(
+            packed_reply(
                 status,
                 self._id,
                 slot,
@@ -258,7 +259,7 @@ class _Worker:
                 now - collated,
                 progress.slowest,
                 progress.slowest_at,
-                *((0, 0) if self._clock is None else self._clock.used()),
+                *(_NOT_CLOCKED if clock is None else clock.used()),
                 progress.waited,
             )
         )
@@ -268,7 +269,7 @@ class _Worker:
     ) -> tuple[int, int, int]:
         """Write the batch into a larger slot, which the parent grants."""
         while full is not None:
-            self._send(Need(self._id, task.slot, full.nbytes))
+            self._send(pack(Need(self._id, task.slot, full.nbytes)))
             space = self._await_space(task)
             writer = self._writer(space.offset, space.capacity)
             writer.start = writer.position = 0
@@ -306,10 +307,10 @@ class _Worker:
 
     def _indices(self, task: Task) -> Any:
         writer = self._writers.get(task.slot) or self._writer(task.slot, task.capacity)
-        return unpack_indices(writer.view[: task.nbytes].tobytes())
+        return unpack_indices(writer.view[: task.nbytes])
 
-    def _send(self, message: Message) -> None:
-        os.write(self._results, pack(message))
+    def _send(self, message: bytes) -> None:
+        os.write(self._results, message)
 
 
 def _names(task: Task) -> tuple[Any, Any]:

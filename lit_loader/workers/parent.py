@@ -7,26 +7,12 @@ import multiprocessing
 import os
 import select
 import threading
-from multiprocessing import reduction
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from lit_loader.system.linux import open_process
+from lit_loader.system.shared_file import Descriptor
 
 __all__ = ["Descriptor", "Links", "follow_parent", "sentinel_of"]
-
-
-class Descriptor:
-    """A file descriptor that goes along when a worker is started, by any start method."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _descriptor_from, (reduction.DupFd(self.fd),)
-
-
-def _descriptor_from(duplicate: Any) -> Descriptor:
-    return Descriptor(duplicate.detach())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,14 +46,7 @@ class Links:
     stacks: Descriptor
 
     def of(self, worker: int, num_workers: int, token: int, control: int) -> Links:
-        """What connects a worker, where this is what connects worker 0.
-
-        Args:
-            worker: Its number.
-            num_workers: How many there are now.
-            token: That of the epoch it begins with.
-            control: Read end of its control pipe.
-        """
+        """What connects a worker, by its own control pipe, where this is what connects worker 0."""
         return dataclasses.replace(
             self,
             worker=worker,

@@ -144,9 +144,9 @@ class Pipes:
                 for end in ends:
                     steps.callback(os.close, end)
 
-    def send(self, worker: int, message: Message) -> None:
-        """Send a worker a message, behind those that wait for room."""
-        pipe, data = self._tasks[worker], pack(message)
+    def send(self, worker: int, data: bytes) -> None:
+        """Send a worker a packed message, behind those that wait for room."""
+        pipe = self._tasks[worker]
         if pipe in self.blocked:
             self.blocked[pipe].append(data)
             return
@@ -202,18 +202,14 @@ class Pipes:
             return []
         return unpack_all(data)
 
-    def there(self) -> bool:
-        """Whether something has happened that :meth:`wait` would tell of."""
-        return bool(self._poll.poll(0))
-
-    def wait(self, timeout: float | None) -> bool:
+    def wait(self, timeout: float) -> bool | None:
         """Wait for something to happen.
 
         Args:
-            timeout: Seconds at most; None: for ever.
+            timeout: Seconds at most.
 
         Returns:
-            False: the time is up, or :meth:`wake` was called. True: see what there is.
+            True: see what there is. None: the time is up. False: :meth:`wake` was called.
 
         Raises:
             Ended: A process that is watched is gone; what it has sent is still to be read.
@@ -222,7 +218,7 @@ class Pipes:
         poll, blocked = self._poll, list(self.blocked) if self.blocked else ()
         for pipe in blocked:
             poll.register(pipe, select.POLLOUT)
-        longest = _LONGEST_WAIT if timeout is None or timeout > _LONGEST_WAIT else timeout
+        longest = min(timeout, _LONGEST_WAIT)
         with self._receiving:
             if self._closed:
                 raise PoolClosed
@@ -238,7 +234,7 @@ class Pipes:
         if len(ready) == 1 and ready[0][0] == self.results:
             return True
         if not ready:
-            return timeout is None or timeout > _LONGEST_WAIT
+            return None if longest == timeout else True
         fds = {fd for fd, _ in ready}
         # First: others send on and on.
         if gone := fds.difference((self.results, self._woken), blocked):

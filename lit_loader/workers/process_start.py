@@ -1,74 +1,86 @@
-"""`quiet_start`: a process is started without the parent's signals and handlers; `Permit`.
+"""How a process of ours begins: without the parent's signals, handlers and held locks; `Permit`.
 
-Used around every start of a worker or launcher. The new process calls `reset_signals` first.
+`quiet_start` is around every start. The new process calls `reset_signals` first; if it was forked,
+`renew_locks` before. A fork copies the locks that other threads hold, and nobody in the copy gives
+them back.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
+import logging
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+import torch
 
 from lit_loader.errors import LoaderError
-from lit_loader.seeding.seeds import await_draws
+from lit_loader.seeding.seeds import await_draws, renew_numpy_generator
 from lit_loader.system.fork_guard import unguarded_fork
 from lit_loader.system.linux import open_process
 from lit_loader.workers.parent import Descriptor
 
-__all__ = ["Permit", "await_end_of_fork_server", "quiet_start", "reset_signals"]
+__all__ = [
+    *("Permit", "await_end_of_fork_server", "default_context", "permit"),
+    *("quiet_start", "renew_locks", "reset_signals"),
+]
 
 _ENDING: Final = 5.0
 """Seconds that a fork server is given which refuses connections, and so is about to end."""
 
 
-class Permit:
-    """What a process that is being started waits for: so none works that nobody knows of.
+def default_context() -> BaseContext:
+    """Python's default context, if it is one that can start workers.
 
-    Whoever starts it gives it when the process is noted; if it is closed before, as by an exception
-    in the midst of the start, the process ends.
+    joblib's loky sets a start method of its own in its processes, under which even an explicit
+    "spawn" fails in the child: there, workers are forked.
+    """
+    method = multiprocessing.get_start_method(allow_none=True)
+    if method is not None and method not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("fork")
+    return multiprocessing.get_context()
+
+
+class Permit(NamedTuple):
+    """What a process that is being started waits for, so that none works that nobody knows of.
 
     Attributes:
-        waiting: The end that the process reads from.
+        waiting: The end of a pipe that the process reads from.
+        going: The other end, in a process that is a fork of the one that gives the permit; or -1.
     """
 
-    def __init__(self, waiting: int = -1) -> None:
-        self.waiting, self._going = (waiting, -1) if waiting >= 0 else os.pipe()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _permit_from, (Descriptor(self.waiting),)
-
-    def __enter__(self) -> Permit:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for end in (self.waiting, self._going):
-            if end >= 0:
-                os.close(end)
-        self.waiting = self._going = -1
-
-    def give(self) -> None:
-        """Let the process begin."""
-        with contextlib.suppress(BrokenPipeError):  # it has been killed already
-            os.write(self._going, b"!")
+    waiting: Descriptor
+    going: int = -1
 
     def wait(self) -> None:
         """Wait for it, in the process; if it is not given, end."""
-        if self._going >= 0:  # a forked copy
-            os.close(self._going)
-            self._going = -1
-        with self:
-            if not os.read(self.waiting, 1):
-                os._exit(1)
+        if self.going >= 0:
+            os.close(self.going)
+        if not os.read(self.waiting.fd, 1):
+            os._exit(1)
+        os.close(self.waiting.fd)
 
 
-def _permit_from(waiting: Descriptor) -> Permit:
-    return Permit(waiting.fd)
+@contextlib.contextmanager
+def permit(forks: bool = False) -> Iterator[Permit]:
+    """Start a process in here, which may begin when all of it has gone well."""
+    waiting, going = os.pipe()
+    try:
+        yield Permit(Descriptor(waiting), going if forks else -1)
+        with contextlib.suppress(BrokenPipeError):  # it has been killed already
+            os.write(going, b"!")
+    finally:
+        os.close(waiting)
+        os.close(going)
 
 
 @contextlib.contextmanager
@@ -102,7 +114,11 @@ def quiet_start(context: BaseContext) -> Iterator[None]:
 def _start_fork_server(context: BaseContext) -> None:
     from multiprocessing import forkserver
 
-    _preload(context)
+    # It is to import once what every worker would, if the program has not said what it is to
+    # import; too late for one that runs already.
+    # reach: python: the list can be set, and not be asked for; unset it is this one
+    if forkserver._forkserver._preload_modules == ["__main__"]:  # type: ignore[attr-defined]
+        context.set_forkserver_preload(["__main__", "lit_loader.workers.starters"])
     try:
         forkserver.ensure_running()
     except ChildProcessError as error:
@@ -111,18 +127,6 @@ def _start_fork_server(context: BaseContext) -> None:
             "this one was forked by a process that uses the server, or something else has waited "
             "for the server's end; set multiprocessing_context='spawn' (or 'fork') here"
         ) from error
-
-
-def _preload(context: BaseContext) -> None:
-    """Let Python's fork server import once what every worker would.
-
-    Only if the program has not said what it is to import; and too late for one that runs already.
-    """
-    from multiprocessing import forkserver
-
-    # reach: python: the list can be set, and not be asked for; unset it is this one
-    if forkserver._forkserver._preload_modules == ["__main__"]:  # type: ignore[attr-defined]
-        context.set_forkserver_preload(["__main__", "lit_loader.workers.starters"])
 
 
 def await_end_of_fork_server() -> None:
@@ -160,6 +164,37 @@ def _no_warning_of_threads() -> Iterator[None]:
         yield
 
 
+# reach: torch: the accelerators' locks, which a fork copies held; other versions keep theirs
+def renew_locks() -> None:
+    """Make locks new that others may have held, in a process just forked.
+
+    - Of standard streams, and of the files that logs go to (Python makes those of logging new): a
+      thread holds one while it writes, and one that waits for input all the time. What the buffers
+      hold is dropped: it is a copy, which the parent writes or reads.
+    - Of accelerators: ``torch.manual_seed`` takes them, also where there is none.
+    - Of ``numpy.random``.
+    """
+    for stream in _streams():
+        buffer = getattr(stream, "buffer", stream)
+        for kind in (io.BufferedWriter, io.BufferedReader):
+            if type(buffer) is kind:
+                with contextlib.suppress(ValueError, OSError):  # closed, or detached
+                    kind.__init__(buffer, buffer.raw)  # gives it a new lock and an empty buffer
+    accelerator: Any
+    for accelerator in (torch.cuda, torch.xpu, torch.mtia):
+        if hasattr(accelerator, "_initialization_lock"):
+            accelerator._initialization_lock = threading.Lock()
+    renew_numpy_generator()
+
+
+def _streams() -> Iterator[Any]:
+    yield from (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
+    # A copy: in the parent, other threads may have been making loggers.
+    for logger in (logging.root, *list(logging.root.manager.loggerDict.values())):
+        for handler in getattr(logger, "handlers", ()):  # a placeholder has none
+            yield getattr(handler, "stream", None)
+
+
 def reset_signals() -> None:
     """Ignore Ctrl-C (it is the parent's to act on), and never run a handler of the parent's.
 
@@ -168,9 +203,8 @@ def reset_signals() -> None:
     """
     signal.set_wakeup_fd(-1)
     handled = _handled()
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_DFL
-    )  # ignored, it could not be learned how a child ended
+    # Ignored, it could not be learned how a child ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in handled:
         signal.signal(number, signal.SIG_DFL)
     for number in (signal.SIGUSR1, signal.SIGUSR2):

@@ -1,7 +1,7 @@
 """What a pool asks of a worker process, and of what starts them; `DirectStarter`; ending them.
 
-The pool has its starter chosen by `make_starter` in `workers/launcher.py`. `DirectStarter` is the
-plain way: every worker is a child of this process, or of Python's fork server.
+`make_starter` in `workers/launcher.py` chooses one. `DirectStarter` is the plain way: every worker
+is a child of this process, or of Python's fork server.
 """
 
 from __future__ import annotations
@@ -13,24 +13,27 @@ import signal
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
-from lit_loader.seeding.seeds import renew_numpy_generator
 from lit_loader.system.carrier import importable_main
-from lit_loader.system.child_processes import UNKNOWN, reap
-from lit_loader.system.forked_locks import renew_locks
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.system.linux import open_process
 from lit_loader.workers.main import worker_main
 from lit_loader.workers.parent import Links
 from lit_loader.workers.payload import Payload
-from lit_loader.workers.process_start import Permit, await_end_of_fork_server, quiet_start
+from lit_loader.workers.process_start import (
+    Permit,
+    await_end_of_fork_server,
+    permit,
+    quiet_start,
+    renew_locks,
+)
 
 __all__ = [
     "STOP_GRACE",
@@ -38,10 +41,10 @@ __all__ = [
     "DirectStarter",
     "Loss",
     "Notice",
-    "Remote",
+    "Starter",
     "WorkerProcess",
-    "all_or_none",
     "end_processes",
+    "reap",
     "run_worker",
 ]
 
@@ -50,6 +53,9 @@ STOP_GRACE: Final = 2.0
 
 TERMINATE_GRACE: Final = 1.0
 """Seconds that a terminated worker has before it is killed."""
+
+_UNKNOWN: Final = 255
+"""The exit code where it is lost, as ``multiprocessing`` has it for its fork server."""
 
 _SERVER_GONE: Final = (ConnectionError, EOFError, FileNotFoundError)
 """What is raised on asking a fork server that has been killed."""
@@ -73,47 +79,10 @@ class Loss(NamedTuple):
     again: bool = True
 
 
-class Remote(Protocol):
-    """Workers elsewhere: one process here, the relay, stands for all of them.
-
-    It has a number behind those of the workers here, and is a worker that can be at several tasks.
-
-    Attributes:
-        count: At how many at most.
-    """
-
-    count: int
-
-    def prepare(self, links: Links, relay: int, spec: BatchSpec, notices: deque[Notice]) -> None:
-        """Get ready to start it.
-
-        Args:
-            links: What connects worker 0 with the parent.
-            relay: The relay's number.
-            spec: What all workers make.
-            notices: Where it is to put messages for the consumer.
-        """
-
-    def start(self, links: Links) -> WorkerProcess:
-        """Start the relay, or another one in its place."""
-
-    def hear(self) -> None:
-        """Take in what the relay has to say."""
-
-    def close(self) -> None:
-        """Let go of everything; the relay must have ended."""
-
-
 class WorkerProcess:
-    """A worker's process. Its end is seen by a pidfd, where there are such.
-
-    Args:
-        pid: Process id.
-        pidfd: Its pidfd, which this closes; -1: there is none.
-        sentinel: What can be read from when the process has ended, where there is no pidfd.
+    """A worker's process. Its end is seen by a pidfd, which this closes, where there are such.
 
     Attributes:
-        pid: Process id.
         sentinel: Can be read from when the process has ended; -1: closed.
         loss: Of a relay that has ended: how.
     """
@@ -179,9 +148,9 @@ class WorkerProcess:
         self.sentinel = self._pidfd = -1
 
 
-def run_worker(permit: Permit, links: Links, payload: Payload) -> None:
+def run_worker(given: Permit, links: Links, payload: Payload) -> None:
     """Be a worker, once the parent knows of it."""
-    permit.wait()
+    given.wait()
     worker_main(links, payload)
 
 
@@ -190,9 +159,23 @@ class _ForkedProcess(getattr(multiprocessing.context, "ForkProcess", BaseProcess
 
     def _bootstrap(self, *arguments: Any, **options: Any) -> Any:
         renew_locks()
-        renew_numpy_generator()
         # reach: python: before multiprocessing's own beginning, which needs the streams
         return super()._bootstrap(*arguments, **options)
+
+
+def reap(process: BaseProcess) -> None:
+    """Wait for a child that has ended, and let go of it, also where its exit status is lost.
+
+    A program may ignore SIGCHLD, or wait for all of its children: then ``multiprocessing`` takes
+    such a child to be running, for good.
+    """
+    process.join()
+    if process.exitcode is None:
+        # close() would refuse, and terminate(), which multiprocessing calls at the program's end,
+        # would send a signal to another process that has its id by now.
+        # reach: python: the exit code of a process that others have waited for
+        process._popen.returncode = _UNKNOWN  # type: ignore[attr-defined]
+        process.join()
 
 
 class DirectWorker(WorkerProcess):
@@ -211,7 +194,7 @@ class DirectWorker(WorkerProcess):
     def _ended(self) -> tuple[int | None, int]:
         code = self._process.exitcode
         # What multiprocessing makes of a fork server that is gone.
-        return None if code == UNKNOWN else code, 0
+        return None if code == _UNKNOWN else code, 0
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for the end, and for as long as that takes."""
@@ -226,51 +209,79 @@ class DirectWorker(WorkerProcess):
             super().close()
 
 
-class DirectStarter:
+class Starter:
+    """Starts workers, one after the other.
+
+    Attributes:
+        forks: Whether workers are forked, and so what this process is.
+        notices: Messages for the consumer.
+    """
+
+    forks = True
+
+    def __init__(self, spec: BatchSpec) -> None:
+        self.notices: deque[Notice] = deque()
+        self._payload = Payload(spec)
+
+    @property
+    def shared_data(self) -> int:
+        """Bytes of the dataset in a file that all workers map; forked ones need none."""
+        return self._payload.shared_bytes
+
+    def start_all(self, links: Sequence[Links]) -> list[WorkerProcess]:
+        """Start workers, each connected as these say: all or none.
+
+        Raises:
+            LoaderError: The system does not give another process; or none that gets on.
+            TransportError: Something of the user's cannot be pickled, which every start method but
+                "fork" needs; names the option and the place in it.
+        """
+        started: list[WorkerProcess] = []
+        try:
+            with HeldBack():
+                for each in links:
+                    self._start(each, started)
+        except BaseException:
+            with HeldBack():  # what is raised meanwhile must not leave one of them behind
+                for process in started:
+                    process.kill()
+                    process.join()
+                    process.close()
+            raise
+        return started
+
+    def _start(self, links: Links, started: list[WorkerProcess]) -> None:
+        """Start a worker, and add it to those started."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of the dataset's copy."""
+        self._payload.close()
+
+
+class DirectStarter(Starter):
     """Starts workers as children of this process.
 
     That is as clean as a launcher under "spawn" and "forkserver", which begin with a new
     interpreter.
-
-    Args:
-        context: The start method.
-        spec: What the workers make.
-
-    Raises:
-        TransportError: On starting: something of the user's cannot be pickled, which every start
-            method but "fork" needs; names the option and the place in it.
     """
 
     def __init__(self, context: BaseContext, spec: BatchSpec) -> None:
+        super().__init__(spec)
         self.forks = context.get_start_method() == "fork"
         self._kind: Any = _ForkedProcess if self.forks else context.Process  # type: ignore[attr-defined]
         self._context = context
-        self._payload = Payload(spec)
-        self.notices: deque[Notice] = deque()
 
-    @property
-    def shared_data(self) -> int:
-        """Bytes of the dataset in a file that all workers map."""
-        return self._payload.shared_bytes
-
-    def start_all(self, links: Sequence[Links]) -> list[DirectWorker]:
-        """Start workers, each connected as these say."""
-        started: list[DirectWorker] = []
-        with all_or_none(started), HeldBack():
-            for each in links:
-                with Permit() as permit:
-                    started.append(DirectWorker(self._start(permit, each)))
-                    permit.give()
-        return started
-
-    def _start(self, permit: Permit, links: Links) -> BaseProcess:
+    def _start(self, links: Links, started: list[WorkerProcess]) -> None:
+        if not self.forks:
+            self._payload.prepare()
         try:
-            return self._start_process(permit, links)
-        except _SERVER_GONE:
-            # Python's fork server has just been killed; the next start makes another.
-            await_end_of_fork_server()
-        try:
-            return self._start_process(permit, links)
+            try:
+                self._start_process(links, started)
+            except _SERVER_GONE:
+                # Python's fork server has just been killed; the next start makes another.
+                await_end_of_fork_server()
+                self._start_process(links, started)
         except _SERVER_GONE as error:
             raise LoaderError(
                 f"DataLoader worker {links.worker} cannot be started: Python's fork server, which "
@@ -280,46 +291,24 @@ class DirectStarter:
                 "multiprocessing_context='spawn'"
             ) from error
 
-    def _start_process(self, permit: Permit, links: Links) -> BaseProcess:
-        process: BaseProcess = self._kind(
-            target=run_worker,
-            args=(permit, links, self._payload),
-            name=f"lit_loader worker {links.worker}",
-            daemon=True,
-        )
-        if not self.forks:
-            self._payload.prepare()
-        with importable_main(), quiet_start(self._context):
-            process.start()
-        return process
-
-    def close(self) -> None:
-        """Let go of the dataset's copy."""
-        self._payload.close()
-
-
-@contextlib.contextmanager
-def all_or_none(started: Sequence[WorkerProcess]) -> Iterator[None]:
-    """Start workers: if one cannot be, those that have ``started`` by then are ended."""
-    try:
-        yield
-    except BaseException:
-        with HeldBack():  # what is raised meanwhile must not leave one of them behind
-            for process in started:
-                process.kill()
-                process.join()
-                process.close()
-        raise
+    def _start_process(self, links: Links, started: list[WorkerProcess]) -> None:
+        with permit(self.forks) as given:
+            process: BaseProcess = self._kind(
+                target=run_worker,
+                args=(given, links, self._payload),
+                name=f"lit_loader worker {links.worker}",
+                daemon=True,
+            )
+            with importable_main(), quiet_start(self._context):
+                process.start()
+            started.append(DirectWorker(process))
 
 
 def end_processes(processes: Sequence[WorkerProcess], results: int) -> None:
     """Wait for processes that were sent Stop; end by growing force those that do not end.
 
-    They are still to be joined and closed.
-
-    Args:
-        processes: The workers.
-        results: Read end of the result pipe; kept empty, for a worker may wait for room in there.
+    They are still to be joined and closed. The pipe of results is kept empty meanwhile, for a
+    worker may wait for room in there.
     """
     for step, grace in ((None, STOP_GRACE), ("terminate", TERMINATE_GRACE), ("kill", None)):
         alive = [process for process in processes if process.is_alive()]

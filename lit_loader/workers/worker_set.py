@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
-from typing import Final
+from typing import Any, Final
 
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
@@ -25,14 +25,13 @@ from lit_loader.system.stack_dumps import DUMP_SIGNAL, StackFile
 from lit_loader.transport.arena import Arena
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard
-from lit_loader.workers.launcher import Launcher, make_starter
+from lit_loader.workers.launcher import make_starter
 from lit_loader.workers.outcome import WorkerDeath
 from lit_loader.workers.parent import Descriptor, Links
 from lit_loader.workers.pipes import Pipes
 from lit_loader.workers.starters import (
-    DirectStarter,
     Notice,
-    Remote,
+    Starter,
     WorkerProcess,
     end_processes,
 )
@@ -49,12 +48,6 @@ class WorkerSet:
     Knows nothing of the pool, so that it can be closed when that is gone. Starts none before
     :meth:`launch`.
 
-    Args:
-        arena: Where workers write batches.
-        board: Where they show what they are at.
-        page: What viewers are shown.
-        pipes: The workers' pipes.
-
     Attributes:
         processes: The workers' by their numbers.
         num_workers: How many there are to be.
@@ -65,7 +58,7 @@ class WorkerSet:
         closed: Whether closing has begun. From then on nothing here is used any more.
     """
 
-    starter: Launcher | DirectStarter | None = None
+    starter: Starter | None = None
     notices: deque[Notice]
 
     def __init__(self, arena: Arena, board: StatusBoard, page: LoaderPage, pipes: Pipes) -> None:
@@ -75,7 +68,7 @@ class WorkerSet:
         self.closed = False
         self._arena, self._board, self._page, self._pipes = arena, board, page, pipes
         self._stacks = StackFile()
-        self._remote: Remote | None = None
+        self._remote: Any = None
         self._at_once = math.ceil(usable_processors())
 
     def prepare(
@@ -84,19 +77,10 @@ class WorkerSet:
         num_workers: int,
         context: BaseContext,
         seed: int,
-        remote: Remote | None,
+        remote: Any,
         relay: int,
     ) -> None:
-        """Get ready to start them.
-
-        Args:
-            spec: What they make.
-            num_workers: How many there are to be at first.
-            context: How to start them.
-            seed: Base seed of their own seeds.
-            remote: What starts a worker besides these that stands for all elsewhere, or None.
-            relay: The number of that one.
-        """
+        """Get ready to start them, by their base seed; and the relay, whose number is given."""
         self.num_workers = num_workers
         self._stacks.open()
         self._links = Links(
@@ -117,8 +101,8 @@ class WorkerSet:
         self.starter = make_starter(context, self._links, spec)
         self._forks, self.notices = self.starter.forks, self.starter.notices
         if remote is not None:
-            remote.prepare(self._links, relay, spec, self.notices)
-            self._remote = remote
+            remote.prepare(self._links, spec, self.notices)
+        self._remote = remote
 
     @property
     def started(self) -> list[int]:
@@ -173,12 +157,12 @@ class WorkerSet:
             self._pipes.open(worker)
             end = self._pipes.task_ends[worker]
             links.append(self._links.of(worker, self.num_workers, token, end))
+        assert self.starter is not None
         try:
             processes: Sequence[WorkerProcess]
             if self._remote is not None and workers == [self.relay]:
                 processes = [self._remote.start(links[0])]
             else:
-                assert self.starter is not None
                 processes = self.starter.start_all(links)
         except BaseException as error:
             for worker in workers:
@@ -204,9 +188,9 @@ class WorkerSet:
 
     def death_of(self, sentinel: int) -> WorkerDeath:
         """Say how the worker has died whose process has this sentinel."""
-        processes = self.processes
-        worker = next(w for w, process in processes.items() if process.sentinel == sentinel)
-        process = processes[worker]
+        worker, process = next(
+            each for each in self.processes.items() if each[1].sentinel == sentinel
+        )
         process.join()
         death = WorkerDeath(
             worker,
@@ -267,18 +251,21 @@ class WorkerSet:
                 steps.callback(self._page.close)
                 steps.callback(self._pipes.close_all)
                 steps.callback(self._stacks.close)
-                steps.callback(self._close_starters)
-                steps.callback(self._let_go)
+                if self._remote is not None:
+                    steps.callback(self._remote.close)
+                if self.starter is not None:
+                    steps.callback(self.starter.close)
+                steps.callback(self.processes.clear)
+                for process in self.processes.values():
+                    steps.callback(process.close)
+                    steps.callback(process.join)
                 steps.callback(self._end)
-                steps.callback(self._ask_to_stop)
-
-    def _ask_to_stop(self) -> None:
-        self._board.token += 1
-        self._board.workers = 0
-        self._pipes.stop_all()
 
     def _end(self) -> None:
         try:
+            self._board.token += 1
+            self._board.workers = 0
+            self._pipes.stop_all()
             end_processes([*self.processes.values()], self._pipes.results)
         except BaseException:
             self._kill()
@@ -289,18 +276,6 @@ class WorkerSet:
         for process in [*self.processes.values()]:
             with contextlib.suppress(ValueError, OSError):  # that one has been let go of
                 process.kill()
-
-    def _let_go(self) -> None:
-        with contextlib.ExitStack() as steps:
-            for process in self.processes.values():
-                steps.callback(process.close)
-                steps.callback(process.join)
-
-    def _close_starters(self) -> None:
-        self.processes.clear()
-        for starter in (self.starter, self._remote):
-            if starter is not None:
-                starter.close()
 
 
 def explain_limit(error: BaseException, num_workers: int) -> None:

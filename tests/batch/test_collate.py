@@ -13,15 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import default_collate as torch_collate
-from torch.utils.data import default_convert as torch_convert
 from torch.utils.data._utils import collate as rules
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from lit_loader.batch.collate import (
-    collate_privately,
-    default_collate,
-    default_convert,
-)
+from lit_loader.batch.collate import collate_privately, default_collate
 from lit_loader.transport.codec import SlotWriter, decode, encode
 
 
@@ -130,6 +125,7 @@ SAMPLES: dict[str, list[Any]] = {
     "large arrays": [np.random.default_rng(i).random((3, 64, 64)) for i in range(3)],
     "0-d arrays": [np.array(1.5), np.array(2.5)],
     "empty arrays": [np.ones((0, 3)), np.ones((0, 3))],
+    "more empty arrays": [np.ones((2, 0, 1), np.float32), np.ones((2, 0, 1), np.float32)],
     "F arrays": [np.asfortranarray(np.arange(6.0).reshape(2, 3))] * 2,
     "mixed arrays": [np.ones(3, np.float32), np.ones(3, np.float64)],
     "array then tensor": [np.ones(3, np.float32), torch.ones(3)],
@@ -276,16 +272,6 @@ class TestMemory:
         assert writer.base <= batch.data_ptr() < writer.base + writer.memory.size
 
 
-class TestConvert:
-    @pytest.mark.parametrize(
-        "data",
-        [np.ones(3), np.float32(2), {"a": np.ones(2), "b": "x"}, [np.ones(1), 2], Point(1, 2), "s"],
-        ids=lambda data: type(data).__name__,
-    )
-    def test_equals_torch(self, data: Any) -> None:
-        check_same(default_convert(data), torch_convert(data))
-
-
 def samples_of(shape: Any) -> st.SearchStrategy[Any]:
     """Draw samples of one structure: ``shape`` is nested dicts, tuples and lists of kinds."""
     if isinstance(shape, dict):
@@ -320,9 +306,3 @@ STRUCTURES = st.recursive(
 @given(STRUCTURES.flatmap(lambda shape: st.lists(samples_of(shape), min_size=1, max_size=4)))
 def test_any_structure_equals_torch(samples: list[Any]) -> None:
     check_same(default_collate(samples, new_writer(4096).empty), torch_collate(samples))
-
-
-@pytest.mark.parametrize("shape", [(2, 0, 1), (0,), (0, 3), (3, 0)])
-def test_arrays_with_nothing_in_them(shape: tuple[int, ...]) -> None:
-    batch = default_collate([np.zeros(shape, np.float32)] * 2)
-    assert (batch.shape, batch.dtype) == ((2, *shape), torch.float32)

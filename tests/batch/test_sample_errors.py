@@ -278,18 +278,6 @@ def test_replacements_do_not_depend_on_who_makes_the_batch(workers: int) -> None
     assert once == [index for pair in zip(*shards, strict=True) for index in pair]
 
 
-def test_a_replacement_is_spread_over_the_dataset() -> None:
-    counts = [0] * 8
-    for seed in range(400):
-        loader = DataLoader(
-            Call(fail_on_odd, 8), on_sample_error="replace", seed=seed, batch_size=8
-        )
-        for index in ints(itertools.islice(loader, 1))[1::2]:
-            counts[index] += 1
-    assert counts[1::2] == [0, 0, 0, 0]
-    assert all(320 < count < 480 for count in counts[::2])  # of 1600, four evenly
-
-
 def test_with_seeding_sample_a_replacement_is_the_sample_it_always_is() -> None:
     options: dict[str, Any] = {"seed": 3, "seeding": "sample", "batch_size": 5}
     clean = {row[0]: row for row in unpack(DataLoader(Choosy(bad=()), **options))}

@@ -211,33 +211,3 @@ def test_map_style_datasets_are_not_asked_and_it_is_said(workers: int) -> None:
     with make(StatefulTable) as resumed:
         resumed.load_state_dict(state)
         assert digests(resumed) == expected[2:]
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 8, 16])
-@pytest.mark.parametrize("shuffle", ["no", "torch"])
-@pytest.mark.parametrize("kind", SAMPLERS)
-@pytest.mark.parametrize("use", ["sampler", "a rank"])
-def test_samplers_resumed_with_another_batch_size(
-    use: str, kind: str, shuffle: str, batch_size: int
-) -> None:
-    """Its state is that before a batch, which had the other size."""
-
-    def make(size: int, replicas: int = 1) -> DataLoader[int]:
-        sampler, _ = sampling("sampler", kind, LENGTH, shuffle)
-        ranks = {"num_replicas": replicas, "rank": 0} if use == "a rank" else {}
-        return DataLoader(range(LENGTH), size, sampler=sampler, seed=7, **ranks)
-
-    with make(4 // (2 if use == "a rank" else 1), 2) as loader:
-        states = [saved(loader.state_dict()), *(saved(loader.state_dict()) for _ in loader)]
-    epoch = [number for batch in make(4) for number in batch.tolist()]
-    for taken_before, state in enumerate(states):
-        given = min(4 * taken_before, LENGTH)
-        if given % batch_size and given < LENGTH:
-            continue
-        resumed = make(batch_size)
-        resumed.load_state_dict(state)
-        again = make(batch_size)
-        again.load_state_dict(saved(resumed.state_dict()))
-        for each in (resumed, again):
-            got = [number for batch in each for number in batch.tolist()]
-            assert got == epoch[given:], taken_before

@@ -14,7 +14,6 @@ import torch
 
 from lit_loader import (
     DataLoader,
-    LoaderDataModule,
     MixtureDataset,
     MixtureSampler,
     MixtureStream,
@@ -237,24 +236,6 @@ def test_epochs_of_other_integer_types_and_below_zero() -> None:
     resumed.load_state_dict(state)
     [batch] = resumed
     assert batch.tolist() == order(-3)
-
-
-# --- data modules ---
-
-
-def test_a_split_without_a_dataset() -> None:
-    data = LoaderDataModule(datasets={"train": Rows(4)})
-    expected = "datasets has no 'val' split: given are 'train'; add 'val' to datasets"
-    assert refused(lambda: data.make_loader("val")) == expected
-    assert refused(lambda: data.dataset("val")) == expected
-    assert len(data.make_loader("val", Rows(3))) == 3
-
-
-def test_an_unknown_split() -> None:
-    data = LoaderDataModule(datasets={"train": Rows(4)})
-    for dataset in (None, Rows(4)):
-        message = refused(lambda dataset=dataset: data.make_loader("vall", dataset))  # type: ignore
-        assert message == "split must be one of 'train', 'val', 'test', 'predict', got 'vall'"
 
 
 # --- states ---

@@ -145,7 +145,7 @@ class Case:
             assert signal.getsignal(signal.SIGINT) == strike._handle
         assert HeldBack.active is None
         assert is_free(loader._core.lock)
-        assert not generator_lock._taken
+        assert is_free(generator_lock.lock)
         if self.what == "next":
             found += drained(iterator)
         del iterator

@@ -97,14 +97,14 @@ def test_an_iterator_whose_workers_were_taken_goes_on(iterable: bool, taken: int
     ) as loader:
         first = iter(loader)
         found = [int(next(first)) for _ in range(taken + 1)]
-        pids = loader._core.pool.pids
+        pids = loader._core.pool.workers.pids
         second = iter(loader)
         assert [int(next(second)) for _ in range(taken + 1)] == list(range(taken + 1))
         assert worker_pids(second) == pids  # the newest one has the persistent workers
         assert found + ints(first) == list(range(30))
         assert ints(second) == list(range(taken + 1, 30))
         assert ints(loader) == list(range(30))
-        assert loader._core.pool.pids == pids
+        assert loader._core.pool.workers.pids == pids
 
 
 @KIND
@@ -386,7 +386,7 @@ def test_an_interrupt_while_closing_leaves_nothing(monkeypatch: pytest.MonkeyPat
     loader = DataLoader(range(8), num_workers=2, persistent_workers=True)
     next(iter(loader))
     assert loader._core.pool is not None
-    pids = set(loader._core.pool.pids)
+    pids = set(loader._core.pool.workers.pids)
     monkeypatch.setattr(worker_set, "end_processes", interrupted)
     with pytest.raises(KeyboardInterrupt):
         loader.close()

@@ -142,7 +142,7 @@ def together(jobs: list[Callable[[], Any]]) -> list[Any]:
 
 
 def lock_is_free() -> bool:
-    return not generator_lock._taken
+    return not generator_lock.lock._is_owned()
 
 
 # --- exact, whatever other threads do ---
@@ -246,13 +246,14 @@ class _Waiting:
         self._patch = pytest.MonkeyPatch()
 
     def __enter__(self) -> _Waiting:
-        real = generator_lock.Turn._wait
+        real = generator_lock.Turn.take
 
-        def wait(turn: generator_lock.Turn) -> None:
-            self._event.set()
+        def take(turn: generator_lock.Turn) -> None:
+            if "count=0" not in repr(generator_lock.lock):
+                self._event.set()
             real(turn)
 
-        self._patch.setattr(generator_lock.Turn, "_wait", wait)
+        self._patch.setattr(generator_lock.Turn, "take", take)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -392,7 +393,7 @@ def test_a_signal_handler_that_iterates_a_loader() -> None:
 
 OURS = {
     *("generator_state.py", "generator_lock.py", "context.py", "base.py"),
-    *("batch_plan.py", "epoch_batches.py", "contextlib.py"),
+    *("batch_plan.py", "drawn_batches.py", "contextlib.py"),
 }
 
 

@@ -1,23 +1,34 @@
-"""The configuration as an application sees it: found, typed, inherited, instantiated."""
+"""The configuration as an application sees it: found, typed, inherited, loaded."""
 
 from __future__ import annotations
 
 import functools
 import pickle
+import random
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, MissingMandatoryValue
-from torch.utils.data import WeightedRandomSampler
+from torch.utils.data import RandomSampler, WeightedRandomSampler
 
-from lit_loader import LoaderConfig, LoaderDataModule
-from tests.support.hydra_apps import Compose, Numbers, composing, refusal
+from lit_loader import (
+    LoaderConfig,
+    LoaderDataModule,
+    LoaderMonitor,
+    LoaderStateCallback,
+    MixtureSampler,
+    TokenBudgetBatchSampler,
+)
+from lit_loader.batch.pad import PadCollate, Padded
+from tests.support.hydra_apps import CONF, GROUPS, PRESETS, Compose, Numbers, composing, refusal
 
 
 def offset_collate(samples: list[int], offset: int) -> list[int]:
@@ -30,8 +41,15 @@ def rare_first(dataset: Numbers, num_samples: int) -> WeightedRandomSampler:
 
 @pytest.fixture
 def application(tmp_path: Path) -> Iterator[Compose]:
-    with composing(tmp_path, val=6) as compose:
+    with composing(tmp_path) as compose:
         yield compose
+
+
+def composed(folder: Path, defaults: str, *overrides: str) -> DictConfig:
+    """An application with these defaults alone."""
+    (folder / "alone.yaml").write_text(f"defaults: [{{{defaults}}}]")
+    with initialize_config_dir(str(folder), version_base="1.3"):
+        return compose("alone", overrides=[*overrides])
 
 
 def module(cfg: DictConfig) -> LoaderDataModule:
@@ -68,8 +86,6 @@ def test_presets(application: Compose) -> None:
     assert (workers.num_workers, workers.persistent_workers) == (2, True)
     fragile = instantiate(application("lit_loader/loader@loader=fragile_data").loader)
     assert (fragile.on_sample_error, fragile.sample_retries, fragile.timeout) == ("replace", 3, 120)
-    debug = instantiate(application("lit_loader/loader@loader=debug").loader)
-    assert debug == LoaderConfig()
 
 
 # --- refused ---
@@ -112,9 +128,7 @@ def test_refused_while_instantiating(
 
 
 def test_datasets_are_mandatory(tmp_path: Path) -> None:
-    (tmp_path / "app.yaml").write_text("defaults: [{lit_loader/datamodule@data: default}]")
-    with initialize_config_dir(str(tmp_path), version_base="1.3"):
-        cfg = compose("app")
+    cfg = composed(tmp_path, "lit_loader/datamodule@data: default")
     with pytest.raises(MissingMandatoryValue, match="data.datasets"):
         instantiate(cfg.data)
 
@@ -156,8 +170,275 @@ def test_lists_of_nodes_that_do_not_convert() -> None:
 
 
 def test_loads_through_workers(application: Compose) -> None:
-    data = module(application("loader.num_workers=1", "loader.batch_size=4"))
+    cfg = application("loader.num_workers=1", "loader.batch_size=8")
+    assert plain(epochs(cfg, split="val")[0]) == [[*range(8)], [*range(8, 12)]]
+
+
+# --- the groups: what there is ---
+
+Batches = list[Any]
+
+
+class Noisy(Numbers):
+    """Each number with a random one."""
+
+    def __getitem__(self, index: int) -> Any:
+        return index, random.random()
+
+
+class Broken(Numbers):
+    """One number cannot be read."""
+
+    def __getitem__(self, index: int) -> int:
+        if index == 7:
+            raise ValueError("7 is broken")
+        return super().__getitem__(index)
+
+
+class Named(Numbers):
+    """Entries of different lengths, and one that is not to be padded."""
+
+    def __getitem__(self, index: int) -> Any:
+        piece = torch.full((1 + index,), index)
+        return {"tokens": piece, "labels": piece, "box": torch.zeros(4)}
+
+
+class Documents(Numbers):
+    """Tensors of 1 to 5 elements, which are the document's number."""
+
+    def __init__(self, length: int = 12) -> None:
+        super().__init__(length)
+        self.lengths = [1 + index % 5 for index in range(length)]
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((self.lengths[index],), index)
+
+
+def dataset(name: str, split: str = "train") -> str:
+    return f"data.datasets.{split}._target_={__name__}.{name}"
+
+
+def epochs(cfg: DictConfig, count: int = 1, split: str = "train") -> tuple[Batches, Any]:
+    """Loads through the data module; returns all batches, and the loader, which is closed."""
+    data = module(cfg)
     data.setup("fit")
-    values: list[Any] = [batch.tolist() for batch in data.val_dataloader()]
+    loader = getattr(data, f"{split}_dataloader")()
+    batches = [batch for _ in range(count) for batch in loader]
     data.close()
-    assert values == [[0, 1, 2, 3], [4, 5]]
+    return batches, loader
+
+
+def plain(batches: Batches) -> list[list[int]]:
+    return [batch.tolist() for batch in batches]
+
+
+def test_every_file_is_tested_here() -> None:
+    present = {group: {path.stem for path in (CONF / group).glob("*.yaml")} for group in GROUPS}
+    assert present == GROUPS
+
+
+@pytest.mark.parametrize(
+    "path",
+    [CONF / group / f"{name}.yaml" for group in GROUPS for name in sorted(GROUPS[group])],
+    ids=lambda path: path.stem,
+)
+def test_every_option_has_a_comment(path: Path) -> None:
+    """An option is a key that is given a value, and not one of Hydra's own."""
+    body = path.read_text()
+    assert body.startswith("# ")
+    for line in body.splitlines():
+        key, colon, value = line.strip().partition(":")
+        if not colon or key.startswith(("#", "_", "-", "path")) or not value:
+            continue
+        if value.strip() == f"${{loader.{key}}}":
+            continue  # explained in default.yaml
+        assert " # " in value, line
+
+
+# --- presets ---
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_preset_loads(application: Compose, preset: str) -> None:
+    cfg = application(f"lit_loader/loader@loader={preset}", "loader.batch_size=5", "loader.seed=3")
+    with warnings.catch_warnings():
+        if not torch.accelerator.is_available():
+            warnings.filterwarnings("ignore", "pin_memory=True has no effect")
+        batches, loader = epochs(cfg)
+    own = instantiate(cfg.loader)
+    assert (vars(loader)["num_workers"], loader.seeding) == (own.num_workers, own.seeding)
+    # None of them changes which samples come together, or their order.
+    assert plain(batches) == plain(epochs(application("loader.batch_size=5", "loader.seed=3"))[0])
+
+
+def test_reproducible(application: Compose) -> None:
+    """Each sample has its random number, whatever torch's seed, the workers and the batches are."""
+
+    def drawn(*overrides: str) -> dict[int, float]:
+        torch.manual_seed(len(overrides))
+        cfg = application("lit_loader/loader@loader=reproducible", dataset("Noisy"), *overrides)
+        batches, _ = epochs(cfg)
+        return {
+            index: value
+            for indices, values in batches
+            for index, value in zip(indices.tolist(), values.tolist(), strict=True)
+        }
+
+    first = drawn()
+    assert sorted(first) == list(range(12))
+    alone = drawn("loader.num_workers=0", "loader.persistent_workers=false", "loader.batch_size=5")
+    assert list(alone.items()) == list(first.items())
+    assert drawn("loader.seed=1") != first
+
+
+def test_debug_raises_at_once(application: Compose) -> None:
+    """In this process: the traceback is the dataset's own, to its last line."""
+    cfg = application("lit_loader/loader@loader=debug", dataset("Broken", "val"))
+    with pytest.raises(ValueError, match="^7 is broken\\b") as caught:
+        epochs(cfg, split="val")
+    assert caught.traceback[-1].path == Path(__file__)
+    assert instantiate(cfg.loader) == LoaderConfig()
+
+
+def test_fragile_data(application: Compose, caplog: pytest.LogCaptureFixture) -> None:
+    cfg = application("lit_loader/loader@loader=fragile_data", dataset("Broken", "val"))
+    read = [batch.item() for batch in epochs(cfg, split="val")[0]]
+    assert read[:7] + read[8:] == [*range(7), *range(8, 12)]
+    assert read[7] in {*range(7), *range(8, 12)}
+    assert "ValueError: 7 is broken" in caplog.text
+
+
+def test_one_split_has_a_preset_of_its_own(application: Compose) -> None:
+    cfg = application(
+        "lit_loader/loader@loader=workers",
+        "lit_loader/loader@data.val=debug",
+        "loader.batch_size=4",
+    )
+    configs = instantiate(cfg.data).configs
+    assert (configs["train"].num_workers, configs["val"].num_workers) == (2, 0)
+    # It is whole: nothing is taken from the common options any more.
+    assert (configs["train"].batch_size, configs["val"].batch_size) == (4, 1)
+
+
+# --- samplers ---
+
+
+def test_mixture(application: Compose) -> None:
+    sources = f"[{{_target_: {__name__}.Numbers, length: 30}}, {{_target_: {__name__}.Numbers}}]"
+    mixture = (
+        "{_target_: lit_loader.MixtureDataset, _partial_: true, "
+        f"datasets: {sources}, weights: [3, 1]}}"
+    )
+    cfg = application(
+        "+lit_loader/sampler@data.train=mixture",
+        "data.train.sampler.epoch_length=1024",
+        "loader.batch_size=128",
+        f"++data.datasets.train={mixture}",
+    )
+    batches, loader = epochs(cfg, 2)
+    assert type(loader.sampler) is MixtureSampler
+    assert [len(batch) for batch in batches] == [128] * 16
+    assert loader.sampler.counts(0) == {"0": 768, "1": 256}
+
+
+def test_token_budget(application: Compose) -> None:
+    cfg = application(
+        "loader.batch_size=32",  # of the other splits
+        "+lit_loader/sampler@data.train=token_budget",
+        "+lit_loader/collate@data.train.collate_fn=pad",
+        "data.train.batch_sampler.max_tokens=10",
+        "data.train.collate_fn.pad_value=-1",
+        dataset("Documents"),
+    )
+    batches, loader = epochs(cfg)
+    assert type(loader.batch_sampler) is TokenBudgetBatchSampler
+    assert type(loader.collate_fn) is PadCollate
+    assert all(type(batch) is Padded and batch.values.numel() <= 10 for batch in batches)
+    assert sorted(i for batch in batches for i in batch.values[:, 0].tolist()) == list(range(12))
+    assert {i for batch in batches for i in batch.values[~batch.mask()].tolist()} <= {-1}
+    assert len(epochs(cfg, split="val")[0]) == 1
+
+
+def test_weighted(application: Compose, tmp_path: Path) -> None:
+    np.save(tmp_path / "weights.npy", [0.0, 1.0] * 6)
+    cfg = application(
+        "+lit_loader/sampler@data.train=weighted",
+        f"data.train.sampler.weights.file={tmp_path}/weights.npy",
+        "data.train.sampler.num_samples=20",
+        "loader.batch_size=4",
+        "loader.seed=1",
+    )
+    batches, loader = epochs(cfg, 2)
+    assert type(loader.sampler) is WeightedRandomSampler
+    drawn = plain(batches)
+    assert len(drawn) == 10
+    assert {index % 2 for batch in drawn for index in batch} == {1}
+    assert drawn[:5] != drawn[5:]
+    assert plain(epochs(cfg, 2)[0]) == drawn
+
+
+def test_with_replacement(application: Compose) -> None:
+    options = "+lit_loader/sampler@data.train=with_replacement", "loader.batch_size=10"
+    cfg = application(*options, "data.train.sampler.num_samples=30", "loader.seed=1")
+    batches, loader = epochs(cfg)
+    assert type(loader.sampler) is RandomSampler
+    assert [len(batch) for batch in batches] == [10, 10, 10]
+    assert plain(epochs(cfg)[0]) == plain(batches)
+    whole = application(*options)
+    assert sum(map(len, epochs(whole)[0])) == 12
+
+
+def test_a_sampler_beside_an_order_is_refused(application: Compose) -> None:
+    cfg = application("+lit_loader/sampler@data.train=with_replacement", "data.train.shuffle=true")
+    assert "sampler decides the order itself: leave shuffle at None" in refusal(cfg.data)
+
+
+# --- collators and callbacks ---
+
+
+def test_pad_for_every_split(application: Compose) -> None:
+    cfg = application(
+        "+lit_loader/collate@loader.collate_fn=pad",
+        "loader.collate_fn.pad_to_multiple_of=8",
+        "loader.batch_size=4",
+        dataset("Documents"),
+        dataset("Documents", "val"),
+    )
+    for split in ("train", "val"):
+        batches, _ = epochs(cfg, split=split)
+        assert [batch.values.shape for batch in batches] == [(4, 8)] * 3
+
+
+def test_pad_by_name(application: Compose) -> None:
+    cfg = application(
+        "+lit_loader/collate@data.val.collate_fn=pad",
+        "data.val.collate_fn.pad_value={tokens: 0, labels: -100}",
+        "data.val.num_workers=1",
+        "data.val.batch_size=3",
+        dataset("Named", "val"),
+    )
+    first, *_ = epochs(cfg, split="val")[0]
+    assert first["tokens"].values.tolist() == [[0, 0, 0], [1, 1, 0], [2, 2, 2]]
+    assert first["labels"].values.tolist() == [[0, -100, -100], [1, 1, -100], [2, 2, 2]]
+    assert first["box"].shape == (3, 4)
+
+
+def test_list(application: Compose) -> None:
+    cfg = application(
+        "+lit_loader/collate@loader.collate_fn=list",
+        "loader.num_workers=1",
+        "loader.batch_size=5",
+        dataset("Documents", "val"),
+    )
+    batches, _ = epochs(cfg, split="val")
+    assert [[len(sample) for sample in batch] for batch in batches] == [
+        [1, 2, 3, 4, 5], [1, 2, 3, 4, 5], [1, 2],
+    ]  # fmt: skip
+    assert type(batches[0]) is list
+
+
+def test_callbacks_in_the_order_of_the_list(tmp_path: Path) -> None:
+    both = "lit_loader/callbacks@callbacks: [state, monitor]"
+    cfg = composed(tmp_path, both, "callbacks.loader_monitor.keep=5")
+    made = [instantiate(callback) for callback in cfg.callbacks.values()]
+    assert list(map(type, made)) == [LoaderStateCallback, LoaderMonitor]

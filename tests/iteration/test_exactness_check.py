@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import warnings
@@ -10,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
@@ -21,7 +21,10 @@ LENGTH = 20
 
 
 class Items(Dataset[Any]):
-    """Item ``i`` is a dict of ``i`` and of what a subclass gives."""
+    """Item ``i`` is a dict of ``i`` and of what a function gives for it."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
     def __len__(self) -> int:
         return LENGTH
@@ -29,69 +32,46 @@ class Items(Dataset[Any]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"index": index, "value": self.value(index)}
 
-    def value(self, index: int) -> Any:
-        return torch.full((3,), float(index))
 
-
-class OwnGenerator(Items):
+class OwnGenerator:
     """A generator of the user's own making, which no search can know."""
 
     state = 1
 
-    def value(self, index: int) -> float:
+    def __call__(self, index: int) -> float:
         self.state = self.state * 6364136223846793005 + 1442695040888963407 & 2**64 - 1
         return self.state / 2**64
 
 
-class Counter(Items):
-    def __init__(self) -> None:
-        self.calls = iter(range(1 << 30))
-
-    def value(self, index: int) -> int:
-        return next(self.calls)
+def counter() -> Any:
+    calls = itertools.count()
+    return lambda index: next(calls)
 
 
-class System(Items):
-    def value(self, index: int) -> float:
-        return random.SystemRandom().random()
+def once() -> Any:
+    """What cannot be read twice in one process."""
+    read: set[int] = set()
 
-
-class Entropy(Items):
-    def value(self, index: int) -> float:
-        return float(np.random.default_rng().random())
-
-
-class Process(Items):
-    def value(self, index: int) -> int:
-        return os.getpid()
-
-
-class Workers(Items):
-    def value(self, index: int) -> int:
-        info = lit_loader.get_worker_info()
-        return 0 if info is None else info.num_workers
-
-
-class SetOrder(Items):
-    def value(self, index: int) -> list[str]:
-        return list({f"label {number}" for number in range(30)})
-
-
-class Once(Items):
-    """Cannot be read twice in one process."""
-
-    def __init__(self) -> None:
-        self.read: set[int] = set()
-
-    def value(self, index: int) -> int:
-        if index in self.read:
+    def value(index: int) -> int:
+        if index in read:
             raise RuntimeError(f"{index} was read before")
-        self.read.add(index)
+        read.add(index)
         return index
 
+    return value
 
-def entropy() -> float:
+
+def entropy(index: int = 0) -> float:
     return float(np.random.default_rng().random())
+
+
+def num_workers(index: int) -> int:
+    info = lit_loader.get_worker_info()
+    return 0 if info is None else info.num_workers
+
+
+def set_order(index: int) -> list[str]:
+    return list({f"label {number}" for number in range(30)})
 
 
 class Stream(IterableDataset[Any]):
@@ -118,34 +98,30 @@ def told(loader: DataLoader[Any], epochs: int = 1) -> list[str]:
 
 @pytest.mark.parametrize("batches", [1, 3, 100])
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [OwnGenerator, Counter, System, Entropy])
-def test_what_is_not_exact_is_told_once(kind: type[Items], workers: int, batches: int) -> None:
-    loader = DataLoader(kind(), batch_size=4, num_workers=workers, check_exactness=batches)
+@pytest.mark.parametrize(
+    "make",
+    [OwnGenerator, counter, lambda: lambda index: random.SystemRandom().random(), lambda: entropy],
+    ids=["own", "counter", "system", "entropy"],
+)
+def test_what_is_not_exact_is_told_once(make: Any, workers: int, batches: int) -> None:
+    loader = DataLoader(Items(make()), 4, num_workers=workers, check_exactness=batches)
     [message] = told(loader, epochs=3)
     assert "of epoch 0 came out otherwise when it was made again" in message
-    assert "batch['value'] (float64 4) has other values" in message or kind is Counter
+    assert "batch['value'] (float64 4) has other values" in message or make is counter
     assert "reseed_fn(dataset, seed)" in message
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("kind", [Process, Workers])
-def test_what_differs_between_processes_is_told(kind: type[Items]) -> None:
-    loader = DataLoader(kind(), batch_size=4, num_workers=2, check_exactness=2)
-    [message] = told(loader)
+@pytest.mark.parametrize("value", [lambda index: os.getpid(), num_workers], ids=["pid", "workers"])
+def test_what_differs_between_processes_is_told(value: Any) -> None:
+    [message] = told(DataLoader(Items(value), batch_size=4, num_workers=2, check_exactness=2))
     assert "batch['value'] (int64 4) has other values" in message
 
 
 @pytest.mark.slow
 def test_set_order_under_spawn_is_told() -> None:
-    loader = DataLoader(
-        SetOrder(),
-        batch_size=2,
-        num_workers=1,
-        collate_fn=list,
-        multiprocessing_context="spawn",
-        check_exactness=1,
-    )
-    [message] = told(loader)
+    options: Any = {"collate_fn": list, "multiprocessing_context": "spawn", "check_exactness": 1}
+    [message] = told(DataLoader(Items(set_order), 2, num_workers=1, **options))
     assert "batch[0]['value'][0] (str) has other values" in message
 
 
@@ -154,27 +130,19 @@ def test_set_order_under_spawn_is_told() -> None:
 def test_nothing_is_told_of_what_is_exact(workers: int, options: dict[str, Any]) -> None:
     if not workers and "persistent_workers" in options:
         options = {}
-    loader = DataLoader(
-        Augmented(),
-        batch_size=4,
-        shuffle=True,
-        num_workers=workers,
-        check_exactness=4,
-        seed=1,
-        **options,
-    )
-    assert told(loader, epochs=2) == []
+    options = {"num_workers": workers, "check_exactness": 4, "seed": 1, **options}
+    assert told(DataLoader(Augmented(), 4, shuffle=True, **options), epochs=2) == []
 
 
-def test_batches_are_the_same_with_and_without(workers: int = 2) -> None:
+def test_batches_are_the_same_with_and_without() -> None:
     def run(**options: Any) -> list[Any]:
         with DataLoader(Augmented(), 4, shuffle=True, seed=1, **options) as loader:
             return [batch.tolist() for _ in range(2) for batch in loader]
 
     expected = run()
     assert run(check_exactness=3) == expected
-    assert run(check_exactness=3, num_workers=workers) == expected
-    assert run(check_exactness=3, num_workers=workers, persistent_workers=True) == expected
+    assert run(check_exactness=3, num_workers=2) == expected
+    assert run(check_exactness=3, num_workers=2, persistent_workers=True) == expected
 
 
 def test_what_the_consumer_does_to_a_batch_is_no_difference() -> None:
@@ -198,12 +166,12 @@ def test_a_stream_without_workers_is_not_iterated_twice() -> None:
 
 
 def test_an_error_the_second_time_is_a_difference() -> None:
-    [message] = told(DataLoader(Once(), 4, check_exactness=1))
+    [message] = told(DataLoader(Items(once()), 4, check_exactness=1))
     assert "batch was dict of 2, and then RuntimeError: 0 was read before" in message
 
 
 def test_an_epoch_left_early_is_no_epoch() -> None:
-    loader = DataLoader(Counter(), 4, num_workers=1, check_exactness=3)
+    loader = DataLoader(Items(counter()), 4, num_workers=1, check_exactness=3)
     with warnings.catch_warnings(), loader:
         warnings.simplefilter("error")
         next(iter(loader))

@@ -1,40 +1,52 @@
-"""Workers that are done with an epoch begin the next one; no byte is another for it."""
+"""Workers and readers that are done with an epoch begin the next one; no byte is another for it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import SequentialSampler
+from torch.utils.data import IterableDataset, SequentialSampler
 
 import lit_loader
-from lit_loader import DataLoader
+from lit_loader import DataLoader, WorkerRestartWarning
 from tests.support.samples import Call, ints
+from tests.support.shard_data import KINDS
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("by_fork")]  # for pipes and gates
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.usefixtures("by_fork"),  # for pipes
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
 
 
 class Log:
-    """What workers have fetched, in the order in which they did."""
+    """What workers have read, in the order in which they did: pairs of epoch and number."""
 
     def __init__(self) -> None:
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._reading, False)
+        self._read: list[tuple[int, int]] = []
 
-    def sample(self, index: int) -> torch.Tensor:
+    def sample(self, index: int) -> int:
         os.write(self._writing, struct.pack("qq", lit_loader.get_epoch() or 0, index))
-        return torch.tensor([index, torch.randint(10**9, ()).item()])
+        return index
 
     def read(self) -> list[tuple[int, int]]:
-        try:
-            data = os.read(self._reading, 65536)
-        except BlockingIOError:
-            return []
-        return list(struct.iter_unpack("qq", data))  # type: ignore[arg-type]
+        with contextlib.suppress(BlockingIOError):
+            self._read += struct.iter_unpack("qq", os.read(self._reading, 65536))  # type: ignore[arg-type]
+        return self._read
+
+    def until(self, condition: Callable[[list[tuple[int, int]]], Any]) -> None:
+        while not condition(self.read()):  # the test's timeout ends it
+            os.sched_yield()
 
     def close(self) -> None:
         os.close(self._reading)
@@ -96,11 +108,9 @@ def test_unordered() -> None:
 def test_they_are_made_before_anybody_asks(log: Log) -> None:
     with DataLoader(Call(log.sample, 6), num_workers=2, persistent_workers=True, seed=1) as loader:
         list(loader)
-        fetched: list[tuple[int, int]] = []
-        ahead = [(1, 0), (1, 1), (1, 2), (1, 3)]  # the depth is 2 x 2 batches
-        while not set(ahead) <= set(fetched):
-            fetched += log.read()
-        assert sorted(fetched)[6:] == ahead
+        ahead = {(1, 0), (1, 1), (1, 2), (1, 3)}  # the depth is 2 x 2 batches
+        log.until(lambda read: ahead <= {*read})
+        assert {*sorted(log.read())[6:]} == ahead
 
 
 def test_a_consumer_that_does_not_ask_for_the_end() -> None:
@@ -111,7 +121,7 @@ def test_a_consumer_that_does_not_ask_for_the_end() -> None:
         for _ in range(4):
             iterator = iter(loader)
             assert plain(next(iterator) for _ in range(5)) == plain(reference)
-            pids = loader._core.pool.pids
+            pids = loader._core.pool.workers.pids
             assert before in (None, pids)
             before = pids
 
@@ -141,6 +151,14 @@ def _same_epoch_again(loader: Any) -> None:
     loader.set_epoch(0)
 
 
+def _leave_one_out(loader: Any) -> None:
+    """Of a short epoch all is there, and the next one begun, too; then there are fewer workers."""
+    loader.set_epoch(2)
+    if loader.num_workers:
+        assert begun(loader) >= {1, 2}
+        loader.resize(1)
+
+
 def _resume(loader: Any) -> None:
     other = single(9, shuffle=True)
     iterator = iter(other)
@@ -158,13 +176,17 @@ def _grow(loader: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [_set_epoch, _same_epoch_again, _resume, _resume_at_the_next, _grow]
+    ("change", "length"),
+    [
+        *((each, 9) for each in (_set_epoch, _same_epoch_again, _resume, _resume_at_the_next)),
+        *((_grow, 9), (_leave_one_out, 3)),
+    ],
 )
-def test_what_does_not_come_next_is_dropped(change: Callable[[Any], None]) -> None:
-    reference = single(9, shuffle=True)
-    with many(9, shuffle=True, prefetch_factor=3) as loader:
+def test_what_does_not_come_next_is_dropped(change: Callable[[Any], None], length: int) -> None:
+    reference = single(length, shuffle=True)
+    with many(length, shuffle=True, prefetch_factor=3) as loader:
         assert plain(loader) == plain(reference)
-        assert begun(loader) == {1}
+        assert min(begun(loader)) == 1
         change(reference)
         change(loader)
         for _ in range(3):
@@ -234,3 +256,112 @@ def test_while_one_batch_is_awaited_the_others_begin() -> None:
         assert ints(loader) == [0, 1, 2, 3]
     for end in seen:
         os.close(end)
+
+
+# Readers of a stream -----------------------------------------------------------------------------
+
+SHARDS, LENGTH = 4, 24
+
+
+class Noted(IterableDataset[torch.Tensor]):
+    """Each sample is noted, and then given to a function, which may do something to the process."""
+
+    def __init__(self, log: Log, function: Callable[[int], object] = int) -> None:
+        self.log, self.function = log, function
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        shard, shards = lit_loader.get_shard()
+        for number in range(shard, LENGTH, shards):
+            self.log.sample(number)
+            if lit_loader.get_epoch() == 1:
+                self.function(number)
+            yield torch.tensor([number])
+
+
+def streamed(dataset: Any, **options: Any) -> DataLoader[Any]:
+    options = {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 1, **options}
+    return DataLoader(dataset, 2, num_shards=SHARDS, seed=3, **options)
+
+
+ORDER = [number + SHARDS * step for first in (0, 2, 4) for number in range(SHARDS)
+         for step in (first, first + 1)]  # fmt: skip
+
+
+def is_begun(epoch: int, samples: int = 1) -> Callable[[list[tuple[int, int]]], bool]:
+    return lambda read: sum(each[0] == epoch for each in read) >= samples
+
+
+def test_readers_begin_before_anybody_asks_and_read_nothing_twice(log: Log) -> None:
+    with streamed(Noted(log)) as loader:
+        for epoch in range(3):
+            assert ints(loader) == ORDER
+            # Each worker begins as many readers as its batches in flight.
+            log.until(is_begun(epoch + 1, samples=4))
+        times = Counter(log.read())
+        assert {key: times[key] for key in times if key[0] < 3} == {
+            (epoch, number): 1 for epoch in range(3) for number in range(LENGTH)
+        }
+        assert {number for epoch, number in times if epoch == 3} < {*range(2 * SHARDS)}
+
+
+def test_readers_begin_while_the_last_batches_are_trained_on(log: Log) -> None:
+    with streamed(Noted(log)) as loader:
+        batches = iter(loader)
+        for _ in range(LENGTH // 2):
+            last = next(batches)
+        log.until(is_begun(1))  # the end was not asked for
+        assert last.flatten().tolist() == ORDER[-2:]
+
+
+@pytest.mark.parametrize("option", ["prefetch_next_epoch", "persistent_workers"])
+def test_readers_do_not_begin_where_it_is_not_wanted(option: str, log: Log) -> None:
+    with streamed(Noted(log), **{option: False}) as loader:
+        for _ in range(2):
+            assert ints(loader) == ORDER
+        assert not is_begun(2)(log.read())
+        assert ints(loader) == ORDER
+    assert {*Counter(log.read()).values()} == {1}
+
+
+def test_another_epoch_is_asked_for(log: Log) -> None:
+    data = KINDS["both"](45, "torch", True)
+    alone = DataLoader(data, 2, num_shards=SHARDS, seed=3)
+    with streamed(data) as loader, streamed(Noted(log)) as other:
+        for epoch in (0, 1, 5, 5, 2):
+            for each in (loader, alone, other):
+                each.set_epoch(epoch)
+            assert plain(loader) == plain(alone)
+            assert ints(other) == ORDER
+            log.until(is_begun(epoch + 1))
+
+
+def test_what_fails_then_fails_in_its_turn(log: Log) -> None:
+    def fail(number: int) -> None:
+        raise LookupError(f"sample {number} is broken")
+
+    with streamed(Noted(log, fail)) as loader:
+        assert ints(loader) == ORDER
+        log.until(is_begun(1))
+        with pytest.raises(LookupError, match="sample 0 is broken"):
+            next(iter(loader))
+
+
+def test_who_dies_then_is_replaced(log: Log, tmp_path: Path) -> None:
+    def die(number: int) -> None:
+        with contextlib.suppress(FileExistsError):
+            (tmp_path / "struck").touch(exist_ok=False)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with streamed(Noted(log, die)) as loader, pytest.warns(WorkerRestartWarning) as told:
+        assert ints(loader) == ORDER
+        log.until(lambda _: (tmp_path / "struck").exists())
+        assert ints(loader) == ORDER
+    assert len(told) == 1
+
+
+def test_another_worker_gets_the_reader(log: Log) -> None:
+    with streamed(Noted(log)) as loader:
+        for workers in (1, 3, 2, 4):
+            assert ints(loader) == ORDER
+            loader.resize(workers)
+        assert ints(loader) == ORDER

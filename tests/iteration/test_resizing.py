@@ -8,9 +8,8 @@ import os
 import random
 import signal
 import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,9 @@ from lit_loader import DataLoader
 from lit_loader.errors import OptionError, WorkerRestartWarning
 from lit_loader.workers.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.workers.worker_set import WorkerSet
-from tests.parity.tools import PROMPT, Gate, wait_gone
+from tests.parity.tools import Gate, wait_gone
 from tests.support.faults import Faults, Noisy, Strike, outcomes
-from tests.support.samples import Call, Counting, Noted, Rows, ints, worker_pids
+from tests.support.samples import METHODS, Call, Counting, Noted, Rows, ints, until, worker_pids
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("by_fork")]  # for pipes and gates
 
@@ -35,14 +34,6 @@ def gate() -> Iterator[Gate]:
     made = Gate()
     yield made
     made.close()
-
-
-def until(condition: Callable[[], Any]) -> None:
-    """Look, as often as the scheduler lets it, until something of another process's is true."""
-    end = time.monotonic() + PROMPT
-    while not condition():
-        assert time.monotonic() < end, "it never came to that"
-        os.sched_yield()
 
 
 def pool_of(loader: Any) -> WorkerPool:
@@ -70,21 +61,16 @@ def resized(loader: DataLoader[Any], seed: int, most: int = 4) -> list[Any]:
 
 # The bytes ---------------------------------------------------------------------------------------
 
-WAYS = [
-    (method, persistent, pin, in_order)
-    for method in ("fork", "spawn", "forkserver")
-    for persistent, pin, in_order in itertools.product((False, True), repeat=3)
-]
+WAYS = [*itertools.product(METHODS, *[(False, True)] * 3)]
 
 
-def by_default(way: tuple[str, bool, bool, bool]) -> bool:
-    method, persistent, pin, in_order = way
-    return method == "fork" or (method == "spawn" and persistent and pin and in_order)
+def is_default(way: tuple[Any, ...]) -> bool:
+    return way[0] == "fork" or way == ("spawn", True, True, True)
 
 
 @pytest.mark.parametrize(
     ("method", "persistent", "pin", "in_order"),
-    [pytest.param(*way, marks=() if by_default(way) else pytest.mark.slow) for way in WAYS],
+    [pytest.param(*way, marks=() if is_default(way) else pytest.mark.slow) for way in WAYS],
 )
 def test_bytes(method: str, persistent: bool, pin: bool, in_order: bool, pinned: None) -> None:
     single = noisy(0)
@@ -122,7 +108,7 @@ def test_an_epoch_that_is_left(gate: Gate) -> None:
             assert outcomes([next(iterator), next(iterator)]) == expected[:2]
             loader.resize(number)
         assert outcomes(loader) == outcomes(single)
-        assert pool_of(loader).started == [0, 1]
+        assert pool_of(loader).workers.started == [0, 1]
 
 
 def test_the_state_does_not_change() -> None:
@@ -311,9 +297,9 @@ def test_the_next_epochs_make_do_with_as_many(
                 loader.resize(3)
             assert found + ints(iterator) == list(range(60))
         assert loader.num_workers == 1
-        pids = pool_of(loader).pids if persistent else []
+        pids = pool_of(loader).workers.pids if persistent else []
         assert ints(loader) == list(range(60))
-        assert not persistent or pool_of(loader).pids == pids
+        assert not persistent or pool_of(loader).workers.pids == pids
 
 
 # Without workers, and what is refused ------------------------------------------------------------
@@ -321,22 +307,18 @@ def test_the_next_epochs_make_do_with_as_many(
 
 @pytest.mark.process
 def test_from_none_and_to_none() -> None:
-    with DataLoader(Rows(6), num_workers=0) as loader:
+    with DataLoader(Call(int, 6), num_workers=0) as loader:
         loader.resize(2)
         assert (loader.num_workers, loader.prefetch_factor) == (2, 2)
-        assert [row[0][0].item() for row in loader] == list(range(6))
-        loader.resize(0)
-        assert loader.num_workers == 0
-        assert [row[0][0].item() for row in loader] == list(range(6))
-
-
-def test_to_none_while_workers_are_needed() -> None:
-    with DataLoader(Call(int, 6), num_workers=2) as loader:
         iterator = iter(loader)
-        next(iterator)
+        found = [int(next(iterator))]
         with pytest.raises(OptionError, match="got resize\\(0\\): resize to 1, or set loader.num_"):
             loader.resize(0)
         assert loader.num_workers == 2
+        assert found + ints(iterator) == list(range(6))
+        loader.resize(0)
+        assert loader.num_workers == 0
+        assert ints(loader) == list(range(6))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -19,9 +18,11 @@ from torch.utils.data import (
 
 import lit_loader
 from lit_loader import LoaderConfig, LoaderDataModule, OptionError
+from tests.parity.tools import wait_gone
 from tests.support import lightning_runs
 from tests.support.lightning_runs import Noting, quiet_trainer
 from tests.support.older_lightning import needs_2_6
+from tests.support.samples import worker_pids
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
 
@@ -67,58 +68,73 @@ def test_what_is_a_dataset(dataset: Any) -> None:
     assert data.train_dataloader().dataset is dataset
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ([Points()],),
-            "datasets must be a mapping from split to dataset or factory, got list: "
-            "pass one, or override make_dataset or *_dataloader in a subclass",
-        ),
-        (({"dev": Points},), "datasets has an unknown split 'dev': use 'train', 'val', 'test', 'p"),
-        (({"train": None},), "datasets['train'] must be a dataset or a factory without arguments"),
-        (
-            ({"train": "proj.data.Noisy"},),
-            "datasets['train'] must be a dataset or a factory without arguments, got "
-            "'proj.data.Noisy': pass a dataset, or a callable that makes it, such as "
-            "functools.partial(Dataset, ...), in Hydra {_target_: package.module.Dataset}",
-        ),
-        (({"train": Points}, [1]), "loader must be a mapping of options or a LoaderConfig, got li"),
-        (
-            ({"train": Points}, {"num_worker": 1}),
-            "loader: unknown option 'num_worker': did you mean 'num_workers'?",
-        ),
-        (
-            ({"train": Points}, {}, {"timeout": 3}),
-            "train: timeout needs worker processes: set num_workers to at least 1 or leave",
-        ),
-        (
-            ({"train": Points}, *[None] * 5, "maybe"),
-            "device_prefetch must be True or False, got device_prefetch='maybe'",
-        ),
-    ],
-)
-def test_refused_in_one_line(arguments: tuple[Any, ...], message: str) -> None:
+class Nothing(LoaderDataModule):
+    def make_dataset(self, split: str) -> Any:
+        return None
+
+
+class Forgotten(LoaderDataModule):
+    """A subclass without hooks is told what to write."""
+
+    def setup(self, stage: str) -> None:  # type: ignore[override]
+        pass
+
+
+def trained(datasets: Any = None, **options: Any) -> LoaderDataModule:
+    return LoaderDataModule(datasets or {"train": Points}, **options)
+
+
+PASS = "pass a dataset, or a callable that makes it, such as functools.partial(Dataset, ...), in"
+BUILT = "is a Points that is built already: pass a factory, such as functools.partial(Dataset, ...)"
+REFUSED: dict[str, Any] = {
+    "datasets must be a mapping from split to dataset or factory, got list: pass one, or override "
+    "make_dataset or *_dataloader in a subclass": lambda: trained([Points()]),
+    "datasets must be a mapping from split to dataset or factory, got NoneType: pass": Forgotten,
+    "datasets has an unknown split 'dev': use 'train', 'val'": lambda: trained({"dev": Points}),
+    "datasets['val'] must be a dataset or a factory without arg": lambda: trained({"val": None}),
+    f"datasets['train'] must be a dataset or a factory without arguments, got 'proj.Noisy': {PASS} "
+    "Hydra {_target_: package.module.Dataset}": lambda: trained({"train": "proj.Noisy"}),
+    "loader must be a mapping of options or a LoaderConfig, got li": lambda: trained(loader=[1]),
+    "loader: unknown option 'num_worker': did you mean 'num_workers'?":
+        lambda: trained(loader={"num_worker": 1}),
+    "train: timeout needs worker processes: set num_workers to at least 1 or leave":
+        lambda: trained(train={"timeout": 3}),
+    "device_prefetch must be True or False, got device_prefetch='maybe'":
+        lambda: trained(device_prefetch="maybe"),
+    "unknown option 'shared_keys': did you mean 'shared_key'": lambda: trained(shared_keys="a"),
+    "shared_key must be a string": lambda: trained(shared_key=3),
+    f"shared_key builds datasets once for all processes, and datasets['train'] {BUILT}":
+        lambda: trained({"train": Points()}, shared_key="v1"),
+    f"shared_key builds datasets once for all processes, and datasets['val'] {BUILT}":
+        lambda: trained({"train": Points, "val": [Points, Points()]}, shared_key="v1"),
+    "datasets['train'] factory must make a dataset, got int":
+        lambda: trained({"train": lambda: 3}).setup("fit"),
+    "datasets['train'] factory must make a dataset, got float":
+        lambda: trained({"train": {"a": Points(), "b": lambda: 3.0}}).setup("fit"),
+    "make_dataset('train') must return a dataset, got NoneType: where there is none, leave 'train' "
+    "out of the class attribute splits": lambda: Nothing().setup("fit"),
+    "datasets has no 'test' split, which 'test' needs: given are 'train'; add 'test' to datasets":
+        lambda: trained().setup("test"),
+    "stage must be one of 'fit', 'validate', 'test', 'predi": lambda: trained().setup("training"),
+    "datasets has no 'val' split: given are 'train'; add 'val' to datasets":
+        lambda: trained().make_loader("val"),
+    "datasets has no 'predict' split: given are 'train'": lambda: trained().dataset("predict"),
+    "split must be one of 'train', 'val', 'test', 'predict', got 'vall'":
+        lambda: trained().make_loader("vall"),
+    "split must be one of 'train', 'val', 'test', 'predict', got 'trial'":
+        lambda: trained().make_loader("trial", Points()),
+    "'train' has several datasets: pass one of them":
+        lambda: trained({"train": [Points, Points]}).make_loader("train"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_refused_in_one_line(message: str) -> None:
     with pytest.raises(OptionError) as caught:
-        LoaderDataModule(*arguments)
+        REFUSED[message]()
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
-
-
-def test_factory_must_make_a_dataset() -> None:
-    data = LoaderDataModule({"train": lambda: 3})  # type: ignore[dict-item, return-value]
-    message = r"datasets\['train'\] factory must make a dataset, got int"
-    with pytest.raises(OptionError, match=message):
-        data.setup("fit")
-
-
-def test_missing_split_and_unknown_stage() -> None:
-    data = LoaderDataModule({"train": Points})
-    message = "datasets has no 'test' split, which 'test' needs: given are 'train'"
-    with pytest.raises(OptionError, match=message):
-        data.setup("test")
-    with pytest.raises(OptionError, match="stage must be one of 'fit', .* got 'training'"):
-        data.setup("training")
+    assert isinstance(caught.value, TypeError) == ("shared_keys" in message)
 
 
 # --- options ---
@@ -163,8 +179,6 @@ def test_ranks_come_from_the_trainer_unless_given() -> None:
         val={"num_replicas": 2, "rank": 0},
     )
     data.trainer = Parallel()  # type: ignore[assignment]
-    data.trainer.num_devices = 4  # type: ignore[misc]
-    data.trainer.predict_dataloaders = None  # type: ignore[union-attr]
     loaders = data.train_dataloader(), data.val_dataloader()
     assert [(each.num_replicas, each.rank) for each in loaders] == [(4, 3), (2, 0)]
 
@@ -182,7 +196,66 @@ def test_batch_size_finder(tmp_path: Path) -> None:
     assert {config.batch_size for config in data.configs.values()} == {4}
 
 
+# --- datasets by subclass ---
+
+
+class Made(LoaderDataModule):
+    """Makes its own datasets."""
+
+    splits = ("train", "val")
+
+    def __init__(self, length: int = 12, **options: Any) -> None:
+        super().__init__(**options)
+        self.length = length
+        self.calls: list[str] = []
+
+    def make_dataset(self, split: str) -> Any:
+        self.calls.append(split)
+        return Points(self.length if split == "train" else 4)
+
+
+def test_datasets_by_subclass(tmp_path: Path) -> None:
+    data = Made(8, loader={"batch_size": 4}, train={"shuffle": True})
+    assert str(data) == (
+        "Made(train: factory make_dataset, batch_size=4; val: factory make_dataset, batch_size=4)"
+    )
+    model, trainer = Noting(), quiet_trainer(tmp_path, num_sanity_val_steps=0)
+    trainer.fit(model, data)
+    trainer.validate(model, data, verbose=False)
+    assert data.calls == ["train", "val"]
+    assert list(map(len, (model.seen("train"), model.seen("val")))) == [2, 2]
+    with pytest.raises(OptionError, match="datasets has no 'test' split, which 'test' needs: giv"):
+        trainer.test(model, data, verbose=False)
+    assert set(data.hparams) == {"loader", "train", "val"}
+    assert len(pickle.loads(pickle.dumps(data)).train_dataloader()) == 2
+
+
+def test_a_given_dataset_goes_before_the_subclass(tmp_path: Path) -> None:
+    data = Made(datasets={"val": Points(7), "test": Points(2)}, loader={"batch_size": 4})
+    data.setup(None)
+    assert [len(data.dataset(split)) for split in ("train", "val", "test")] == [12, 7, 2]
+    assert data.calls == ["train"]
+
+
 # --- closing ---
+
+
+@pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
+def test_workers_end_with_an_exception(error: type[BaseException], tmp_path: Path) -> None:
+    pids: list[int] = []
+
+    class Failing(Noting):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            fetcher = self.trainer.fit_loop._data_fetcher
+            pids.extend(worker_pids(fetcher.iterator._iterator.iterators[0]))  # type: ignore[union-attr]
+            raise error("in a step")
+
+    options = {"batch_size": 4, "num_workers": 2, "persistent_workers": True}
+    data = LoaderDataModule({"train": Points}, options)
+    with pytest.raises((LookupError, SystemExit)):
+        quiet_trainer(tmp_path).fit(Failing(), data)
+    assert len(pids) == 2
+    wait_gone(pids)
 
 
 def test_a_loader_outlives_a_data_module_that_nobody_holds() -> None:
@@ -198,11 +271,14 @@ def test_a_loader_outlives_a_data_module_that_nobody_holds() -> None:
 
 def test_printing_makes_no_loader() -> None:
     data = LoaderDataModule({"train": Points(), "val": lambda: Points(), "test": Points})
-    text = (
-        "LoaderDataModule(train: Points, batch_size=1; val: factory <lambda>, batch_size=1; "
-        "test: factory Points, batch_size=1)"
+    assert (
+        str(data)
+        == repr(data)
+        == (
+            "LoaderDataModule(train: Points, batch_size=1; val: factory <lambda>, batch_size=1; "
+            "test: factory Points, batch_size=1)"
+        )
     )
-    assert str(data) == repr(data) == text
     assert not data._lit_loaders
 
 
@@ -210,6 +286,9 @@ def test_pickles_without_its_loaders() -> None:
     data = LoaderDataModule({"train": Points}, {"batch_size": 4})
     data.setup("fit")
     loader = data.train_dataloader()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data, "train_dataloader", lambda: 3)
+        assert data.train_dataloader() == 3  # type: ignore[comparison-overlap]
     copy = pickle.loads(pickle.dumps(data))
     assert len(copy.train_dataloader()) == 3
     assert not is_overridden("val_dataloader", copy)
@@ -218,17 +297,14 @@ def test_pickles_without_its_loaders() -> None:
 
 
 def test_hyperparameters_survive_a_safe_checkpoint(tmp_path: Path) -> None:
-    class Save(Callback):
-        def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-            trainer.save_checkpoint(tmp_path / "run.ckpt")
-
     data = LoaderDataModule(
         {"train": TensorDataset(torch.zeros(4, 3))},
         {"batch_size": 2, "timeout": torch.tensor(2.5).item(), "num_workers": 1},
         {"collate_fn": stack, "generator": torch.Generator()},
     )
-    run = quiet_trainer(tmp_path, callbacks=[Save()])
-    run.fit(Noting(), datamodule=data)
+    trainer = quiet_trainer(tmp_path)
+    trainer.fit(Noting(), datamodule=data)
+    trainer.save_checkpoint(tmp_path / "run.ckpt")
     checkpoint = torch.load(tmp_path / "run.ckpt", weights_only=True)
     hyperparameters = checkpoint[LoaderDataModule.CHECKPOINT_HYPER_PARAMS_KEY]
     assert set(hyperparameters) == {"loader", "train"}
@@ -242,11 +318,8 @@ def stack(samples: list[tuple[Tensor]]) -> Tensor:
 
 def test_device_prefetch_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(
-        lit_loader.DataLoader,
-        "copy_ahead",
-        lambda loader, device, move: asked.append((device, move)),
-    )
+    put = lambda loader, *given: asked.append(given)  # noqa: E731
+    monkeypatch.setattr(lit_loader.DataLoader, "copy_ahead", put)
     for wanted in (True, False):
         data = LoaderDataModule({"train": range(4)}, device_prefetch=wanted)
         data.trainer = quiet_trainer(tmp_path)
@@ -292,17 +365,3 @@ def test_a_subclass_with_hooks_of_its_own(tmp_path: Path) -> None:
     assert model.seen("train") == [[4, 5, 6, 7]]
     with pytest.raises(OptionError, match="datasets has no 'test' split, which 'test' needs"):
         LoaderDataModule.setup(data, "test")
-
-
-def test_a_subclass_without_hooks_is_told_what_to_write() -> None:
-    class Forgotten(LoaderDataModule):
-        def setup(self, stage: str) -> None:  # type: ignore[override]
-            pass
-
-    with pytest.raises(OptionError, match=r"pass one, or override make_dataset or \*_dataloader"):
-        Forgotten()
-
-
-def test_a_misspelt_keyword_is_a_type_error_that_names_the_nearest() -> None:
-    with pytest.raises(TypeError, match="unknown option 'shared_keys': did you mean 'shared_key'"):
-        LoaderDataModule({"train": Points}, shared_keys="a")  # type: ignore[call-arg]

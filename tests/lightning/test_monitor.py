@@ -6,7 +6,6 @@ import importlib.util
 import inspect
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,8 @@ from lightning.pytorch.utilities import CombinedLoader
 from lit_loader import CachedDataset, DataLoader, LoaderDataModule
 from lit_loader.errors import OptionError
 from lit_loader.lightning.monitor import LoaderMonitor
-from lit_loader.statistics.records import LoaderStatistics
 from tests.statistics.test_chrome_trace import by_track, check
-from tests.support.delays import DELAY, SAMPLES, Collate, Delayed, Wait, sleep, timed
+from tests.support.delays import DELAY, SAMPLES, Delayed, sleep
 from tests.support.lightning_runs import Noting, Points, quiet_trainer
 from tests.support.samples import Counting
 
@@ -71,6 +69,17 @@ class Logging(Noting):
         return super().training_step(batch, batch_idx)
 
 
+class Anything(Noting):
+    """Takes whatever a batch is; and its time, if told to."""
+
+    waits = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.waits:
+            sleep()
+        return self.layer(torch.ones(1, 3)).mean()
+
+
 def loader(length: int = 24, **options: Any) -> DataLoader[Any]:
     return DataLoader(Points(length), **{"batch_size": 2, **options})
 
@@ -91,10 +100,6 @@ def fit(
 
 
 # --- figures ---
-
-
-def statistics(**fields: Any) -> LoaderStatistics:
-    return LoaderStatistics(**fields)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -145,10 +150,6 @@ def test_the_figures_are_those_of_the_interval(tmp_path: Path) -> None:
 def test_several_loaders(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], loaders: Any, names: set[str]
 ) -> None:
-    class Anything(Noting):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return self.layer(torch.ones(1, 3)).mean()
-
     monitor = LoaderMonitor()
     trainer, notes = fit(tmp_path, monitor, loaders(), model=Anything())
     expected = {f"loader/{name}{figure}" for name in names for figure in FIGURES}
@@ -216,25 +217,15 @@ def test_the_bar_shows_the_wait_beside_the_models_metrics(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"fast_dev_run": True},
-        {"logger": False},
-        {"limit_train_batches": 0},
-        {"overfit_batches": 4},
-    ],
-    ids=lambda options: "-".join(f"{key}={value}" for key, value in options.items()),
+    [{"fast_dev_run": 1}, {"logger": False}, {"limit_train_batches": 0}, {"overfit_batches": 4}],
+    ids=lambda options: next(iter(options)),
 )
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.filterwarnings("ignore:The combination of `DataLoader` with `num_workers`")
 def test_flags(tmp_path: Path, options: dict[str, Any], num_workers: int) -> None:
-    monitor = LoaderMonitor(trace=True)
-    data = LoaderDataModule(
-        {"train": Points(24), "val": Points(8)}, {"batch_size": 2, "num_workers": num_workers}
-    )
-    trainer = quiet_trainer(
-        tmp_path, callbacks=[monitor], **{"logger": Notes(), "log_every_n_steps": 4, **options}
-    )
-    trainer.fit(Noting(), data)
+    monitor, common = LoaderMonitor(trace=True), {"batch_size": 2, "num_workers": num_workers}
+    data = LoaderDataModule({"train": Points(24), "val": Points(8)}, common)
+    trainer, _ = fit(tmp_path, monitor, data, **options)
     steps = trainer.global_step
     assert sum(r.statistics.batches for r in monitor.reports if r.name == "train") == steps
     if steps:
@@ -247,11 +238,7 @@ def test_a_loader_without_length(tmp_path: Path, num_workers: int) -> None:
     monitor = LoaderMonitor()
     data = DataLoader(Counting(24, float), batch_size=4, num_workers=num_workers)
 
-    class Takes(Noting):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return self.layer(torch.ones(1, 3)).mean()
-
-    fit(tmp_path, monitor, data, model=Takes(), max_epochs=2)
+    fit(tmp_path, monitor, data, model=Anything(), max_epochs=2)
     (report,) = monitor.reports
     assert (report.statistics.batches, report.statistics.starts) == (12, 2)
 
@@ -289,36 +276,29 @@ def test_a_cache_in_the_dataset(tmp_path: Path) -> None:
 
 def test_the_verdict_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monitor = LoaderMonitor()
-    data = DataLoader(
-        Delayed("fetch", sleep, 6), batch_size=SAMPLES, collate_fn=Collate("none", sleep)
-    )
-    fit(tmp_path, monitor, data, model=Slow("none", sleep))
+    data = DataLoader(Delayed("fetch", sleep, 6), batch_size=SAMPLES)
+    fit(tmp_path, monitor, data, model=Anything())
     (line,) = capsys.readouterr().out.splitlines()
     assert line == f"train loader: {monitor.reports[0].verdict}"
     said = r"it loads the data itself, \d+ % of that in __getitem__: set num_workers; slowest "
     assert re.search(said + r"samples: \d+ \(\d+ ms\), ", line)
-    fit(tmp_path, LoaderMonitor(print_verdict=False), data, model=Slow("none", sleep))
+    fit(tmp_path, LoaderMonitor(print_verdict=False), data, model=Anything())
     assert capsys.readouterr().out == ""
-
-
-class Stop(Noting):
-    def __init__(self, error: type[BaseException]) -> None:
-        super().__init__()
-        self.error = error
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        if batch_idx == 5:
-            raise self.error
-        return super().training_step(batch, batch_idx)
 
 
 @pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
 def test_a_run_that_is_cut_off(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], error: type[BaseException]
 ) -> None:
+    class Stop(Noting):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if batch_idx == 5:
+                raise error
+            return super().training_step(batch, batch_idx)
+
     monitor, data = LoaderMonitor(trace=True), loader(num_workers=1)
     with pytest.raises((KeyError, SystemExit)):
-        fit(tmp_path, monitor, data, model=Stop(error))
+        fit(tmp_path, monitor, data, model=Stop())
     data.close()
     assert [report.statistics.batches for report in monitor.reports] == [6]
     assert capsys.readouterr().out.count("train loader: ") == 1
@@ -346,13 +326,9 @@ def test_files(tmp_path: Path, num_workers: int) -> None:
 
 
 def test_matplotlib_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name)
-    )
-    with pytest.raises(
-        OptionError, match=r"plot=\.\.\.\) needs matplotlib: pip install matplotlib"
-    ):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    told = r"plot=\.\.\.\) needs matplotlib: pip install matplotlib"
+    with pytest.raises(OptionError, match=told):
         LoaderMonitor(plot=True)
     LoaderMonitor(trace=True)
 
@@ -389,41 +365,13 @@ def test_in_hydra(tmp_path: Path) -> None:
 # --- transfer and step ---
 
 
-class Slow(Noting):
-    """Takes long in one place; notes how long its transfers and steps have taken, in seconds."""
-
-    def __init__(self, stage: str, wait: Wait) -> None:
-        super().__init__()
-        self.stage, self.wait = stage, wait
-        self.took: dict[str, list[float]] = {"transfer": [], "step": []}
-
-    def transfer_batch_to_device(self, batch: Any, *args: Any) -> Any:
-        self.took["transfer"].append(timed(self.wait) / 1e9 if self.stage == "transfer" else 0.0)
-        return batch
-
-    def on_train_batch_start(self, *args: Any) -> None:
-        self.began = time.monotonic()
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        if self.stage == "step":
-            self.wait()
-        return self.layer(batch["x"]).mean()
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        self.took["step"].append(time.monotonic() - self.began)
-
-
 def test_a_step_is_not_taken_for_the_transfer_after_it(tmp_path: Path) -> None:
     """Where Lightning takes batches ahead, none was given out between the last two steps."""
     data = DataLoader(Counting(12, float), batch_size=4)
 
-    class Waits(Slow):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.wait()
-            return self.layer(torch.ones(1, 3)).mean()
-
-    monitor = LoaderMonitor(print_verdict=False)
-    fit(tmp_path, monitor, data, model=Waits("step", sleep))
+    monitor, model = LoaderMonitor(print_verdict=False), Anything()
+    model.waits = True
+    fit(tmp_path, monitor, data, model=model)
     (report,) = monitor.reports
     assert report.step.p50 >= DELAY
     assert report.transfer.max < DELAY

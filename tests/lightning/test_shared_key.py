@@ -11,7 +11,7 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from lit_loader import LoaderDataModule, OptionError
+from lit_loader import LoaderDataModule
 from tests.node.data import Bulk, builders, inode_of
 from tests.support import shared_fit
 from tests.support.programs import WITH_LIGHTNING, run_program
@@ -76,15 +76,6 @@ def test_a_subclass(tmp_path: Path) -> None:
     ]
     assert len({inode(train), *map(inode, others)}) == 5
     assert len(builders(notes)) == 5
-
-
-def test_refusals(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"datasets\['train'\] is a Bulk that is built already"):
-        LoaderDataModule({"train": Bulk()}, shared_key="v1")
-    with pytest.raises(OptionError, match=r"datasets\['val'\] is a Bulk that is built already"):
-        LoaderDataModule({"train": Bulk, "val": [Bulk, Bulk()]}, shared_key="v1")
-    with pytest.raises(OptionError, match="shared_key must be a string"):
-        LoaderDataModule({"train": Bulk}, shared_key=3)  # type: ignore[arg-type]
 
 
 def test_a_configuration_around_any_dataset(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from lit_loader.system import shared_file
+from lit_loader.transport import arena as arena_module
 from lit_loader.transport.arena import Arena, Slot
 from tests.support.samples import given
 
@@ -27,65 +27,42 @@ EPOCH = 128
 needs_memfd = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no memfd here")
 
 
-def blocks(arena: Arena) -> int:
-    """Bytes of real memory behind an arena, by the kernel's account."""
-    return os.fstat(arena.fd).st_blocks * 512
-
-
 class Consumer:
     """A loader in miniature: tasks are sent while there is room, made at once, given out in order.
 
-    Args:
-        arena: What the batches lie in.
-        size: Number of a batch to its bytes.
-        hold: Batches that the consumer keeps.
-        depth: Tasks under way, where there is room.
-
-    Attributes:
-        peak: Bytes of real memory that the arena has taken at most.
-        most: Tasks that were under way at most.
+    ``size`` says how many bytes a batch has, by its number; the last ``hold`` batches are kept, and
+    compared with what they should be when they are let go of. ``peak`` is the real memory that the
+    arena has taken at most, by the kernel's account.
     """
 
-    def __init__(
-        self, arena: Arena, size: Callable[[int], int], hold: int = 2, depth: int = DEPTH
-    ) -> None:
-        self.arena = arena
-        self.size = size
-        self.depth = depth
-        self.held: deque[tuple[int, Any]] = deque(maxlen=hold)
+    def __init__(self, arena: Arena, size: Callable[[int], int], hold: int = 2) -> None:
+        self.arena, self.size, self.hold = arena, size, hold
+        self.held: deque[tuple[int, Any]] = deque()
         self.flight: deque[tuple[int, Slot]] = deque()
-        self.peak = self.most = 0
+        self.peak = 0
         self.numbers = itertools.count()
 
     def take(self, count: int) -> None:
-        """Be given batches, each compared with what it should be when it is let go of."""
         for _ in range(count):
-            while len(self.flight) < self.depth and self.arena.room(len(self.flight)) > 0:
+            while len(self.flight) < DEPTH and self.arena.room(len(self.flight)) > 0:
                 number, slot = next(self.numbers), self.arena.acquire(8)
                 slot.memory[: self.size(number)] = number % 251
                 self.flight.append((number, slot))
-            self.most = max(self.most, len(self.flight))
-            self.peak = max(self.peak, blocks(self.arena))
+            self.peak = max(self.peak, os.fstat(self.arena.fd).st_blocks * 512)
             number, slot = self.flight.popleft()
-            if len(self.held) == self.held.maxlen:
-                self.check(*self.held[0])
+            self.let_go(self.hold - 1)
             self.held.append((number, given(self.arena, slot, self.size(number))))
 
     def epochs(self, count: int) -> None:
-        """Take so many epochs."""
         for _ in range(count):
-            self.arena.trim(self.depth + 2)
+            self.arena.trim(DEPTH + 2)
             self.take(EPOCH)
 
-    def check(self, number: int, batch: Any) -> None:
-        """Hold a batch against its number."""
-        assert len(batch) == self.size(number)
-        assert (batch == number % 251).all()
-
-    def let_go(self) -> None:
-        """Drop everything held, after a last look at it."""
-        while self.held:
-            self.check(*self.held.popleft())
+    def let_go(self, keep: int = 0) -> None:
+        while len(self.held) > keep:
+            number, batch = self.held.popleft()
+            assert len(batch) == self.size(number)
+            assert (batch == number % 251).all()
 
 
 @pytest.fixture
@@ -111,12 +88,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             made.append("munmap")
 
     watch(os, "ftruncate")
-    watch(shared_file, "map_part")
+    watch(arena_module, "map_part")
     monkeypatch.setattr(mmap, "mmap", Watched)
     return made
-
-
-# Without a budget ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("budget", [None, 12 * BATCH], ids=["unlimited", "budget"])
@@ -137,56 +111,46 @@ def test_nothing_is_mapped_or_given_back_while_nothing_changes(
 
 
 @needs_memfd
-def test_threads_never_meet_a_slot_that_is_being_emptied() -> None:
-    """Memory is given back all the time, never of a slot in use."""
-    arena = Arena(64, in_flight=8, held=4, budget=10 * BATCH)
+@pytest.mark.parametrize("budget", [None, 10 * BATCH], ids=["unlimited", "budget"])
+def test_threads_and_the_collector_never_meet_a_slot_in_use(budget: int | None) -> None:
+    """Parts of batches die anywhere, in cycles too, while memory is given back all the time."""
+    arena = Arena(64, in_flight=8, held=20, budget=budget)
     mixed: list[int] = []
 
     def use(seed: int) -> None:
         dice = random.Random(seed)
-        held: deque[Any] = deque(maxlen=3)
+        held: deque[Any] = deque(maxlen=6)
         for number in range(400):
-            nbytes = dice.choice([PAGE, BATCH, 4 * BATCH])
+            value, nbytes = (number + seed) % 251, dice.choice([PAGE, BATCH, 4 * BATCH])
             slot = arena.acquire()
-            slot.memory[:nbytes] = value = (number + seed) % 251
-            held.append((given(arena, slot, nbytes), value))
-            mixed.extend(value for batch, value in held if not (batch == value).all())
+            slot.memory[:nbytes] = value
+            middle, lease = nbytes // 2 - 100, arena.lease(slot, nbytes)  # on no page
+            divided = arena.divide(lease, [(0, middle), (middle, nbytes)])
+            parts: list[Any] = [lease[:middle], lease[middle:]]
+            if divided is not None:
+                parts = [memory[start - first :] for start, memory, first in divided]
+            cycle: list[Any] = [parts.pop(dice.randrange(2))]
+            cycle.append(cycle)
+            held.append((parts, value))
+            del lease, divided, cycle
+            mixed.extend(v for [part], v in held if part[0] != v or part[99] != v)
             if dice.random() < 0.1:
                 arena.trim(1)
 
     threads = [threading.Thread(target=use, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    before = gc.get_threshold()
+    gc.set_threshold(20)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        gc.set_threshold(*before)
+    gc.collect()
     assert not mixed
     assert (arena.leased, arena.in_flight) == (0, 0)
     arena.close()
-
-
-@needs_memfd
-def test_batches_that_the_garbage_collector_finds() -> None:
-    """A lease may die anywhere: in the middle of whatever the arena does."""
-    arena = Arena(64, in_flight=2, held=20, budget=30 * PAGE)
-    before = gc.get_threshold()
-    gc.set_threshold(3)
-    try:
-        for number in range(2_000):
-            slot = arena.acquire()
-            assert arena.room(0) > 0
-            slot.memory[:100] = number % 251
-            batch = [arena.lease(slot, 100)]
-            assert (batch[0] == number % 251).all()
-            batch.append(batch)  # type: ignore[arg-type]
-    finally:
-        gc.set_threshold(*before)
-    del batch
-    gc.collect()
-    assert (arena.leased, arena.in_flight) == (0, 0)
-    arena.close()
-
-
-# With a budget ---------------------------------------------------------------------------------
 
 
 @needs_memfd
@@ -211,8 +175,7 @@ def test_what_was_out_at_a_fork_counts() -> None:
     arena = Arena(64, in_flight=DEPTH, slot_bytes=BATCH, budget=8 * BATCH)
     consumer = Consumer(arena, lambda _: BATCH, hold=3)
     consumer.take(3)
-    slots = [reference.slot for reference in arena._leases]
-    assert sorted(slot.memory[0] for slot in slots) == [0, 1, 2]
+    slots = [*arena._leased]
     if (child := os.fork()) == 0:
         os._exit(0)
     os.waitpid(child, 0)
@@ -222,9 +185,6 @@ def test_what_was_out_at_a_fork_counts() -> None:
     assert sorted(slot.memory[0] for slot in slots) == [0, 1, 2]
     consumer.let_go()
     arena.close()
-
-
-# Slots beyond the first mapping ----------------------------------------------------------------
 
 
 def test_what_lies_in_a_slot_made_on_demand_outlives_the_arena() -> None:

@@ -5,6 +5,7 @@ They live at module level so that spawn and forkserver can import them.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 from collections.abc import Iterator, Sequence
@@ -31,15 +32,12 @@ class Squares(Dataset):
         return index * index
 
 
-class Call(Dataset):
+class Call(Squares):
     """``function(index)`` for ``length`` indices; ``function`` may use closures under fork."""
 
     def __init__(self, function: Any, length: int = 10) -> None:
+        super().__init__(length)
         self.function = function
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
 
     def __getitem__(self, index: Any) -> Any:
         return self.function(index)
@@ -137,47 +135,34 @@ class StumblingStream(IterableDataset):
         return self.position
 
 
-class Rendezvous(Dataset):
-    """The first ``parties`` samples wait for each other, so that every worker takes part.
+class Rendezvous(Squares):
+    """The first two samples wait for each other, so that both of two workers take part.
 
     Sample values come from ``describe``.
     """
 
-    def __init__(self, barrier: Any, parties: int, describe: Any, length: int = 4) -> None:
-        self.barrier = barrier
-        self.parties = parties
-        self.describe = describe
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
+    def __init__(self, describe: Any, length: int = 4) -> None:
+        super().__init__(length)
+        self.barrier, self.describe = multiprocessing.Barrier(2), describe
 
     def __getitem__(self, index: int) -> Any:
-        if index < self.parties:
+        if index < 2:
             self.barrier.wait(30)
         return self.describe()
 
 
-class Noise(Dataset):
+class Noise(Squares):
     """One number from each global generator, as a row."""
-
-    def __len__(self) -> int:
-        return 8
 
     def __getitem__(self, index: int) -> torch.Tensor:
         row = [random.random(), float(np.random.rand()), float(torch.rand(()))]
         return torch.tensor(row, dtype=torch.float64)
 
 
-class CountingCalls(Dataset):
+class CountingCalls(Squares):
     """How many samples this copy of the dataset has given so far."""
 
-    def __init__(self, length: int = 4) -> None:
-        self.length = length
-        self.calls = 0
-
-    def __len__(self) -> int:
-        return self.length
+    calls = 0
 
     def __getitem__(self, index: int) -> int:
         self.calls += 1
@@ -206,12 +191,21 @@ class GetItemSampler:
     """Iterable through ``__getitem__`` alone, the old way."""
 
     def __getitem__(self, position: int) -> int:
-        if position >= 4:
-            raise IndexError(position)
-        return 3 - position
+        return [3, 2, 1, 0][position]
 
     def __len__(self) -> int:
         return 4
+
+
+class Endless:
+    """A sampler that begins anew for ever; programs put it in the place of the loader's own."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from iter(self.sampler)
 
 
 class ReversedBatches:
@@ -270,8 +264,3 @@ def reseed_torch(worker_id: int) -> None:
 def torch_seed(_: Any = None) -> int:
     """The seed torch's global generator was last given."""
     return torch.initial_seed()
-
-
-def square(index: int) -> int:
-    """``index * index``."""
-    return index * index

@@ -179,8 +179,7 @@ def test_out_of_order_epochs_are_complete(loader_class, num_workers):
 
 
 def test_workers_work_at_the_same_time(loader_class):
-    dataset = Rendezvous(multiprocessing.Barrier(2), 2, int, length=6)
-    loader = loader_class(dataset, num_workers=2, prefetch_factor=1)
+    loader = loader_class(Rendezvous(int, length=6), num_workers=2, prefetch_factor=1)
     assert flat(loader) == [0] * 6
 
 

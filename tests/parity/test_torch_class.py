@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import inspect
 import pickle
+import weakref
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from torch.utils.data import (
@@ -26,13 +27,16 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SequentialSampler,
+    SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
 from torch.utils.data import DataLoader as TorchLoader
 
-from lit_loader import DataLoader
-from lit_loader.sampling.shard import ShardedSampler
+from lit_loader import DataLoader, LoaderConfig, get_shard
+from lit_loader.sampling.shown_samplers import ShardedSampler
+from tests.parity.datasets import Endless
+from tests.parity.tools import children
 from tests.support.commands import run_python
 
 LENGTH = 10
@@ -59,10 +63,6 @@ class Stream(IterableDataset[int]):
 
 def first(samples: list[Any]) -> Any:
     return samples[0]
-
-
-def children() -> set[int]:
-    return {process.pid for process in psutil.Process().children(recursive=True)}
 
 
 def ids(loader: Any) -> list[list[int]]:
@@ -122,16 +122,124 @@ def test_no_method_of_torchs_runs() -> None:
     assert inherited == {"_auto_collation", "_index_sampler"}
 
 
+# --- what users see: what is documented, and nothing of its wiring ---
+
+DOCUMENTED = {
+    *("set_epoch", "state_dict", "load_state_dict", "commit"),
+    *("statistics", "close", "copy_ahead", "resize"),
+}
+"""Methods that torch's class does not have; the options, as attributes, come on top."""
+
+
+def public(thing: Any) -> set[str]:
+    return {name for name in dir(thing) if not name.startswith("_")}
+
+
+def test_the_class_shows_what_is_documented() -> None:
+    options = set(LoaderConfig.__dataclass_fields__)
+    assert public(DataLoader) - public(TorchLoader) - DOCUMENTED - options == set()
+    assert all(getattr(DataLoader, name).__doc__ for name in DOCUMENTED)
+
+
+class Shared(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        share, shares = get_shard()
+        yield from range(share, 12, shares)
+
+
+def test_a_rebuilt_loader_has_what_a_hook_has_asked_for() -> None:
+    data = pytest.importorskip("lightning.fabric.utilities.data")
+    with data._replace_dunder_methods(TorchLoader, "dataset"):
+        loader = DataLoader(DATA, 2, seed=3)
+        list(loader)
+        next(iter(loader))
+        loader.load_state_dict(loader.state_dict())
+        loader.copy_ahead(torch.device("cuda"), print)
+    rebuilt = data._update_dataloader(loader, loader.sampler)
+    assert rebuilt is not loader
+    assert rebuilt.state_dict() == loader.state_dict()
+    assert rebuilt._copies_to == (torch.device("cuda"), print)
+    assert ids(rebuilt) == [[2, 3], [4, 5], [6, 7], [8, 9]]
+
+
+class WithNumbersOfItsOwn(DataLoader[Any]):
+    """Notes where it runs, as programs for several processes do; it asks for no sharding."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.rank, self.num_replicas = 1, 3
+
+
+@pytest.mark.filterwarnings("ignore:Shared has no state_dict")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [Shared, Numbers])
+def test_what_a_subclass_notes_as_its_rank_shares_nothing_out(kind: Any, workers: int) -> None:
+    plain, noted = (
+        each(kind(), 2, num_workers=workers, seed=1) for each in (DataLoader, WithNumbersOfItsOwn)
+    )
+    assert noted.state_dict() == plain.state_dict()
+    assert list(map(str, noted)) == list(map(str, plain))
+    iterator = iter(noted)
+    next(iterator)
+    plain.load_state_dict(noted.state_dict())
+    assert list(map(str, plain)) == list(map(str, iterator))
+
+
+def test_no_cycle_keeps_a_loader_that_was_iterated() -> None:
+    loader = DataLoader(Numbers(), 2, shuffle=True, num_workers=1, persistent_workers=True)
+    list(loader)
+    next(iter(loader))
+    gc.collect()
+    gc.disable()
+    try:
+        parts = [weakref.ref(part) for part in (loader, loader._core)]
+        del loader
+        assert [part() for part in parts] == [None, None]
+    finally:
+        gc.enable()
+
+
+class Lying(Stream):
+    def __len__(self) -> int:
+        return 3
+
+
+class Through(DataLoader[Any]):
+    """A subclass between the program and the loader is the program's own."""
+
+    def state_of_another(self) -> None:
+        self.load_state_dict({**self.state_dict(), "batches": 1, "workers": [[1, None, False]]})
+
+
+def resume(loader: Any) -> None:
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("dataset", "act", "options", "text"),
+    [
+        (Stream(), iter, {"check_exactness": 1, "num_workers": 0}, "num_workers of at least 1"),
+        (Stream(), resume, {}, "has no state_dict"),
+        (Stream(), Through.state_of_another, {}, "has no state_dict"),
+        (Lying(), lambda loader: (len(loader), list(loader)), {}, "Lying promised 3 samples"),
+        (DATA, list, {"pin_memory": True}, "pin_memory=True has no effect"),
+    ],
+    ids=["iter", "load", "subclass", "next", "pin"],
+)
+def test_warnings_name_the_line_of_the_program(
+    dataset: Any, act: Any, options: Any, text: str, workers: int
+) -> None:
+    if "pin_memory" in options and torch.accelerator.is_available():
+        pytest.skip("there is an accelerator")
+    loader = Through(dataset, **{"num_workers": workers, **options})
+    with loader, pytest.warns(UserWarning, match=text) as caught:
+        act(loader)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
 # --- classes that others derive from a loader ---
-
-
-class Endless:
-    def __init__(self, sampler: Any) -> None:
-        self.sampler = sampler
-
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            yield from iter(self.sampler)
 
 
 class OneIteratorForAll(DataLoader[Any]):
@@ -350,25 +458,18 @@ def test_a_state_goes_from_ranks_to_one_process_and_back() -> None:
         taken = [[next(each)[0].tolist() for each in iterators] for _ in range(batches)]
         return [i for step in taken for row in zip(*step, strict=True) for i in row]
 
-    for first_ranks, then in ((2, 1), (1, 2)):
-        whole = interleaved(ranks(first_ranks, 2 // first_ranks), 5)
-        whole_next = None
-        stopped, resumed = ranks(first_ranks, 2 // first_ranks), ranks(then, 2 // then)
-        iterators = [iter(loader) for loader in stopped]
-        for _ in range(2):
-            for each in iterators:
-                next(each)
+    for number, then in ((2, 1), (1, 2)):
+        before, stopped, after = (ranks(n, 2 // n) for n in (number, number, then))
+        whole = interleaved(before, 5)
+        interleaved(stopped, 2)
         state = stopped[0].state_dict()
-        for loader in resumed:
+        for loader in after:
             loader.load_state_dict(state)
-        assert interleaved(resumed, 3) == whole[4:]
-        # ... and all epochs after it
-        before, after = ranks(first_ranks, 2 // first_ranks), resumed
-        for loader in (*before, *after):
+        assert interleaved(after, 3) == whole[4:]
+        for loader in (*before, *after):  # ... and all epochs after it
             loader.set_epoch(1)
             loader.load_state_dict({**state, "epoch": 1, "batches": 0, "samples": 0})
-        whole_next = interleaved(before, 5)
-        assert interleaved(after, 5) == whole_next != whole
+        assert interleaved(after, 5) == interleaved(before, 5) != whole
 
 
 # --- samplers that are changed, and told, between epochs ---
@@ -391,37 +492,27 @@ def test_an_epoch_told_again_is_that_epoch_again(told: tuple[int, ...], workers:
     assert after == list(oracle)
 
 
-def lengthen(loader: Any) -> None:
-    loader.batch_sampler.batch_size = 3
-
-
-def leave_off(loader: Any) -> None:
-    loader.batch_sampler.drop_last = True
-
-
-def another_sampler(loader: Any) -> None:
-    loader.batch_sampler.sampler = [7, 8, 9]
-
-
-def another_batch_sampler(loader: Any) -> None:
-    object.__setattr__(loader, "batch_sampler", [[4], [5, 6]])
+CHANGES: dict[str, Any] = {
+    "longer": lambda loader: setattr(loader.batch_sampler, "batch_size", 3),
+    "the rest": lambda loader: setattr(loader.batch_sampler, "drop_last", True),
+    "sampler": lambda loader: setattr(loader.batch_sampler, "sampler", [7, 8, 9]),
+    "batch sampler": lambda loader: object.__setattr__(loader, "batch_sampler", [[4], [5, 6]]),
+}
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("options", [{}, {"sampler": [3, 1, 4, 1, 5]}], ids=["default", "own"])
-@pytest.mark.parametrize("change", [lengthen, leave_off, another_sampler, another_batch_sampler])
+@pytest.mark.parametrize("change", CHANGES)
 def test_samplers_that_are_changed_are_followed(change: Any, options: Any, workers: int) -> None:
     with DataLoader(Numbers(), 2, num_workers=workers, **options) as ours:
         theirs = TorchLoader(Numbers(), 2, **options)
         for loader in (ours, theirs):
             assert ids(loader)
-            change(loader)
+            CHANGES[change](loader)
         assert (len(ours), ids(ours)) == (len(theirs), ids(theirs))
 
 
-@pytest.mark.parametrize(
-    "kind", [RandomSampler, lambda data: torch.utils.data.SubsetRandomSampler([1, 2])]
-)
+@pytest.mark.parametrize("kind", [RandomSampler, lambda data: SubsetRandomSampler([1, 2])])
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_loader_that_has_been_iterated_can_be_copied(kind: Any, whole: bool) -> None:
     loader = DataLoader(Numbers(), 2, sampler=kind(Numbers()), seed=3)
@@ -469,17 +560,12 @@ def test_a_misspelt_keyword_is_a_type_error_that_names_the_nearest(kind: Any) ->
     assert Deriving(DATA, width=4, batch_size=5).batch_size == 5
 
 
-def of_one(dataset: Any) -> None:
-    """Takes no seed."""
-
-
-def of_two(dataset: Any, length: int) -> list[int]:
-    return list(range(length))
-
-
 def test_a_callable_of_a_wrong_signature_is_named_with_its_option() -> None:
+    def of_two(dataset: Any, length: int) -> list[int]:
+        return list(range(length))
+
     with pytest.raises(ValueError, match=r"reseed_fn must be a callable that takes \(dataset, see"):
-        DataLoader(DATA, reseed_fn=of_one)  # type: ignore[arg-type]
+        DataLoader(DATA, reseed_fn=lambda dataset: None)  # type: ignore[arg-type]
     for name in ("sampler", "batch_sampler"):
         for wrong in (of_two, WeightedRandomSampler, lambda: [1]):
             with pytest.raises(ValueError, match=f"{name} must be .* takes the dataset alone"):

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, dataloader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from lit_loader import DataLoader
+from tests.parity.datasets import Endless
+from tests.parity.tools import children
 
 LENGTH = 12
 
@@ -47,21 +48,7 @@ def ids(batches: Any) -> list[list[int]]:
     return [batch.tolist() for batch in batches]
 
 
-def children() -> set[int]:
-    found = psutil.Process().children(recursive=True)
-    return {each.pid for each in found if each.status() != psutil.STATUS_ZOMBIE}
-
-
 # --- datasets that are changed between epochs ---
-
-
-class Endless:
-    def __init__(self, sampler: Any) -> None:
-        self.sampler = sampler
-
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            yield from iter(self.sampler)
 
 
 @functools.cache

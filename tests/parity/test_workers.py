@@ -1,9 +1,11 @@
-"""What a worker process is: its info, seeds, ``worker_init_fn``, threads, and how long it lives."""
+"""What a worker is: its start, info, seeds, ``worker_init_fn``, threads, and how long it lives."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
+import warnings
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from .datasets import (
     INIT_LOG,
     Call,
     CountingCalls,
+    Interval,
+    Noise,
     Rendezvous,
     Squares,
     Stream,
@@ -20,52 +24,47 @@ from .datasets import (
     log_worker,
     read_init_log,
     reseed_torch,
+    split_interval,
     torch_seed,
 )
-from .tools import as_is, flat, is_oracle, raises
+from .tools import as_is, flat, is_oracle, raises, whole_text
 
 
 def two_workers(loader_class, describe, length=4, **options):
     """A loader whose two workers both take part, giving ``length`` times ``describe()``."""
-    dataset = Rendezvous(multiprocessing.Barrier(2), 2, describe, length)
+    dataset = Rendezvous(describe, length)
     return loader_class(dataset, batch_size=None, num_workers=2, collate_fn=as_is, **options)
 
 
 def test_facts_about_a_worker(loader_class):
     facts = list(two_workers(loader_class, describe_worker))
     assert {fact["id"] for fact in facts} == {0, 1}
-    assert len({fact["pid"] for fact in facts}) == 2
-    assert os.getpid() not in {fact["pid"] for fact in facts}
+    assert len({fact["pid"] for fact in facts} | {os.getpid()}) == 3
     assert {fact["num_workers"] for fact in facts} == {2}
     assert {fact["threads"] for fact in facts} == {1}
+    here = loader_class(Call(describe_worker), batch_size=None, collate_fn=as_is)
+    assert {(fact["id"], fact["pid"]) for fact in here} == {(None, os.getpid())}
 
 
-def test_the_parent_is_no_worker(loader_class, num_workers):
+def test_the_parent_stays_as_it_is(loader_class, num_workers):
+    before = torch.get_num_threads()
     assert get_worker_info() is None
     for _ in loader_class(Squares(), num_workers=num_workers):
         assert get_worker_info() is None
     assert get_worker_info() is None
-
-
-def test_in_process_samples_see_no_worker_info(loader_class):
-    loader = loader_class(Call(describe_worker), batch_size=None, collate_fn=as_is)
-    assert {fact["id"] for fact in loader} == {None}
-    assert {fact["pid"] for fact in loader} == {os.getpid()}
-
-
-def test_loading_leaves_the_parents_thread_count(loader_class, num_workers):
-    before = torch.get_num_threads()
-    list(loader_class(Squares(), num_workers=num_workers))
     assert torch.get_num_threads() == before
 
 
-def test_worker_info_refuses_changes(loader_class):
-    def change(index):
+def test_a_worker_is_a_daemon_whose_info_cannot_be_changed(loader_class):
+    def sample(index):
         with pytest.raises(AttributeError):
             get_worker_info().id = 5
-        return get_worker_info().id
+        process = multiprocessing.current_process()
+        parent = multiprocessing.parent_process().pid
+        return [get_worker_info().id, process.daemon, parent == os.getppid()]
 
-    assert flat(loader_class(Call(change, length=2), num_workers=1)) == [0, 0]
+    loader = loader_class(Call(sample, 2), batch_size=None, num_workers=1, collate_fn=as_is)
+    assert list(loader) == [[0, True, True]] * 2
 
 
 def test_worker_info_has_the_workers_copy_of_the_dataset(loader_class):
@@ -94,13 +93,8 @@ def test_worker_init_fn_comes_once_and_before_the_first_fetch(loader_class):
         assert log == by_id[log["worker_id"]], "it ran again"
         assert log["info_id"] == log["worker_id"]
         assert log["num_workers"] == 2
-
-
-def test_seeds_in_worker_init_fn(loader_class):
-    logs = list(two_workers(loader_class, read_init_log, worker_init_fn=log_worker))
-    first, second = ({log["worker_id"]: log for log in logs}[i] for i in range(2))
-    for log in (first, second):
         assert log["torch_seed"] == log["info_seed"]
+    first, second = by_id[0], by_id[1]
     assert second["info_seed"] == first["info_seed"] + 1
     for module in ("random", "numpy", "torch"):
         assert first[module] != second[module]
@@ -124,20 +118,12 @@ def test_seeds_in_worker_init_fn_follow_the_generator(loader_class):
 
 def test_the_torch_seed_of_a_sample_is_the_workers_own(loader_class):
     """Torch seeds a worker once; ours every batch, unless asked for torch's way."""
-    if not is_oracle(loader_class):
-        loader_class = _with_worker_seeding(loader_class)
+    options = {} if is_oracle(loader_class) else {"seeding": "worker"}
 
     def sample(index):
         return torch.initial_seed() - get_worker_info().seed
 
-    assert flat(loader_class(Call(sample), num_workers=2)) == [0] * 10
-
-
-def _with_worker_seeding(loader_class):
-    def make(*args, **options):
-        return loader_class(*args, seeding="worker", **options)
-
-    return make
+    assert flat(loader_class(Call(sample), num_workers=2, **options)) == [0] * 10
 
 
 def test_a_seed_that_worker_init_fn_sets_stays(loader_class):
@@ -198,15 +184,6 @@ def test_worker_init_fn_of_persistent_workers_runs_once(loader_class):
     assert [flat(loader) for _ in range(3)] == [[1, 1]] * 3
 
 
-def test_workers_are_daemons_of_the_parent(loader_class):
-    def sample(index):
-        process = multiprocessing.current_process()
-        return [process.daemon, multiprocessing.parent_process().pid == os.getppid()]
-
-    loader = loader_class(Call(sample, 2), batch_size=None, num_workers=1, collate_fn=as_is)
-    assert list(loader) == [[True, True]] * 2
-
-
 def test_a_worker_may_use_an_in_process_loader(loader_class):
     def sample(index):
         inner = loader_class(Squares(index + 1), batch_size=2)
@@ -222,3 +199,109 @@ def test_a_worker_cannot_have_workers(loader_class):
 
     with raises((AssertionError, RuntimeError), match="daemonic"):
         list(loader_class(Call(sample), num_workers=1))
+
+
+@pytest.mark.skipif(
+    torch.accelerator.is_available(), reason="states what happens without an accelerator"
+)
+def test_without_an_accelerator_one_warning_and_no_pinning(loader_class, num_workers):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader = loader_class(Squares(4), batch_size=2, pin_memory=True, num_workers=num_workers)
+        batches = list(loader)
+        again = list(loader)
+    assert flat(batches) == flat(again) == [0, 1, 4, 9]
+    assert not any(batch.is_pinned() for batch in batches)
+    relevant = [str(w.message) for w in caught if "pin_memory" in str(w.message)]
+    assert len(relevant) == (2 if is_oracle(loader_class) else 1)
+    assert loader.pin_memory is True
+
+
+# --- start methods ---
+
+METHODS = multiprocessing.get_all_start_methods()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("as_object", [False, True], ids=["name", "context"])
+def test_map_style_by_start_method(loader_class, method, as_object):
+    context = multiprocessing.get_context(method) if as_object else method
+    loader = loader_class(
+        Squares(8),
+        batch_size=3,
+        num_workers=1,
+        multiprocessing_context=context,
+        persistent_workers=True,
+    )
+    for _ in range(2):
+        assert flat(loader) == [i * i for i in range(8)]
+    assert loader.multiprocessing_context.get_start_method() == method
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_iterable_style_by_start_method(loader_class, method):
+    loader = loader_class(
+        Interval(3, 10),
+        num_workers=2,
+        worker_init_fn=split_interval,
+        multiprocessing_context=method,
+    )
+    assert flat(loader) == [3, 7, 4, 8, 5, 9, 6]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_facts_by_start_method(loader_class, method):
+    """The same seeds too, as those of the first method."""
+    facts, rows = Call(describe_worker, 2), []
+    for each in (method, METHODS[0]):
+        options = {"num_workers": 1, "multiprocessing_context": each}
+        options["generator"] = torch.Generator().manual_seed(3)
+        rows.append(torch.cat(list(loader_class(Noise(), batch_size=2, **options))).tolist())
+    assert rows[0] == rows[1]
+    options = {"num_workers": 1, "multiprocessing_context": method, "collate_fn": as_is}
+    for fact in loader_class(facts, batch_size=None, **options):
+        assert (fact["id"], fact["num_workers"], fact["threads"]) == (0, 1, 1)
+        assert fact["pid"] != os.getpid()
+
+
+class WithLambda(Squares):
+    """Holds something that cannot be pickled."""
+
+    def __init__(self):
+        super().__init__(3)
+        self.transform = lambda value: value + 1
+
+    def __getitem__(self, index):
+        return self.transform(index)
+
+
+def test_fork_carries_lambdas(loader_class):
+    loader = loader_class(
+        WithLambda(),
+        num_workers=1,
+        collate_fn=lambda samples: samples[0],
+        worker_init_fn=lambda worker_id: None,
+        multiprocessing_context="fork",
+    )
+    assert list(loader) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("what", ["dataset", "collate_fn", "worker_init_fn"])
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_lambda_under_spawn_is_an_error(loader_class, what, method, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)  # with which we carry it
+    options = {} if what == "dataset" else {what: lambda value: value}
+    dataset = WithLambda() if what == "dataset" else Squares(3)
+    loader = loader_class(dataset, num_workers=1, multiprocessing_context=method, **options)
+    with raises((TypeError, AttributeError, ValueError, RuntimeError)) as caught:
+        list(loader)
+    assert "lambda" in whole_text(caught.value)
+    if not is_oracle(loader_class):
+        assert what in str(caught.value)
+
+
+def test_the_context_can_be_changed_between_epochs(loader_class):
+    loader = loader_class(Squares(3), num_workers=1, multiprocessing_context="fork")
+    assert flat(loader) == [0, 1, 4]
+    loader.multiprocessing_context = "spawn"
+    assert flat(loader) == [0, 1, 4]

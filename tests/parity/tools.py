@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.utils.data
@@ -92,6 +93,12 @@ def raises(error: Any, **options: Any) -> Iterator[pytest.ExceptionInfo[Any]]:
 def whole_text(error: BaseException) -> str:
     """The exception as Python prints it: type, message, causes, notes and tracebacks."""
     return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+
+
+def children() -> set[int]:
+    """The processes below this one that are running."""
+    found = psutil.Process().children(recursive=True)
+    return {each.pid for each in found if each.status() != psutil.STATUS_ZOMBIE}
 
 
 def wait_gone(pids: Iterable[int], timeout: float = PROMPT) -> None:

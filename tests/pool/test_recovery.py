@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import re
 import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,15 +18,17 @@ from typing import Any
 
 import psutil
 import pytest
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.errors import WorkerDiedError, WorkerRestartWarning, WorkerTimeoutError
+from lit_loader.system.cgroups import MemoryLimits
 from lit_loader.transport.status_board import Stage
 from lit_loader.workers import healer
 from lit_loader.workers.worker_pool import WorkerPool
-from tests.parity.tools import PROMPT, Gate, wait_gone
+from tests.parity.tools import Gate, wait_gone
+from tests.support.exact import Shared, SharedWithIteratorState
 from tests.support.faults import (
     FAULTS,
     Faults,
@@ -38,7 +39,7 @@ from tests.support.faults import (
     outcomes,
     plain,
 )
-from tests.support.samples import Call, Counting, hang, ints, worker_pids
+from tests.support.samples import Call, Counting, hang, ints, until, worker_pids
 
 TESTS = str(Path(__file__).parents[1])
 
@@ -72,21 +73,8 @@ def dying(indices: list[int], folder: Path, how: str = "SIGKILL", always: bool =
     return sample
 
 
-def until(condition: Callable[[], Any]) -> None:
-    """Look, as often as the scheduler lets it, until something of another process's is true."""
-    end = time.monotonic() + PROMPT
-    while not condition():
-        assert time.monotonic() < end, "it never came to that"
-        os.sched_yield()
-
-
 def pool_of(loader: Any) -> WorkerPool:
     return loader._core.pool  # type: ignore[no-any-return]
-
-
-def wait(seconds: float) -> None:
-    """Take time, as a slow sample or a slow consumer does: the subject of a test."""
-    threading.Event().wait(seconds)
 
 
 # The budget ------------------------------------------------------------------------------------
@@ -230,6 +218,30 @@ def test_one_warning_says_it_all(how: str, words: list[str], tmp_path: Path) -> 
     assert re.match(r"DataLoader worker [01] \(pid \d+\) ", texts[0])
 
 
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("limits", "by_the_kernel"),
+    [
+        (MemoryLimits(available=20 * GIB, oom_kills=0), False),
+        (MemoryLimits(used=GIB, limit=8 * GIB, available=20 * GIB, oom_kills=0), False),
+        (MemoryLimits(available=20 * GIB, oom_kills=1), True),
+        (MemoryLimits(available=20 * GIB), True),  # the kernel's kills cannot be counted here
+        (MemoryLimits(available=2 * GIB, oom_kills=0), True),
+        (MemoryLimits(used=6 * GIB, limit=8 * GIB, available=20 * GIB, oom_kills=0), True),
+        (MemoryLimits(), True),
+    ],
+)
+def test_want_of_memory_is_named_unless_there_was_plenty(
+    limits: MemoryLimits, by_the_kernel: bool
+) -> None:
+    text = healer._killed(2 * GIB, limits)
+    assert text.startswith("most likely by the kernel" if by_the_kernel else "by another process")
+    assert "(the worker had 2,048 MiB at most; " in text
+    assert limits.describe() in text
+
+
 @pytest.mark.parametrize("pin", [False, True], ids=["", "pin"])
 @pytest.mark.parametrize("kind", ["map", "stream", "stateful"])
 def test_a_warning_that_is_an_error_loses_no_batch(
@@ -301,12 +313,12 @@ def test_hanging_when_the_next_epoch_begins(tmp_path: Path) -> None:
         for _ in loader:
             assert hanging.wait()
             break
-        before = pool_of(loader).pids
+        before = pool_of(loader).workers.pids
         with told(1) as texts:
             assert ints(loader) == list(range(8))
         assert "did not get on within" in texts[0]
         assert "in hang" in texts[0]
-        assert len(set(before) & set(pool_of(loader).pids)) == 1  # the other one lives
+        assert len(set(before) & set(pool_of(loader).workers.pids)) == 1  # the other one lives
     hanging.close()
 
 
@@ -315,8 +327,8 @@ def test_stopped_while_idle_in_mid_epoch() -> None:
     iterator = iter(DataLoader(range(20), num_workers=1, timeout=0.5))
     found = [int(next(iterator))]
     pool = iterator.pool
-    until(lambda: pool.rows()[0].stage == Stage.IDLE and pool.unread == 2)  # all that it had
-    os.kill(pool.pids[0], signal.SIGSTOP)
+    until(lambda: pool.workers.rows()[0].stage == Stage.IDLE and pool.unread == 2)  # all that it had
+    os.kill(pool.workers.pids[0], signal.SIGSTOP)
     with told(1) as texts:
         found += ints(iterator)
     assert found == list(range(20))
@@ -327,7 +339,7 @@ def test_slow_is_not_hanging() -> None:
     """A batch may take longer than ``timeout``, if no sample does."""
 
     def sample(index: int) -> int:
-        wait(0.2)
+        time.sleep(0.2)
         return index
 
     with told(0):
@@ -345,17 +357,11 @@ def test_a_slow_consumer_is_not_the_workers_fault(iterable: bool, pin: bool, pin
         found = []
         for _ in range(2):
             found.append(int(next(iterator)))
-            wait(0.5)
+            time.sleep(0.5)
         assert found + ints(iterator) == list(range(12))
 
 
 # Where workers come from -----------------------------------------------------------------------
-
-
-def launcher_of(loader: Any) -> int:
-    [launcher] = {psutil.Process(pid).ppid() for pid in pool_of(loader).pids}
-    assert launcher != os.getpid()
-    return launcher
 
 
 def test_the_launcher_is_killed() -> None:
@@ -364,71 +370,49 @@ def test_the_launcher_is_killed() -> None:
         range(20), num_workers=2, persistent_workers=True, prefetch_next_epoch=False
     ) as loader:
         assert ints(loader) == list(range(20))
-        before = pool_of(loader).pids
-        launcher = launcher_of(loader)
+        before = pool_of(loader).workers.pids
+        [launcher] = {psutil.Process(pid).ppid() for pid in before}
         os.kill(launcher, signal.SIGKILL)
         wait_gone([launcher])
         with told(0):
             assert ints(loader) == list(range(20))
-        assert pool_of(loader).pids == before
-        for worker in range(2):
-            os.kill(before[worker], signal.SIGKILL)
+        assert pool_of(loader).workers.pids == before
+        for pid, words in ((before[0], "its exit code is not known"), (None, "SIGKILL")):
+            pid = pid or pool_of(loader).workers.pids[0]
+            os.kill(pid, signal.SIGKILL)
+            wait_gone([pid])
             with told(1) as texts:
                 assert ints(loader) == list(range(20))
-            assert (
-                f"worker {worker} (pid {before[worker]}) is gone, and its exit code is not known"
-                in texts[0]
-            )
-        assert not set(before) & set(pool_of(loader).pids)
-        os.kill(pool_of(loader).pids[0], signal.SIGKILL)
-        with told(1) as texts:
-            assert ints(loader) == list(range(20))
-        assert "SIGKILL" in texts[0]
-        launcher = launcher_of(loader)
-    wait_gone([launcher])
+            assert f"worker 0 (pid {pid}) " in texts[0] and words in texts[0]
 
 
 # Iterable datasets -----------------------------------------------------------------------------
 
 
-class Shares(IterableDataset):
-    """Readers of different lengths; each sample calls ``function(reader, number)`` first."""
+class Shares(Shared):
+    """A generator a reader; ``function(reader, number)`` is called before each sample."""
 
-    def __init__(self, lengths: list[int], function: Callable[[int, int], object]) -> None:
-        self.lengths = lengths
-        self.function = function
+    function: Callable[[int, int], object] = divmod
 
-    def __iter__(self) -> Iterator[int]:
-        reader = get_worker_info().id  # type: ignore[union-attr]
-        for number in range(self.lengths[reader]):
-            self.function(reader, number)
-            yield 100 * reader + number
+    def __iter__(self) -> Iterator[Any]:
+        yield from super().__iter__()
 
-
-class StatefulShares(Shares):
-    def __iter__(self) -> Iterator[int]:
-        return _ShareReader(self, get_worker_info().id)  # type: ignore[union-attr]
+    def item(self, number: int) -> Any:
+        self.function(*divmod(number, 1000))
+        return number
 
 
-class _ShareReader:
-    def __init__(self, shares: Shares, reader: int) -> None:
-        self._shares, self._reader, self._at = shares, reader, 0
+class StatefulShares(SharedWithIteratorState):
+    function, item = Shares.function, Shares.item  # type: ignore[assignment]
 
-    def __iter__(self) -> Iterator[int]:
-        return self
 
-    def __next__(self) -> int:
-        if self._at >= self._shares.lengths[self._reader]:
-            raise StopIteration
-        self._at += 1
-        self._shares.function(self._reader, self._at - 1)
-        return 100 * self._reader + self._at - 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self._at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self._at = state["at"]
+def shares(
+    kind: type[Shared], lengths: list[int], function: Callable[[int, int], object]
+) -> Shared:
+    """Readers of different lengths."""
+    stream = kind(*lengths)
+    stream.function = function  # type: ignore[attr-defined]
+    return stream
 
 
 STREAMS = pytest.mark.parametrize(
@@ -439,7 +423,7 @@ STREAMS = pytest.mark.parametrize(
 def turns(lengths: list[int]) -> list[int]:
     """What readers of these lengths give, taking turns."""
     return [
-        100 * reader + number
+        1000 * reader + number
         for number in range(max(lengths))
         for reader, length in enumerate(lengths)
         if number < length
@@ -450,7 +434,7 @@ def turns(lengths: list[int]) -> list[int]:
 @pytest.mark.parametrize("lengths", [[7, 7], [2, 9], [0, 5], [6, 1, 4]], ids=str)
 @pytest.mark.parametrize("prefetch", [1, 4])
 def test_a_reader_dies_anywhere(
-    stream: type[Shares], lengths: list[int], prefetch: int, tmp_path: Path
+    stream: type[Shared], lengths: list[int], prefetch: int, tmp_path: Path
 ) -> None:
     """At every sample of the longest reader, one epoch after the other."""
     reader = lengths.index(max(lengths))
@@ -462,7 +446,7 @@ def test_a_reader_dies_anywhere(
             FAULTS["SIGKILL"]()
 
     with told(lengths[reader]), DataLoader(
-        stream(lengths, function), num_workers=len(lengths), prefetch_factor=prefetch,
+        shares(stream, lengths, function), num_workers=len(lengths), prefetch_factor=prefetch,
         persistent_workers=True,
     ) as loader:  # fmt: skip
         for _ in range(lengths[reader]):
@@ -471,7 +455,7 @@ def test_a_reader_dies_anywhere(
 
 @STREAMS
 @pytest.mark.parametrize("at", [2, 6])
-def test_a_reader_that_is_ahead_dies(stream: type[Shares], at: int, tmp_path: Path) -> None:
+def test_a_reader_that_is_ahead_dies(stream: type[Shared], at: int, tmp_path: Path) -> None:
     """What it had sent is not given out yet, since the other one, whose turn it is, is slow."""
     gate, mark = Gate(), tmp_path / "mark"
 
@@ -485,7 +469,7 @@ def test_a_reader_that_is_ahead_dies(stream: type[Shares], at: int, tmp_path: Pa
             gate.open()
 
     with told(1):
-        loader = DataLoader(stream([9, 9], function), num_workers=2, prefetch_factor=8)
+        loader = DataLoader(shares(stream, [9, 9], function), num_workers=2, prefetch_factor=8)
         assert ints(loader) == turns([9, 9])
     gate.close()
 
@@ -493,7 +477,7 @@ def test_a_reader_that_is_ahead_dies(stream: type[Shares], at: int, tmp_path: Pa
 @STREAMS
 @pytest.mark.parametrize("death", [3, 5])  # right behind the error, and later
 def test_an_error_that_was_given_out_is_not_given_out_again(
-    stream: type[Shares], death: int, tmp_path: Path
+    stream: type[Shared], death: int, tmp_path: Path
 ) -> None:
     """A reader that goes on behind an exception, and dies later."""
     mark = tmp_path / "mark"
@@ -505,7 +489,7 @@ def test_an_error_that_was_given_out_is_not_given_out_again(
             mark.touch()
             FAULTS["SIGKILL"]()
 
-    iterator = iter(DataLoader(stream([8], function), num_workers=1, prefetch_factor=1))
+    iterator = iter(DataLoader(shares(stream, [8], function), num_workers=1, prefetch_factor=1))
     found: list[Any] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -12,9 +12,8 @@ import collections
 import itertools
 import tempfile
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -24,7 +23,7 @@ from hypothesis import strategies as st
 from lit_loader import DataLoader
 from lit_loader.errors import WorkerRestartWarning
 from lit_loader.transport import arena as arena_module
-from tests.support.faults import Faults, Strike
+from tests.support.faults import Faults, Strike, plain
 from tests.support.property_data import (
     Samples,
     StatefulStream,
@@ -34,9 +33,8 @@ from tests.support.property_data import (
     holds_none,
     noisy,
     schemas,
-    uncollated,
-    written,
 )
+from tests.support.samples import uncollated
 
 pytestmark = pytest.mark.timeout(600)  # what fails is to be shrunk, too
 
@@ -47,45 +45,32 @@ POINTS = ("taking", "announcing", "fetching", "collating", "encoding", "granting
 LATE = ("sent", "ending")  # the consumer may be gone before
 
 
-@dataclass(frozen=True)
-class Epoch:
-    """What is done in one epoch.
+class Epoch(NamedTuple):
+    """What is done in one epoch."""
 
-    Attributes:
-        stop: Batches after which it is left; None: it is read to the end.
-        workers: Number of workers of the loader that then goes on from there, by a state; None: the
-            epoch is given up.
-    """
-
-    stop: int | None = None
+    stop: int | None = None  # batches after which it is left; None: it is read to the end
+    # How many workers the loader has that then goes on by a state; None: the epoch is given up.
     workers: int | None = None
 
 
-@dataclass(frozen=True)
-class Case:
-    """A loader, what is done with it, and what goes wrong.
-
-    Attributes:
-        order: "in order", "shuffled", "sampler" or "batch sampler".
-        hold: Batches that the consumer keeps, and looks at again when it lets go of them.
-        strikes: At most one a batch: two would be one too many.
-    """
+class Case(NamedTuple):
+    """A loader, what is done with it, and what goes wrong."""
 
     kind: str
     schema: Any
     length: int
     batch_size: int | None
     drop_last: bool
-    order: str
+    order: str  # "in order", "shuffled", "sampler" or "batch sampler"
     collate: str
     seeding: str
     num_workers: int
     prefetch_factor: int
     persistent: bool
     in_order: bool
-    hold: int
+    hold: int  # batches that the consumer keeps, and looks at again when it lets go of them
     epochs: tuple[Epoch, ...]
-    strikes: tuple[Strike, ...]
+    strikes: tuple[Strike, ...]  # at most one a batch: two would be one too many
 
     def loader(self, num_workers: int, faults: Faults | None = None) -> DataLoader[Any]:
         options: dict[str, Any] = {"seed": 3, "seeding": self.seeding}
@@ -173,7 +158,7 @@ class Consumer:
         """Take batches, at most so many."""
         taken = []
         for batch in itertools.islice(iterator, most):
-            taken.append(written(batch))
+            taken.append(plain(batch))
             self._held.append((batch, taken[-1]))
             del batch
             self._let_go(self._hold)
@@ -182,7 +167,7 @@ class Consumer:
     def _let_go(self, keep: int) -> None:
         while len(self._held) > keep:
             batch, before = self._held.popleft()
-            assert written(batch) == before, "a batch has changed while it was held"
+            assert plain(batch) == before, "a batch has changed while it was held"
 
     def end(self) -> None:
         """Let go of all."""
@@ -200,7 +185,7 @@ def same(case: Case, found: list[Any], expected: list[Any], complete: bool) -> b
 
 def check(case: Case) -> None:
     reference = case.loader(0)
-    expected = [[written(batch) for batch in reference] for _ in case.epochs]
+    expected = [[plain(batch) for batch in reference] for _ in case.epochs]
     consumer = Consumer(case.hold)
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -45,13 +45,13 @@ MUTATIONS: Final = (
         "the last full batch of a stretch of indices is lost",
         "for first in range(0, stop - start, size):",
         "for first in range(0, stop - start - size, size):",
-        "parity/test_sampling.py::test_batches_of_a_size",
+        "parity/test_batches.py::test_map_style",
     ),
     Mutation(
         "the last, partial batch is dropped",
         "    while start < share:\n",
         "    while start + size <= share:\n",
-        "parity/test_sampling.py::test_batches_of_a_size",
+        "parity/test_batches.py::test_map_style",
     ),
     Mutation(
         "a resume begins one batch late",
@@ -85,8 +85,8 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a slot is not freed with its batch",
-        "        self.release(reference.slot)",
-        "        pass",
+        "        self._leased.discard(slot)\n        self._warm.append(slot)",
+        "        self._leased.discard(slot)",
         "transport/test_transport.py memory/test_arena_memory.py",
     ),
     Mutation(
@@ -143,7 +143,7 @@ MUTATIONS: Final = (
         "ranks read the same samples",
         "        positions += self.rank\n",
         "",
-        "parity/test_sampling.py::test_two_ranks_cover_the_dataset",
+        "parity/test_batches.py::test_distributed_samplers_are_told_the_epoch_and_cover_the_dataset",
     ),
     Mutation(
         "an epoch is not counted",

@@ -1,8 +1,7 @@
-"""What a user reads: the texts of errors and warnings, and the repr of public objects."""
+"""What a user reads: errors without a word of the architecture, and the repr of public objects."""
 
 from __future__ import annotations
 
-import ast
 import functools
 import os
 import re
@@ -15,7 +14,6 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-import lit_loader
 from lit_loader import (
     DataLoader,
     LoaderConfig,
@@ -30,68 +28,6 @@ from lit_loader import (
     WorkerDiedError,
     WorkerError,
 )
-
-PACKAGE = Path(lit_loader.__file__).parent
-
-# --- what is raised and warned of ---
-
-INTERNAL = re.compile(r"\b(slots?|generation|flights?|outbox|board|payload|parcel|pickled apart)\b")
-"""Words of the architecture, with which a user can do nothing."""
-
-CALLS = {"warn", "rank_zero_warn", "rank_zero_info", "warn_once", "_tell", "_note", "exit"}
-
-INTERNAL_ERRORS = {"SlotFull", "Refusal"}  # caught, and told in other words
-
-
-def plain(node: ast.expr) -> str | None:
-    """A text as it stands in the source; what is put into it is a §."""
-    if isinstance(node, ast.JoinedStr):
-        return "".join(
-            str(part.value) if isinstance(part, ast.Constant) else "§" for part in node.values
-        )
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    return None
-
-
-def told() -> Iterator[tuple[str, str]]:
-    """Every literal text that the package raises or warns of, and where."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Yield) and path.name == "loader_config.py":  # raised elsewhere
-                yield f"{path.relative_to(PACKAGE)}:{node.lineno}", plain(node.value) or "?"  # type: ignore[arg-type]
-            call = node.exc if isinstance(node, ast.Raise) else node
-            if not (isinstance(call, ast.Call) and call.args):
-                continue
-            name = getattr(call.func, "id", getattr(call.func, "attr", ""))
-            if not (isinstance(node, ast.Raise) or name in CALLS):
-                continue
-            text = plain(call.args[0])
-            if text is not None and name not in INTERNAL_ERRORS:
-                yield f"{path.relative_to(PACKAGE)}:{call.lineno}", text
-
-
-TEXTS = dict(told())
-
-
-def faults_of(text: str) -> Iterator[str]:
-    """What is wrong with a text."""
-    # What is known of a worker (its stacks, its traceback, bad samples) is told line by line.
-    if "\n" in re.sub(r"§\n(§|Batch|It has|The worker)", "", text):
-        yield "more than one line"
-    if "\n" not in text and text.endswith("."):
-        yield "several sentences instead of one"
-    if "!" in text or "  " in text or text.endswith(" ") or re.search("[,;]§?$", text):
-        yield "punctuation"
-    if text[0].isupper() and not re.match(r"[A-Z]\w*[a-z][A-Z]", text):  # the name of a class
-        yield "begins with a capital"
-    if INTERNAL.search(text):
-        yield "words of the architecture"
-
-
-def test_every_text_is_one_plain_line() -> None:
-    assert [(w, text, fault) for w, text in TEXTS.items() for fault in faults_of(text)] == []
-
 
 # --- errors of workers ---
 

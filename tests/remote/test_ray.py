@@ -24,6 +24,7 @@ from tests.remote.test_remote_loader import (
     collate,
     compare_until,
     loader_of,
+    told,
 )
 from tests.support.ray_nodes import NEEDS_RAY, Node, at, cluster, joined, joining
 
@@ -68,17 +69,24 @@ def test_batches_are_those_of_one_process_and_nothing_is_left(nodes: list[Node])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("there", [1, 2])
 @pytest.mark.parametrize("here", [0, 1])
 @pytest.mark.parametrize("seeding", ["batch", "sample"])
-def test_exactness(nodes: list[Node], here: int, there: int, seeding: str) -> None:
-    with loader_of(Drawn(), here, there, at(nodes), seeding=seeding) as loader:
+def test_exactness(nodes: list[Node], here: int, seeding: str) -> None:
+    with loader_of(Drawn(), here, 2, at(nodes), seeding=seeding) as loader:
         compare_until(lambda: joined(loader), loader, Drawn(), seeding=seeding)
+
+
+FAULTS = {
+    "killed": "is gone",
+    "stopped": "Nothing was heard of",
+    "relay": "The process for remote workers",
+}
+"""What befalls a process, and what is told of it."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("here", [0, 1])
-@pytest.mark.parametrize("fault", ["killed", "stopped", "relay"])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_faults(nodes: list[Node], fault: str, here: int) -> None:
     with loader_of(Drawn(), here, 2, at(nodes, patience=3.0)) as loader:
         compare_until(lambda: joined(loader), loader, Drawn())
@@ -94,15 +102,9 @@ def test_faults(nodes: list[Node], fault: str, here: int) -> None:
         else:
             worker = nodes[0].processes("RemoteWorker")[0]
             worker.send_signal(signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
-        warned: list[str] = []
-        for _ in range(200):
-            warned += compare_until(lambda: True, loader, Drawn())
-            loader.set_epoch(0)
-            if [text for text in warned if "are up" not in text]:
-                break
+        told(FAULTS[fault], loader, Drawn())
         if fault == "stopped":
             worker.send_signal(signal.SIGCONT)
-    assert [text for text in warned if "WorkerRestartWarning" in text]
 
 
 @pytest.mark.slow
@@ -143,23 +145,39 @@ def test_an_object_store_that_is_full_loses_nothing(nodes: list[Node]) -> None:
     assert loader.statistics().remote_batches == 24
 
 
-@pytest.mark.slow
-def test_a_cluster_with_fewer_processors_is_told_of(nodes: list[Node]) -> None:
-    with loader_of(Calm(), 1, 4, at(nodes, patience=1.0)) as loader:
-        warned: list[str] = []
-        while not warned:
-            warned = compare_until(lambda: True, loader, Calm())
-            loader.set_epoch(0)
-    assert "of remote_workers=4 are up: the cluster has 2 processors on 1 node, " in warned[0]
+TOLD: dict[str, tuple[int, dict[str, Any], str]] = {
+    "fewer": (4, {}, "of remote_workers=4 are up: the cluster has 2 processors on 1 node, "),
+    "what no node has": (
+        2,
+        {"resources": {"nowhere": 1}, "cpus_per_worker": 0.5},
+        "2 of them free; each needs 0.5 processors, resources {'nowhere': 1} of its",
+    ),
+    "environment": (
+        1,
+        {"runtime_env": {"conda": "no_such_environment"}},
+        "did not come up (RuntimeEnvSetupError: Failed to set up",
+    ),
+}
 
 
 @pytest.mark.slow
-def test_the_head_is_lost(nodes: list[Node]) -> None:
-    with loader_of(Calm(), 1, 2, at(nodes, patience=3.0)) as loader:
-        compare_until(lambda: joined(loader), loader, Calm())
-        nodes[0].close()
-        loader.set_epoch(0)
-        compare_until(lambda: True, loader, Calm())
+@pytest.mark.parametrize("name", TOLD)
+def test_workers_that_do_not_come_up_are_told_of(nodes: list[Node], name: str) -> None:
+    there, options, text = TOLD[name]
+    with loader_of(Calm(), 1, there, at(nodes, patience=1.0, **options)) as loader:
+        assert text in told(text, loader, Calm())[0]
+
+
+@pytest.mark.slow
+def test_where_none_comes_up_and_none_is_here_there_is_an_error(nodes: list[Node]) -> None:
+    remote = at(nodes, patience=1.0, runtime_env={"conda": "no_such_environment"})
+    with (
+        loader_of(Calm(), 0, 1, remote) as loader,
+        pytest.raises(LoaderError, match="the last one: RuntimeEnvSetupError"),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", WorkerRestartWarning)
+        list(loader)
 
 
 @pytest.mark.slow
@@ -179,10 +197,7 @@ def test_a_head_that_is_started_again_is_joined_again(nodes: list[Node]) -> None
         compare_until(lambda: joined(loader), loader, Calm())
         nodes[0].close()
         loader.set_epoch(0)
-        warned: list[str] = []
-        while not any("no Ray cluster can be reached" in text for text in warned):
-            warned += compare_until(lambda: True, loader, Calm())
-            loader.set_epoch(0)
+        told("no Ray cluster can be reached", loader, Calm())
         nodes.append(nodes[0].again())
         before = loader.statistics().remote_batches
         compare_until(lambda: loader.statistics().remote_batches > before + 8, loader, Calm())
@@ -193,42 +208,7 @@ def test_two_trainings_share_a_cluster(nodes: list[Node]) -> None:
     with loader_of(Calm(), 1, 2, at(nodes, patience=1.0)) as later:
         with loader_of(Calm(), 0, 2, at(nodes)) as first:
             compare_until(lambda: joined(first), first, Calm())
-            warned: list[str] = []
-            while not warned:
-                warned = compare_until(lambda: True, later, Calm())
-                later.set_epoch(0)
-            assert "up: the cluster has 2 processors on 1 node, 0 of them free" in warned[0]
+            told("up: the cluster has 2 processors on 1 node, 0 of them free", later, Calm())
             first.set_epoch(0)
             compare_until(lambda: True, first, Calm())
         compare_until(lambda: joined(later), later, Calm())
-
-
-@pytest.mark.slow
-def test_what_no_node_has_is_named(nodes: list[Node]) -> None:
-    remote = at(nodes, patience=1.0, resources={"nowhere": 1}, cpus_per_worker=0.5)
-    with loader_of(Calm(), 1, 2, remote) as loader:
-        warned: list[str] = []
-        while not warned:
-            warned = compare_until(lambda: True, loader, Calm())
-            loader.set_epoch(0)
-    assert "2 of them free; each needs 0.5 processors, resources {'nowhere': 1} of its" in warned[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("here", [0, 1])
-def test_a_runtime_environment_that_fails_is_told_of(nodes: list[Node], here: int) -> None:
-    remote = at(nodes, patience=1.0, runtime_env={"conda": "no_such_environment"})
-    with loader_of(Calm(), here, 1, remote) as loader:
-        if not here:
-            with (
-                pytest.raises(LoaderError, match="the last one: RuntimeEnvSetupError"),
-                warnings.catch_warnings(),
-            ):
-                warnings.simplefilter("ignore", WorkerRestartWarning)
-                list(loader)
-            return
-        warned: list[str] = []
-        while not warned:
-            warned = compare_until(lambda: True, loader, Calm())
-            loader.set_epoch(0)
-    assert "did not come up (RuntimeEnvSetupError: Failed to set up" in warned[0]

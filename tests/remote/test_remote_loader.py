@@ -8,7 +8,7 @@ import platform
 import random
 import signal
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,15 @@ def compare_until(
             if happened():
                 break
     return [f"{type(each.message).__name__}: {each.message}" for each in caught]
+
+
+def told(text: str, loader: Any, dataset: Any) -> list[str]:
+    """Compare epochs, until something is told of; returns the warnings till then."""
+    warned: list[str] = []
+    while not any(text in each for each in warned):
+        warned += compare_until(lambda: True, loader, dataset)
+        loader.set_epoch(0)
+    return warned
 
 
 @pytest.mark.parametrize("here", [0, 1])
@@ -224,13 +233,47 @@ def test_an_error_comes_with_type_traceback_index_and_node(tmp_path: Path) -> No
 # --- faults ---
 
 
-def test_a_worker_that_dies_is_replaced_and_its_batches_are_made_again(tmp_path: Path) -> None:
-    remote = ThreadWorkers(str(tmp_path), dies_at={2: 1, 9: 1})
-    with loader_of(Drawn(), 0, 2, remote) as loader:
-        warned = compare_until(lambda: True, loader, Drawn())
-    assert 1 <= len(warned) <= 2  # one event, if they die within two seconds
-    assert "WorkerRestartWarning: Remote worker" in warned[0]
-    assert "is gone (killed). Its batches are made elsewhere and nothing is lost" in warned[0]
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    # Two workers of a node within two seconds are one event.
+    "dies": (
+        {"dies_at": {2: 1, 9: 1}},
+        "is gone (killed). Its batches are made elsewhere and nothing is lost",
+    ),
+    "silent": ({"silent_at": (3,), "patience": 1.5}, "Nothing was heard of remote worker"),
+    "relay": (
+        {"kills_relay_at": (3,)},
+        "was killed by SIGKILL. Another one was started, and nothing is lost.",
+    ),
+    "unreachable": (
+        {"unreachable": 2, "patience": 1.0},
+        "no cluster of threads can be reached. The workers of this machine go on",
+    ),
+    "room": (
+        {"room": 1, "patience": 0.7},
+        "of remote_workers=2 are up: there are few threads.",
+    ),
+    "versions": ({"versions": {"numpy": "0.1"}}, "numpy 0.1 there, "),
+}
+
+
+@pytest.mark.parametrize(
+    ("fault", "here"),
+    [
+        *(("dies", 0), ("silent", 0), ("relay", 0)),
+        *(pytest.param(fault, 1, marks=pytest.mark.slow) for fault in FAULTS),
+    ],
+)
+def test_what_is_told_of_costs_no_batch(fault: str, here: int, tmp_path: Path) -> None:
+    options, text = FAULTS[fault]
+    remote = ThreadWorkers(str(tmp_path), **options)
+    with loader_of(Drawn(), here, 2, remote) as loader:
+        warned = told(text, loader, Drawn())
+        made = remote.count("made")
+        warned += compare_until(lambda: remote.count("made") > made, loader, Drawn())
+    told_of = [each for each in warned if "are up" not in each or fault == "room"]
+    assert len(told_of) <= (2 if fault == "dies" else 1), warned
+    kind = "ExactnessWarning" if fault == "versions" else "WorkerRestartWarning"
+    assert all(each.startswith(kind) for each in told_of)
 
 
 def test_a_batch_that_ends_every_worker_is_given_up(tmp_path: Path) -> None:
@@ -243,26 +286,6 @@ def test_a_batch_that_ends_every_worker_is_given_up(tmp_path: Path) -> None:
         with pytest.raises(WorkerDiedError, match="Batch 2 has ended 2 remote workers in a row"):
             next(batches)
         assert [frozen(batch) for batch in batches] == expected[3:]
-
-
-@pytest.mark.parametrize("here", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_batches_of_one_that_is_silent_are_made_elsewhere(here: int, tmp_path: Path) -> None:
-    remote = ThreadWorkers(str(tmp_path), silent_at=(3,), patience=1.5)
-    with loader_of(Drawn(), here, 2, remote) as loader:
-        warned = compare_until(lambda: remote.count("silent 3") > 0, loader, Drawn())
-    assert [text for text in warned if "Nothing was heard of remote worker" in text]
-
-
-@pytest.mark.parametrize("here", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_relay_that_is_killed_is_replaced(here: int, tmp_path: Path) -> None:
-    remote = ThreadWorkers(str(tmp_path), kills_relay_at=(3,))
-    with loader_of(Drawn(), here, 3, remote) as loader:
-        warned = compare_until(
-            lambda: remote.count("killed 3") > 0 and remote.count("joined") == 2, loader, Drawn()
-        )
-    assert len(warned) == 1, warned
-    assert "The process for remote workers (pid" in warned[0]
-    assert "was killed by SIGKILL. Another one was started, and nothing is lost." in warned[0]
 
 
 @pytest.mark.parametrize("here", [0, 1])
@@ -294,16 +317,6 @@ def test_relays_that_are_killed_again_and_again_are_done_without(tmp_path: Path)
     assert "for the 3rd time. The workers of this machine go on without" in warned[2]
 
 
-@pytest.mark.slow
-def test_without_a_cluster_the_workers_here_go_on(tmp_path: Path) -> None:
-    remote = ThreadWorkers(str(tmp_path), unreachable=2, patience=1.0)
-    with loader_of(Drawn(), 1, 2, remote) as loader:
-        warned = compare_until(lambda: remote.count("made") > 0, loader, Drawn())
-    warned = [text for text in warned if "are up" not in text]  # a slow machine
-    assert len(warned) == 1, warned
-    assert "no cluster of threads can be reached. The workers of this machine go on" in warned[0]
-
-
 def test_without_a_cluster_and_workers_here_there_is_an_error(tmp_path: Path) -> None:
     remote = ThreadWorkers(str(tmp_path), unreachable=99)
     with (
@@ -311,17 +324,6 @@ def test_without_a_cluster_and_workers_here_there_is_an_error(tmp_path: Path) ->
         pytest.raises(LoaderError, match="^remote_workers: no cluster of threads can be reached"),
     ):
         next(iter(loader))
-
-
-@pytest.mark.slow
-def test_fewer_than_were_asked_for_are_told_of(tmp_path: Path) -> None:
-    remote = ThreadWorkers(str(tmp_path), room=1, patience=0.7)
-    said: list[str] = []
-    with loader_of(Drawn(), 0, 2, remote) as loader:
-        while not said:
-            said = compare_until(lambda: True, loader, Drawn())
-            loader.set_epoch(0)
-    assert "of remote_workers=2 are up: there are few threads." in said[0]
 
 
 def test_where_none_comes_up_and_none_is_here_there_is_an_error(tmp_path: Path) -> None:
@@ -348,8 +350,17 @@ def test_a_dataset_that_cannot_travel_is_refused(tmp_path: Path) -> None:
 # --- differences ---
 
 
-def test_a_batch_that_differs_from_what_is_made_here_is_told_of(tmp_path: Path) -> None:
-    remote = ThreadWorkers(str(tmp_path), altered=tuple(range(LENGTH)))
+@pytest.mark.parametrize(
+    ("altered", "verify"),
+    [
+        pytest.param(range(LENGTH), 0.0, id="the first"),
+        pytest.param((5,), 1.0, id="any", marks=pytest.mark.slow),
+    ],
+)
+def test_a_batch_that_differs_from_what_is_made_here_is_told_of(
+    altered: Sequence[int], verify: float, tmp_path: Path
+) -> None:
+    remote = ThreadWorkers(str(tmp_path), altered=tuple(altered), verify=verify)
     found: list[str] = []
     with loader_of(Drawn(), 0, 1, remote) as loader, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -358,28 +369,7 @@ def test_a_batch_that_differs_from_what_is_made_here_is_told_of(tmp_path: Path) 
                 found = [str(each.message) for each in caught]
     assert issubclass(caught[0].category, ExactnessWarning)
     assert "came out otherwise when it was made again here: batch['" in found[0]
-
-
-@pytest.mark.slow
-def test_other_versions_are_told_of(tmp_path: Path) -> None:
-    remote = ThreadWorkers(str(tmp_path), versions={"numpy": "0.1"})
-    with loader_of(Drawn(), 0, 1, remote) as loader:
-        warned = compare_until(lambda: True, loader, Drawn())
-    assert len(warned) == 1
-    assert warned[0].startswith("ExactnessWarning: node ") and "numpy 0.1 there, " in warned[0]
-
-
-@pytest.mark.slow
-def test_a_share_of_the_batches_is_compared(tmp_path: Path) -> None:
-    """That it is, is seen by a batch whose difference is told of, though it is not the first."""
-    remote = ThreadWorkers(str(tmp_path), altered=(5,), verify=1.0)
-    found: list[str] = []
-    with loader_of(Drawn(), 0, 1, remote) as loader, warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        while not found:
-            for _ in loader:
-                found = [str(each.message) for each in caught]
-    assert found[0].startswith("batch 5 of epoch ")
+    assert verify == 0 or found[0].startswith("batch 5 of epoch ")
 
 
 # --- the end ---

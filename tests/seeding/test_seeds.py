@@ -189,6 +189,3 @@ def test_generators_are_put_back_exactly(reserve: bool, kind: type[Any]) -> None
     assert np.random.get_bit_generator() is bits
     got = [torch.initial_seed(), random.gauss(0, 1), np.random.randn(3).tolist(), draws()]
     assert got == expected
-
-
-# --------------------------------------------------------------------------------------- canaries

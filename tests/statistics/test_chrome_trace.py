@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from lit_loader import DataLoader
-from lit_loader.loader import recorder_of
 from lit_loader.statistics.chrome_trace import trace_events
 from lit_loader.statistics.records import BatchRecord, LoaderTrace
 from tests.support.samples import Rows
@@ -74,7 +73,7 @@ def test_a_loaders_own_records(pinned: None, num_workers: int, pin: bool) -> Non
         Rows(60, 1_000), batch_size=4, shuffle=True, num_workers=num_workers, pin_memory=pin
     )
     records: list[BatchRecord] = []
-    recorder_of(loader).listener = records.extend
+    loader._core.recorder.listener = records.extend
     for _ in range(2):
         list(loader)
     loader.statistics()

@@ -182,7 +182,7 @@ def test_percentiles_are_numpys(count: int) -> None:
     values = np.random.default_rng(count).integers(0, 10**9, count)
     recorder, zeros = Recorder(), dict.fromkeys(BatchRecord._fields, 0)
     for number, value in enumerate(values.tolist()):
-        recorder.add(BatchRecord(**{**zeros, "number": number, "fetch": value}))
+        recorder.records.append(BatchRecord(**{**zeros, "number": number, "fetch": value}))
     times = recorder.summary().fetch
     expected = np.percentile(values[-WINDOW:] / 1e9, (50, 90, 99, 100))
     assert (times.p50, times.p90, times.p99, times.max) == pytest.approx(tuple(expected))

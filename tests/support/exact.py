@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 import lit_loader
 from lit_loader import DataLoader
+from tests.support.samples import Cursor
 
 
 class Augmented(Dataset[Tensor]):
@@ -92,42 +93,23 @@ class Shared(IterableDataset[Tensor]):
     def __init__(self, *lengths: int) -> None:
         self.lengths = lengths
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def numbers(self) -> range:
         index, _ = lit_loader.get_shard()
-        return map(self.item, range(1000 * index, 1000 * index + self.lengths[index]))
+        return range(1000 * index, 1000 * index + self.lengths[index])
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return map(self.item, self.numbers())
 
     def item(self, number: int) -> Tensor:
         draws = [random.random(), np.random.random(), float(torch.rand((), dtype=torch.float64))]
         return torch.tensor([number, *draws], dtype=torch.float64)
 
 
-class StatefulIterator:
-    """What `SharedWithState` is iterated by; tells where it is and can be brought there."""
-
-    def __init__(self, owner: Shared, index: int) -> None:
-        self.owner, self.index, self.position = owner, index, 0
-
-    def __iter__(self) -> StatefulIterator:
-        return self
-
-    def __next__(self) -> Tensor:
-        if self.position >= self.owner.lengths[self.index]:
-            raise StopIteration
-        self.position += 1
-        return self.owner.item(1000 * self.index + self.position - 1)
-
-    def state_dict(self) -> dict[str, int]:
-        return {"position": self.position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.position = state["position"]
-
-
 class SharedWithIteratorState(Shared):
     """The iterator has the state."""
 
     def __iter__(self) -> Iterator[Tensor]:
-        return StatefulIterator(self, lit_loader.get_shard()[0])
+        return Cursor(self.item, self.numbers())
 
 
 class SharedWithState(Shared):
@@ -138,11 +120,10 @@ class SharedWithState(Shared):
         self.position = self.start = 0
 
     def __iter__(self) -> Iterator[Tensor]:
-        index, _ = lit_loader.get_shard()
         self.position, self.start = self.start, 0
-        while self.position < self.lengths[index]:
+        for number in self.numbers()[self.position :]:
             self.position += 1
-            yield self.item(1000 * index + self.position - 1)
+            yield self.item(number)
 
     def state_dict(self) -> dict[str, int]:
         return {"position": self.position}
@@ -218,26 +199,6 @@ class StatefulSampler(Sampler[int]):
         self._resumed = self.position < self.length
 
 
-class _SamplerIterator:
-    def __init__(self, length: int) -> None:
-        self.length, self.position = length, 0
-
-    def __iter__(self) -> _SamplerIterator:
-        return self
-
-    def __next__(self) -> int:
-        if self.position == self.length:
-            raise StopIteration
-        self.position += 1
-        return (self.position * 7) % self.length
-
-    def state_dict(self) -> dict[str, int]:
-        return {"position": self.position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.position = state["position"]
-
-
 class SamplerWithStatefulIterator(Sampler[int]):
     def __init__(self, length: int) -> None:
         self.length = length
@@ -246,7 +207,7 @@ class SamplerWithStatefulIterator(Sampler[int]):
         return self.length
 
     def __iter__(self) -> Iterator[int]:
-        return _SamplerIterator(self.length)
+        return Cursor(int, [7 * number % self.length for number in range(1, self.length + 1)])
 
 
 class Pairs(Sampler[list[int]]):

@@ -25,20 +25,19 @@ from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
 from lit_loader.transport import codec
-from lit_loader.transport.messages import Reply, Resumed, Status, Task, position_of
+from lit_loader.transport.messages import Reply, Resumed, Status, Task, position_of, unpack
 from lit_loader.transport.status_board import Progress
 from lit_loader.workers import main as worker
-from lit_loader.workers.making import BatchMaker
-from tests.support.samples import hang
+from tests.support.samples import Cursor, hang
 
 POINTS: Final = {
     "starting": "in worker_init_fn, before the first task",
     "idle": "about to wait for the next task",
     "taking": "has read a task out of the pipe, and not looked at it",
-    "announcing": "has found the task to be wanted, and the board does not say so yet",
+    "announcing": "about to see whether the task is wanted, and to say so on the board",
     "fetching": "in the dataset, at the second sample of the batch",
     "collating": "has all samples",
-    "encoding": "has written the tensors into the slot, and half of the descriptor",
+    "encoding": "has written the tensors into the slot, and no descriptor",
     "granting": "has asked for a larger slot",
     "sending": "has the batch in the slot, and has not said so",
     "sent": "has said so, and the board says that it is still at it",
@@ -188,7 +187,7 @@ def visit(point: str) -> None:
 def _install() -> None:
     """Put visits into the worker that this process is."""
     cls: Any = worker._Worker
-    receive, load, collating = cls._receive, BatchMaker.load, Progress.collating
+    receive, make, collating = cls._receive, worker.make_batch, Progress.collating
     await_space, send, run, begin = cls._await_space, cls._send, cls.run, Progress.begin
 
     def _receive(self: Any) -> Any:
@@ -199,13 +198,13 @@ def _install() -> None:
             visit("taking")
         return message
 
-    def _begin(self: Any, number: int, *place: int) -> None:
+    def _begin(self: Any, number: int, *place: int) -> bool:
         if number >= 0:
             visit("announcing")
-        begin(self, number, *place)
+        return begin(self, number, *place)
 
-    def carry(self: Any, *arguments: Any) -> Any:
-        batch = load(self, *arguments)
+    def carry(*arguments: Any) -> Any:
+        batch = make(*arguments)
         if _armed is not None and _armed.claim("carrying") is not None:
             return [batch, lambda: 0]
         return batch
@@ -218,12 +217,13 @@ def _install() -> None:
         visit("granting")
         return await_space(self, task)
 
-    def _send(self: Any, message: Any) -> None:
+    def _send(self: Any, data: bytes) -> None:
+        message = unpack(data)
         before, after = {Reply: ("sending", "sent"), Resumed: ("resuming", "resumed")}.get(
             type(message), ("", "")
         )
         visit(before)
-        send(self, message)
+        send(self, data)
         visit(after)
         if isinstance(message, Reply) and message.status == Status.ENDED:
             visit("ending")
@@ -234,7 +234,7 @@ def _install() -> None:
         finally:
             visit("stopping")
 
-    BatchMaker.load = carry  # type: ignore[method-assign]
+    worker.make_batch = carry
     for function in (_receive, _await_space, _send):
         setattr(cls, function.__name__, function)
     cls.run = _run
@@ -244,17 +244,15 @@ def _install() -> None:
 
 
 class _Half:
-    """Writes half of the descriptor's first word, and visits."""
+    """The descriptor's first word: visits when all that stands before it is written."""
 
     def __init__(self, word: Any) -> None:
         self.size = word.size
         self._word = word
 
-    def pack_into(self, view: Any, offset: int, value: int) -> None:
-        half = self.size // 2
-        view[offset : offset + half] = self._word.pack(value)[:half]
+    def pack(self, value: int) -> Any:
         visit("encoding")
-        self._word.pack_into(view, offset, value)
+        return self._word.pack(value)
 
 
 # Data ------------------------------------------------------------------------------------------
@@ -295,52 +293,38 @@ class NoisyStream(IterableDataset):
         self.length = length
         self.width = width
 
-    def __iter__(self) -> Iterator[Any]:
+    def numbers(self) -> range:
         reader, readers = lit_loader.get_shard()
-        for index in range(reader, self.length, readers):
-            visit("fetching")
-            yield sample(index, self.width)
+        return range(reader, self.length, readers)
+
+    def make(self, index: int) -> Any:
+        visit("fetching")
+        return sample(index, self.width)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.make(index) for index in self.numbers())
 
 
 class StatefulStream(NoisyStream):
     """The same, by an iterator that can say where it is."""
 
     def __iter__(self) -> Iterator[Any]:
-        return _Reader(self, *lit_loader.get_shard())
-
-
-class _Reader:
-    def __init__(self, stream: NoisyStream, reader: int, readers: int) -> None:
-        self._stream = stream
-        self._next, self._step = reader, readers
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if self._next >= self._stream.length:
-            raise StopIteration
-        visit("fetching")
-        self._next += self._step
-        return sample(self._next - self._step, self._stream.width)
-
-    def state_dict(self) -> dict[str, int]:
-        return {"next": self._next}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self._next = state["next"]
+        return Cursor(self.make, self.numbers())
 
 
 def plain(value: Any) -> Any:
     """Write a batch down such that two are equal only if types, shapes and all bytes are."""
-    if isinstance(value, (torch.Tensor, np.ndarray)):
-        array = np.asarray(value)
-        return type(value).__name__, str(value.dtype), array.shape, array.tobytes()
+    name = type(value).__name__
+    if isinstance(value, torch.Tensor):
+        known = value.view(torch.int16) if value.dtype == torch.bfloat16 else value
+        return name, str(value.dtype), tuple(value.shape), known.numpy().tobytes()
+    if isinstance(value, np.ndarray):
+        return name, str(value.dtype), value.shape, value.tobytes()
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        return name, [(key, plain(item)) for key, item in value.items()]
     if isinstance(value, (list, tuple)):
-        return type(value).__name__, [plain(item) for item in value]
-    return type(value).__name__, value
+        return name, [plain(item) for item in value]
+    return name, repr(value)
 
 
 def outcomes(iterator: Iterable[Any]) -> list[Any]:

@@ -1,7 +1,7 @@
 """What kind of test one is, found in what it is written in: ``unit`` or ``process``.
 
 A test is of the kind ``process`` if its text, or that of the fixtures, helpers and constants that
-it uses, starts workers, programs or a Trainer. If the number of workers is a parameter, that
+it names, starts workers, programs or a Trainer. If the number of workers is a parameter, that
 decides for each cell. What cannot be seen so is in a table, or has the marker. Of the others, those
 that neither measure time nor are left out of a default run are ``unit``, and ``tests/conftest.py``
 watches that they start no process.
@@ -9,15 +9,13 @@ watches that they start no process.
 
 from __future__ import annotations
 
+import ast
 import functools
-import inspect
 import re
 import sys
-import tokenize
-import types
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -33,9 +31,9 @@ _UNSEEN: Final = (
     "bench/test_bench_app.py::test_reports_agree",
     "exactness/test_exactness.py::test_stopped_and_resumed_twice",
     "exactness/test_resume.py::test_every_kind_of_sampler_at_every_position",
-    "hydra/test_hydra_groups.py::test_fragile_data",
-    "hydra/test_hydra_groups.py::test_preset_loads",
-    "hydra/test_hydra_groups.py::test_reproducible",
+    "hydra/test_hydra.py::test_fragile_data",
+    "hydra/test_hydra.py::test_preset_loads",
+    "hydra/test_hydra.py::test_reproducible",
     "lightning/test_cli.py::test_a_file_describes_the_data",
     "lightning/test_cli.py::test_the_checkpoint_is_safe_to_load",
     "lightning/test_cli.py::test_the_command_line_goes_before_the_file",
@@ -47,7 +45,7 @@ _UNSEEN: Final = (
 _NOT_UNIT: Final = ("process", "time", "slow", "clients", "gpu")
 
 
-def mark_kinds(items: Iterable[pytest.Item]) -> None:
+def mark_kinds(items: Iterable[pytest.Function]) -> None:
     """Mark each test with its kind."""
     for item in items:
         if item.get_closest_marker("process") is None and _starts_processes(item):
@@ -56,90 +54,48 @@ def mark_kinds(items: Iterable[pytest.Item]) -> None:
             item.add_marker("unit")
 
 
-def _starts_processes(item: pytest.Item) -> bool:
+def _starts_processes(item: pytest.Function) -> bool:
     if item.nodeid.partition("[")[0].removeprefix("tests/") in _UNSEEN:
         return True
-    values = getattr(item, "callspec", None)
-    given = dict(values.params) if values else {}
-    numbers = {value for name, value in given.items() if "workers" in name and _is_number(value)}
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    numbers = {value for name, value in given.items() if "workers" in name and type(value) is int}
     if numbers:
         return numbers != {0}
-    if any(map(_asks_for_workers, given.values())):
-        return True
-    return any(map(_function_starts, _functions(item)))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _asks_for_workers(value: Any, depth: int = 3) -> bool:
-    """Whether a value is or holds options with a number of workers, or a program's text."""
-    if isinstance(value, str):
-        return bool(_STARTS.search(value[:20_000]))
-    if depth == 0 or not isinstance(value, (dict, list, tuple)) or len(value) > 100:
-        return False
-    if isinstance(value, dict):
-        if value.get("num_workers") or value.get("workers"):
-            return True
-        value = list(value.values())
-    return any(_asks_for_workers(each, depth - 1) for each in value)
-
-
-def _functions(item: pytest.Item) -> Iterator[Any]:
-    """The test's function, and those of its fixtures."""
-    yield getattr(item, "function", None)
-    fixtures = getattr(item, "_fixtureinfo", None)
-    for definitions in (fixtures.name2fixturedefs if fixtures else {}).values():
-        for definition in definitions:
-            yield definition.func
+    used = [(item.module.__name__, item.cls.__name__ if item.cls else item.originalname)]
+    for definitions in item._fixtureinfo.name2fixturedefs.values():
+        used += [(each.func.__module__, each.func.__name__) for each in definitions]
+    return any(_starts(*each) for each in used)
 
 
 @functools.cache
-def _function_starts(function: Any) -> bool:
-    """Whether the text of a function, or of what it uses, starts a process."""
-    seen: set[Any] = set()
-    waiting = [function]
-    while waiting:
-        each = inspect.unwrap(waiting.pop())
-        module = getattr(each, "__module__", None) or ""
-        if each in seen or not module.startswith("tests.") or module == "tests.conftest":
-            continue
-        seen.add(each)
-        text, used, constants = _read(each)
-        if _STARTS.search(text) or any(map(_asks_for_workers, constants)):
-            return True
-        waiting += used
-    return False
+def _starts(module: str, name: str) -> bool:
+    """Whether the text of something in a module, or of what that names, starts a process."""
+    return any(_STARTS.search(text) for text in _reached(module, name, set()))
+
+
+def _reached(module: str, name: str, seen: set[tuple[str, str]]) -> Iterator[str]:
+    if (module, name) in seen or not module.startswith("tests.") or module == "tests.conftest":
+        return
+    seen.add((module, name))
+    texts = _texts(module)
+    if name not in texts:  # it is another module's
+        module = getattr(vars(sys.modules[module]).get(name), "__module__", None) or ""
+        yield from _reached(module, name, seen) if module else ()
+        return
+    yield texts[name]
+    for word in set(re.findall(r"\b[A-Za-z_]\w*", texts[name])) & set(vars(sys.modules[module])):
+        yield from _reached(module, word, seen)
 
 
 @functools.cache
-def _read(of: Any) -> tuple[str, list[Any], list[Any]]:
-    """The text of a function or class; functions and classes, and constants, that it names."""
-    module = sys.modules[of.__module__]
-    functions = [of] if isinstance(of, types.FunctionType) else list(vars(of).values())
-    text = "".join(map(_text, (f for f in functions if isinstance(f, types.FunctionType))))
-    words = set(re.findall(r"\b[A-Za-z_]\w*", text))
-    used, constants = [], []
-    for name in words & set(vars(module)):
-        value = vars(module)[name]
-        if isinstance(value, (types.FunctionType, type)):
-            used.append(value)
-        elif isinstance(value, (dict, list, tuple)):
-            constants.append(value)
-    return text, used, constants
-
-
-def _text(function: types.FunctionType) -> str:
-    code = function.__code__
-    if not code.co_filename.endswith(".py"):  # a dataclass's, say
-        return ""
-    try:
-        return "".join(inspect.getblock(_lines(code.co_filename)[code.co_firstlineno - 1 :]))
-    except (SyntaxError, tokenize.TokenError):
-        return ""
-
-
-@functools.cache
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines(keepends=True)
+def _texts(module: str) -> dict[str, str]:
+    """The text of each function, class and constant of a module."""
+    source = Path(sys.modules[module].__file__ or "").read_text()
+    lines, found = source.splitlines(), {}
+    for node in ast.parse(source).body:
+        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+        text = "\n".join(lines[first - 1 : node.end_lineno])
+        targets = getattr(node, "targets", [getattr(node, "target", node)])
+        for target in targets:
+            found[getattr(target, "id", getattr(target, "name", ""))] = text
+    return found

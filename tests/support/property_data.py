@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 
 import lit_loader
 from tests.support.faults import visit
+from tests.support.samples import Cursor
 
 TENSORS = ("float32", "float64", "float16", "bfloat16", "complex64", "int64", "uint8", "bool")
 ARRAYS = ("float32", "float64", "int64", "int16", "uint8", "bool")
@@ -58,21 +59,6 @@ def sample_of(schema: Any, index: int) -> Any:
     if schema.kind == "str":
         return f"{index} {random.random()}"
     return {"int": index, "float": random.random(), "none": None}[schema.kind]
-
-
-def written(value: Any) -> Any:
-    """Write a batch down such that two are equal only if types, shapes and all bytes are."""
-    name = type(value).__name__
-    if isinstance(value, torch.Tensor):
-        known = value.view(torch.int16) if value.dtype == torch.bfloat16 else value
-        return name, str(value.dtype), tuple(value.shape), known.numpy().tobytes()
-    if isinstance(value, np.ndarray):
-        return name, str(value.dtype), value.shape, value.tobytes()
-    if isinstance(value, dict):
-        return name, [(key, written(item)) for key, item in value.items()]
-    if isinstance(value, (list, tuple)):
-        return name, [written(item) for item in value]
-    return name, repr(value)
 
 
 def holds_none(schema: Any) -> bool:
@@ -152,40 +138,19 @@ class Stream(IterableDataset):
             np.random.set_state(outside[1])
             torch.set_rng_state(outside[2])
 
+    def make(self, index: int) -> Any:
+        visit("fetching")
+        return self.sample(index)
+
     def __iter__(self) -> Iterator[Any]:
-        for index in self.share():
-            visit("fetching")
-            yield self.sample(index)
+        return (self.make(index) for index in self.share())
 
 
 class StatefulStream(Stream):
     """The same, by an iterator that can say where it is."""
 
     def __iter__(self) -> Iterator[Any]:
-        return _Reader(self)
-
-
-class _Reader:
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._share = stream.share()
-        self._position = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if self._position == len(self._share):
-            raise StopIteration
-        visit("fetching")
-        self._position += 1
-        return self._stream.sample(self._share[self._position - 1])
-
-    def state_dict(self) -> dict[str, int]:
-        return {"position": self._position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self._position = state["position"]
+        return Cursor(self.make, self.share())
 
 
 class Strided(Sampler[int]):
@@ -215,11 +180,6 @@ class Uneven(Sampler[list[int]]):
         while start < self.length:
             yield list(range(start, min(start + size, self.length)))
             start, size = start + size, size % 3 + 1
-
-
-def uncollated(samples: Any) -> Any:
-    """A ``collate_fn`` that changes nothing."""
-    return samples
 
 
 def noisy(samples: Any) -> Any:

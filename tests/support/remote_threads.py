@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from lit_loader.remote.engine import Fate, Hello, Made, Order, Role, UnreachableError
-from lit_loader.remote.remote_worker import RemoteWorker
+from lit_loader.remote.crew import Fate, Hello, Role, UnreachableError
+from lit_loader.remote.ray_engine import RemoteWorker
+from lit_loader.transport.messages import SIZE, position_of, unpack
 
 
 class DiedError(Exception):
@@ -78,7 +79,7 @@ class ThreadHand:
         self._config = config
         self._payload = payload
         self._role = role
-        self._orders: queue.Queue[tuple[Order, Future[Made | bytes]] | None] = queue.Queue()
+        self._orders: queue.Queue[tuple[bytes, Future[Any]] | None] = queue.Queue()
         self._hello: Future[Hello] = Future()
         self._silent = False
         self._dead = threading.Event()
@@ -88,8 +89,8 @@ class ThreadHand:
     def hello(self) -> Future[Hello]:
         return self._hello
 
-    def make(self, order: Order) -> Future[Made | bytes]:
-        future: Future[Made | bytes] = Future()
+    def make(self, order: bytes) -> Future[Any]:
+        future: Future[Any] = Future()
         if self._dead.is_set():
             future.set_exception(DiedError("it had died"))
         else:
@@ -115,7 +116,8 @@ class ThreadHand:
         self._hello.set_result(said._replace(versions={**said.versions, **config.versions}))
         while (item := self._orders.get()) is not None:
             order, future = item
-            number = order.number
+            task: Any = unpack(order)
+            number = position_of(task.number)
             if number in config.kills_relay_at and config.note(f"killed {number}") == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             if config.note(f"died {number}") < config.dies_at.get(number, 0):
@@ -130,14 +132,10 @@ class ThreadHand:
             if number in config.silent_at and config.note(f"silent {number}") == 0:
                 self._silent = True
                 continue  # for ever
-            made = maker.make(order.pack())
-            if isinstance(made, bytes):
-                made = Made.unpack(made)
-            content = made.content.copy()
+            made = np.frombuffer(maker.make(order), np.uint8).copy()
             if number in config.altered:
-                content[0] ^= 1
-            made = made._replace(content=content)
-            future.set_result(made.pack() if config.note("made") % 2 else made)
+                made[SIZE] ^= 1
+            future.set_result(made.tobytes() if config.note("made") % 2 else made)
 
 
 class ThreadEngine:

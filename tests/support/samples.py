@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,25 @@ class Counting(IterableDataset):
             yield self.function(number)
 
 
+class Cursor(Iterator[Any]):
+    """What ``make`` makes of each number; tells where it is, and can be brought there."""
+
+    def __init__(self, make: Callable[[int], Any], numbers: Sequence[int]) -> None:
+        self.make, self.numbers, self.position = make, numbers, 0
+
+    def __next__(self) -> Any:
+        if self.position >= len(self.numbers):
+            raise StopIteration
+        self.position += 1
+        return self.make(self.numbers[self.position - 1])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+
+
 class BrokenArrival:
     """Can be pickled and, in no process but the first, unpickled."""
 
@@ -101,6 +121,14 @@ def hang() -> None:
     select.select([], [], [])
 
 
+def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+    """Look, as often as the scheduler lets it, until something of another process's is true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came to that"
+        os.sched_yield()
+
+
 def epoch_and_index(index: int) -> tuple[int, int]:
     """Tag a sample with the epoch it was made in."""
     return lit_loader.get_epoch(), index
@@ -118,7 +146,7 @@ def ints(batches: Iterable[Any]) -> list[int]:
 
 def worker_pids(iterator: Any) -> list[int]:
     """Process ids of the workers that serve an iterator."""
-    return list(iterator.pool.pids)
+    return list(iterator.pool.workers.pids)
 
 
 def named_memory() -> set[str]:
@@ -130,4 +158,4 @@ def given(arena: Arena, slot: Slot, nbytes: int) -> Any:
     """What the consumer gets of a batch that is a single array of bytes."""
     lease = arena.lease(slot, nbytes)
     pieces = arena.divide(lease, [(0, nbytes)])
-    return lease if pieces is None else pieces.at(0)[0]
+    return lease if pieces is None else pieces[0][1]

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, IterableDataset, Sampler
 
 import lit_loader
+from tests.support.samples import Cursor
 
 
 def _shuffled_by_torch(numbers: list[int]) -> list[int]:
@@ -69,6 +70,100 @@ class Ordered:
             _set_torch_state(state["generator"])
 
 
+class Place(Cursor):
+    """The iterator's state, which says nothing of the order."""
+
+    def __init__(self, owner: Any, items: list[int]) -> None:
+        super().__init__(owner.item, items)
+        self.owner = owner
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.owner.told(position=self.position)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.owner.calls.append("load iterator")
+        super().load_state_dict(state)
+        self.owner.brought(state)
+
+
+class IteratorState:
+    """The iterator has the state."""
+
+    def __iter__(self: Any) -> Iterator[Any]:
+        self.calls.append("iter")
+        return Place(self, self.share())
+
+
+class OwnState:
+    """The dataset or sampler has it; its ``__iter__`` is a generator, so that it begins late."""
+
+    position = start = 0
+    wraps = False  # whether it begins anew behind its end
+
+    def __iter__(self: Any) -> Iterator[Any]:
+        self.calls.append("iter")
+        self.position, self.start = self.start % self.length if self.wraps else self.start, 0
+        for number in self.share()[self.position :]:
+            self.position += 1
+            yield self.item(number)
+
+    def state_dict(self: Any) -> dict[str, Any]:
+        return self.told(position=self.position)
+
+    def load_state_dict(self: Any, state: dict[str, Any]) -> None:
+        self.calls.append("load")
+        self.start = state["position"]
+        self.brought(state)
+
+
+class ItsOwnIterator:
+    """Its own iterator, which begins in ``__iter__``."""
+
+    position = 0
+
+    def __iter__(self: Any) -> Iterator[Any]:
+        self.calls.append("iter")
+        self.items, self.position = self.share(), 0
+        return self
+
+    def __next__(self: Any) -> Any:
+        if self.position >= len(self.items):
+            raise StopIteration
+        self.position += 1
+        return self.item(self.items[self.position - 1])
+
+    def state_dict(self: Any) -> dict[str, Any]:
+        return self.told(position=self.position)
+
+    def load_state_dict(self: Any, state: dict[str, Any]) -> None:
+        self.calls.append("load iterator")
+        self.position = state["position"]
+        self.brought(state)
+
+
+class BothStates(IteratorState):
+    """The dataset remembers which shift of the data it gives, its iterator the place in it."""
+
+    shift = 0
+    brought_to = False
+
+    def __iter__(self: Any) -> Iterator[Any]:
+        self.shift += not self.brought_to
+        self.brought_to = False
+        return super().__iter__()
+
+    def item(self: Any, number: int) -> Any:
+        return self.shifted(super().item, number)
+
+    def state_dict(self: Any) -> dict[str, Any]:
+        return self.told(shift=self.shift)
+
+    def load_state_dict(self: Any, state: dict[str, Any]) -> None:
+        self.calls.append("load")
+        self.shift, self.brought_to = state["shift"], True
+        self.brought(state)
+
+
 class Stream(Ordered, IterableDataset[Tensor]):
     """Neither it nor its iterator has a state."""
 
@@ -80,108 +175,28 @@ class Stream(Ordered, IterableDataset[Tensor]):
         draws = [random.random(), np.random.random(), float(torch.rand((), dtype=torch.float64))]
         return torch.tensor([number, *draws, self.rng.random()], dtype=torch.float64)
 
+    def shifted(self, item: Callable[[int], Tensor], number: int) -> Tensor:
+        return item(1000 * self.shift + number)  # type: ignore[attr-defined]
+
     def __iter__(self) -> Iterator[Tensor]:
         self.calls.append("iter")
         return map(self.item, self.share())
 
 
-class StreamIterator:
-    """Has a state of its own, which says nothing of the order."""
-
-    def __init__(self, stream: Any, items: list[int]) -> None:
-        self.stream, self.items, self.position = stream, items, 0
-
-    def __iter__(self) -> StreamIterator:
-        return self
-
-    def __next__(self) -> Any:
-        if self.position >= len(self.items):
-            raise StopIteration
-        self.position += 1
-        return self.stream.item(self.items[self.position - 1])
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.stream.told(position=self.position)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.stream.calls.append("load iterator")
-        self.position = state["position"]
-        self.stream.brought(state)
+class WithIteratorState(IteratorState, Stream):
+    pass
 
 
-class WithIteratorState(Stream):
-    def __iter__(self) -> Iterator[Tensor]:
-        self.calls.append("iter")
-        return StreamIterator(self, self.share())
+class WithState(OwnState, Stream):
+    pass
 
 
-class WithState(Stream):
-    """The dataset has the state; its ``__iter__`` is a generator, so that it begins late."""
-
-    position = start = 0
-
-    def __iter__(self) -> Iterator[Tensor]:
-        self.calls.append("iter")
-        self.position, self.start = self.start, 0
-        for number in self.share()[self.position :]:
-            self.position += 1
-            yield self.item(number)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.told(position=self.position)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.calls.append("load")
-        self.start = state["position"]
-        self.brought(state)
+class OwnIterator(ItsOwnIterator, Stream):
+    pass
 
 
-class OwnIterator(Stream):
-    """Its own iterator, which begins in ``__iter__``."""
-
-    position = 0
-
-    def __iter__(self) -> Iterator[Tensor]:
-        self.calls.append("iter")
-        self.items, self.position = self.share(), 0
-        return self
-
-    def __next__(self) -> Tensor:
-        if self.position >= len(self.items):
-            raise StopIteration
-        self.position += 1
-        return self.item(self.items[self.position - 1])
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.told(position=self.position)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.calls.append("load iterator")
-        self.position = state["position"]
-        self.brought(state)
-
-
-class WithBothStates(WithIteratorState):
-    """The dataset remembers which shift of the data it gives, its iterator the place in it."""
-
-    shift = 0
-    brought_to = False
-
-    def __iter__(self) -> Iterator[Tensor]:
-        self.shift += not self.brought_to
-        self.brought_to = False
-        return super().__iter__()
-
-    def item(self, number: int) -> Tensor:
-        return super().item(1000 * self.shift + number)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.told(shift=self.shift)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.calls.append("load")
-        self.shift, self.brought_to = state["shift"], True
-        self.brought(state)
+class WithBothStates(BothStates, Stream):
+    pass
 
 
 STREAMS = {
@@ -210,6 +225,9 @@ class Drawn(Ordered, Sampler[int]):
             return (number + int(torch.randint(self.length, ()))) % self.length
         return number
 
+    def shifted(self, item: Callable[[int], int], number: int) -> int:
+        return (item(number) + self.shift) % self.length  # type: ignore[attr-defined]
+
     def share(self) -> list[int]:
         return self.order()
 
@@ -218,61 +236,12 @@ class Drawn(Ordered, Sampler[int]):
         return map(self.item, self.share())
 
 
-class DrawnWithIteratorState(Drawn):
-    def __iter__(self) -> Iterator[int]:
-        self.calls.append("iter")
-        return StreamIterator(self, self.share())
-
-
-class DrawnWithState(Drawn):
-    position = start = 0
-
-    def __iter__(self) -> Iterator[int]:
-        self.calls.append("iter")
-        self.position, self.start = self.start % self.length, 0
-        for number in self.share()[self.position :]:
-            self.position += 1
-            yield self.item(number)
-
-    state_dict = WithState.state_dict
-    load_state_dict = WithState.load_state_dict
-
-
-class DrawnOwnIterator(Drawn):
-    position = 0
-    __iter__ = OwnIterator.__iter__
-    __next__ = OwnIterator.__next__
-    state_dict = OwnIterator.state_dict
-    load_state_dict = OwnIterator.load_state_dict
-
-
-class DrawnWithBothStates(DrawnWithIteratorState):
-    shift = 0
-    brought_to = False
-
-    def __iter__(self) -> Iterator[int]:
-        self.shift += not self.brought_to
-        self.brought_to = False
-        return super().__iter__()
-
-    def item(self, number: int) -> int:
-        return (super().item(number) + self.shift) % self.length
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.told(shift=self.shift)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.calls.append("load")
-        self.shift, self.brought_to = state["shift"], True
-        self.brought(state)
-
-
 SAMPLERS = {
     "neither": Drawn,
-    "iterator": DrawnWithIteratorState,
-    "sampler": DrawnWithState,
-    "its own iterator": DrawnOwnIterator,
-    "both": DrawnWithBothStates,
+    "iterator": type("DrawnWithIteratorState", (IteratorState, Drawn), {}),
+    "sampler": type("DrawnWithState", (OwnState, Drawn), {"wraps": True}),
+    "its own iterator": type("DrawnOwnIterator", (ItsOwnIterator, Drawn), {}),
+    "both": type("DrawnWithBothStates", (BothStates, Drawn), {}),
 }
 
 

@@ -10,6 +10,8 @@ import pytest
 from lit_loader.system.cgroups import MemoryLimits, memory_limits
 
 GIB = 1 << 30
+BASE = "sys/fs/cgroup"
+RESIDENT = 262144 * os.sysconf("SC_PAGE_SIZE")
 NO_LIMIT = 0x7FFFFFFFFFFFF000
 
 
@@ -52,109 +54,79 @@ PROC = {
 }
 
 
-def test_version_2_in_a_container(tmp_path: Path) -> None:
-    """The container's own cgroup is the root of what is mounted."""
-    root = tree(
-        tmp_path,
+CASES: dict[str, tuple[dict[str, object], MemoryLimits, str]] = {
+    # The container's own cgroup is the root of what is mounted.
+    "version 2 in a container": (
         {
             **PROC,
             "proc/self/cgroup": "0::/\n",
-            **group_2("sys/fs/cgroup", 5 * GIB, 4 * GIB, kills=2, cache=GIB + GIB // 10),
+            **group_2(BASE, 5 * GIB, 4 * GIB, kills=2, cache=GIB + GIB // 10),
         },
-    )
-    found = memory_limits(root=root)
-    assert found == MemoryLimits(
-        process=262144 * os.sysconf("SC_PAGE_SIZE"),
-        used=5 * GIB - GIB - GIB // 10,
-        limit=4 * GIB,
-        available=2 * GIB,
-        oom_kills=2,
-    )
-    assert found.describe() == (
+        MemoryLimits(RESIDENT, 5 * GIB - GIB - GIB // 10, 4 * GIB, 2 * GIB, 2),
         "this process has 1.0 GiB, cgroup memory 3.9 of 4.0 GiB, the machine 2.0 GiB available, "
-        "2 OOM kills"
-    )
-
-
-def test_the_level_nearest_to_its_limit_counts(tmp_path: Path) -> None:
-    """With the kills of the process's own level: those above have other processes, too."""
-    base = "sys/fs/cgroup"
-    root = tree(
-        tmp_path,
+        "2 OOM kills",
+    ),
+    # With the kills of the process's own level: those above have other processes, too.
+    "the level nearest to its limit": (
         {
             "proc/self/cgroup": "0::/user.slice/job/step\n",
-            **group_2(f"{base}/user.slice/job/step", 2 * GIB, "max", kills=1),
-            **group_2(f"{base}/user.slice/job", 3 * GIB, 4 * GIB, kills=5),
-            **group_2(f"{base}/user.slice", 6 * GIB, 64 * GIB, kills=9),
+            **group_2(f"{BASE}/user.slice/job/step", 2 * GIB, "max", kills=1),
+            **group_2(f"{BASE}/user.slice/job", 3 * GIB, 4 * GIB, kills=5),
+            **group_2(f"{BASE}/user.slice", 6 * GIB, 64 * GIB, kills=9),
         },
-    )
-    found = memory_limits(root=root)
-    assert (found.used, found.limit, found.oom_kills) == (3 * GIB, 4 * GIB, 1)
-    assert found.describe() == "cgroup memory 3.0 of 4.0 GiB, 1 OOM kill"
-
-
-def test_version_1_with_the_path_of_the_host(tmp_path: Path) -> None:
-    """In a container the path is the host's, and what is mounted is the container's part of it."""
-    root = tree(
-        tmp_path,
+        MemoryLimits(None, 3 * GIB, 4 * GIB, None, 1),
+        "cgroup memory 3.0 of 4.0 GiB, 1 OOM kill",
+    ),
+    # In a container the path is the host's, and what is mounted is the container's part of it.
+    "version 1 with the path of the host": (
         {
             **PROC,
             "proc/self/cgroup": "5:cpu,cpuacct:/docker/ab\n4:blkio,memory:/docker/ab\n1:name=x:/\n",
-            **group_1("sys/fs/cgroup/memory", 300 << 20, 512 << 20, kills=0, cache=50 << 20),
+            **group_1(f"{BASE}/memory", 300 << 20, 512 << 20, kills=0, cache=50 << 20),
         },
-    )
-    found = memory_limits(root=root)
-    assert (found.used, found.limit, found.oom_kills) == (250 << 20, 512 << 20, 0)
-    assert "cgroup memory 250.0 of 512.0 MiB, the machine" in found.describe()
-    assert "OOM" not in found.describe()
-
-
-def test_both_versions_beside_each_other(tmp_path: Path) -> None:
-    """Memory is version 1's; version 2 is mounted for systemd's sake."""
-    root = tree(
-        tmp_path,
+        MemoryLimits(RESIDENT, 250 << 20, 512 << 20, 2 * GIB, 0),
+        "this process has 1.0 GiB, cgroup memory 250.0 of 512.0 MiB, the machine 2.0 GiB available",
+    ),
+    # Memory is version 1's; version 2 is mounted for systemd's sake.
+    "both versions": (
         {
             "proc/self/cgroup": "4:memory:/a/b\n0::/a/b\n",
-            **group_1("sys/fs/cgroup/memory/a/b", GIB, NO_LIMIT, kills=3),
-            **group_1("sys/fs/cgroup/memory/a", GIB, 2 * GIB),
-            **group_1("sys/fs/cgroup/memory", 9 * GIB, NO_LIMIT),
-            "sys/fs/cgroup/unified/cgroup.procs": "1\n",
+            **group_1(f"{BASE}/memory/a/b", GIB, NO_LIMIT, kills=3),
+            **group_1(f"{BASE}/memory/a", GIB, 2 * GIB),
+            **group_1(f"{BASE}/memory", 9 * GIB, NO_LIMIT),
+            f"{BASE}/unified/cgroup.procs": "1\n",
         },
-    )
-    found = memory_limits(root=root)
-    assert (found.used, found.limit, found.oom_kills) == (GIB, 2 * GIB, 3)
-
-
-def test_without_a_limit(tmp_path: Path) -> None:
-    root = tree(
-        tmp_path,
-        {"proc/self/cgroup": "0::/a\n", **group_2("sys/fs/cgroup/a", GIB, "max", kills=1)},
-    )
-    found = memory_limits(root=root)
-    assert (found.used, found.limit) == (GIB, None)
-    assert found.describe() == "1 OOM kill"
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        {},
-        {"proc/self/cgroup": "0::/gone\n"},
-        {"proc/self/cgroup": "nonsense\n"},
+        MemoryLimits(None, GIB, 2 * GIB, None, 3),
+        "cgroup memory 1.0 of 2.0 GiB, 3 OOM kills",
+    ),
+    "without a limit": (
+        {"proc/self/cgroup": "0::/a\n", **group_2(f"{BASE}/a", GIB, "max", kills=1)},
+        MemoryLimits(None, GIB, None, None, 1),
+        "1 OOM kill",
+    ),
+    "nothing": ({}, MemoryLimits(), "memory unknown"),
+    "gone": ({"proc/self/cgroup": "0::/gone\n"}, MemoryLimits(), "memory unknown"),
+    "nonsense": ({"proc/self/cgroup": "nonsense\n"}, MemoryLimits(), "memory unknown"),
+    "broken": (
         {
             "proc/self/cgroup": "0::/\n",
-            "sys/fs/cgroup/memory.current": "many\n",
-            "sys/fs/cgroup/memory.max": "\n",
+            f"{BASE}/memory.current": "many\n",
+            f"{BASE}/memory.max": "\n",
             "proc/self/statm": "1\n",
             "proc/meminfo": "MemAvailable:\n",
         },
-    ],
-    ids=["nothing", "gone", "nonsense", "broken"],
-)
-def test_what_cannot_be_read_is_not_known(tmp_path: Path, files: dict[str, object]) -> None:
+        MemoryLimits(),
+        "memory unknown",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_read(name: str, tmp_path: Path) -> None:
+    files, expected, said = CASES[name]
     found = memory_limits(root=tree(tmp_path, files))
-    assert found == MemoryLimits()
-    assert found.describe() == "memory unknown"
+    assert found == expected
+    assert found.describe() == said
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc here")

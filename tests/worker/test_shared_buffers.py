@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import multiprocessing
 import os
@@ -62,8 +63,10 @@ class Bulk:
     """An array, a part and a tensor of it; another one, read-only; bytes. The first is written to.
 
     With a start method, sample 5 ends its process, once, and two workers meet at the first and at
-    the last two samples.
+    the last two samples. What a sample gives depends on ``number``, too.
     """
+
+    number = 0
 
     def __init__(self, method: str | None = None) -> None:
         self.array = np.arange(BYTES // 8)
@@ -89,7 +92,7 @@ class Bulk:
                 self.counts[-1] = 1
                 os._exit(7)
             self.counts[worker] += 1
-        total = int(self.array[1:].sum() + self.fixed.sum()) + self.blob.count(b"\0")
+        total = int(self.array[1:].sum() + self.fixed.sum()) + self.blob.count(b"\0") + self.number
         first, before = int(self.array[0]), mapped()
         self.array[0] = self.tensor[0] = os.getpid()
         assert self.tensor[0] == os.getpid()
@@ -97,27 +100,25 @@ class Bulk:
         return Seen(worker, os.getpid(), total, first, before, mapped())
 
 
-def samples(data: Bulk, method: str, **options: Any) -> list[Seen]:
-    loader = DataLoader(
-        data,  # type: ignore[arg-type]
-        num_workers=2,
-        multiprocessing_context=method,
-        collate_fn=uncollated,
-        **options,
-    )
-    return [sample for batch in loader for sample in batch]
+def loader_of(data: Bulk, method: str, **options: Any) -> DataLoader[Any]:
+    options = {"num_workers": 2, "collate_fn": uncollated, **options}
+    return DataLoader(data, multiprocessing_context=method, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["with what is shared", "alone"])
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_one_copy_for_all_workers_and_those_that_replace_them(method: str, alone: bool) -> None:
-    if alone:
-        data = Bulk()
-        seen = samples(data, method)
-    else:
-        data = Bulk(method)
-        with pytest.warns(WorkerRestartWarning, match="exited by itself with code 7"):
-            seen = samples(data, method)
+    """They get the dataset as it was at first; the next workers get it as it is then."""
+    data = Bulk(None if alone else method)
+    loader = loader_of(data, method, prefetch_next_epoch=False)
+    batches = iter(loader)
+    with contextlib.ExitStack() as stack:
+        if not alone:
+            stack.enter_context(pytest.warns(WorkerRestartWarning, match="by itself with code 7"))
+        seen = next(batches)
+        data.array[1] += 5
+        data.number = 1
+        seen += [sample for batch in batches for sample in batch]
     pids = {sample.pid for sample in seen}
     assert alone or len(pids) == 3
     n = BYTES // 8
@@ -134,18 +135,14 @@ def test_one_copy_for_all_workers_and_those_that_replace_them(method: str, alone
     assert not data.tensor.is_shared()
     if data.counts is not None:  # what is shared on purpose stays so
         assert data.counts[:2].sum() >= len(data)  # after a death some are made again
+    later = {sample.total for batch in loader for sample in batch}
+    assert later == {n * (n - 1) + BYTES // 256 + 6}
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_it_is_told_what_memory_all_takes(method: str) -> None:
     data = Bulk()
-    with DataLoader(
-        data,  # type: ignore[arg-type]
-        num_workers=2,
-        multiprocessing_context=method,
-        collate_fn=uncollated,
-        persistent_workers=True,
-    ) as loader:
+    with loader_of(data, method, persistent_workers=True) as loader:
         assert loader.statistics().memory is None
         list(loader)
         statistics = loader.statistics(memory=True)
@@ -164,78 +161,13 @@ def test_it_is_told_what_memory_all_takes(method: str) -> None:
     assert (use.arena, use.shared_data, use.workers) == (0, 0, ())
 
 
-def test_a_worker_that_is_added_maps_the_same_file() -> None:
-    data = Bulk("forkserver")
-    assert data.counts is not None
-    data.counts[-1] = 1  # no process is to end
-    loader = DataLoader(
-        data,  # type: ignore[arg-type]
-        num_workers=1,
-        multiprocessing_context="forkserver",
-        collate_fn=uncollated,
-    )
-    batches = iter(loader)  # its only worker waits for a second one
-    loader.resize(2)
-    seen = [sample for batch in batches for sample in batch]
-    assert len({sample.pid for sample in seen}) == 2
-    assert len({sample.mapped.inode for sample in seen}) == 1
-
-
-def test_what_the_parent_changes_is_there_with_the_next_workers() -> None:
-    data = Bulk()
-    loader = DataLoader(
-        data,  # type: ignore[arg-type]
-        num_workers=1,
-        multiprocessing_context="forkserver",
-        collate_fn=uncollated,
-        prefetch_next_epoch=False,
-    )
-    before = [sample.total for batch in loader for sample in batch]
-    data.array[1] += 5
-    after = [sample.total for batch in loader for sample in batch]
-    assert {total + 5 for total in before} == set(after)
-
-
-def full(fd: int, data: memoryview, offset: int) -> int:
+def full(fd: int, data: Any) -> int:
     raise OSError(28, "No space left on device")
 
 
 def test_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carrier, "pwrite", full)
+    monkeypatch.setattr(carrier, "write_all", full)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(LoaderError, match="no room in memory for the dataset's arrays .*'fork'"):
-        samples(Bulk(), "forkserver")
+        list(loader_of(Bulk(), "forkserver"))
     assert os.listdir("/proc/self/fd") == before
-
-
-class Changed:
-    """Its first sample of the second half ends the process, once; one counts in shared memory."""
-
-    def __init__(self) -> None:
-        self.number = 1
-        self.array = np.ones(BYTES // 8, np.int64)
-        self.deaths = torch.zeros(1, dtype=torch.int64).share_memory_()
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> tuple[int, int]:
-        if index == 3 and not self.deaths:
-            self.deaths += 1
-            os._exit(7)
-        return self.number, int(self.array[index])
-
-
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_replaced_worker_has_the_dataset_as_it_was_at_first(method: str) -> None:
-    """Also one that brings descriptors along, and is changed in the training process."""
-    data: Any = Changed()
-    loader = DataLoader(
-        data, 1, num_workers=1, multiprocessing_context=method, collate_fn=uncollated
-    )
-    batches = iter(loader)
-    first = next(batches)
-    data.number, data.array = 2, np.full(BYTES // 8, 2)
-    with pytest.warns(WorkerRestartWarning, match="exited by itself with code 7"):
-        assert [first, *batches] == [[(1, 1)]] * 6
-    assert data.deaths.item() == 1

@@ -7,7 +7,6 @@ import logging
 import operator
 import pickle
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +14,7 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from lit_loader import DataLoader
-from lit_loader.transport.shared_list import SharedList, SharedTuple, shared
-from lit_loader.workers.shared_lists import LONG, SharedLists
+from lit_loader.workers.shared_lists import LONG, SharedList, SharedLists, SharedTuple, shared
 from tests.support.samples import METHODS
 
 N = LONG + 5
@@ -179,8 +177,13 @@ SHARED = [*("SharedList", "SharedList", "SharedTuple", "SharedList", "SharedList
 SHARED += ["dict", "list"]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_in_workers_only(method: str) -> None:
+PLAIN = [*("list", "list", "tuple", "list", "list", "list", "dict", "list")]
+
+
+@pytest.mark.parametrize(
+    ("method", "share"), [*((method, True) for method in METHODS), ("fork", False)]
+)
+def test_in_workers_only_and_if_asked_for(method: str, share: bool) -> None:
     dataset = Files()
     before = {name: id(value) for name, value in vars(dataset).items()}
     with DataLoader(
@@ -189,22 +192,16 @@ def test_in_workers_only(method: str) -> None:
         num_workers=2,
         multiprocessing_context=method,
         collate_fn=uncollated,
-        share=True,
+        share=share,
     ) as loader:
         for _ in range(1 if method == "spawn" else 2):
             samples = [sample for batch in loader for sample in batch]
             assert samples == [
-                (SHARED, True, f"file {n}", N - 1 - n, n) for n in range(len(dataset))
+                (SHARED if share else PLAIN, True, f"file {n}", N - 1 - n, n)
+                for n in range(len(dataset))
             ]
     assert {name: id(value) for name, value in vars(dataset).items()} == before
     assert type(dataset.files) is type(dataset.inner.indices) is list
-
-
-def test_not_unless_asked_for() -> None:
-    loader = DataLoader(Files(), 4, num_workers=1, collate_fn=uncollated)
-    assert next(iter(loader))[0][0] == [
-        *("list", "list", "tuple", "list", "list", "list", "dict", "list")
-    ]
 
 
 def test_what_was_done_is_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -222,15 +219,15 @@ def test_what_was_done_is_said(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_what_workers_write_raises(tmp_path: Path) -> None:
-    with (
-        DataLoader(_Writing(), 2, num_workers=1, share=True) as loader,
-        pytest.raises(TypeError, match="this list belongs to what all workers share"),
-    ):
-        list(loader)
-
-
-class _Writing(Files):
+class Writing(Files):
     def __getitem__(self, index: int) -> Any:
         self.files.append("more")
         return index
+
+
+def test_what_workers_write_raises() -> None:
+    with (
+        DataLoader(Writing(), 2, num_workers=1, share=True) as loader,
+        pytest.raises(TypeError, match="this list belongs to what all workers share"),
+    ):
+        list(loader)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.fabric.utilities.seed import pl_worker_init_function
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import BasePredictionWriter, LearningRateFinder
+from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.utilities import CombinedLoader
+from torch import Tensor
 from torch.utils.data import IterableDataset, WeightedRandomSampler
 
-from lit_loader import DataLoader, LoaderDataModule, OptionError
+from lit_loader import DataLoader, LoaderDataModule
 from tests.support.lightning_runs import Noting, Points, quiet_trainer
 from tests.support.older_lightning import needs_2_6
 
@@ -24,12 +29,13 @@ IN_ORDER = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 workers = pytest.mark.parametrize("workers", [0, 2])
 
 
-def module(workers: int = 0, **options: Any) -> LoaderDataModule:
+def module(workers: int = 0, kind: Any = LoaderDataModule) -> LoaderDataModule:
     """Twelve points in each split, three batches; training is shuffled."""
-    common = {"batch_size": 4, "seed": 5, "num_workers": workers, **options}
+    common = {"batch_size": 4, "seed": 5, "num_workers": workers}
     if workers:
         common["persistent_workers"] = True
-    return LoaderDataModule(dict.fromkeys(SPLITS, Points), common, train={"shuffle": True})
+    made: LoaderDataModule = kind(dict.fromkeys(SPLITS, Points), common, train={"shuffle": True})
+    return made
 
 
 def fitted(root: Path, data: LoaderDataModule, **options: Any) -> Noting:
@@ -38,119 +44,89 @@ def fitted(root: Path, data: LoaderDataModule, **options: Any) -> Noting:
     return model
 
 
-def split_up(steps: list[Any], size: int) -> list[list[Any]]:
-    return [steps[i : i + size] for i in range(0, len(steps), size)]
+class Progress(Callback):
+    """What the Trainer thinks of each batch."""
+
+    def __init__(self) -> None:
+        self.last: list[bool] = []
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        self.last.append(trainer.is_last_batch)
 
 
-def plain_epochs(root: Path, epochs: int) -> list[list[Any]]:
-    """What each epoch trains on where no flag is set."""
-    return split_up(fitted(root, module(), max_epochs=epochs).seen("train"), 3)
+class Flags(NamedTuple):
+    """A run: in ``steps`` a letter is a step of training, validation or the sanity check."""
+
+    flags: dict[str, Any]
+    steps: str
+    per_epoch: int = 3  # batches, of each split
+    made: int = 1  # loaders, of each split
 
 
-# --- how much of the data ---
-
-
-@workers
-@pytest.mark.parametrize("overfit", [2, 0.67])
-def test_overfit_batches(workers: int, overfit: float, tmp_path: Path) -> None:
-    model = fitted(tmp_path, module(workers), overfit_batches=overfit, max_epochs=3)
-    assert model.seen("train") == IN_ORDER[:2] * 3
-    assert model.seen("val") == IN_ORDER[:2] * 3
-
-
-@workers
-@pytest.mark.parametrize("limit", [2, 0.67])
-def test_limits(workers: int, limit: float, tmp_path: Path) -> None:
-    names = ("train", "val", "test", "predict")
-    limits = {f"limit_{name}_batches": limit for name in names}
-    trainer = quiet_trainer(tmp_path, max_epochs=3, num_sanity_val_steps=0, **limits)
-    model, data = Noting(), module(workers)
-    trainer.fit(model, data)
-    # Each epoch begins at its own beginning, not with what the one before has left over.
-    whole = plain_epochs(tmp_path, 3)
-    assert split_up(model.seen("train"), 2) == [epoch[:2] for epoch in whole]
-    assert model.seen("val") == IN_ORDER[:2] * 3
-    trainer.test(model, data, verbose=False)
-    trainer.predict(model, data)
-    assert model.seen("test") == model.seen("predict") == IN_ORDER[:2]
-
-
-@workers
-@pytest.mark.parametrize(("flag", "batches"), [(True, 1), (2, 2)])
-def test_fast_dev_run(workers: int, flag: bool | int, batches: int, tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, fast_dev_run=flag, max_epochs=5)
-    model, data = Noting(), module(workers)
-    trainer.fit(model, data)
-    trainer.test(model, data, verbose=False)
-    trainer.predict(model, data)
-    assert [len(model.seen(split)) for split in SPLITS] == [batches] * 4
-
-
-# --- when it is validated ---
-
-
-def run_lengths(model: Noting) -> list[tuple[str, int]]:
-    """How many steps of one split came in a row."""
-    lengths: list[tuple[str, int]] = []
-    for step in model.steps:
-        if lengths and lengths[-1][0] == step.split:
-            lengths[-1] = (step.split, lengths[-1][1] + 1)
-        else:
-            lengths.append((step.split, 1))
-    return lengths
-
-
-VALIDATION = {
-    "by fraction": ({"val_check_interval": 0.67}, [2, 3, 1]),
-    "by count": ({"val_check_interval": 1}, [1, 1, 1, 1, 1, 1]),
-    "every other epoch": ({"check_val_every_n_epoch": 2}, [6]),
-    "across epochs": ({"val_check_interval": 4, "check_val_every_n_epoch": None}, [4, 2]),
-    "each epoch": ({}, [3, 3]),
+FLAGS = {
+    "none": Flags({"max_epochs": 2}, "tttvvv" * 2),
+    **{
+        f"overfit {part}": Flags({"overfit_batches": part, "max_epochs": 3}, "ttvv" * 3, 2)
+        for part in (2, 0.67)
+    },
+    **{
+        f"limits {part}": Flags(
+            {f"limit_{split}_batches": part for split in SPLITS} | {"max_epochs": 3}, "ttvv" * 3, 2
+        )
+        for part in (2, 0.67)
+    },
+    "fast_dev_run": Flags({"fast_dev_run": True, "max_epochs": 5}, "tv", 1),
+    "fast_dev_run 2": Flags({"fast_dev_run": 2, "max_epochs": 5}, "ttvv", 2),
+    # Validation leaves the order of training, and of itself, alone.
+    "by fraction": Flags({"max_epochs": 2, "val_check_interval": 0.67}, "ttvvvtttvvvt"),
+    "by count": Flags({"max_epochs": 2, "val_check_interval": 1}, "tvvv" * 6),
+    "every other epoch": Flags({"max_epochs": 2, "check_val_every_n_epoch": 2}, "ttttttvvv"),
+    "across epochs": Flags(
+        {"max_epochs": 2, "val_check_interval": 4, "check_val_every_n_epoch": None}, "ttttvvvtt"
+    ),
+    "sanity 2": Flags({"num_sanity_val_steps": 2}, "sstttvvv"),
+    "sanity all": Flags({"num_sanity_val_steps": -1}, "ssstttvvv"),
+    **{
+        f"reload {n}": Flags(
+            {"max_epochs": 4, "reload_dataloaders_every_n_epochs": n}, "tttvvv" * 4, 3, 4 // n
+        )
+        for n in (1, 2)
+    },
 }
 
 
 @workers
-@pytest.mark.parametrize("name", VALIDATION)
-def test_validation_in_between(name: str, workers: int, tmp_path: Path) -> None:
-    flags, expected = VALIDATION[name]
-    model = fitted(tmp_path, module(workers), max_epochs=2, **flags)
-    lengths = run_lengths(model)
-    assert [length for split, length in lengths if split == "train"] == expected
-    assert {length for split, length in lengths if split == "val"} == {3}
-    # Validation leaves the order of training, and of itself, alone.
-    assert split_up(model.seen("train"), 3) == plain_epochs(tmp_path, 2)
-    assert all(epoch == IN_ORDER for epoch in split_up(model.seen("val"), 3))
+@pytest.mark.parametrize("name", FLAGS)
+def test_flags(name: str, workers: int, tmp_path: Path) -> None:
+    flags, steps, size, made = FLAGS[name]
+    counted: list[str] = []
 
-
-@workers
-@pytest.mark.parametrize(("steps", "seen"), [(0, 0), (2, 2), (-1, 3)])
-def test_sanity_check(workers: int, steps: int, seen: int, tmp_path: Path) -> None:
-    model = fitted(tmp_path, module(workers), num_sanity_val_steps=steps)
-    assert model.seen("sanity") == IN_ORDER[:seen]
-    assert model.seen("val") == IN_ORDER
-    assert [model.seen("train")] == plain_epochs(tmp_path, 1)
-
-
-# --- how long, and with which loaders ---
-
-
-@workers
-@pytest.mark.parametrize("every", [1, 2])
-def test_reloaded_loaders_go_on_with_the_epochs(workers: int, every: int, tmp_path: Path) -> None:
     class Counting(LoaderDataModule):
-        made = 0
+        def make_loader(self, split: str, *args: Any) -> DataLoader[Any]:
+            counted.append(split)
+            return super().make_loader(split, *args)
 
-        def make_loader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
-            type(self).made += 1
-            return super().make_loader(*args, **kwargs)
-
-    options = {"batch_size": 4, "seed": 5, "num_workers": workers}
-    data = Counting({"train": Points}, options, train={"shuffle": True})
-    model = Noting()
-    model.validation_step = None  # type: ignore[assignment, method-assign]
-    quiet_trainer(tmp_path, max_epochs=4, reload_dataloaders_every_n_epochs=every).fit(model, data)
-    assert split_up(model.seen("train"), 3) == plain_epochs(tmp_path, 4)
-    assert Counting.made == 4 // every
+    progress, model, data = Progress(), Noting(), module(workers, Counting)
+    options = {"num_sanity_val_steps": 0, "callbacks": [progress], **flags}
+    trainer = quiet_trainer(tmp_path, **options)
+    trainer.fit(model, data)
+    assert "".join(step.split[0] for step in model.steps) == steps
+    assert counted.count("train") == counted.count("val") == made
+    epochs = steps.count("t") // size
+    assert progress.last == ([False] * (size - 1) + [True]) * epochs
+    # Each epoch begins at its own beginning, not with what the one before has left over.
+    plain = Noting()
+    quiet_trainer(tmp_path, max_epochs=epochs).fit(plain, module())
+    whole = plain.seen("train")
+    ordered = "overfit_batches" in flags
+    shuffled = [batch for start in range(0, 3 * epochs, 3) for batch in whole[start : start + size]]
+    assert model.seen("train") == (IN_ORDER[:size] * epochs if ordered else shuffled)
+    assert model.seen("val") == IN_ORDER[:size] * (steps.count("v") // size)
+    assert model.seen("sanity") == IN_ORDER[: steps.count("s")]
+    if name.startswith(("limits", "fast")):
+        trainer.test(model, data, verbose=False)
+        trainer.predict(model, data)
+        assert model.seen("test") == model.seen("predict") == IN_ORDER[:size]
 
 
 @workers
@@ -173,6 +149,74 @@ def test_memory_validated_in_is_trained_in(
     data.close()
 
 
+# --- seeds ---
+
+
+@pytest.fixture
+def global_seeds() -> Iterator[None]:
+    """Puts back what seed_everything changes."""
+    kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PL_GLOBAL_SEED", "0")
+        patch.setenv("PL_SEED_WORKERS", "0")
+        yield
+    random.setstate(kept[0])
+    np.random.set_state(kept[1])
+    torch.set_rng_state(kept[2])
+
+
+class Draws(Points):
+    """A draw of each global generator, and what torch calls the initial seed."""
+
+    def __getitem__(self, index: int) -> Any:
+        draws = [random.random(), float(np.random.random()), float(torch.rand(()))]
+        return torch.tensor(draws), str(torch.initial_seed())
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
+@pytest.mark.usefixtures("global_seeds")
+@pytest.mark.parametrize("workers", [True, False])
+def test_seed_everything_seeds_workers(workers: bool, tmp_path: Path) -> None:
+    """Lightning's worker_init_fn finds base seed + worker id; what is drawn stays ours to say."""
+
+    class Drawing(Noting):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            rows.append(batch[0])
+            seeds.update(batch[1])
+            return self.layer(batch[0]).mean()
+
+    rows: list[Tensor] = []
+    seeds: set[str] = set()
+    seed_everything(9, workers=workers, verbose=False)
+    data = LoaderDataModule({"train": Draws}, {"batch_size": 1, "num_workers": 2})
+    trainer = quiet_trainer(tmp_path)
+    trainer.fit(Drawing(), data)
+    loader = trainer.train_dataloader
+    assert (loader.worker_init_fn is not None) == workers
+    expected = set()
+    for worker in range(2):
+        torch.manual_seed(9 + worker)
+        if workers:
+            pl_worker_init_function(worker, rank=0)
+        expected.add(str(torch.initial_seed()))
+    assert seeds <= expected
+    torch.manual_seed(9)
+    alone = DataLoader(Draws(), 1)
+    assert torch.equal(torch.cat(rows), torch.cat([batch[0] for batch in alone]))
+
+
+def test_training_draws_nothing_in_the_main_process(tmp_path: Path) -> None:
+    def states() -> list[Any]:
+        return [random.getstate(), torch.get_rng_state().tolist(), np.random.get_state()[2]]
+
+    options = {"batch_size": 4, "num_workers": 2, "persistent_workers": True}
+    model = Noting()
+    data = LoaderDataModule({"train": Points, "val": Points}, options, train={"shuffle": True})
+    before = states()
+    quiet_trainer(tmp_path, max_epochs=2).fit(model, data)
+    assert states() == before
+
+
 # --- the Tuner ---
 
 
@@ -181,30 +225,19 @@ def test_learning_rate_finder_as_a_callback(tmp_path: Path) -> None:
     """The search runs within the fit, on its loaders; the fit then begins at the beginning."""
     finder = LearningRateFinder(num_training_steps=4, early_stop_threshold=None, update_attr=False)
     model = fitted(tmp_path, module(), max_epochs=2, callbacks=[finder])
-    trained = model.seen("train")
-    assert split_up(trained[-6:], 3) == plain_epochs(tmp_path, 2)
+    plain = fitted(tmp_path, module(), max_epochs=2)
+    assert model.seen("train")[-6:] == plain.seen("train")
 
 
 # --- several loaders for one split ---
 
 
-def combined(mode: str, workers: int = 0, as_list: bool = False) -> LoaderDataModule:
-    datasets: Any = {"a": Points(4), "b": lambda: Points(8)}
-    if as_list:
-        datasets = list(datasets.values())
-
-    class Combined(LoaderDataModule):
-        def train_dataloader(self) -> CombinedLoader:  # type: ignore[override]
-            return CombinedLoader(super().train_dataloader(), mode)  # type: ignore[arg-type]
-
-    return Combined({"train": datasets}, {"batch_size": 4, "num_workers": workers})
-
-
 FIRST, SECOND = [0, 1, 2, 3], [4, 5, 6, 7]
-MODES = {
+MODES: dict[Any, list[Any]] = {
     "min_size": [(FIRST, FIRST)],
     "max_size": [(FIRST, FIRST), (None, SECOND)],
     "max_size_cycle": [(FIRST, FIRST), (FIRST, SECOND)],
+    None: [(FIRST, FIRST), (FIRST, SECOND)],
 }
 
 
@@ -212,22 +245,22 @@ MODES = {
 @pytest.mark.parametrize("as_list", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 def test_modes_of_several_training_sets(
-    mode: str, as_list: bool, workers: int, tmp_path: Path
+    mode: Any, as_list: bool, workers: int, tmp_path: Path
 ) -> None:
+    class Combined(LoaderDataModule):
+        def train_dataloader(self) -> Any:  # type: ignore[override]
+            made = super().train_dataloader()
+            return made if mode is None else CombinedLoader(made, mode)
+
+    datasets: Any = {"a": Points(4), "b": lambda: Points(8)}
+    expected: list[Any] = [dict(zip("ab", batch, strict=True)) for batch in MODES[mode]]
+    if as_list:
+        datasets, expected = [*datasets.values()], [*map(list, MODES[mode])]
+    data = Combined({"train": datasets}, {"batch_size": 4, "num_workers": workers})
     model = Noting()
     model.validation_step = None  # type: ignore[assignment, method-assign]
-    quiet_trainer(tmp_path, max_epochs=2).fit(model, combined(mode, workers, as_list))
-    expected: list[Any] = [list(batch) if as_list else dict(zip("ab", batch, strict=True))
-                           for batch in MODES[mode]]  # fmt: skip
+    quiet_trainer(tmp_path, max_epochs=2).fit(model, data)
     assert model.seen("train") == expected * 2
-
-
-def test_several_training_sets_are_cycled_through_by_default(tmp_path: Path) -> None:
-    data = LoaderDataModule({"train": [Points(4), Points(8)]}, {"batch_size": 4})
-    model = Noting()
-    model.validation_step = None  # type: ignore[assignment, method-assign]
-    quiet_trainer(tmp_path).fit(model, data)
-    assert model.seen("train") == [[FIRST, FIRST], [FIRST, SECOND]]
 
 
 @workers
@@ -256,11 +289,6 @@ def test_which_lists_are_several_datasets() -> None:
     assert isinstance(data.val_dataloader(), DataLoader)
     assert isinstance(data.test_dataloader(), DataLoader)
     assert isinstance(LoaderDataModule({"val": []}).val_dataloader(), DataLoader)
-    with pytest.raises(OptionError, match="'train' has several datasets: pass one of them"):
-        data.make_loader("train")
-    broken = LoaderDataModule({"train": {"a": Points(), "b": lambda: 3}})  # type: ignore[dict-item, return-value]
-    with pytest.raises(OptionError, match=r"datasets\['train'\] factory must make a dataset"):
-        broken.setup("fit")
 
 
 # --- predictions ---
@@ -353,6 +381,21 @@ def test_unknown_indices_are_none_rather_than_wrong(name: str, tmp_path: Path) -
     assert {tuple(batch[2]) for batch in writer.batches} == {()}
 
 
+def test_canary_indices_come_from_lightnings_own_wrapper_alone(tmp_path: Path) -> None:
+    """sampling/shown_samplers.py: the private class that the prediction loop looks for."""
+    loop = quiet_trainer(tmp_path).predict_loop
+    wrapper = _IndexBatchSamplerWrapper(DataLoader(Points(), 4).batch_sampler)
+    for workers in (0, 2):
+        loader = DataLoader(Points(), batch_sampler=wrapper, num_workers=workers)
+        assert len(list(loader)) == 3
+        assert (
+            loop._get_batch_indices(loader) == loader.batch_sampler.seen_batch_indices == IN_ORDER
+        )
+    alike = type("Alike", (), {"batch_sampler": type("", (), {"seen_batch_indices": IN_ORDER})})
+    with pytest.warns(UserWarning, match="Couldn't infer the batch indices"):
+        assert loop._get_batch_indices(alike) == []
+
+
 # --- ranks ---
 
 
@@ -396,20 +439,3 @@ def test_prediction_neither_pads_nor_drops(drop_last: bool) -> None:
         assert loader.batch_sampler is not None
         assert list(chain.from_iterable(loader.batch_sampler)) == list(range(rank, 10, 3))
     assert sorted(seen) == list(range(10))
-
-
-class Progress(Callback):
-    """What the Trainer thinks of each batch."""
-
-    def __init__(self) -> None:
-        self.last: list[bool] = []
-
-    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        self.last.append(trainer.is_last_batch)
-
-
-@workers
-def test_the_last_batch_is_known_as_such(workers: int, tmp_path: Path) -> None:
-    progress = Progress()
-    fitted(tmp_path, module(workers), max_epochs=2, callbacks=[progress])
-    assert progress.last == [False, False, True] * 2

@@ -1,0 +1,908 @@
+"""Real Trainers, stopped and resumed: each step sees what it would have seen anyway.
+
+Each resumed run is compared with the last part of one that was not interrupted: data, epoch, batch
+index, which batch is the last, validations. The tables: settings of the Trainer and chains of
+stops; sources of data; collections of loaders; another batch size or number of ranks; programs with
+nothing of ours but the loader.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import math
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.utilities import CombinedLoader
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
+
+import lit_loader
+from lit_loader import DataLoader, LoaderDataModule, LoaderStateCallback, StateError
+from lit_loader.lightning import trainer_plugin
+from tests.support.exact import (
+    Augmented,
+    EveryOther,
+    SamplerWithStatefulIterator,
+    SharedWithIteratorState,
+    StatefulSampler,
+    digest,
+)
+from tests.support.lightning_runs import quiet_trainer
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no"),
+    pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined"),
+    pytest.mark.filterwarnings("ignore:.*ckpt_path="),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:Stream has no state_dict"),
+    pytest.mark.filterwarnings("ignore:Found `dataloader_iter`"),
+    pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter`"),
+    pytest.mark.filterwarnings("ignore:You requested to overfit"),
+    pytest.mark.filterwarnings("ignore:`train_dataloader` yielded None"),
+]
+
+EPOCHS = 3
+BATCHES = 7  # of 4 of 26 samples
+
+
+class Seen(NamedTuple):
+    epoch: int
+    batch_idx: int
+    is_last: bool
+    data: str
+
+
+class Model(LightningModule):
+    """Notes each whole step and validation; fails in the step, or validation, that it is told."""
+
+    def __init__(self, fail: int = -1, error: type[BaseException] = LookupError) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.fail, self.error = fail, error  # after so many steps of this run
+        self.fail_validation: tuple[int, int] | None = None
+        self.estimate = False
+        self.seen: list[Seen] = []
+        self.validations: list[tuple[int, int]] = []  # epoch, and batches of it that were behind
+        self.validated: list[int] = []  # samples
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if len(self.seen) == self.fail:
+            raise self.error("in a step")
+        leaves = CombinedLoader(batch).flattened
+        name = "+".join("ended" if leaf is None else digest(leaf) for leaf in leaves)
+        trainer = self.trainer
+        self.seen.append(Seen(trainer.current_epoch, batch_idx, trainer.is_last_batch, name))
+        return self.layer(torch.ones(1)).sum()
+
+    def on_validation_start(self) -> None:
+        if not self.trainer.sanity_checking:
+            done = self.trainer.fit_loop.epoch_loop.batch_progress.current.processed
+            self.validations.append((self.trainer.current_epoch, done))
+            self.validated.append(0)
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        if self.trainer.sanity_checking:
+            return
+        if self.fail_validation == (len(self.validations), batch_idx):
+            raise LookupError("in a validation")
+        self.validated[-1] += len(batch)
+
+    def configure_optimizers(self) -> Any:
+        if self.estimate:  # sets the training data up before anything is restored
+            assert self.trainer.estimated_stepping_batches > 0
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class Saver(Callback):
+    """Saves in one hook, where the Trainer's own checkpoint callbacks do, with steps in the name.
+
+    After so many steps of this run; None: each time.
+    """
+
+    def __init__(self, path: Path, hook: str, steps: int | None = None) -> None:
+        self.path, self.hook, self.steps = path, hook, steps
+
+    @property
+    def state_key(self) -> str:
+        return f"{self.hook} {self.path}"
+
+    def save(self, trainer: Trainer, hook: str) -> None:
+        done = len(trainer.lightning_module.seen)
+        if hook == self.hook and self.steps in (None, done) and not trainer.sanity_checking:
+            trainer.save_checkpoint(str(self.path).format(done))
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        self.save(trainer, "batch")
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.save(trainer, "epoch")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.save(trainer, "validation")
+
+    def on_exception(self, trainer: Trainer, *args: Any) -> None:
+        self.save(trainer, "exception")
+
+
+def fit(
+    root: Path,
+    data: Any,
+    *callbacks: Callback,
+    model: Model | None = None,
+    fail: int = -1,
+    ckpt: Any = None,
+    **options: Any,
+) -> tuple[Trainer, Model]:
+    model = model or Model(fail)
+    if inspect.isfunction(data):  # a hook of the program's
+        model.train_dataloader, data = data, None  # type: ignore[method-assign]
+    own = {
+        "enable_checkpointing": any(isinstance(each, Checkpoint) for each in callbacks),
+        "max_epochs": EPOCHS,
+        "callbacks": [*callbacks],
+    }
+    trainer = quiet_trainer(root, **{**own, **options})
+    fails = model.fail >= 0 or model.fail_validation is not None
+    try:
+        trainer.fit(model, data, ckpt_path=ckpt, weights_only=True)
+    except (LookupError, SystemExit):
+        assert fails
+    else:
+        assert not fails
+    return trainer, model
+
+
+def seen(root: Path, data: Any, *callbacks: Callback, **options: Any) -> list[Seen]:
+    return fit(root, data, *callbacks, **options)[1].seen
+
+
+# --- where the callback comes from: an entry point, where nothing else brings one ---
+
+GROUP = "lightning.pytorch.callbacks_factory"
+
+
+class Plugin:
+    """What an installed lit_loader puts into Trainers, whether it is installed or not."""
+
+    name = "lit_loader"
+
+    def load(self) -> Callable[[], list[Any]]:
+        return trainer_plugin.callbacks
+
+
+@pytest.fixture(autouse=True, params=[True])
+def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainers find the entry point just once; False: not at all."""
+
+    def entry_points(*, group: str) -> list[Any]:
+        return [Plugin()] if group == GROUP and request.param else []
+
+    monkeypatch.setattr("lightning.fabric.utilities.registry.entry_points", entry_points)
+
+
+not_installed = pytest.mark.parametrize("installed", [False], indirect=True)
+
+
+# --- sources of data ---
+
+
+class Unmeasured(SharedWithIteratorState):
+    """Eight numbers an item."""
+
+    def item(self, number: int) -> Tensor:
+        return super().item(number).repeat(2)
+
+
+class Measured(Unmeasured):
+    def __len__(self) -> int:
+        return sum(self.lengths)
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(8)
+
+
+def streamed(kind: Any, workers: int) -> LoaderDataModule:
+    options = {"batch_size": 4, "seed": 5, "num_workers": workers}
+    return LoaderDataModule({"train": kind(11, 11) if workers else kind(22)}, options)
+
+
+def sampled(sampler: Callable[[], Any], workers: int) -> LoaderDataModule:
+    options = {"batch_size": 4, "seed": 5, "num_workers": workers, "sampler": sampler()}
+    return LoaderDataModule({"train": Augmented()}, options)
+
+
+def plain_loader() -> DataLoader[Any]:
+    return DataLoader(Augmented(), 4, True, seed=5)
+
+
+def two_loaders() -> Any:
+    return [plain_loader(), DataLoader(Augmented(10), 4, seed=6)]
+
+
+def two_combined() -> Any:
+    return CombinedLoader(two_loaders(), "max_size_cycle")
+
+
+def unsized_loader() -> DataLoader[Any]:
+    return DataLoader(Unmeasured(26), 4, seed=5)
+
+
+def in_data_module(loaders: Callable[[], Any]) -> LightningDataModule:
+    """As programs have it."""
+    data = LightningDataModule()
+    data.train_dataloader = loaders  # type: ignore[method-assign]
+    return data
+
+
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "random": lambda: RandomSampler(range(26)),
+    "random with generator": lambda: RandomSampler(range(26), generator=generator()),
+    "weighted with generator": lambda: WeightedRandomSampler(
+        torch.arange(1.0, 27).tolist(), 26, generator=generator()
+    ),
+    "custom": lambda: EveryOther(26),
+    "stateful": lambda: StatefulSampler(26),
+    "stateful iterator": lambda: SamplerWithStatefulIterator(26),
+}
+SOURCES: dict[str, Callable[[int], Any]] = {
+    **{name: functools.partial(sampled, make) for name, make in SAMPLERS.items()},
+    **{
+        f"{kind.__name__}, {workers} workers": lambda _, kind=kind, workers=workers: streamed(
+            kind, workers
+        )
+        for kind in (Measured, Unmeasured)
+        for workers in (0, 2)
+    },
+    **{
+        f"rank 0 of {ranks}": lambda _, ranks=ranks: DataLoader(
+            Augmented(24), 2, True, num_replicas=ranks, rank=0, seed=5, seeding="sample"
+        )
+        for ranks in range(1, 5)
+    },
+    # With nothing of ours but the loader:
+    **{
+        f"{hook.__name__}{', data module' * in_data}": lambda _, hook=hook, in_data=in_data: (
+            in_data_module(hook) if in_data else hook
+        )
+        for hook in (plain_loader, two_loaders, two_combined, unsized_loader)
+        for in_data in (False, True)
+    },
+}
+
+
+# --- chains of stops, by the settings of the Trainer and by the source ---
+
+
+class Several(LoaderDataModule):
+    """A second, short loader beside the first; the Trainer cycles through it unless told else."""
+
+    mode: Any = None
+    short = 10
+
+    def train_dataloader(self) -> Any:
+        loaders = {
+            "long": self.make_loader("train"),
+            "short": self.make_loader("train", Augmented(self.short)),
+        }
+        return loaders if self.mode is None else CombinedLoader(loaders, self.mode)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a run is trained; ``short``: samples of a second loader."""
+
+    workers: int = 0
+    by_steps: bool = False
+    accumulate: int = 1
+    limit: int | None = None
+    validate_every: int | float | None = None
+    short: int | None = None
+    mode: str | None = None
+    estimate: bool = False
+    seeding: str = "batch"
+    source: str = ""
+    size: int = 4
+    samples: int = 26
+    epochs: int = EPOCHS
+
+    @property
+    def length(self) -> int:
+        if "easured" in self.source:
+            return 6
+        samples = (self.mode == "min_size" and self.short) or self.samples
+        return self.limit or -(-samples // self.size)
+
+    def steps(self, batches: int) -> int:
+        """Optimizer steps in so many batches; an epoch's last batch always steps."""
+        epochs, rest = divmod(batches, self.length)
+        return epochs * math.ceil(self.length / self.accumulate) + rest // self.accumulate
+
+    def data(self, workers: int) -> Any:
+        if self.source:
+            return SOURCES[self.source](workers)
+        datasets = {"train": Augmented(self.samples)}
+        if self.validate_every is not None:
+            datasets["val"] = Augmented(8)
+        options = {"batch_size": self.size, "seed": 5, "seeding": self.seeding}
+        options |= {"num_workers": workers, "persistent_workers": workers > 0}
+        kind = Several if self.short else LoaderDataModule
+        data = kind(datasets, loader=options, train={"shuffle": True})
+        if isinstance(data, Several):
+            data.mode, data.short = self.mode, self.short
+        return data
+
+    def flags(self, stop_after: int | None = None) -> dict[str, Any]:
+        options: dict[str, Any] = {"accumulate_grad_batches": self.accumulate}
+        options["max_epochs"] = self.epochs
+        if self.by_steps or stop_after is not None:
+            options["max_epochs"] = -1
+            options["max_steps"] = self.steps(stop_after or self.epochs * self.length)
+        if self.limit is not None:
+            options["limit_train_batches"] = self.limit
+        if self.validate_every is not None:
+            options["val_check_interval"] = self.validate_every
+        if self.source.startswith("rank"):
+            options["use_distributed_sampler"] = False
+        return options
+
+    def model(self, fail: int = -1, error: type[BaseException] = LookupError) -> Model:
+        model = Model(fail, error)
+        model.estimate = self.estimate
+        return model
+
+    def after(self, batches: int, other: Setting) -> int:
+        """The batches that are behind in this setting, if so many were in the other."""
+        epochs, rest = divmod(batches, other.length)
+        return epochs * self.length + min(self.length, rest * other.size // self.size)
+
+
+@cache
+def uninterrupted(setting: Setting) -> Model:
+    _, model = fit(Path("unused"), setting.data(0), model=setting.model(), **setting.flags())
+    assert [each.batch_idx for each in model.seen] == [*range(setting.length)] * setting.epochs
+    return model
+
+
+class Stop(NamedTuple):
+    """An end of one run.
+
+    Attributes:
+        kind: The hook that saves ("batch", "epoch", "validation", "exception", "interrupt"), or
+            "max_steps", where the run ends by itself and is saved afterwards.
+        saved: Batches trained on before the checkpoint.
+        further: Batches trained on after it, before the run breaks off.
+    """
+
+    kind: str
+    saved: int
+    further: int = 1
+
+
+def run_chain(root: Path, stops: list[Stop | None], setting: Setting, *others: Setting) -> None:
+    """Run after run, each resumed from the one before; every step is compared.
+
+    The first has the first setting, and so on; those that are left have the last one.
+    """
+    checkpoint, done = None, 0
+    for number, stop in enumerate(stops):
+        if 0 < number <= len(others):
+            done, setting = others[number - 1].after(done, setting), others[number - 1]
+        # Another number of workers at each resume.
+        data = setting.data(setting.workers and (setting.workers, 1, 0)[number % 3])
+        path = root / f"{number}.ckpt"
+        kind, saved, further = stop or Stop("max_steps", setting.epochs * setting.length)
+        if kind == "max_steps":
+            flags = setting.flags(None if stop is None else saved)
+            model, end, savers = setting.model(), saved, []
+        else:
+            end = saved + (further if kind in ("batch", "epoch", "validation") else 0)
+            error = KeyboardInterrupt if kind == "interrupt" else LookupError
+            flags, model = setting.flags(), setting.model(end - done, error)
+            hook = "exception" if kind == "interrupt" else kind
+            savers = [Saver(path, hook, saved - done)]
+        trainer, _ = fit(root, data, *savers, model=model, ckpt=checkpoint, **flags)
+        if not savers:
+            trainer.save_checkpoint(path)
+        assert model.seen == uninterrupted(setting).seen[done:end], stops[: number + 1]
+        if setting.accumulate == 1 and not others:  # else it may come between two optimizer steps
+            assert trainer.global_step == setting.steps(end)
+        if stop is None:
+            # Whether one at the place of the checkpoint comes before or after it is the hook's.
+            expected, got = (
+                [place for place in each.validations if place > divmod(done, setting.length)]
+                for each in (uninterrupted(setting), model)
+            )
+            assert got == expected
+            assert {*model.validated} <= {8}
+            assert trainer.fit_loop.epoch_loop._batches_that_stepped == trainer.global_step
+        checkpoint, done = path, saved
+
+
+SETTINGS = {
+    "plain": Setting(),
+    "by steps": Setting(by_steps=True),
+    "workers": Setting(workers=2, by_steps=True),
+    "sample seeding": Setting(workers=2, seeding="sample"),
+    "accumulate": Setting(accumulate=2),
+    "accumulate by steps": Setting(accumulate=2, by_steps=True),
+    "limit": Setting(limit=5),
+    "limit by steps": Setting(limit=5, by_steps=True, workers=1),
+    "validate": Setting(validate_every=1.0),
+    "validate by steps": Setting(validate_every=1.0, by_steps=True),
+    "validate within": Setting(validate_every=3, by_steps=True),
+    "two loaders": Setting(short=10),
+    "two loaders by steps": Setting(short=10, by_steps=True, workers=1),
+    "two loaders, limit": Setting(short=10, limit=5, validate_every=1.0),
+    "max_size": Setting(short=10, mode="max_size", validate_every=1.0),
+    "max_size, by steps": Setting(short=10, mode="max_size", by_steps=True, workers=1),
+    "max_size, limit": Setting(short=10, mode="max_size", limit=5),
+    "max_size_cycle": Setting(short=10, mode="max_size_cycle", by_steps=True, validate_every=1.0),
+    "min_size": Setting(short=18, mode="min_size", workers=1, validate_every=1.0),
+    "min_size, by steps": Setting(short=18, mode="min_size", by_steps=True),
+    "estimate": Setting(estimate=True),
+    "estimate, all": Setting(
+        estimate=True, workers=1, accumulate=2, limit=5, validate_every=1.0, short=10
+    ),
+}
+CHAINS: dict[str, Callable[[int, str], list[Stop | None]]] = {
+    "steps": lambda length, epoch: [
+        Stop("batch", 2, 2), Stop("exception", length + 1), Stop(epoch, 2 * length),
+    ],
+    "last batch": lambda length, epoch: [
+        Stop("batch", length, 2), Stop("batch", length + 3), Stop("batch", 2 * length),
+        Stop("interrupt", 2 * length),
+    ],
+    "epoch ends": lambda length, epoch: [
+        Stop("epoch", length), Stop("batch", 2 * length - 1), Stop(epoch, 2 * length, 3),
+    ],
+    "failures": lambda length, epoch: [
+        Stop("exception", 0), Stop("interrupt", length - 1), Stop("max_steps", length + 2),
+        Stop("exception", 2 * length),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_chain_of_resumes(name: str, chain: str, tmp_path: Path) -> None:
+    setting = SETTINGS[name]
+    epoch = "validation" if setting.validate_every == 1.0 else "epoch"
+    run_chain(tmp_path, [*CHAINS[chain](setting.length, epoch), None], setting)
+
+
+STOPS: dict[str, Callable[[int], list[Stop | None]]] = {
+    **{
+        f"{epochs} epochs{more:+}": lambda length, epochs=epochs, more=more: [
+            Stop("exception", epochs * length + more), Stop("batch", epochs * length + more + 1, 2)
+        ]
+        for epochs, more in [(0, 0), (0, 1), (1, -1), (1, 0), (1, 2), (2, -1), (2, 0)]
+    },
+    "max_steps": lambda length: [Stop("max_steps", 2), Stop("max_steps", length + 2)],
+    "batch": lambda length: [Stop("batch", 5, 0), Stop("batch", length, 0)],
+    "epoch": lambda length: [Stop("epoch", length, 0)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if not name.startswith("rank")])
+@pytest.mark.parametrize("stops", STOPS)
+def test_sources(stops: str, name: str, tmp_path: Path) -> None:
+    setting = Setting(source=name, workers=2)
+    run_chain(tmp_path, [*STOPS[stops](setting.length), None], setting)
+
+
+OWN: dict[str, tuple[Callable[[Path], Callback], str, list[tuple[int, int]]]] = {
+    "steps": (
+        lambda root: ModelCheckpoint(root, every_n_train_steps=4, save_last=True),
+        "last", [(0, 10), (8, 13), (12, 21)],
+    ),
+    "epochs": (lambda root: ModelCheckpoint(root, save_last=True), "last", [(0, 9), (7, 21)]),
+    **{
+        f"exception {number}": (OnExceptionCheckpoint, "", [(0, number), (number, 21)])
+        for number in (0, 3, 7, 9)
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_the_trainers_own_checkpoints(name: str, tmp_path: Path) -> None:
+    make, ckpt, runs = OWN[name]
+    setting = Setting(validate_every=1.0 if name == "epochs" else None)
+    given: Any = None
+    for number, (start, end) in enumerate(runs):
+        fail = end - start if end < EPOCHS * BATCHES else -1
+        callbacks = [make(tmp_path)] if ckpt or fail >= 0 else []
+        options = setting.flags() | {"fail": fail, "ckpt": given}
+        got = seen(tmp_path, setting.data(2 * (number % 2)), *callbacks, **options)
+        assert got == uninterrupted(setting).seen[start:end]
+        given = ckpt or tmp_path / "on_exception.ckpt"
+
+
+# --- a checkpoint and the Trainers' other functions ---
+
+
+def test_a_checkpoint_before_anything_was_restored(tmp_path: Path) -> None:
+    """Of a resumed training that cannot make its loader."""
+
+    class Data(LightningDataModule):
+        fails = False
+
+        def train_dataloader(self) -> Any:
+            if self.fails:
+                self.trainer.save_checkpoint(tmp_path / "b.ckpt")
+                raise LookupError("no data")
+            return plain_loader()
+
+    whole = seen(tmp_path, Data(), LoaderStateCallback(), Saver(tmp_path / "a.ckpt", "batch", 3))
+    failing = Data()
+    failing.fails = True
+    options: dict[str, Any] = {"fail": 9, "ckpt": tmp_path / "a.ckpt"}
+    assert seen(tmp_path, failing, LoaderStateCallback(), **options) == []
+    assert seen(tmp_path, Data(), LoaderStateCallback(), ckpt=tmp_path / "b.ckpt") == whole[3:]
+
+
+def test_a_checkpoint_that_is_validated_with_does_not_move_a_later_fit(tmp_path: Path) -> None:
+    setting, path = Setting(validate_every=1.0), tmp_path / "a.ckpt"
+    seen(tmp_path, setting.data(0), Saver(path, "batch", 3), fail=4, **setting.flags())
+    model, data = Model(), setting.data(0)
+    trainer = quiet_trainer(tmp_path, max_epochs=EPOCHS)
+    trainer.validate(model, data, ckpt_path=path, verbose=False, weights_only=True)
+    trainer.fit(model, data)
+    assert model.seen == uninterrupted(setting).seen
+    assert sum(isinstance(c, LoaderStateCallback) for c in trainer.callbacks) == 1
+    assert isinstance(trainer.callbacks[0], LoaderStateCallback)
+
+
+def test_one_data_module_through_two_fits(tmp_path: Path) -> None:
+    data, path, expected = Setting().data(0), tmp_path / "a.ckpt", uninterrupted(Setting()).seen
+    seen(tmp_path, data, Saver(path, "batch", 3), fail=4)
+    assert seen(tmp_path, data, ckpt=path) == expected[3:]
+    assert seen(tmp_path, data) == expected
+
+
+def test_another_number_of_loaders_is_refused(tmp_path: Path) -> None:
+    saver = Saver(tmp_path / "a.ckpt", "epoch", BATCHES)
+    seen(tmp_path, Setting(short=10).data(0), saver, fail=BATCHES)
+    with pytest.raises(
+        StateError,
+        match="the checkpoint has the positions of 2 training loaders, but there are 1: "
+        "resume with the loaders that it was made with",
+    ):
+        seen(tmp_path, Setting().data(0), ckpt=tmp_path / "a.ckpt")
+
+
+def test_the_resumed_epoch_does_not_start_again(tmp_path: Path) -> None:
+    started: list[int] = []
+
+    class Starting(Saver):
+        def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
+            started.append(trainer.current_epoch)
+
+    saver = Starting(tmp_path / "a.ckpt", "batch", BATCHES + 1)
+    whole = seen(tmp_path, plain_loader(), saver, LoaderStateCallback())
+    again = Starting(tmp_path / "b.ckpt", "never")
+    got = seen(tmp_path, plain_loader(), again, LoaderStateCallback(), ckpt=tmp_path / "a.ckpt")
+    assert got == whole[BATCHES + 1 :]
+    assert started == [0, 1, 2, 2]
+
+
+def test_canary_the_private_fields_that_mend_it(tmp_path: Path) -> None:
+    """lightning/trainer_progress.py: `begin_next_epoch` and `correct_progress` use these."""
+    loop = quiet_trainer(tmp_path).fit_loop
+    assert isinstance(loop, _FitLoop)
+    loop._restarting = True
+    assert loop.restarting is True
+    assert getattr(loop, "is_resuming", False) is False  # lightning/state_callback.py; not in 2.5.0
+    assert loop.epoch_loop._batches_that_stepped == loop.epoch_loop.global_step == 0
+    assert loop._data_fetcher is None  # lightning/state_callback.py
+    loop._restart_stage = "restarted_mid_epoch"
+    assert loop.restarted_mid_epoch
+    loop.reset_restart_stage()
+    assert not loop.restarted_mid_epoch
+    loop.epoch_progress.increment_completed()
+    state = loop.state_dict()
+    batches, epochs = state["epoch_loop.batch_progress"], state["epoch_progress"]
+    assert set(batches) == {"total", "current", "is_last_batch"}
+    assert set(batches["total"]) == {"ready", "completed", "started", "processed"}
+    assert epochs["current"] == {"ready": 0, "completed": 1, "started": 0, "processed": 0}
+    loop.epoch_loop.restarting = False
+
+
+# --- loaders with and without a length, combined ---
+
+# Lightning takes a batch ahead, of all loaders at once, where their combination has no length; that
+# depends on the mode and on limits.
+
+
+class Stream(IterableDataset[Tensor]):
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[Tensor]:
+        shard, num_shards = lit_loader.get_shard()
+        for number in range(shard, self.samples, num_shards):
+            yield torch.tensor([1000.0 + number])
+
+
+class Map(Dataset[Tensor]):
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> Tensor:
+        return index + torch.rand(1) / 2
+
+
+class WithIterator(Model):
+    """Takes its batches itself, so that Lightning takes none ahead."""
+
+    def training_step(self, dataloader_iter: Any) -> Tensor:  # type: ignore[override]
+        batch, batch_idx, _ = next(dataloader_iter)
+        return super().training_step(batch, batch_idx)
+
+
+def combined(kinds: Any, mode: str | None) -> Any:
+    """Loaders by a letter and how many samples they have, in batches of 2; each has its seed."""
+    seeds = itertools.count()
+
+    def tree(kind: Any) -> Any:
+        if isinstance(kind, dict):
+            return {name: tree(part) for name, part in kind.items()}
+        if isinstance(kind, list):
+            return [tree(part) for part in kind]
+        samples, seed = int(kind[1:]), next(seeds)
+        options: dict[str, Any] = {
+            "s": {"dataset": Stream(samples)},
+            "n": {"dataset": Stream(samples), "num_shards": 2},
+            "r": {"dataset": Map(samples), "sampler": RandomSampler(range(samples))},
+            "m": {"dataset": Map(samples), "shuffle": True},
+        }[kind[0]]
+        return DataLoader(batch_size=2, seed=seed, **options)
+
+    return tree(kinds) if mode is None else CombinedLoader(tree(kinds), mode)
+
+
+COMBINED: dict[str, tuple[Any, str | None, dict[str, Any]]] = {
+    "stream, limit": ("s8", None, {"limit_train_batches": 3}),
+    "shards, limit": ("n8", None, {"limit_train_batches": 3}),
+    "stream, overfit": ("s8", None, {"overfit_batches": 2}),
+    "min_size": ({"a": "s8", "b": "m6"}, "min_size", {}),
+    "min_size, the stream ends": ({"a": "s6", "b": "m8"}, "min_size", {}),
+    "min_size, float limit": (["m8", "m6"], "min_size", {"limit_train_batches": 0.7}),
+    "min_size, streams": ({"a": "s8", "b": "n6"}, "min_size", {}),
+    "max_size, the map-style ends": ({"a": "s10", "b": "m4"}, "max_size", {}),
+    "max_size, the stream ends": ({"a": "n4", "b": "m8"}, "max_size", {}),
+    "max_size, limit": ({"a": "n4", "b": "m8"}, "max_size", {"limit_train_batches": 3}),
+    "cycled map-style": ({"a": "s10", "b": "m4"}, "max_size_cycle", {}),
+    "cycled stream": ({"a": "n4", "b": "m9"}, "max_size_cycle", {}),
+    "cycled, single batches": (["s8", "m2", "s2"], "max_size_cycle", {}),
+    "cycled, limit": (["s4", "m6"], "max_size_cycle", {"limit_train_batches": 5}),
+    "cycled, sampler": (["s10", "r5"], "max_size_cycle", {}),
+    "nested": ([{"x": "m6", "y": ["s10", "m4"]}, "n6"], None, {}),
+}
+
+
+@pytest.mark.parametrize("name", COMBINED)
+def test_combined_and_resumed_after_each_step(name: str, tmp_path: Path) -> None:
+    kinds, mode, options = COMBINED[name]
+    torch.manual_seed(3)  # for torch's sampler
+    run = functools.partial(seen, tmp_path, max_epochs=2, **options)
+    savers = Saver(tmp_path / "{}.ckpt", "batch"), Saver(tmp_path / "epoch{}.ckpt", "epoch")
+    expected = run(combined(kinds, mode), *savers)
+    assert {each.epoch for each in expected} == {0, 1}
+    length = sum(each.epoch == 0 for each in expected)
+    for file, step in [*((str(n), n) for n in range(1, len(expected))), (f"epoch{length}", length)]:
+        got = run(combined(kinds, mode), ckpt=tmp_path / f"{file}.ckpt")
+        assert got == expected[step:], file
+    if name in ("max_size, the map-style ends", "cycled map-style", "nested"):
+        for step in range(len(expected)):
+            run(combined(kinds, mode), Saver(tmp_path / "failed.ckpt", "exception"), fail=step)
+            got = run(combined(kinds, mode), ckpt=tmp_path / "failed.ckpt")
+            assert got == expected[step:], step
+
+
+def test_a_step_that_takes_its_batches_itself(tmp_path: Path) -> None:
+    kinds, saver = {"a": "s8", "b": "m8"}, Saver(tmp_path / "{}.ckpt", "batch")
+
+    def run(*callbacks: Callback, **options: Any) -> list[str]:
+        loaders = combined(kinds, "max_size")
+        options = {"model": WithIterator(), "max_epochs": 2, **options}
+        return [each.data for each in seen(tmp_path, loaders, *callbacks, **options)]
+
+    expected = run(saver)
+    for step in (1, 3):
+        assert run(ckpt=tmp_path / f"{step}.ckpt") == expected[step:], step
+
+
+def test_a_split_of_a_stream_and_a_map_style_dataset(tmp_path: Path) -> None:
+    def data() -> LoaderDataModule:
+        datasets = {"train": {"stream": Stream(8), "map": Map(8)}}
+        return LoaderDataModule(datasets, {"batch_size": 2, "seed": 1}, train={"shuffle": None})
+
+    expected = seen(tmp_path, data(), Saver(tmp_path / "{}.ckpt", "batch"), max_epochs=2)
+    assert len(expected) == 8
+    for step in (2, 4, 5):
+        got = seen(tmp_path, data(), ckpt=tmp_path / f"{step}.ckpt", max_epochs=2)
+        assert got == expected[step:], step
+
+
+# --- another batch size, or number of ranks ---
+
+
+def elastic(size: int, **options: Any) -> Setting:
+    return Setting(size=size, samples=24, epochs=2, seeding="sample", **options)
+
+
+Case = tuple[int, int, str, int, int | float | None, int]
+"""Batch sizes before and after; what saves, after how many samples; validation; accumulation."""
+
+
+def is_possible(case: Case) -> bool:
+    before, after, kind, samples, validate, accumulate = case
+    within, each = samples % 24, 24 // before
+    if samples % before or within % after:
+        return False
+    if kind == "epoch":
+        return not within
+    if kind == "validation":
+        every = (
+            each + 1 if validate is None else validate if validate == 3 else int(each * validate)
+        )
+        return ((samples // before - 1) % each + 1) % every == 0
+    return kind != "max_steps" or accumulate == 1
+
+
+SMOKE: set[Case] = {
+    (2, 4, "batch", 8, None, 1),
+    (2, 4, "exception", 12, 0.5, 1),
+    (2, 4, "max_steps", 32, 1.0, 1),
+    (8, 2, "batch", 16, None, 2),
+    (8, 2, "validation", 24, 1.0, 1),
+    (6, 4, "validation", 12, 0.5, 2),
+    (6, 4, "epoch", 24, 3, 1),
+    (4, 4, "batch", 24, 1.0, 1),
+}
+CASES = [
+    pytest.param(case, id=str(case)[1:-1], marks=[] if case in SMOKE else [pytest.mark.slow])
+    for sizes in [(2, 4), (8, 2), (6, 4), (4, 4)]
+    for kind in ("batch", "exception", "max_steps", "validation", "epoch")
+    for rest in itertools.product((8, 12, 16, 24, 32, 40), (None, 0.5, 1.0, 3), (1, 2))
+    if is_possible(case := (*sizes, kind, *rest))
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_another_batch_size(case: Case, tmp_path: Path) -> None:
+    before, after, kind, samples, validate, accumulate = case
+    options: Any = {"validate_every": validate, "accumulate": accumulate}
+    stops = [Stop(kind, samples // before), None]
+    run_chain(tmp_path, stops, elastic(before, **options), elastic(after, **options))
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (4, 4)])
+def test_an_interrupted_validation_is_run_as_a_whole(
+    before: int, after: int, tmp_path: Path
+) -> None:
+    """Lightning would validate on as many batches as were left, and begin with the first."""
+    first, second = (elastic(size, validate_every=0.5) for size in (before, after))
+    stopped, path = Model(), tmp_path / "a.ckpt"
+    stopped.fail_validation = (1, 1)
+    fit(tmp_path, first.data(0), Saver(path, "exception"), model=stopped, **first.flags())
+    assert stopped.validated == [before]
+    _, model = fit(tmp_path, second.data(0), ckpt=path, **second.flags())
+    assert model.seen == uninterrupted(second).seen[12 // after :]
+    assert model.validated == [8, 8, 8, 8]
+
+
+def test_a_limit_that_is_reached_by_the_conversion(tmp_path: Path) -> None:
+    """Of five batches, eight are behind: the epoch is over."""
+    run_chain(tmp_path, [Stop("batch", 4), None], elastic(4, limit=5), elastic(2, limit=5))
+
+
+@pytest.mark.parametrize("mode", ["max_size_cycle", "max_size", "min_size"])
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
+@pytest.mark.parametrize("samples", [4, 16])
+def test_several_loaders(mode: str, before: int, after: int, samples: int, tmp_path: Path) -> None:
+    # As many batches of the short one are behind as of the long one: both change alike.
+    settings = (elastic(size, short=20, mode=mode) for size in (before, after))
+    run_chain(tmp_path, [Stop("batch", samples // before), None], *settings)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "samples"), [(2, 4, 8), (4, 2, 8), (4, 1, 16), (1, 3, 12)]
+)
+def test_another_number_of_ranks(before: int, after: int, samples: int, tmp_path: Path) -> None:
+    """Rank 0 alone, with the share that it has among so many: its batches are a part of all."""
+    settings = (elastic(2 * ranks, source=f"rank 0 of {ranks}") for ranks in (before, after))
+    run_chain(tmp_path, [Stop("batch", samples // (2 * before)), None], *settings)
+
+
+# --- with and without the entry point ---
+
+ADVICE = "add Trainer(callbacks=[lit_loader.LoaderStateCallback()])"
+
+
+@not_installed
+def test_without_the_callback_the_loader_says_so_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    with pytest.warns(UserWarning, match=re.escape(ADVICE)) as told:
+        trainer, _ = fit(tmp_path, plain_loader, max_steps=2, max_epochs=-1)
+        trainer.save_checkpoint(path)
+        trainer.save_checkpoint(path)
+    assert sum(ADVICE in str(warning.message) for warning in told) == 1
+    with pytest.warns(UserWarning, match=re.escape(ADVICE)) as told:
+        fit(tmp_path, plain_loader, ckpt=path, max_steps=4, max_epochs=-1)
+    assert sum(ADVICE in str(warning.message) for warning in told) == 1
+
+
+@not_installed
+def test_with_the_line_that_it_names_it_is_silent_and_exact(tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    expected = seen(tmp_path, plain_loader, LoaderStateCallback())
+    # It need not be the first of the callbacks.
+    fit(tmp_path, plain_loader, Saver(path, "batch", 5), LoaderStateCallback(), fail=6)
+    assert seen(tmp_path, plain_loader, LoaderStateCallback(), ckpt=path) == expected[5:]
+
+
+def kinds(trainer: Trainer) -> list[type]:
+    return [type(each) for each in trainer.callbacks if isinstance(each, LoaderStateCallback)]
+
+
+@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
+def test_a_trainer_of_torchs_loaders_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+
+    def torchs() -> Any:
+        return torch.utils.data.DataLoader(Augmented(), 4, True)
+
+    trainer, _ = fit(tmp_path, torchs, max_steps=2, max_epochs=-1)
+    assert kinds(trainer) == []
+    trainer.save_checkpoint(path)
+    saved = torch.load(path, weights_only=True)
+    trainer, model = fit(tmp_path, torchs, ckpt=path, max_steps=4, max_epochs=-1)
+    assert "combined_loader" not in saved["loops"]["fit_loop"]["state_dict"]
+    # Lightning's own progress is not mended: this is what it does with a loader without a state.
+    assert [each[:2] for each in model.seen] == [(1, 2), (1, 3)]
+    assert kinds(trainer) == []
+
+
+def test_a_list_of_callbacks_serves_several_trainers(tmp_path: Path) -> None:
+    """Lightning adds the callbacks of entry points to the very list that it was given."""
+    callbacks: list[Callback] = [Saver(tmp_path / "never.ckpt", "never")]
+    for _ in range(2):
+        trainer = quiet_trainer(tmp_path, callbacks=callbacks)
+        trainer.fit(Model(), plain_loader())
+        assert kinds(trainer) == [LoaderStateCallback]
+
+
+def test_the_plugin_imports_no_more_than_it_must() -> None:
+    """Every Trainer of the environment loads it; and Hydra imports lit_loader in any program."""
+    script = f"""
+    import runpy, sys
+    callbacks = runpy.run_path({trainer_plugin.__file__!r})["callbacks"]
+    assert callbacks() == []
+    assert "lit_loader" not in sys.modules and "torch" not in sys.modules
+    import lit_loader
+    (callback,) = callbacks()
+    assert type(callback).__name__ == "LoaderStateCallback"
+    assert "lit_loader.loader" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
