@@ -362,7 +362,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.kill(worker)
         # One that was leaving may be no loss, and may have a successor if it is wanted again.
         while not self._receive(meanwhile, give_up):
-            if number not in self.pool.workers.started or self.simulation.workers[number] is not killed:
+            if (
+                number not in self.pool.workers.started
+                or self.simulation.workers[number] is not killed
+            ):
                 break
 
     @rule(worker=st.integers(0, 2), count=st.integers(0, 8), meanwhile=MEANWHILE)
@@ -479,7 +482,9 @@ class PoolMachine(RuleBasedStateMachine):
             self.receive(1)
             self.batches_held_are_whole()
         assert not self.outstanding, "something is waited for in vain"
-        assert self.pool.workers.started == wanted, "there are more workers than are wanted, or fewer"
+        assert self.pool.workers.started == wanted, (
+            "there are more workers than are wanted, or fewer"
+        )
         for _ in range(9):
             for number in range(3):
                 self.step(number, 8)
