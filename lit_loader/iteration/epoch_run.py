@@ -474,7 +474,7 @@ class EpochRun(LoaderIterator[T_co]):
             if resizes != self._core.resizes:  # meanwhile, and these were not found
                 self.resize(*self._core.size)
             if isinstance(feed, ReaderFeed):
-                pool.read_from(start.position.reader)
+                pool.point = start.position.reader
                 feed.restart(line)
                 if self._tail:
                     self._tail.restarted(start.position)

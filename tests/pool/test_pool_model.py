@@ -318,7 +318,7 @@ class PoolMachine(RuleBasedStateMachine):
                 turns,
                 slot_bytes=SLOT,
             )
-        self.pool.read_from(lambda reader: reader)
+        self.pool.point = lambda reader: reader
 
     @rule(count=st.integers(1, 4))
     def submit(self, count: int) -> None:
@@ -374,7 +374,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.step(worker, count)
         self.kill(worker)
         self.simulation.meanwhile = meanwhile
-        self._replace(self.pool.end_hung(self._started(worker)), give_up=False)
+        self._replace(self.pool.workers.end(self._started(worker)), give_up=False)
 
     @rule(most=st.integers(1, 4))
     def receive(self, most: int) -> None:
