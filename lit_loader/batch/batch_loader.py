@@ -17,9 +17,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from lit_loader.batch.batch_mark import mark_of
 from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.batch.collate import default_collate
+from lit_loader.batch.digest import mark_of
 from lit_loader.batch.fetch import IterableFetcher, MapFetcher, as_read
 from lit_loader.batch.sample_errors import OMITTED, Attempts
 from lit_loader.batch.tolerant_fetch import TolerantMapFetcher
