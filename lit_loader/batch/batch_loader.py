@@ -17,17 +17,16 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from lit_loader.batch.batch_mark import mark_of
 from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.batch.collate import default_collate
+from lit_loader.batch.digest import mark_of
 from lit_loader.batch.fetch import IterableFetcher, MapFetcher, as_read
 from lit_loader.batch.sample_errors import OMITTED, Attempts
 from lit_loader.batch.tolerant_fetch import TolerantMapFetcher
 from lit_loader.context import reading
 from lit_loader.seeding import generator_lock
-from lit_loader.seeding.find_generators import HeldGenerators
+from lit_loader.seeding.find_generators import LATE, GeneratorWatch, HeldGenerators
 from lit_loader.seeding.generator_state import Rewind
-from lit_loader.seeding.generator_watch import LATE, GeneratorWatch
 from lit_loader.seeding.seeds import BatchRng, derive, extend, sample_seed, seed_globals
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.remote_error import ReaderShare
