@@ -116,7 +116,7 @@ async def _await(
     except BaseException as error:
         failed = error
     if future.set_running_or_notify_cancel():  # not before, so that it can be cancelled
-        future.set_exception(failed) if failed else future.set_result(value)
+        future.set_result(value) if failed is None else future.set_exception(failed)
     del future, failed  # its traceback holds this frame
 
 

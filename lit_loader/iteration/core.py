@@ -27,11 +27,9 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final
 
-import torch
 from torch.utils.data import IterableDataset
 
 from lit_loader.accelerator import pin_memory as pinning
-from lit_loader.accelerator.device_copy import Move
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import IN_PROCESS_BYTES, frozen
@@ -112,7 +110,6 @@ class LoaderCore:
         self._planned_for = ShownSamplers(None, None)
         self.epochs = Epochs(None, base_seed)
         self.promised: int | None = None  # samples of a stream, once ``len(loader)`` has asked
-        self.copies_to: tuple[torch.device, Move] | None = None  # ahead of the batch's turn
         self.auto: AutoWorkers | None = None  # with ``num_workers="auto"``
         self.checked = False  # whether ``check_exactness`` has compared its batches
         self.reads_again = False  # whether resuming reads again what has been given out before
@@ -304,7 +301,7 @@ class LoaderCore:
             self.recorder.first_remote = MOST_WORKERS
         workers = loader.num_workers or loader.remote_workers
         if workers == 0 or (loader.num_workers and pin is None and self._is_best_in_process()):
-            spec = self._spec_of_workers if workers else None
+            spec = self._spec_of_workers if workers else self.spec
             here: InProcessIterator[Any] = InProcessIterator(self, pin, spec)
             here.observer = self._exactness_check(in_process=True)
             return here
@@ -316,7 +313,7 @@ class LoaderCore:
     def _is_best_in_process(self) -> bool:
         """Whether batches are of a table, and so small that workers are only in the way."""
         loader = self.loader
-        if loader.worker_init_fn is not None or self.copies_to is not None:
+        if loader.worker_init_fn is not None or loader._copies_to is not None:
             return False
         table = self.spec().table()
         size = 1 if self.plan is None else self.plan.size

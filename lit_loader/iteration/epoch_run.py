@@ -234,7 +234,7 @@ class EpochRun(LoaderIterator[T_co]):
         self._depth, self._turns, self._in_order = core.depth, core.turns, loader.in_order
         self._timeout, self._max_restarts = loader.timeout, loader.max_worker_restarts
         self._budgeted = loader.memory_budget is not None  # which is to be asked before a task
-        self._copy = core.copies_to and DeviceCopy(*core.copies_to)
+        self._copy = loader._copies_to and DeviceCopy(*loader._copies_to)
         self._pin, self._device = pin, device
         self._pid = core.pid
         self._feed: TaskFeed | None = None
@@ -474,7 +474,7 @@ class EpochRun(LoaderIterator[T_co]):
             if resizes != self._core.resizes:  # meanwhile, and these were not found
                 self.resize(*self._core.size)
             if isinstance(feed, ReaderFeed):
-                pool.read_from(start.position.reader)
+                pool.point = start.position.reader
                 feed.restart(line)
                 if self._tail:
                     self._tail.restarted(start.position)

@@ -54,11 +54,10 @@ class InProcessIterator(LoaderIterator[T_co]):
         self,
         core: LoaderCore,
         pin: Callable[[Any], Any] | None,
-        spec: Callable[[], BatchSpec] | None = None,
+        spec: Callable[[], BatchSpec],
     ) -> None:
         super().__init__(core)
-        self._pin = pin
-        self._spec = spec or core.spec
+        self._pin, self._spec = pin, spec
         self._progress = Progress()
         self._progress.each = False  # nobody looks at the time
         self._loader: _Making | None = None

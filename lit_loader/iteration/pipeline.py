@@ -293,9 +293,9 @@ class Pipeline:
 
     def was_waiting(self) -> bool:
         """Whether :meth:`take` was in a mere wait when an exception came out of it."""
-        waits = self._thread or self.pool
-        if waits is None:
+        if self.pool is None:
             return False
+        waits = self._thread or self.pool.pipes
         was, waits.waiting = waits.waiting, False
         new, self.new = self.new, False
         return was or new

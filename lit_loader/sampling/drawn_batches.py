@@ -52,7 +52,7 @@ from lit_loader.seeding.generator_state import Loan, preserved
 from lit_loader.seeding.seeds import derive, seed_globals
 from lit_loader.system.interrupts import is_interruption
 
-__all__ = ["DrawnBatches", "SamplerCursor"]
+__all__ = ["DrawnBatches"]
 
 _NOWHERE: Final = -1
 _SAMPLER_STREAM = 0x5A3F  # keeps a sampler's seeds apart from those of the batches it makes
@@ -62,8 +62,8 @@ _T = TypeVar("_T")
 class DrawnBatches:
     """One rank's batches of an epoch; nothing is asked of the sampler before the first.
 
-    ``state`` is what :meth:`SamplerCursor.state` gave at the start, where a position from outside
-    is gone on from, empty if there is nothing.
+    ``given`` is what :meth:`state` gave at the start, where a position from outside is gone on
+    from, empty if there is nothing; None: the sampler begins the epoch as it is.
     """
 
     computed = False
@@ -74,16 +74,29 @@ class DrawnBatches:
         epoch: int,
         seed: int,
         start: int = 0,
-        state: Mapping[str, Any] | None = None,
+        given: Mapping[str, Any] | None = None,
     ) -> None:
-        self._plan, self._epoch, self._seed = plan, epoch, seed
-        self._begin_at(start, state)
+        self._plan, self._user, self._epoch = plan, plan.sampler, epoch
+        self._group_size = plan.size * plan.shard.num_replicas
+        self._seed = derive(seed, epoch, _SAMPLER_STREAM)
+        self._begin_at(start, given)
 
-    def _begin_at(self, number: int, state: Mapping[str, Any] | None) -> None:
+    def _begin_at(self, position: int, given: Mapping[str, Any] | None) -> None:
         self._at = _NOWHERE
-        self._cursor = SamplerCursor(self._plan, self._epoch, self._seed, number, state)
-        self._batches = self._cursor.batches()
-        self._at = number  # the batch that comes next
+        self._position, self._given, self._resumed = position, dict(given or {}), given is not None
+        self._isolated = self._drew = False  # from the global generators; whether it draws there
+        self._seeded = False  # whether the program has set the sampler's generators for the epoch
+        self._groups, self._ahead = 0, list[Any]()  # drawn; items that are not given yet
+        self._kept: dict[str, Any] = {}
+        self._items: Iterator[Any] = iter(())
+        self._is_over = False
+        self._start: Marks | None = None  # where the sampler's generators were as the epoch began
+        self._there: Marks | None = None  # and at the position
+        self._drawn, self._first = 0, -1  # digests of what was drawn, and of the first batch
+        # The stream's first items, noted while it is striped: ranks get some again at its end.
+        self._head: list[Any] = list(self._given.get("head", ()))
+        self._batches = self._rank_batches()
+        self._at = position  # the batch that comes next
 
     def draw(self, number: int, where: EpochPosition) -> Any:
         """Give batch ``number``: a list of indices, one index, or what the batch sampler yields.
@@ -95,7 +108,7 @@ class DrawnBatches:
         """
         if self._at != number:
             state = where.sampler_at(number)
-            self._plan.sampler.unpack(state or {})  # the program has set nothing in between
+            self._user.unpack(state or {})  # the program has set nothing in between
             self._begin_at(number, state)
         self._at = _NOWHERE
         try:
@@ -106,46 +119,14 @@ class DrawnBatches:
                 self._at = number
             raise
         finally:  # also at its end, which may draw: what is elsewhere later, the program has set
-            marks = self._plan.sampler.marks()
+            marks = self._user.marks()
         self._at = number + 1
-        where.drawn(number, self._cursor.state(), marks)
+        where.drawn(number, self.state(), marks)
         return batch
 
     def draw_end(self) -> None:
         """Let the sampler come to its end, behind the last batch."""
         next(self._batches, None)
-
-
-class SamplerCursor:
-    """A sampler in one epoch, from one position on.
-
-    ``given`` is what :meth:`state` gave there; None: the sampler begins the epoch as it is.
-    ``head`` are the stream's first items, noted while it is striped: ranks get some again at its
-    end.
-    """
-
-    def __init__(
-        self,
-        plan: BatchPlan,
-        epoch: int,
-        seed: int,
-        position: int,
-        given: Mapping[str, Any] | None,
-    ) -> None:
-        self._plan, self._user, self._position = plan, plan.sampler, position
-        self._epoch, self._given, self._resumed = epoch, dict(given or {}), given is not None
-        self._group_size = plan.size * plan.shard.num_replicas
-        self._seed = derive(seed, epoch, _SAMPLER_STREAM)
-        self._isolated = self._drew = False  # from the global generators; whether it draws there
-        self._seeded = False  # whether the program has set the sampler's generators for the epoch
-        self._groups, self._ahead = 0, list[Any]()  # drawn; items that are not given yet
-        self._kept: dict[str, Any] = {}
-        self._items: Iterator[Any] = iter(())
-        self._is_over = False
-        self._start: Marks | None = None  # where the sampler's generators were as the epoch began
-        self._there: Marks | None = None  # and at the position
-        self._drawn, self._first = 0, -1  # digests of what was drawn, and of the first batch
-        self._head: list[Any] = list(self._given.get("head", ()))
 
     def state(self) -> dict[str, Any] | None:
         """Give what the sampler must remember behind the group drawn last; None: nothing."""
@@ -155,7 +136,7 @@ class SamplerCursor:
         drawn = [self._drawn, *_whose(self._plan)]
         return {**self._kept, **self._user.known_heads(), **counted, "drawn": drawn}
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         """Note where the sampler's generators are as the epoch begins."""
         user = self._user
         # In its midst an epoch that no set_epoch tells goes on as it began, whatever is set later.
@@ -165,11 +146,11 @@ class SamplerCursor:
         self._kept, self._start = user.pack(), user.marks()
         user.begin(self._epoch)
 
-    def batches(self) -> Iterator[Any]:
+    def _rank_batches(self) -> Iterator[Any]:
         """Draw this rank's batches, from the position on."""
         plan, shard, head = self._plan, self._plan.shard, self._head
         needed = shard.num_replicas - 1 if shard.tail == "pad" else 0  # again, at the end
-        self.begin()
+        self._begin()
         for group in self._groups_from_position():
             if len(head) < needed:
                 head += group[: needed - len(head)]
@@ -229,7 +210,7 @@ class SamplerCursor:
         """
         seeded, found = self._user.was_seeded(), self._user.marks()
         self._resumed = not seeded
-        self.begin()
+        self._begin()
         known = tuple(self._given.get("drawn", ()))[1:] == _whose(self._plan)
         is_same = self._come_to_position() is not None and known
         if seeded:

@@ -40,7 +40,7 @@ from lit_loader.checkpoint.position import EpochPosition, Position
 from lit_loader.checkpoint.stateful import ITERATOR
 from lit_loader.describe import program_stacklevel
 from lit_loader.sampling.batch_plan import BatchPlan, ComputedBatches
-from lit_loader.sampling.drawn_batches import DrawnBatches, SamplerCursor
+from lit_loader.sampling.drawn_batches import DrawnBatches
 from lit_loader.sampling.user_sampler import COUNTED, SAMPLER
 from lit_loader.seeding.seeds import BaseSeed
 
@@ -205,10 +205,10 @@ class Epochs:
         kept = {"generator", "generators", SAMPLER, ITERATOR} & (position.sampler or {}).keys()
         if self.plan is None or not (kept or self._is_told_apart(position)):
             return False
-        cursor = SamplerCursor(
+        batches = DrawnBatches(
             self.plan, position.epoch, position.seed, position.delivered, position.sampler
         )
-        return cursor.leave()
+        return batches.leave()
 
     def _epoch_start(
         self, requested: int | None, between: bool = False, left: bool = False

@@ -73,10 +73,10 @@ class ShownSamplers(NamedTuple):
         shown = self.batch_sampler if batched else self.sampler
         if self.cut is not None:
             default = batch_size is not None and self.cut is self.sampler
-            if default or sharding_of(self.cut, base_seed) is not None:
+            if default or _sharding_of(self.cut, base_seed) is not None:
                 batched, shown = False, self.cut
                 size, drop_last = self.batch_size, bool(self.drop_last)
-        items, shard, watched = sharding_of(shown, base_seed) or Sharding(shown, Shard())
+        items, shard, watched = _sharding_of(shown, base_seed) or (shown, Shard(), None)
         return BatchPlan(items, batched, size, drop_last, shard, base_seed, watched, dataset)
 
 
@@ -218,26 +218,20 @@ def shard_items(source: Iterable[Any], shard: Shard) -> ShardedSampler:
     return kind(source, shard)
 
 
-class Sharding(NamedTuple):
-    """What a sampler's items are, for all ranks, and which of them are this rank's."""
-
-    items: Any
-    shard: Shard
-    watched: DistributedSampler[Any] | None = None  # on which programs may set the epoch instead
-
-
-def sharding_of(sampler: Any, seed: Seed) -> Sharding | None:
+def _sharding_of(
+    sampler: Any, seed: Seed
+) -> tuple[Any, Shard, DistributedSampler[Any] | None] | None:
     """Take a sampler for the loader's own sharding; None: it is to be iterated.
 
-    torch's ``DistributedSampler`` (a subclass may mean something else) says no more than rank,
-    replicas, shuffle, seed, and what to do with the rest. So its order is computed, position by
-    position, as the loader's own is; by the loader's base seed, which is the sampler's unless
-    another was chosen.
+    Gives the items for all ranks, this rank's share, and on what programs may set the epoch. All
+    that torch's ``DistributedSampler`` (a subclass may mean something else) says are rank,
+    replicas, shuffle, seed, and what to do with the rest. So its order is computed as the loader's
+    own is; by the loader's base seed, which is the sampler's unless another was chosen.
     """
     if isinstance(sampler, ShardedSampler):
-        return Sharding(sampler.source, sampler.shard)
+        return sampler.source, sampler.shard, None
     if isinstance(sampler, EpochOrder):
-        return Sharding(sampler, Shard())
+        return sampler, Shard(), None
     if type(sampler) is not DistributedSampler:
         return None
     data: Any = sampler.dataset
@@ -246,7 +240,7 @@ def sharding_of(sampler: Any, seed: Seed) -> Sharding | None:
         order = ShuffledSampler(data, seed=seed)
         order.as_distributed = True
     tail: Any = "drop" if sampler.drop_last else "pad"
-    return Sharding(order, Shard(sampler.rank, sampler.num_replicas, tail), sampler)
+    return order, Shard(sampler.rank, sampler.num_replicas, tail), sampler
 
 
 # --- whether Lightning may note which indices a batch was made of, for writers of predictions ---

@@ -50,16 +50,19 @@ def _capture() -> _Streams:
 
 
 def _install(streams: _Streams) -> None:
+    global _known
     another = streams.bits not in (None, _numpy.get_bit_generator())
     if another:
         _numpy.set_bit_generator(streams.bits)  # it is where it was, with nothing in reserve
     if not another or streams.numpy["has_gauss"]:
         _numpy.set_state(streams.numpy)
+        _known = _NONE  # what is in reserve may have changed, and no word
     torch.default_generator.set_state(streams.torch)
     random.setstate(streams.python)
 
 
-_known: tuple[Any, bytes, dict[str, Any]] = (None, b"", {})
+_NONE: tuple[Any, bytes, dict[str, Any]] = (None, b"", {})
+_known = _NONE
 
 
 def numpy_state(bits: Any) -> dict[str, Any]:
@@ -75,7 +78,7 @@ def numpy_state(bits: Any) -> dict[str, Any]:
     if isinstance(key := state["state"].get("key"), np.ndarray):
         # What puts it back goes through the words one by one: 2 us for a list, 36 for an array.
         state["state"]["key"] = key.tolist()
-    _known = (bits, memory, state) if memory else (None, b"", {})
+    _known = (bits, memory, state) if memory else _NONE
     return state
 
 

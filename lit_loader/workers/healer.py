@@ -141,7 +141,7 @@ class Healer:
             level = program_stacklevel()
             warnings.warn(alone(worker, seconds), WorkerRestartWarning, stacklevel=level)
             return None
-        ended = pool.end_hung(worker)
+        ended = pool.workers.end(worker)
         message = hung(ended, seconds, self._timeout, self.assigned)
         return self._see_to(pool, ended, WorkerTimeoutError, message)
 

@@ -16,9 +16,9 @@
   it. The slot comes back with that Reply, or with the owner's death; by nothing else.
 - **Credit.** A worker has at most as many tasks in its pipe as there are in flight for each. What
   is more waits here. The tasks of a reader of an iterable dataset go to its home alone.
-- **Stragglers.** While the consumer waits and a worker is idle, a task that is queued behind
-  another one gets a second copy there. The first reply counts; a copy that nobody has begun, and
-  whose batch is there, is called off by a bit on the board.
+- **Stragglers.** When the consumer has waited for a millisecond and a worker is idle, a task that
+  is queued behind another one gets a second copy there. The first reply counts; a copy that nobody
+  has begun, and whose batch is there, is called off by a bit on the board.
 - **Calling off** (`break`, a new epoch): the token on the board moves on. Workers answer what they
   still have with Dropped. Nobody waits for that: new tasks stand behind the old ones.
 - **Resume** goes into each pipe; Resumed comes behind the replies to all older tasks.
@@ -68,9 +68,8 @@ from lit_loader.transport.messages import (
 )
 from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import VOIDABLE, BoardRow, StatusBoard, board_bytes
-from lit_loader.workers.outcome import FewerWorkers, Outcome, WorkerDeath
+from lit_loader.workers.outcome import FewerWorkers, Outcome
 from lit_loader.workers.pipes import Ended, Pipes
-from lit_loader.workers.starters import WorkerProcess
 from lit_loader.workers.worker_set import WorkerSet, explain_limit
 
 __all__ = ["MOST_WORKERS", "WorkerPool"]
@@ -164,6 +163,8 @@ class WorkerPool:
         page: What viewers in other processes are shown of the loader.
         num_workers: How many there are to be; while that comes about, a few more or fewer live.
         token: That of the epoch whose tasks are wanted.
+        point: Gives where a reader of an iterable dataset is that begins in another process: a
+            place at its next task, or before; None: nobody has said.
         patient: Whether the first batch of an epoch waits until all workers have left the one
             before: then one that hangs there is found.
 
@@ -201,7 +202,7 @@ class WorkerPool:
         self._ready: deque[Outcome] = deque()  # not received yet
         self._awaited = 0  # how many workers have not begun the epoch of this token
         self._begun = 1  # the token that the tasks are of; another one is shown when they are not
-        self._point: Callable[[int], Any] | None = None
+        self.point: Callable[[int], Any] | None = None
         self._due = self._resized = False
         self._dead: int | None = None  # the sentinel of a worker that is gone
         self.num_workers = num_workers
@@ -231,14 +232,6 @@ class WorkerPool:
             raise
 
     # --- tasks ---
-
-    def read_from(self, point: Callable[[int], Any]) -> None:
-        """Say where readers of an iterable dataset are, that begin in another process.
-
-        Args:
-            point: Gives it for a reader: a place at its next task, or before.
-        """
-        self._point = point
 
     def submit(self, number: int, indices: Any, epoch: int, seed: int, own: bool = False) -> None:
         """Have a batch made.
@@ -279,8 +272,8 @@ class WorkerPool:
         """Send a copy of a task to a worker."""
         if self._homes is not None:
             turn = position_of(task.number)
-            if self._homes.send(turn) and self._point is not None and not task.packed:
-                task.packed = pack_indices(self._point(self._homes.whose(turn)))
+            if self._homes.send(turn) and self.point is not None and not task.packed:
+                task.packed = pack_indices(self.point(self._homes.whose(turn)))
         packed = task.packed
         nbytes = len(packed)
         slot = self.arena.acquire(nbytes)
@@ -684,7 +677,7 @@ class WorkerPool:
             copy.task.copies.remove(copy.slot.offset)
             if self._is_wanted(copy.task) and not copy.task.copies:
                 lost.append(copy.task)
-                if self._homes and self._point:  # its reader's place is another one by now
+                if self._homes and self.point:  # its reader's place is another one by now
                     copy.task.packed = b""
         self._put_back(lost)
         if self._homes is not None:
@@ -708,19 +701,6 @@ class WorkerPool:
             owing = [w for w, hand in self._hands.items() if hand.queue and w != relay]
             rows = {worker: self._board.read(worker) for worker in owing}
         return {worker: row for worker, row in rows.items() if self.workers.counts(row)}
-
-    def end_hung(self, worker: int) -> WorkerDeath:
-        """End a worker that does not get on, having it write its stacks if it can."""
-        return self.workers.end(worker)
-
-    @property
-    def waiting(self) -> bool:
-        """Whether it was in a mere wait when an exception came: nothing of it is in disorder."""
-        return self.pipes.waiting
-
-    @waiting.setter
-    def waiting(self, value: bool) -> None:
-        self.pipes.waiting = value
 
     @property
     def settled(self) -> bool:

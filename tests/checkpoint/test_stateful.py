@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -63,42 +64,32 @@ def check_stream(*args: Any, stops: slice = slice(None), **options: Any) -> None
             assert digests(resumed) == expected[stop + 1 :], stop
 
 
-@pytest.mark.parametrize("keeps", [False, True], ids=["", "keeps torch's generator"])
-@pytest.mark.parametrize("shuffle", ["no", "own", "torch"])
-@pytest.mark.parametrize("kind", STREAMS)
-def test_streams_resumed(kind: str, shuffle: str, keeps: bool) -> None:
-    check_stream(kind, shuffle, keeps, 0)
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"batch_size": None},
+    {"batch_size": 1},
+    {"batch_size": 4, "drop_last": True},
+    {"on_sample_error": "skip"},
+    {"seeding": "sample"},
+    {"persistent_workers": True},
+    {"rank": 1, "num_replicas": 2},
+]
 
 
-@pytest.mark.parametrize("kind", STREAMS)
-def test_streams_resumed_with_workers(kind: str) -> None:
-    check_stream(kind, "own", True, 2, stops=slice(1, 4))
+def stream_cases() -> Iterator[Any]:
+    """All there are; by default those without options, and few with workers."""
+    for case in itertools.product(STREAMS, SHUFFLES, (False, True), (0, 1, 2), OPTIONS):
+        _, shuffle, keeps, workers, options = case
+        usual = shuffle == "own" and keeps if workers == 2 else shuffle in ("no", "own", "torch")
+        marks = [] if usual and workers != 1 and not options else [pytest.mark.slow]
+        if workers or "persistent_workers" not in options:
+            yield pytest.param(*case, marks=marks, id="-".join(map(str, case)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"batch_size": None},
-        {"batch_size": 1},
-        {"batch_size": 4, "drop_last": True},
-        {"on_sample_error": "skip"},
-        {"seeding": "sample"},
-        {"persistent_workers": True},
-        {"rank": 1, "num_replicas": 2},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("keeps", [False, True], ids=["", "keeps torch's generator"])
-@pytest.mark.parametrize("shuffle", SHUFFLES)
-@pytest.mark.parametrize("kind", STREAMS)
-def test_every_stream_resumed_at_every_stop(
+@pytest.mark.parametrize(("kind", "shuffle", "keeps", "workers", "options"), [*stream_cases()])
+def test_streams_resumed(
     kind: str, shuffle: str, keeps: bool, workers: int, options: dict[str, Any]
 ) -> None:
-    if "persistent_workers" in options and not workers:
-        pytest.skip("there are none to persist")
     check_stream(kind, shuffle, keeps, workers, stops=slice(None, None, 1 + workers), **options)
 
 
@@ -164,20 +155,18 @@ def check_sampler(use: str, args: tuple[Any, ...], workers: int, stops: slice) -
 USES = ["sampler", "batch sampler", "in torch's batch sampler"]
 
 
-@pytest.mark.parametrize("kind", SAMPLERS)
-@pytest.mark.parametrize("use", USES)
-def test_samplers_resumed(use: str, kind: str) -> None:
-    check_sampler(use, (kind, "torch", True), 0, slice(None, None, 2))
+def sampler_cases() -> Iterator[Any]:
+    shuffles, both = ("no", "torch", "python", "numpy"), (False, True)
+    for case in itertools.product(USES, SAMPLERS, shuffles, both, both, (0, 2)):
+        usual = case[2:] == ("torch", True, False, 0)
+        marks = [] if usual else [pytest.mark.slow]
+        yield pytest.param(*case, marks=marks, id="-".join(map(str, case)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("jitter", [False, True], ids=["", "each item drawn"])
-@pytest.mark.parametrize("keeps", [False, True], ids=["", "keeps torch's generator"])
-@pytest.mark.parametrize("shuffle", ["no", "torch", "python", "numpy"])
-@pytest.mark.parametrize("kind", SAMPLERS)
-@pytest.mark.parametrize("use", USES)
-def test_every_sampler_resumed_at_every_stop(
+@pytest.mark.parametrize(
+    ("use", "kind", "shuffle", "keeps", "jitter", "workers"), [*sampler_cases()]
+)
+def test_samplers_resumed(
     use: str, kind: str, shuffle: str, keeps: bool, jitter: bool, workers: int
 ) -> None:
     check_sampler(use, (kind, shuffle, keeps, jitter), workers, slice(None, None, 1 + workers))

@@ -126,7 +126,9 @@ class Chaos:
             if not all([self._may_strike(lane, pool, at) for at in pool.workers.started]):
                 return False
             return all([kill(find) for find in (finds if order else reversed(finds))])
-        return self._may_strike(lane, pool, worker) and kill(lambda: pool.workers.pids[worker], kind)
+        return self._may_strike(lane, pool, worker) and kill(
+            lambda: pool.workers.pids[worker], kind
+        )
 
     def _may_strike(self, lane: Lane, pool: WorkerPool, worker: int) -> bool:
         """Whether the batch that a worker is at was not struck before; notes that it is now."""

@@ -318,7 +318,7 @@ class PoolMachine(RuleBasedStateMachine):
                 turns,
                 slot_bytes=SLOT,
             )
-        self.pool.read_from(lambda reader: reader)
+        self.pool.point = lambda reader: reader
 
     @rule(count=st.integers(1, 4))
     def submit(self, count: int) -> None:
@@ -362,7 +362,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.kill(worker)
         # One that was leaving may be no loss, and may have a successor if it is wanted again.
         while not self._receive(meanwhile, give_up):
-            if number not in self.pool.workers.started or self.simulation.workers[number] is not killed:
+            if (
+                number not in self.pool.workers.started
+                or self.simulation.workers[number] is not killed
+            ):
                 break
 
     @rule(worker=st.integers(0, 2), count=st.integers(0, 8), meanwhile=MEANWHILE)
@@ -371,7 +374,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.step(worker, count)
         self.kill(worker)
         self.simulation.meanwhile = meanwhile
-        self._replace(self.pool.end_hung(self._started(worker)), give_up=False)
+        self._replace(self.pool.workers.end(self._started(worker)), give_up=False)
 
     @rule(most=st.integers(1, 4))
     def receive(self, most: int) -> None:
@@ -479,7 +482,9 @@ class PoolMachine(RuleBasedStateMachine):
             self.receive(1)
             self.batches_held_are_whole()
         assert not self.outstanding, "something is waited for in vain"
-        assert self.pool.workers.started == wanted, "there are more workers than are wanted, or fewer"
+        assert self.pool.workers.started == wanted, (
+            "there are more workers than are wanted, or fewer"
+        )
         for _ in range(9):
             for number in range(3):
                 self.step(number, 8)
