@@ -28,7 +28,7 @@ class Mutation(NamedTuple):
     """A fault.
 
     Attributes:
-        fault: What is broken, as a user would put it; the name in ``tests/README.md``.
+        fault: What is broken, as a user would put it.
         old: The text that is replaced; it occurs once in the package.
         new: What takes its place.
         tests: Who is to notice: files below ``tests``, or tests in them.
@@ -97,8 +97,8 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a worker that hangs is not replaced",
-        "if found is None and hangs is not None and (hanging := hangs.look(pool, began)):",
-        "if False and found is None and (hanging := hangs.look(pool, began)):",
+        "            if awaited.get(worker) == row:\n",
+        "            if False:\n",
         "pool/test_recovery.py::test_hanging_in_user_code",
     ),
     Mutation(
@@ -171,17 +171,17 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "the pin-memory thread drops a batch",
-        "        self._put(pinned)\n        return True",
-        "        if self._items:\n"
-        "            return True\n"
-        "        self._put(pinned)\n"
+        "        self._items.append(self._pin(item))\n        return True",
+        "        pinned = self._pin(item)\n"
+        "        if not self._items:\n"
+        "            self._items.append(pinned)\n"
         "        return True",
         "accelerator/test_pin_memory.py",
     ),
     Mutation(
         "persistent workers start anew with each epoch",
-        "if pool_now is None or pool_now.closed or pool_now.num_workers != workers:",
-        "if True:",
+        "if (had := self.pool) is not None and (had.closed or had.num_workers != workers):",
+        "if self.pool is not None:",
         "parity/test_workers.py::test_persistent_workers_live_across_epochs",
     ),
     Mutation(
