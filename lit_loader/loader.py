@@ -218,6 +218,7 @@ class DataLoader(_TorchLoader[T_co]):
     # for that, and on again.
     __initialized = False
     _core: LoaderCore
+    _copies_to: tuple[torch.device, Move] | None = None
 
     # torch's constructor is not called: it would set up torch's machinery.
     @known_keywords
@@ -367,16 +368,8 @@ class DataLoader(_TorchLoader[T_co]):
             move: Called with a batch and the device; returns the batch there, its tensors copied
                 with ``non_blocking=True``.
         """
-        # An attribute, as the state below.
+        # An attribute: a loader that Lightning rebuilds has it, too.
         self._copies_to = (device, move) if device.type == "cuda" else None
-
-    @property
-    def _copies_to(self) -> tuple[torch.device, Move] | None:
-        return self._core.copies_to
-
-    @_copies_to.setter
-    def _copies_to(self, value: tuple[torch.device, Move] | None) -> None:
-        self._core.copies_to = value
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator loads; without, epochs count up by themselves.
@@ -471,7 +464,7 @@ class DataLoader(_TorchLoader[T_co]):
         Raises:
             StateError: The state does not fit, says which part and what to do.
         """
-        self._loaded_state = state  # an attribute: a loader that Lightning rebuilds has it, too
+        self._loaded_state = state  # an attribute, as the device above
         core = self._core
         if core.reads_again:
             epoch = core.epochs.now().epoch

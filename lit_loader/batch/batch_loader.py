@@ -24,6 +24,7 @@ from lit_loader.batch.fetch import IterableFetcher, MapFetcher, as_read
 from lit_loader.batch.sample_errors import OMITTED, Attempts
 from lit_loader.batch.tolerant_fetch import TolerantMapFetcher
 from lit_loader.context import reading
+from lit_loader.seeding import generator_lock
 from lit_loader.seeding.find_generators import HeldGenerators
 from lit_loader.seeding.generator_state import Rewind
 from lit_loader.seeding.generator_watch import LATE, GeneratorWatch
@@ -32,7 +33,7 @@ from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.remote_error import ReaderShare
 from lit_loader.transport.status_board import Progress
 
-__all__ = ["BatchLoader"]
+__all__ = ["BatchLoader", "make_batch"]
 
 _FOR_EVER = 1 << 62
 _REPLACEMENTS = 0x4E72  # keeps the choice of replacements apart from what samples draw
@@ -48,22 +49,15 @@ class BatchLoader:
         worker: This reader's number among those of this rank: that of the worker (0 with
             ``num_workers=0``), unless the spec says how many readers there are.
         num_readers: Number of readers of this rank: of workers, unless the spec says.
-        watch: The generators of the spec's dataset and functions, as far as they are known.
     """
 
-    def __init__(
-        self,
-        spec: BatchSpec,
-        worker: int = 0,
-        num_readers: int = 1,
-        watch: GeneratorWatch | None = None,
-    ) -> None:
+    def __init__(self, spec: BatchSpec, worker: int = 0, num_readers: int = 1) -> None:
         self._spec = spec
         self._num_readers = num_readers
         self._share = (spec.rank * num_readers + worker, spec.num_replicas * num_readers)
         self._collates_into_slot = spec.default_collation
         self._fetcher: MapFetcher | IterableFetcher | None = None
-        self._watch = watch
+        self._watch: GeneratorWatch | None = None  # of the dataset and functions, once it reads
         self._unwatched = self._looked = 0  # batches until generators are looked for; times of it
         self._rewind: Rewind | None = None
         self._rewound: HeldGenerators | None = None  # those that it takes back
@@ -319,3 +313,32 @@ class BatchLoader:
 
     def _replacement_seed(self, index: Any) -> int:
         return sample_seed(extend(self._epoch_seed, _REPLACEMENTS), index)
+
+
+def make_batch(
+    loader: Any, indices: Any, number: int, epoch: int, seed: int, progress: Progress
+) -> Any:
+    """Make a batch in a process whose global generators are its own: a worker, here or elsewhere.
+
+    Args:
+        loader: A `BatchLoader`, or `Readers`; :meth:`BatchLoader.load` says the rest.
+        indices: As there.
+        number: As there.
+        epoch: As there.
+        seed: As there.
+        progress: As there.
+
+    Raises:
+        EndOfData: An iterable dataset has no more.
+        Cancelled: The batch is no longer wanted.
+        Exception: Whatever the user's code raises.
+    """
+    if loader.reads_table:
+        batch = loader.take(indices, progress)
+        if batch is not None:
+            return batch
+    with generator_lock.lock:  # a thread of the dataset's may iterate a loader
+        try:
+            return loader.load(indices, number, epoch, seed, progress)
+        finally:
+            reading.maker = None

@@ -17,7 +17,7 @@ from lit_loader.batch.reads_ahead import ReadAhead
 from lit_loader.batch.reads_declared import declares_reads
 from lit_loader.batch.sample_errors import SampleError, Tolerance
 from lit_loader.batch.tensor_table import Table, table_of
-from lit_loader.checkpoint.reader_states import Shards
+from lit_loader.checkpoint.position import Shards
 from lit_loader.seeding.generator_watch import GeneratorWatch
 
 __all__ = ["BatchSpec", "BatchWithReport"]
@@ -84,16 +84,6 @@ class BatchSpec:
         # They go on from batch to batch, and are only taken back after a failed attempt.
         roots = () if self.tolerance.none else (self.dataset,)
         return GeneratorWatch(*roots, warn=False)
-
-    def watch_again(self, known: GeneratorWatch | None) -> GeneratorWatch:
-        """The same, once more: the program may have changed the dataset between two epochs."""
-        roots = (self.dataset, self.collate_fn)
-        if known is None or any(
-            old is not root for old, root in zip(known.roots, roots, strict=False)
-        ):
-            return self.watch()
-        known.search()
-        return known
 
     def table(self) -> Table | None:
         """The table that batches can be taken from at once; None: they are read by the sample."""

@@ -64,7 +64,7 @@ class _Read:
     key: Key
     call: tuple[Call, Any, Any]
     epoch: Any
-    future: Future[Any] | None  # what it gives, which its thread begins with; None: taken, dropped
+    future: Future[Any] | None  # what it gives; None: it has been taken, or dropped
 
 
 class ReadAhead:

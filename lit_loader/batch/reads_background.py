@@ -51,7 +51,8 @@ class Background:
     def start(self, future: Future[Any], read: Call, arguments: tuple[Any, ...]) -> None:
         """Begin a read, for what its future is to give."""
         if inspect.iscoroutinefunction(read):
-            asyncio.run_coroutine_threadsafe(_await(future, read, arguments), _loop())
+            task = asyncio.run_coroutine_threadsafe(_await(future, read, arguments), _loop())
+            future.add_done_callback(lambda done: done.cancelled() and task.cancel())
             return
         with self._changed:
             self._jobs.append((future, read, arguments))
@@ -66,8 +67,10 @@ class Background:
 
     def outcome(self, future: Future[Any], read: Call, arguments: tuple[Any, ...]) -> Any:
         """Wait for a read, and give what it gives; what no thread has begun with is done here."""
-        if not future.done() and (self._pid != os.getpid() or future.cancel()):
-            return read_now(read, arguments)
+        if not future.done():
+            in_loop = inspect.iscoroutinefunction(read)
+            if self._pid != os.getpid() or (not in_loop and future.cancel()):
+                return read_now(read, arguments)
         return future.result()
 
     def end(self) -> None:
@@ -103,16 +106,18 @@ async def _await(
     future: Future[Any], read: Call, arguments: tuple[Any, ...], options: Mapping[str, Any] = _NONE
 ) -> None:
     in_read.set(True)
-    if future.set_running_or_notify_cancel():
-        try:
-            future.set_result(await read(*arguments, **options))
-        except BaseException as error:
-            told = error
-            if isinstance(error, (SystemExit, KeyboardInterrupt)):  # of the program's end
-                told = RuntimeError(f"{read.__qualname__} raised {error!r}")
-                told.__cause__ = error
-            future.set_exception(told)
-            del future, told
+    failed: BaseException | None = None
+    value = None
+    try:
+        value = await read(*arguments, **options)
+    except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop
+        failed = RuntimeError(f"{read.__qualname__} raised {error!r}")
+        failed.__cause__ = error
+    except BaseException as error:
+        failed = error
+    if future.set_running_or_notify_cancel():  # not before, so that it can be cancelled
+        future.set_result(value) if failed is None else future.set_exception(failed)
+    del future, failed  # its traceback holds this frame
 
 
 _loops: Final[dict[int, asyncio.AbstractEventLoop]] = {}

@@ -80,7 +80,8 @@ def reads_ahead(read: Call) -> Call:
             when it is called.
     """
     if isinstance(read, _NO_METHODS) or not callable(read):
-        raise OptionError(f"reads_ahead marks a method read(self, index), not a {_kind(read)}")
+        kind = type(read).__name__
+        raise OptionError(f"reads_ahead marks a method read(self, index), not a {kind}")
     if inspect.isgeneratorfunction(read) or inspect.isasyncgenfunction(read):
         raise OptionError(
             f"reads_ahead: {read.__qualname__} is a generator function, which reads nothing before "
@@ -100,18 +101,13 @@ def reads_ahead(read: Call) -> Call:
 _NO_METHODS: Final = (staticmethod, classmethod, property, functools.cached_property)
 
 
-def _kind(value: Any) -> str:
-    return type(value).__name__
-
-
 def _call(read: Call, dataset: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Give what was read ahead for a sample; or read it."""
-    if in_read.get():  # by another read, which waits for this one as a whole
-        if inspect.iscoroutinefunction(read) and not _in_loop():
-            return read_now(read, (dataset, *args), options)
+    within = in_read.get()  # another read, which waits for this one as a whole
+    if within and (_in_loop() or not inspect.iscoroutinefunction(read)):
         return read(dataset, *args, **options)
     ahead = getattr(reading.maker, "reads", None)
-    if ahead is None or options or len(args) != 1:  # called in another way than ahead
+    if within or ahead is None or options or len(args) != 1:  # called in another way than ahead
         return read_now(read, (dataset, *args), options)
     [index] = args
     try:
@@ -145,7 +141,7 @@ def _declared(kind: type) -> tuple[Call, ...]:
                 if hasattr(inner, _MARK):
                     raise OptionError(
                         f"{base.__qualname__}.{name} is marked by reads_ahead and is a "
-                        f"{_kind(value)}: it has to be a method read(self, index)"
+                        f"{type(value).__name__}: it has to be a method read(self, index)"
                     )
             elif inspect.isfunction(value) and hasattr(value, _MARK):
                 found.append(getattr(value, _MARK))

@@ -72,25 +72,22 @@ class Table:
 
 def _chosen(chosen: Any, places: Any) -> Any:
     """Return ``[chosen[place] for place in places]``, all of them plain whole numbers."""
-    kind = type(chosen)
-    if kind in (list, tuple, range):
-        rows = [chosen[place] for place in places]
-        if not _WHOLE.issuperset(map(type, rows)):
-            raise NoTableError
-        return rows
-    if not _may_choose(chosen):
+    source = _source(chosen)
+    if type(source) is np.ndarray:
+        return source[places]
+    rows = [] if source is None else [source[place] for place in places]
+    if source is None or not _WHOLE.issuperset(map(type, rows)):
         raise NoTableError
-    return (chosen.numpy() if kind is torch.Tensor else chosen)[places]
+    return rows
 
 
-def _may_choose(chosen: Any) -> bool:
-    """Whether these are indices that `_chosen` takes; of a list only batches are looked at."""
-    kind = type(chosen)
-    if kind is torch.Tensor:
-        return bool(chosen.dtype is torch.int64 and chosen.ndim == 1 and _has_rows(chosen))
-    if kind is np.ndarray:
-        return bool(chosen.ndim == 1 and chosen.dtype.kind == "i")
-    return kind in (list, tuple, range)
+def _source(chosen: Any) -> Any:
+    """Give what rows are chosen from; None: no indices. Of a list only batches are looked at."""
+    if type(chosen) is torch.Tensor and chosen.dtype is torch.int64 and _has_rows(chosen):
+        chosen = chosen.numpy()
+    if type(chosen) is np.ndarray:
+        return chosen if chosen.ndim == 1 and chosen.dtype.kind == "i" else None
+    return chosen if type(chosen) in (list, tuple, range) else None
 
 
 def _take(tensor: torch.Tensor, rows: torch.Tensor, empty: Empty | None) -> torch.Tensor:
@@ -117,8 +114,8 @@ def table_of(dataset: Any) -> Table | None:
     except NoTableError:
         return None
     # Only now: what is not at the bottom of a table may have indices of any kind.
-    choices = [getattr(subset, "indices", None) for subset in subsets]
-    return Table(dataset, tensors) if all(map(_may_choose, choices)) else None
+    sources = [_source(getattr(subset, "indices", None)) for subset in subsets]
+    return None if any(source is None for source in sources) else Table(dataset, tensors)
 
 
 def _tensors_of(dataset: Any) -> tuple[torch.Tensor, ...]:

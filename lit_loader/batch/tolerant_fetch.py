@@ -193,17 +193,17 @@ class GoodSamples:
     def _ask(self, _: None) -> Any:
         """Return the source's next sample, or why there is none."""
         try:
-            sample = next(self._source)
-        except StopIteration:
-            broken = self._error is not None and _went_through_a_generator(self._error)
-            return _AFTER_ERROR if broken else _REACHED
+            sample = next(self._source, _REACHED)
         except Exception as error:
             self._error = error
             finished = getattr(self._source, "gi_frame", self._source) is None
             if finished and self._attempts.goes_on_after(error):
                 return _AFTER_ERROR
             raise
-        self._error = None
+        if sample is not _REACHED:
+            self._error = None
+        elif self._error is not None and _went_through_a_generator(self._error):
+            return _AFTER_ERROR
         return sample
 
 

@@ -114,13 +114,7 @@ def advise(
 ) -> list[str]:
     """Say which setting to use, what bounds it, and what that is concluded from; a line each.
 
-    Args:
-        points: The settings.
-        step_ms: What a training step takes; None: not known.
-        samples: Samples a batch.
-        nbytes: Bytes of a batch.
-        copy: Seconds that copying them takes.
-        cores: Processors that can be used.
+    A batch has so many ``samples`` and ``nbytes``, which take ``copy`` seconds to be copied.
     """
     points = [point for point in points if point.measured]
     chosen = choose(points, step_ms)

@@ -18,14 +18,13 @@ import torch
 
 from lit_loader.bench.advice import FIGURES, Point, advise, choose
 from lit_loader.bench.limits import copy_seconds, nbytes
-from lit_loader.bench.loaders import Open, Setup
+from lit_loader.bench.loaders import Open, OpenLoader, Setup
 from lit_loader.bench.machine import cpu_seconds, machine_seconds, memory_and_descriptors
 from lit_loader.bench.rounds import Session, Spread, in_one_line
 from lit_loader.bench.settings import OURS
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.errors import OptionError
 from lit_loader.loader import DataLoader
-from lit_loader.statistics.records import LoaderStatistics
 from lit_loader.system.processors import usable_processors
 
 __all__ = ["Grid"]
@@ -34,13 +33,8 @@ __all__ = ["Grid"]
 class Grid:
     """A dataset, the settings to measure it in, and what was measured.
 
-    Args:
-        cfg: The application's configuration: ``dataset``, map-style or iterable; ``loader``, its
-            options, of which num_workers and prefetch_factor are the grid's.
-        session: Loaders and settings.
-
-    Raises:
-        OptionError: Dataset or options cannot be made; says why.
+    Of the configuration ``dataset``, map-style or iterable, and ``loader``, its options, of which
+    num_workers and prefetch_factor are the grid's. OptionError: one of them cannot be made.
     """
 
     def __init__(self, cfg: Any, session: Session) -> None:
@@ -96,38 +90,34 @@ class Grid:
         begin = time.perf_counter()
         opened = open_(self._dataset, setup)
         try:
-            epoch = opened.epoch()
-            batch = next(epoch, None)
-            if batch is None:
-                raise OptionError("it gives no batch")
-            first = time.perf_counter() - begin
-            self._nbytes = nbytes(batch)
-            all_used, began = machine_seconds(), time.perf_counter()
-            epoch, found = _clocked(opened.epoch, epoch, seconds)
-            if name == OURS:
-                point.cpu = found[1] / found[0]
-                others = (machine_seconds() - all_used) / (time.perf_counter() - began) - point.cpu
-                point.others = max(0.0, others)
-                point.statistics = self._statistics(opened.loader)
-            epoch, found = self._with_steps(opened.epoch, epoch, seconds, found)
-            del epoch, batch
+            return self._figures(point, opened, begin, seconds, ours=name == OURS)
         finally:
             opened.close()
-        return first, *found
 
-    def _with_steps(
-        self,
-        begin_epoch: Callable[[], Iterator[Any]],
-        epoch: Iterator[Any],
-        seconds: float,
-        found: tuple[float, ...],
-    ) -> tuple[Iterator[Any], tuple[float, ...]]:
-        """Figures, and the part of the time in which a step waits, where it is known how long."""
-        step_ms = self._session.settings.grid.step_ms
-        if step_ms is None:
-            return epoch, found
-        epoch, more = _clocked(begin_epoch, epoch, seconds / 2, step_ms / 1e3)
-        return epoch, (*found, max(0.0, 1 - step_ms / 1e3 / more[0]))
+    def _figures(
+        self, point: Point, opened: OpenLoader, begin: float, seconds: float, *, ours: bool
+    ) -> tuple[float, ...]:
+        epoch = opened.epoch()
+        batch = next(epoch, None)
+        if batch is None:
+            raise OptionError("it gives no batch")
+        first, step_ms = time.perf_counter() - begin, self._session.settings.grid.step_ms
+        self._nbytes = nbytes(batch)
+        if point is self.auto:
+            epoch, _ = _clocked(opened.epoch, epoch, seconds)
+        all_used, began = machine_seconds(), time.perf_counter()
+        epoch, found = _clocked(opened.epoch, epoch, seconds)
+        if ours:
+            point.cpu = found[1] / found[0]
+            others = (machine_seconds() - all_used) / (time.perf_counter() - began) - point.cpu
+            point.others = max(0.0, others)
+            point.statistics = opened.loader.statistics()
+            self.samples = point.statistics.samples / max(1, point.statistics.batches)
+        if step_ms is not None:  # the part of the time in which a step waits
+            step = step_ms / 1e3
+            _, more = _clocked(opened.epoch, epoch, seconds / 2, step)
+            found = *found, max(0.0, 1 - step / more[0])
+        return first, *found
 
     def _load_auto(self, point: Point, seconds: float, counts: bool) -> None:
         """Load with ``num_workers="auto"``; it is left out where that is refused."""
@@ -137,28 +127,15 @@ class Grid:
                 self._auto_loader = DataLoader(self._dataset, **config.as_kwargs())
             with self._auto_loader as loader:
                 begin = time.perf_counter()
-                epoch = iter(loader)
-                if next(epoch, None) is None:
-                    raise OptionError("it gives no batch")
-                first = time.perf_counter() - begin
-                epoch, _ = _clocked(lambda: iter(loader), epoch, seconds)
-                epoch, found = _clocked(lambda: iter(loader), epoch, seconds)
-                point.statistics = self._statistics(loader)
+                found = self._figures(point, OpenLoader(loader), begin, seconds, ours=True)
                 point.num_workers = loader.num_workers
-                epoch, found = self._with_steps(lambda: iter(loader), epoch, seconds, found)
-                del epoch
         except OptionError:
             self.auto = None
         except Exception as error:  # the user's own code
             point.cannot[OURS] = in_one_line(error)
         else:
             if counts:
-                point.rounds.append({OURS: (first, *found)})
-
-    def _statistics(self, loader: Any) -> LoaderStatistics:
-        found: LoaderStatistics = loader.statistics()
-        self.samples = found.samples / max(1, found.batches)
-        return found
+                point.rounds.append({OURS: found})
 
     @property
     def chosen(self) -> Point | None:
@@ -227,8 +204,7 @@ def _clocked(
 ) -> tuple[Iterator[Any], tuple[float, ...]]:
     """Go on for so many seconds, epoch after epoch, with a step that sleeps behind each batch.
 
-    Returns:
-        The iterator of the last epoch; of `FIGURES` those behind the first batch.
+    Gives the iterator of the last epoch; of `FIGURES` those behind the first batch.
     """
     count, used, begin = 0, cpu_seconds(), time.perf_counter()
     while time.perf_counter() - begin < seconds or not count:

@@ -213,10 +213,8 @@ def compare(
 ) -> tuple[list[str], bool]:
     """Compare our ratios with those of an earlier report; they may be lower by `tolerance`.
 
-    Times are not compared: they belong to a machine and its mood, and ratios far less so.
-
-    Returns:
-        Lines to print, and whether anything is worse. Nothing in common counts as worse.
+    Times are not compared: they belong to a machine and its mood, and ratios far less so. Gives
+    lines to print, and whether anything is worse. Nothing in common counts as worse.
     """
     before = {(row["case"], row["name"]): row["loaders"] for row in earlier["measurements"]}
     lines, pairs = [], 0

@@ -30,11 +30,7 @@ __all__ = ["run"]
 def run(cfg: Any, directory: Path) -> int:
     """Measure what a configuration asks for, as ``conf/lit_loader/bench`` has it.
 
-    Returns:
-        The exit code; files are in the directory.
-
-    Raises:
-        OptionError: Options are refused, or something is not installed.
+    Gives the exit code. OptionError: options are refused, or something is not installed.
     """
     from omegaconf import OmegaConf
 
@@ -84,10 +80,9 @@ def run(cfg: Any, directory: Path) -> int:
 
 
 def _measure(session: Session, console: Console, user: Any) -> tuple[bool, Any]:
-    """Measure the cases, or the user's own dataset if there is one, and print the tables.
+    """Measure the cases, or the user's dataset if there is one, and print the tables.
 
-    Returns:
-        Whether it was interrupted; the `Grid` of the user's dataset.
+    Gives whether it was interrupted, and the `Grid` of the user's dataset.
     """
     from lit_loader.bench import report
     from lit_loader.bench.grid import Grid

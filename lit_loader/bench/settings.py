@@ -77,11 +77,7 @@ class Settings:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Settings:
-        """Make settings of the options of ``conf/lit_loader/bench``, checked.
-
-        Raises:
-            OptionError: A name is unknown, a loader is not installed, or a value is refused.
-        """
+        """Make settings of the options of ``conf/lit_loader/bench``, checked."""
         wanted = options["loaders"]
         loaders = _choose("loader", wanted, LOADERS)
         missing = [name for name in loaders if not _installed(name)]
@@ -121,11 +117,7 @@ class Settings:
 
 
 def require_packages(cases: Iterable[str]) -> None:
-    """Make sure that what reports and cases import is installed.
-
-    Raises:
-        OptionError: A package is missing; names it, and how to install it.
-    """
+    """Make sure that what reports and cases import is installed; OptionError says how to."""
     modules = ["rich", "matplotlib", "psutil", *(m for case in cases for m in CASES[case][1])]
     missing = ", ".join(name for name in dict.fromkeys(modules) if not _installed(name))
     if missing:

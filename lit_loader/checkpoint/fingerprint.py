@@ -34,10 +34,7 @@ _SHORT: Final = 60
 
 
 def fingerprint_of(name: str, thing: Any) -> Fingerprint:
-    """Ask a sampler or dataset what its data depends on: fields "name.field", if it says.
-
-    An OptionError, if it gives what cannot be part of a state.
-    """
+    """Ask a sampler or dataset what its data depends on: fields "name.field", or an OptionError."""
     method = getattr(thing, "state_fingerprint", None)
     if not callable(method):
         return {}

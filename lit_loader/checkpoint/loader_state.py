@@ -16,14 +16,9 @@ from operator import itemgetter
 from typing import Any
 
 from lit_loader.checkpoint.fingerprint import Fingerprint
-from lit_loader.checkpoint.position import Position, ReadPoint
-from lit_loader.checkpoint.reader_states import (
-    COUNT,
-    Shards,
-    checked_readers,
-    checked_workers,
-)
+from lit_loader.checkpoint.position import COUNT, Position, ReadPoint, Shards
 from lit_loader.checkpoint.sampler_state import DIGESTS, checked_sampler_state
+from lit_loader.checkpoint.stateful import checked_parts
 from lit_loader.checkpoint.untrusted_state import (
     MAX_BATCHES,
     PRIMITIVES,
@@ -54,7 +49,8 @@ _ADVICE = {
     "dataset": "resume with a dataset made with the same options",
     "seed": "pass the state's seed as the loader's seed option",
 }
-_COUNTS = ("epoch", "batches", "samples")
+_MAX_READ = 2**32
+"""Batches of one reader are below it: their numbers, of all readers, are below `MAX_BATCHES`."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +157,7 @@ class LoaderState:
             )
         if not is_epoch(epoch := state.get("epoch")):
             raise damaged("epoch must be a whole number", epoch)
-        for name in _COUNTS[1:]:
+        for name in ("batches", "samples"):
             if not is_count(value := state.get(name)):
                 raise damaged(f"{name} must be a whole number of at least 0", value)
         fingerprint = _checked_fingerprint(state.get("fingerprint"))
@@ -174,8 +170,8 @@ class LoaderState:
         batches = _checked_batches(state["batches"])
         ahead = _checked_ahead(state.get("ahead", ()), batches)
         sampler = checked_sampler_state(state.get("sampler"))
-        points = checked_workers(state.get("workers"), fingerprint.get("num_workers"))
-        readers = checked_readers(state.get("readers"), fingerprint)
+        points = _checked_workers(state.get("workers"), fingerprint.get("num_workers"))
+        readers = _checked_readers(state.get("readers"), fingerprint)
         if readers is not None:
             if points is not None:
                 raise damaged("workers must be None beside readers", state["workers"])
@@ -234,7 +230,10 @@ class LoaderState:
 
 
 def _part(point: ReadPoint) -> list[Any]:
-    """Give a reader's part, with what follows as far as there is anything."""
+    """Give a reader's part: [batches, the dataset's state, whether it has ended].
+
+    And as far as there are any: batches behind that state, before it began again, marks.
+    """
     part = [point.batches, point.state, point.ended]
     if point.marks:
         return [*part, point.behind, point.before, list(point.marks)]
@@ -308,6 +307,71 @@ def _is_readable(version: object, state: Mapping[Any, Any]) -> bool:
     parts = state.get("sampler")
     parts = parts if isinstance(parts, Mapping) else {}
     return state.get("workers") is None and not parts.keys() & {"sampler", "iterator"}
+
+
+# --- readers: each worker, in order; or each behind its number among all, with num_shards ---
+
+
+def _checked_readers(readers: Any, fingerprint: Fingerprint) -> dict[int, ReadPoint] | None:
+    """Take in a state's readers, each behind its number; a StateError if they are none."""
+    if readers is None:
+        return None
+    count, replicas = fingerprint.get(COUNT), fingerprint.get("num_replicas")
+    if not (is_count(count) and is_count(replicas) and replicas >= 1):
+        raise damaged(f"readers need {COUNT} and num_replicas in the fingerprint", fingerprint)
+    if not isinstance(readers, (list, tuple)) or not readers:
+        raise damaged("readers must be a list, and not empty", readers)
+    points: dict[int, ReadPoint] = {}
+    last = -1
+    for place, part in enumerate(readers):
+        if not (isinstance(part, (list, tuple)) and part and is_count(part[0], count)):
+            raise damaged(f"readers[{place}] must begin with a reader's number", part)
+        if part[0] <= last:
+            raise damaged(f"readers[{place}] must have a higher number than that before", part)
+        last = part[0]
+        points[last] = _checked_part(f"readers[{place}]", list(part[1:]))
+    return points
+
+
+def _checked_workers(workers: Any, expected: Any) -> list[ReadPoint] | None:
+    """Take in each worker's part of a state; a StateError if it is none, or not as many."""
+    if workers is None:
+        return None
+    if not isinstance(workers, (list, tuple)):
+        raise damaged("workers must be a list", workers)
+    if not workers and expected is None:
+        raise damaged("workers must be None for a map-style dataset", workers)
+    if expected is not None and len(workers) != expected:
+        raise StateError(
+            f"state's workers must have a part for each of its num_workers={brief(expected)}, got "
+            f"{len(workers)}: resume with a state as state_dict() gave it"
+        )
+    return [_checked_part(f"workers[{number}]", part) for number, part in enumerate(workers)]
+
+
+def _checked_part(name: str, part: Any) -> ReadPoint:
+    """Take in one reader's part, which stands at ``name``."""
+    whole = isinstance(part, (list, tuple)) and len(part) in (3, 4, 5, 6)
+    if (
+        not (whole and is_count(part[0], _MAX_READ) and type(part[2]) is bool)
+        or not all(map(is_count, part[3:5]))
+        or any(behind > part[0] for behind in part[3:4])
+        or not all(_are_marks(marks, part[1], part[3]) for marks in part[5:])
+    ):
+        raise damaged(f"{name} must be [batches, the dataset's state, whether it has ended]", part)
+    own = checked_parts(f"{name}[1]", part[1], "dataset")
+    behind = part[3] if part[3:] else 0
+    # A state that is noted is that before a batch which was given out; an empty one, the first.
+    if own is not None and not (behind >= 1 and (own or behind == part[0])):
+        raise damaged(f"{name} must have the dataset's state of a batch that was given out", part)
+    return ReadPoint(part[0], own, *part[2:5], *map(tuple, part[5:]))
+
+
+def _are_marks(marks: Any, own: Any, behind: int) -> bool:
+    """Whether these may be marks of the batches behind a state, or of the last one without."""
+    if not (isinstance(marks, (list, tuple)) and all(type(mark) is str for mark in marks)):
+        return False
+    return len(marks) <= (1 if own is None else behind)
 
 
 # --- the states of several ranks ---

@@ -6,11 +6,17 @@ it can be taken back as a whole, when a signal handler raises before the consume
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-__all__ = ["EpochPosition", "Position", "ReadPoint", "first_turn", "next_turn"]
+from lit_loader.checkpoint.untrusted_state import brief
+from lit_loader.errors import StateError
+
+__all__ = ["COUNT", "EpochPosition", "Position", "ReadPoint", "Shards", "first_turn", "next_turn"]
+
+COUNT: Final = "num_shards"
+"""The number of readers among what a fingerprint has, where it is given."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,30 @@ class ReadPoint:
 
 
 @dataclass(frozen=True)
+class Shards:
+    """The readers that a rank serves, of ``count`` that all ranks have (``num_shards``)."""
+
+    rank: int
+    replicas: int
+    count: int
+
+    @property
+    def mine(self) -> range:
+        """The numbers of this rank's readers, in the order in which they take turns."""
+        return range(self.rank, self.count, self.replicas)
+
+    def own(self, points: Mapping[int, ReadPoint]) -> tuple[ReadPoint, ...]:
+        """Choose this rank's readers of those in a state; a StateError if some are missing."""
+        if any(number not in points for number in self.mine):
+            raise StateError(
+                f"state has the readers of one rank, {brief(list(points))} of {self.count}, but "
+                f"rank {self.rank} of {self.replicas} reads {brief(list(self.mine))}: load what "
+                "lit_loader.merge_states makes of the states of all ranks"
+            )
+        return tuple(points[number] for number in self.mine)
+
+
+@dataclass(frozen=True)
 class Position:
     """A moment in an epoch; never changes."""
 
@@ -124,7 +154,8 @@ class EpochPosition:
         self._samplers: dict[int, tuple[Any, Any]] = {start.batches: (start.sampler, None)}
         self._readers = list(start.readers) or [ReadPoint()] * num_readers
         self._ended, self._previous = False, start
-        self._latest: int | _Read | None = None  # given out, and not counted yet
+        # Given out, not counted yet; a map-style dataset's batch is noted by storing its number.
+        self.latest: int | _Read | None = None
         self._last: int | None = None  # a map-style one's, counted last
 
     def drawn(self, number: int, sampler: Any, marks: Any = None) -> None:
@@ -140,16 +171,10 @@ class EpochPosition:
         """Where the sampler's generators were before it gave batch ``number``, if that is known."""
         return self._samplers.get(number, (None, None))[1]
 
-    def delivered(self, number: int) -> None:
-        """Note that a map-style dataset's batch has been given out."""
-        if self._latest is not None:
-            self.settle()
-        self._latest = number
-
     def read(self, reader: int, state: Any, mark: str | None = None) -> None:
         """Note that a stream's batch is given out: whose, the state before it, and its mark."""
         self.settle()
-        self._latest = _Read(reader, self._readers[reader].after(state, mark), self.now())
+        self.latest = _Read(reader, self._readers[reader].after(state, mark), self.now())
 
     def leave_out(self, number: int) -> None:
         """Begin behind a map-style dataset's batch, the next one, before anything is given out."""
@@ -162,16 +187,16 @@ class EpochPosition:
         """Note that the consumer has been given an exception instead of a batch."""
         self.settle()
         if self._readers:
-            self._latest = _Read(reader, self._readers[reader].after_error(), self.now())
+            self.latest = _Read(reader, self._readers[reader].after_error(), self.now())
         else:
-            self._latest = number
+            self.latest = number
 
     def settle(self) -> None:
         """Count what was given out last: the consumer has got it.
 
         May be interrupted anywhere, and done again.
         """
-        latest = self._latest
+        latest = self.latest
         if latest is None:
             return
         if latest == self._batches and not self._ahead:  # as nearly always: the shortest way
@@ -192,11 +217,11 @@ class EpochPosition:
                 self._ahead.discard(done)
             for number in [n for n in self._samplers if n < min(latest, self._batches)]:
                 del self._samplers[number]
-        self._latest = None
+        self.latest = None
 
     def take_back(self) -> None:
         """Forget what was given out last: it has not come to the consumer."""
-        self._latest = None
+        self.latest = None
 
     def exhausted(self, reader: int) -> None:
         """Note that a reader's share has come to its end."""
@@ -206,7 +231,7 @@ class EpochPosition:
 
     def reader(self, reader: int) -> ReadPoint:
         """How far a reader is."""
-        latest = self._latest
+        latest = self.latest
         if isinstance(latest, _Read) and latest.reader == reader:
             return latest.point
         return self._readers[reader]

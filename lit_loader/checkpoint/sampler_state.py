@@ -29,7 +29,8 @@ import torch
 
 from lit_loader.checkpoint.untrusted_state import damaged, is_count, own_part
 from lit_loader.errors import StateError
-from lit_loader.seeding.generator_state import set_children, tape
+from lit_loader.seeding.find_generators import set_children
+from lit_loader.seeding.generator_state import tape
 
 __all__ = [
     "DIGESTS",

@@ -52,18 +52,12 @@ def checked_parts(place: str, value: Any, name: str) -> dict[str, Any] | None:
 
 
 class Opened:
-    """An iterable that has been begun, at its start or where a state says.
+    """A dataset or sampler that has been begun, at its start or where a state says.
 
-    Args:
-        source: The iterable: a dataset or a sampler.
-        name: The key of its own part of a state.
-        state: What :meth:`state` gave; None or without parts: it begins as it is.
-        before_iter: Called before ``iter(source)``, once the source has its state.
-        restoring: Gives the context in which each ``load_state_dict`` is called.
-        role: What it is, for messages, where that is not the key.
-
-    Raises: StateError: The state has a part for an object that cannot take it, or refuses it; or
-    ``iter(source)`` has raised something, with the source where the state says.
+    ``name`` is the key of its own part of a state, ``state`` what :meth:`state` gave; without parts
+    it begins as it is. ``before_iter`` is called before ``iter(source)``, once the source has its
+    state; ``restoring`` gives the context of each ``load_state_dict``. A StateError if an object
+    cannot take its part, or does not go on from it.
     """
 
     def __init__(
@@ -112,11 +106,7 @@ class Opened:
 
     @property
     def must_be_read_again(self) -> bool:
-        """Whether no state leads to this place: it is reached by reading from the start alone.
-
-        A stream that is made of others (`MixtureStream`) says so by an attribute of this name, as
-        it comes to know only by opening them.
-        """
+        """Whether no state leads here; a stream made of others says so by an attribute so named."""
         return not self._asked or any(
             getattr(thing, "must_be_read_again", False) for thing in self._asked.values()
         )
@@ -135,8 +125,7 @@ class Opened:
     def tells_its_start(self) -> bool:
         """Whether the iterator can be asked before it has given anything.
 
-        A source that is asked in its stead may not know yet that it has been begun: the body of a
-        generator runs with its first ``next()``.
+        A source asked in its stead may not know yet that it is begun: a generator runs later.
         """
         return ITERATOR in self._asked
 

@@ -64,20 +64,14 @@ def brief(value: object) -> str:
 
 
 def damaged(constraint: str, value: object, of: str = "state") -> StateError:
-    """Make the error for a state that holds what no state does.
-
-    It says what is wanted, as in "epoch must be a whole number", what was found, and whose it is.
-    """
+    """Make the error for a state that holds what none does; ``constraint`` says what is wanted."""
     return StateError(
         f"{of}'s {constraint}, got {brief(value)}: resume with a state as state_dict() gave it"
     )
 
 
 def own_part(name: str, value: Any) -> Any:
-    """Copy a part of a state that belongs to a sampler or dataset of the user's.
-
-    It may contain itself; a StateError if it is nested too deeply, or cannot be copied.
-    """
+    """Copy a part of a state that is a user's, and may contain itself; or a StateError."""
     if type(value) in PRIMITIVES:
         return value
     if _is_too_deep(value):
@@ -141,10 +135,7 @@ def _is_too_deep(value: object) -> bool:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether two values are the same, arrays and tensors in them too.
-
-    These have no ``==`` that answers for the whole. Of what cannot be compared, False.
-    """
+    """Whether two values are the same, arrays and tensors in them too; False if not comparable."""
     if one is other:
         return True
     try:

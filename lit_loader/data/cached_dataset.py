@@ -25,7 +25,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from lit_loader.config.checks import check_dataset, filled_text, memory_size, path, refuse
 from lit_loader.context import reading
-from lit_loader.data.cache_entry import MISSING, Bytes, pack, unpack
+from lit_loader.data.cache_entry import MISSING, pack, unpack
 from lit_loader.data.cache_folder import Folder
 from lit_loader.data.cache_store import CacheFigures, Counter, Note, SharedStore
 from lit_loader.data.fingerprint import environment, fingerprint
@@ -286,15 +286,12 @@ class CachedDataset(Dataset[T_co]):
             return
         if store.is_open:
             store.put(number, entry)
-        self._to_disk(number, entry)
-
-    def _to_disk(self, number: int, entry: Bytes) -> None:
-        if self._folder is None or self._store.noted(Note.NOT_ON_DISK):
+        if self._folder is None or store.noted(Note.NOT_ON_DISK):
             return
         try:
             self._folder.put(number, entry)
         except OSError as error:
-            self._store.note(
+            store.note(
                 Note.NOT_ON_DISK,
                 f"{self._folder.path} takes no more samples ({error.strerror}): the others are "
                 "kept in memory only, or made anew each time",

@@ -154,20 +154,17 @@ class _Mixing(Iterator[Any]):
             try:
                 sample = source.next()
             except StopIteration:
-                self._on_end_of(source)
+                # One that has nothing to give (an empty share, perhaps) would be asked for ever.
+                if self._exhausted == "repeat" and source.taken:
+                    source.load((0, False, None, source.draws))  # from its start
+                else:
+                    source.ended = True
+                self._ended = self._exhausted == "stop" or self._all_ended()
                 continue
             self._draws += 1
             self._given += 1
             return sample
         raise StopIteration
-
-    def _on_end_of(self, source: _Source) -> None:
-        # One that has nothing to give (an empty share, perhaps) would be asked for ever.
-        if self._exhausted == "repeat" and source.taken:
-            source.begin_again()
-        else:
-            source.ended = True
-        self._ended = self._exhausted == "stop" or self._all_ended()
 
     def _all_ended(self) -> bool:
         return all(source.ended for source in self._drawn_from)
@@ -221,7 +218,7 @@ class _Source:
         self._opened: Opened | None = None
         self._loaded: Any = None
         self._again = 0
-        self._draws = False  # with its first sample, or before it
+        self.draws = False  # with its first sample, or before it
         self.taken, self.ended = 0, False
 
     def next(self) -> Any:
@@ -230,7 +227,7 @@ class _Source:
             with reading.beginning(self._number):
                 self._opened, before = Opened(self._dataset, _KEY, role=_ROLE), reading.drawn()
                 sample = next(self._opened.iterator)
-                self._draws = reading.drawn() != before
+                self.draws = reading.drawn() != before
         else:
             if self._opened is None:
                 self._open_again()
@@ -240,10 +237,6 @@ class _Source:
             sample = next(self._opened.iterator)
         self.taken += 1
         return sample
-
-    def begin_again(self) -> None:
-        """Iterate the source from its start at the next sample."""
-        self._opened, self._loaded, self._again, self.taken = None, None, 0, 0
 
     @property
     def must_be_read_again(self) -> bool:
@@ -257,17 +250,17 @@ class _Source:
         """Whether nobody knows yet that its state leads to where it was."""
         if self._opened is not None:
             return self._opened.unproven
-        return bool(self._loaded) and self._draws and not self.ended
+        return bool(self._loaded) and self.draws and not self.ended
 
     def state(self) -> list[Any]:
         """Give the samples taken, whether none is left, the source's own state, and if it draws."""
         own = self._loaded if self._opened is None else self._opened.state()
-        return [self.taken, self.ended, own, *([True] if self._draws else [])]
+        return [self.taken, self.ended, own, *([True] if self.draws else [])]
 
     def load(self, state: Sequence[Any]) -> None:
         """Go on where `state` was asked for."""
-        self.taken, self.ended, self._loaded, self._draws = state
-        self._opened = None
+        self.taken, self.ended, self._loaded, self.draws = state
+        self._opened, self._again = None, 0
 
     def _open_again(self) -> None:
         # In the run that is resumed, this batch was made without any of what follows.

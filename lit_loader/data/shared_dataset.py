@@ -26,7 +26,7 @@ from lit_loader.data.fingerprint import environment, fingerprint
 from lit_loader.describe import message_of, public, short_repr
 from lit_loader.errors import LoaderError, OptionError, TransportError
 from lit_loader.seeding.generator_state import Draws
-from lit_loader.system.carrier import Frozen, Policy, freeze, thaw
+from lit_loader.system.carrier import PROCESSES, Frozen, freeze, thaw
 from lit_loader.system.cgroups import memory_left
 
 __all__ = ["shared_dataset"]
@@ -93,7 +93,8 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
             "dataset; pass what can be pickled, such as paths and numbers"
         )
     label = f"{_LABEL} {identity}"
-    if (threading.get_ident(), label) in _building:
+    me = threading.get_ident(), label
+    if me in _building:
         raise OptionError(
             f"the factory of shared_dataset({key!r}) asks for the dataset that it is to make, and "
             "would wait for itself: have it make the dataset, by its class"
@@ -113,7 +114,6 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
     with lock:
         fd = memory_files.find(label)
         if fd is None:
-            me = threading.get_ident(), label
             _building.add(me)
             try:
                 return _built(factory, key, label)
@@ -142,8 +142,12 @@ def _made(factory: Callable[[], Any], key: str) -> Any:
     return dataset
 
 
-def _alone(factory: Callable[[], Any], key: str, why: str) -> Any:
+def _say_alone(key: str, why: str) -> None:
     _log.warning("%r is built in each process for itself: %s", key, why)
+
+
+def _alone(factory: Callable[[], Any], key: str, why: str) -> Any:
+    _say_alone(key, why)
     return _made(factory, key)
 
 
@@ -163,18 +167,15 @@ def _mapped(fd: int, factory: Callable[[], Any], key: str) -> Any:
 
 
 def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
-    """Build, publish and map it."""
+    """Build it, publish it, and map what was published, as all others do."""
     began = time.monotonic()
     dataset: Any = _made(factory, key)
-    frozen: Frozen | None = freeze(dataset, Policy.processes(), {"dataset": dataset})
+    frozen: Frozen | None = freeze(dataset, PROCESSES, {"dataset": dataset})
     assert frozen is not None
     nbytes, left = frozen.size, memory_left()
     if left is not None and left < nbytes + _SPARED:
-        _log.warning(
-            "%r is built in each process for itself: %.0f MB are wanted for it, and %.0f MB are "
-            "left",
-            *(key, nbytes / 1e6, left / 1e6),
-        )
+        wanted, there = nbytes / 1e6, left / 1e6
+        _say_alone(key, f"{wanted:.0f} MB are wanted for it, and {there:.0f} MB are left")
         return dataset
     fd = -1
     try:
@@ -182,25 +183,11 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
             fd = memory_files.new(label)
             frozen.write(fd)
         except OSError as error:
-            _log.warning("%r is built in each process for itself: %s", key, message_of(error))
+            _say_alone(key, message_of(error))
             return dataset
         # From here on this process has it as all others have, and its own copy goes.
         dataset = frozen = None
         gc.collect()
-        dataset = _published(fd, key)
-    finally:
-        if fd >= 0:
-            os.close(fd)
-    _log.info(
-        "%r is built, in %.1f s: %.1f MB for all processes",
-        *(key, time.monotonic() - began, nbytes / 1e6),
-    )
-    return dataset
-
-
-def _published(fd: int, key: str) -> Any:
-    """Read what was written, and let all others read it."""
-    try:
         dataset = thaw(fd, held=True)
         memory_files.seal(fd)
     except Exception as error:
@@ -208,4 +195,11 @@ def _published(fd: int, key: str) -> Any:
             f"shared_dataset({key!r}) cannot be unpickled ({type(error).__name__}: "
             f"{message_of(error)}): mend its __setstate__"
         ) from error
+    finally:
+        if fd >= 0:
+            os.close(fd)
+    _log.info(
+        "%r is built, in %.1f s: %.1f MB for all processes",
+        *(key, time.monotonic() - began, nbytes / 1e6),
+    )
     return dataset

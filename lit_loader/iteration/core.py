@@ -27,15 +27,13 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final
 
-import torch
 from torch.utils.data import IterableDataset
 
 from lit_loader.accelerator import pin_memory as pinning
-from lit_loader.accelerator.device_copy import Move
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import IN_PROCESS_BYTES, frozen
-from lit_loader.checkpoint.reader_states import Shards
+from lit_loader.checkpoint.position import Shards
 from lit_loader.data.cached_dataset import figures_of
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import OptionError
@@ -48,16 +46,13 @@ from lit_loader.iteration.shown import ShownLoader
 from lit_loader.iteration.torch_surface import run_patches
 from lit_loader.remote.starter import RemoteWorkers
 from lit_loader.sampling.advice import advice_if_unsharded
-from lit_loader.sampling.batch_plan import BatchPlan
-from lit_loader.sampling.epoch_batches import lookahead
+from lit_loader.sampling.batch_plan import BatchPlan, lookahead
 from lit_loader.sampling.epochs import Epochs, EpochStart
-from lit_loader.sampling.shard import ShardedSampler
-from lit_loader.sampling.shown_samplers import ShownSamplers
+from lit_loader.sampling.shown_samplers import ShardedSampler, ShownSamplers
 from lit_loader.seeding.find_generators import find_generators
-from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.auto_workers import AutoWorkers
-from lit_loader.statistics.recorder import Recorder
+from lit_loader.statistics.recorder import WINDOW, Recorder
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics, MemoryUse
 from lit_loader.streams.job_store import Talks
 from lit_loader.streams.tail import ShardTail, least_depth, tail_of
@@ -87,7 +82,7 @@ _AS_THE_LOADER: Final = (
 
 _OF_THE_PROCESS: Final = (
     *("begun", "_loader", "_lock", "pool", "_table", "latest"),
-    *("pid", "runs", "_shown", "talks", "_watch"),
+    *("pid", "runs", "_shown", "talks"),
 )
 """What a copy, or a pickle, begins anew with."""
 
@@ -115,7 +110,6 @@ class LoaderCore:
         self._planned_for = ShownSamplers(None, None)
         self.epochs = Epochs(None, base_seed)
         self.promised: int | None = None  # samples of a stream, once ``len(loader)`` has asked
-        self.copies_to: tuple[torch.device, Move] | None = None  # ahead of the batch's turn
         self.auto: AutoWorkers | None = None  # with ``num_workers="auto"``
         self.checked = False  # whether ``check_exactness`` has compared its batches
         self.reads_again = False  # whether resuming reads again what has been given out before
@@ -135,7 +129,6 @@ class LoaderCore:
         self.begun: Pipeline | None = None  # what the workers are at for the next epoch
         self.runs: weakref.WeakSet[EpochRun[Any]] = weakref.WeakSet()  # those that are alive
         self.latest: Callable[[], Any] = lambda: None  # the iterator made last, while it lives
-        self._watch: GeneratorWatch | None = None
         self.talks = Talks()
         self._shown = ShownLoader()
 
@@ -308,7 +301,7 @@ class LoaderCore:
             self.recorder.first_remote = MOST_WORKERS
         workers = loader.num_workers or loader.remote_workers
         if workers == 0 or (loader.num_workers and pin is None and self._is_best_in_process()):
-            spec = self._spec_of_workers if workers else None
+            spec = self._spec_of_workers if workers else self.spec
             here: InProcessIterator[Any] = InProcessIterator(self, pin, spec)
             here.observer = self._exactness_check(in_process=True)
             return here
@@ -320,7 +313,7 @@ class LoaderCore:
     def _is_best_in_process(self) -> bool:
         """Whether batches are of a table, and so small that workers are only in the way."""
         loader = self.loader
-        if loader.worker_init_fn is not None or self.copies_to is not None:
+        if loader.worker_init_fn is not None or loader._copies_to is not None:
             return False
         table = self.spec().table()
         size = 1 if self.plan is None else self.plan.size
@@ -376,11 +369,6 @@ class LoaderCore:
         if self._table is None or not loader.persistent_workers:
             self._table = frozen(loader.dataset)
         return dataclasses.replace(self.spec(), dataset=self._table)
-
-    def generators(self, spec: BatchSpec) -> GeneratorWatch:
-        """Find the generators that are held in this process: once, and again what has changed."""
-        watch = self._watch = spec.watch_again(self._watch)
-        return watch
 
     # --- epochs ---
 
@@ -517,7 +505,7 @@ class LoaderCore:
         """The processes of the workers that are an iterator's, or idle, for others to watch."""
         own = iterator.pool if isinstance(iterator, EpochRun) else None
         pool = own or self._idle()
-        return [] if pool is None or pool.closed else pool.twins
+        return [] if pool is None or pool.closed else pool.workers.twins
 
     def close(self) -> None:
         """End the workers, and the iterators that have some."""
@@ -588,13 +576,18 @@ class LoaderCore:
 
     # --- records ---
 
-    def note(self, record: BatchRecord, pool: WorkerPool | None, again: bool) -> None:
+    def note(
+        self, record: BatchRecord, pool: WorkerPool | None = None, again: bool = False
+    ) -> None:
         """Record a batch that is given out; and have another number of workers, if that helps.
 
         ``pool``: who makes batches; None: they are gone. ``again``: a reader that moves reads again
         what it has given.
         """
-        self.recorder.add(record)
+        recorder = self.recorder
+        recorder.records.append(record)
+        if len(recorder.records) >= WINDOW:
+            recorder.flush()
         auto = self.auto
         if auto is None or not auto.add(record, again) or pool is None:
             return
@@ -609,7 +602,7 @@ class LoaderCore:
             pools = {run.pool: run.ready for run in self.alive() if run.pool is not None}
             return self.recorder.summary(
                 ready=sum(pools.values()),
-                shared_memory=sum(pool.shared_memory for pool in pools),
+                shared_memory=sum(pool.arena.resident for pool in pools),
                 memory=_memory_use({*pools, self.pool}) if memory else None,
                 num_workers=self.loader.num_workers,
                 why_so_many="" if auto is None else auto.setting.reason,
@@ -645,9 +638,9 @@ def _memory_use(pools: set[WorkerPool | None]) -> MemoryUse:
     running = [pool for pool in pools if pool is not None and not pool.closed]
     return MemoryUse(
         parent=own_memory(),
-        arena=sum(pool.shared_memory for pool in running),
-        shared_data=sum(pool.shared_data for pool in running),
-        workers=tuple(own_memory(pid) for pool in running for pid in pool.pids),
+        arena=sum(pool.arena.resident for pool in running),
+        shared_data=sum(pool.workers.shared_data for pool in running),
+        workers=tuple(own_memory(pid) for pool in running for pid in pool.workers.pids),
     )
 
 

@@ -26,14 +26,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_loader.accelerator.device_copy import DeviceCopy, Staged
-from lit_loader.checkpoint.position import first_turn, next_turn
-from lit_loader.checkpoint.reader_states import Shards
+from lit_loader.checkpoint.position import Shards, first_turn, next_turn
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.pipeline import Pin, Pipeline, is_of
-from lit_loader.sampling.epoch_batches import EpochBatches
-from lit_loader.sampling.epochs import EpochStart
+from lit_loader.sampling.epochs import EpochBatches, EpochStart
 from lit_loader.statistics.records import BatchRecord
 from lit_loader.system.interrupts import HeldBack, is_interruption, let_handlers_through
 from lit_loader.transport.loader_page import GIVEN, SINCE
@@ -236,7 +234,7 @@ class EpochRun(LoaderIterator[T_co]):
         self._depth, self._turns, self._in_order = core.depth, core.turns, loader.in_order
         self._timeout, self._max_restarts = loader.timeout, loader.max_worker_restarts
         self._budgeted = loader.memory_budget is not None  # which is to be asked before a task
-        self._copy = core.copies_to and DeviceCopy(*core.copies_to)
+        self._copy = loader._copies_to and DeviceCopy(*loader._copies_to)
         self._pin, self._device = pin, device
         self._pid = core.pid
         self._feed: TaskFeed | None = None
@@ -285,6 +283,7 @@ class EpochRun(LoaderIterator[T_co]):
                     self._warn_of_ignored_share()
                 self._note_errors(ready.number & POSITION, made)
                 if made.omitted:
+                    start.position.settle()
                     self.line.settle()
                     continue
             if self.observer is not None:
@@ -406,7 +405,7 @@ class EpochRun(LoaderIterator[T_co]):
                 line.ready.popleft()
             self._indices = line.tasks[ready.number]
             if start.batches is not None:
-                start.position.delivered(ready.number & POSITION)
+                start.position.latest = ready.number & POSITION
             else:
                 self._note(start, ready)
             line.given = ready.number
@@ -438,7 +437,7 @@ class EpochRun(LoaderIterator[T_co]):
         assert feed is not None and pool is not None
         tasks, given = line.tasks, 0 if line.given is None else 1
         while (undelivered := len(tasks) - given) < self._depth and not (
-            self._budgeted and pool.room(undelivered) <= 0
+            self._budgeted and pool.arena.room(undelivered) <= 0
         ):
             task = feed.take(line)
             if task is None:
@@ -475,7 +474,7 @@ class EpochRun(LoaderIterator[T_co]):
             if resizes != self._core.resizes:  # meanwhile, and these were not found
                 self.resize(*self._core.size)
             if isinstance(feed, ReaderFeed):
-                pool.read_from(start.position.reader)
+                pool.point = start.position.reader
                 feed.restart(line)
                 if self._tail:
                     self._tail.restarted(start.position)
@@ -492,7 +491,7 @@ class EpochRun(LoaderIterator[T_co]):
     def _warn(self) -> None:
         """Warn of workers that were replaced, and of a budget that cannot be kept."""
         self._note_restarts()
-        overrun = None if self.line.pool is None else self.line.pool.overrun()
+        overrun = None if self.line.pool is None else self.line.pool.arena.overrun()
         if overrun is not None:
             warnings.warn(overrun, RuntimeWarning, stacklevel=program_stacklevel())
 

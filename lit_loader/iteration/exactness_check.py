@@ -85,8 +85,7 @@ class ExactnessCheck:
 
     def _here(self, start: EpochStart) -> Iterator[tuple[int, Any]]:
         """Make batches again in this process, the last one first."""
-        spec = self._core.spec()
-        loader = BatchLoader(spec, watch=self._core.generators(spec))
+        loader = BatchLoader(self._core.spec())
         for number, (indices, _) in reversed(self._made.items()):
             place = reading.leave()
             try:

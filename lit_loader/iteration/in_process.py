@@ -54,11 +54,10 @@ class InProcessIterator(LoaderIterator[T_co]):
         self,
         core: LoaderCore,
         pin: Callable[[Any], Any] | None,
-        spec: Callable[[], BatchSpec] | None = None,
+        spec: Callable[[], BatchSpec],
     ) -> None:
         super().__init__(core)
-        self._pin = pin
-        self._spec = spec or core.spec
+        self._pin, self._spec = pin, spec
         self._progress = Progress()
         self._progress.each = False  # nobody looks at the time
         self._loader: _Making | None = None
@@ -91,7 +90,7 @@ class InProcessIterator(LoaderIterator[T_co]):
                 finally:
                     del error  # whose traceback holds this frame
             if type(batch) is not BatchWithReport:
-                position.delivered(number)
+                position.latest = number
                 break
             made, batch = batch, batch.batch
             if start.batches is None:
@@ -100,10 +99,11 @@ class InProcessIterator(LoaderIterator[T_co]):
                     self._warn_of_ignored_share()
                 self._count(samples)
             else:
-                position.delivered(number)
+                position.latest = number
             self._note_errors(number, made)
             if not made.omitted:
                 break
+            position.settle()
         if tail is not None:
             tail.given(position)
         if self.observer is not None:
@@ -114,7 +114,7 @@ class InProcessIterator(LoaderIterator[T_co]):
             batch = self._pin(batch)
             given = time.monotonic_ns()
         at = progress.slowest_at
-        self._core.recorder.add(
+        self._core.note(
             BatchRecord(
                 start.epoch,
                 number,
@@ -190,7 +190,7 @@ class InProcessIterator(LoaderIterator[T_co]):
 
     def _begin(self, start: EpochStart) -> _Making:
         spec = self._spec()
-        self._loader = loader = maker_of(spec, watch=self._core.generators(spec))
+        self._loader = loader = maker_of(spec)
         if loader.reads is not None:  # whose threads end with this pass
             weakref.finalize(self, loader.reads.background.end)
         self._draws = not loader.reads_table

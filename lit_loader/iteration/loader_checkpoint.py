@@ -16,10 +16,10 @@ from torch.utils.data import DistributedSampler
 from lit_loader.checkpoint.fingerprint import Fingerprint, fingerprint_of
 from lit_loader.checkpoint.loader_state import LoaderState
 from lit_loader.checkpoint.other_streams import has_methods
-from lit_loader.checkpoint.reader_states import COUNT
+from lit_loader.checkpoint.position import COUNT
 from lit_loader.iteration.core import LoaderCore
+from lit_loader.sampling.batch_plan import distributed_sampler_of
 from lit_loader.sampling.orders import ShuffledSampler
-from lit_loader.sampling.shard import distributed_sampler_of
 from lit_loader.sampling.shown_samplers import SHUFFLED, order_name
 
 __all__ = ["load_state", "take_state"]

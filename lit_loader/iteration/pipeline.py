@@ -27,8 +27,7 @@ import numpy as np
 
 from lit_loader.accelerator.pin_memory import PinMemoryThread
 from lit_loader.errors import LoaderError
-from lit_loader.sampling.batch_plan import BatchPlan
-from lit_loader.sampling.epoch_batches import computed
+from lit_loader.sampling.batch_plan import BatchPlan, ComputedBatches
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.transport.messages import position_of, task_number
@@ -134,7 +133,7 @@ class Pipeline:
         thread, self._thread = self._thread, None
         if thread is not None and not pool.elsewhere:  # in a forked copy there is no thread
             if not pool.closed:  # else it has ended already, or is about to
-                pool.wake()
+                pool.pipes.wake()
             self.ready.extend(thread.left())
 
     # --- asking ---
@@ -174,7 +173,7 @@ class Pipeline:
             return False
         if plan is None or not plan.is_computed:
             return False
-        batches = computed(plan, epoch, start.seed)
+        batches = iter(ComputedBatches(plan, epoch, start.seed))
         while (number := task_number(epoch, place)) in self.tasks:
             if not np.array_equal(next(batches, ()), self.tasks[number]):
                 return False
@@ -248,13 +247,23 @@ class Pipeline:
         return not following.ended
 
     def _next(self) -> Outcome | None:
-        pool, began = self.pool, 0.0
+        pool, healer, began = self.pool, self.healer, 0.0
         assert pool is not None
         while not self._stopping:
             outcome = self._in_turn() if self._arrived else None
             if outcome is None:
                 began = began or time.monotonic()
-                outcome = self.healer.receive(pool, began)
+                try:
+                    limited = healer.limit is not None
+                    outcome = pool.receive(healer.patience(pool, began) if limited else None)
+                    if outcome is None and limited:
+                        outcome = healer.look(pool, began)
+                except WorkerDeath as death:
+                    outcome = healer.heal(pool, death)
+                finally:
+                    if pool.notices:
+                        healer.notices.extend(pool.notices)
+                        pool.notices.clear()
                 if outcome is None:
                     continue
                 if self._lines != 1 or self._expected[0][0] != outcome.number:
@@ -284,9 +293,9 @@ class Pipeline:
 
     def was_waiting(self) -> bool:
         """Whether :meth:`take` was in a mere wait when an exception came out of it."""
-        waits = self._thread or self.pool
-        if waits is None:
+        if self.pool is None:
             return False
+        waits = self._thread or self.pool.pipes
         was, waits.waiting = waits.waiting, False
         new, self.new = self.new, False
         return was or new

@@ -95,12 +95,10 @@ class LoaderMonitor(Callback):
         self._interval = _interval(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Finds the training loaders."""
+        """Finds the training loaders; again for each epoch: Lightning may have made new ones."""
         self._loops["train"].watch(trainer.train_dataloader)
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Finds them again: Lightning may have made new ones."""
-        self._loops["train"].watch(trainer.train_dataloader)
+    on_train_epoch_start = on_train_start
 
     def on_train_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Notes that the batch is there, on its device."""

@@ -23,7 +23,7 @@ from typing import Any, Final
 import torch.distributed
 
 from lit_loader.checkpoint.loader_state import merge_states
-from lit_loader.checkpoint.reader_states import COUNT
+from lit_loader.checkpoint.position import COUNT
 from lit_loader.errors import StateError
 from lit_loader.streams.job_store import common_store
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lit_loader.batch.batch_loader import make_batch
 from lit_loader.remote.crew import Role
 from lit_loader.system.carrier import thaw_bytes
 from lit_loader.transport.codec import SlotFull, SlotWriter, encode
@@ -89,12 +90,12 @@ class Maker:
         return np.frombuffer(pack(reply) + packed, np.uint8)
 
     def _made(self, task: Task, indices: Any, progress: Progress) -> NDArray[np.uint8]:
-        maker, loader = self._maker, self._maker.loader
+        loader = self._maker.loader
         assert loader is not None
         writer = SlotWriter(self._scratch[SIZE:])
         progress.empty = writer.empty
         number = position_of(task.number)
-        batch = maker.make(indices, number, task.epoch, task.seed, progress)
+        batch = make_batch(loader, indices, number, task.epoch, task.seed, progress)
         progress.encoding()
         at, nbytes, used = self._encode(batch, writer)
         encoded, collated = time.monotonic_ns(), progress.collated

@@ -27,7 +27,7 @@ from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
 from lit_loader.remote.crew import Role
 from lit_loader.remote.relay import relay_main
-from lit_loader.system.carrier import Policy, importable_main
+from lit_loader.system.carrier import MACHINES, importable_main
 from lit_loader.system.shared_file import nameless_file, write_all
 from lit_loader.workers.parent import Descriptor, Links
 from lit_loader.workers.payload import freeze_spec
@@ -68,7 +68,7 @@ class RemoteWorkers:
         here, self._notices = links.num_workers, notices
         total = here + self._remote_workers
         self._roles = [Role(each, total, links.seed + each) for each in range(here, total)]
-        packed = freeze_spec(spec, Policy.machines()).pickled
+        packed = freeze_spec(spec, MACHINES).pickled
         self._payload, _ = nameless_file("lit_loader dataset")
         try:
             write_all(self._payload, packed)

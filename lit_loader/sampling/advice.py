@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import torch.distributed
 
-from lit_loader.checkpoint.reader_states import Shards
-from lit_loader.sampling.shard import distributed_sampler_of
+from lit_loader.checkpoint.position import Shards
+from lit_loader.sampling.batch_plan import distributed_sampler_of
 
 __all__ = ["advice_if_unsharded", "broken_promise", "ignored_share"]
 

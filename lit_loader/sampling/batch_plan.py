@@ -7,41 +7,85 @@
 
 - The epoch's stream of items is defined globally, the same on all ranks, and striped: item ``j``
   goes to rank ``j % num_replicas``. A user's batch sampler is striped alike, a batch an item.
-- The loader's own orders are computed, so any position is reached at once. A user's sampler is
-  iterated as it is; a position is reached by drawing its indices again, which reads no data.
-- A user's sampler that draws from the global generators finds them seeded; one that has a
-  ``generator`` of its own goes on with it from epoch to epoch: `sampling/sampler_cursor.py`.
+- The loader's own orders are computed, so any position is reached at once: `ComputedBatches`. A
+  user's sampler is iterated as it is: `sampling/drawn_batches.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+from torch.utils.data import DistributedSampler
 
 from lit_loader.errors import OptionError, StateError
-from lit_loader.sampling.orders import EpochOrder, Indices, Seed, ShuffledSampler
-from lit_loader.sampling.shard import Shard, distributed_sampler_of
+from lit_loader.sampling.orders import CHUNK, EpochOrder, Indices, Seed, ShuffledSampler
 from lit_loader.sampling.user_sampler import UserSampler
 from lit_loader.seeding.seeds import BaseSeed
 
-__all__ = ["BatchPlan"]
+__all__ = ["BatchPlan", "ComputedBatches", "Shard", "distributed_sampler_of", "lookahead"]
+
+_FIRST_CHUNK: Final = 256
+"""Indices that are computed at first, and twice as many each time up to `CHUNK`: an epoch's first
+batch does not wait for those of the next hundred."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """This process's share of a stream of items that all processes see alike.
+
+    Item ``j`` goes to rank ``j % num_replicas``. What becomes of a remainder is ``tail``: "pad"
+    repeats items from the stream's start, "drop" leaves it off, "keep" gives each item once, so
+    that lower ranks may get one more.
+    """
+
+    rank: int = 0
+    num_replicas: int = 1
+    tail: Literal["pad", "drop", "keep"] = "pad"
+
+    def assigned(self, length: int) -> int:
+        """Give how many items all ranks together get from a stream of ``length`` items."""
+        remainder = length % self.num_replicas
+        if self.tail == "keep" or not remainder:
+            return length
+        return length - remainder + (self.num_replicas if self.tail == "pad" else 0)
+
+    def share(self, length: int) -> int:
+        """Give how many items this rank gets from a stream of ``length`` items."""
+        return -((self.rank - self.assigned(length)) // self.num_replicas)
+
+    def positions(self, start: int, stop: int, length: int) -> Indices:
+        """Give where in a stream of ``length`` items this rank's ``start`` to ``stop`` are."""
+        positions = np.arange(start, stop, dtype=np.int64)
+        positions *= self.num_replicas
+        positions += self.rank
+        if self.tail == "pad":
+            positions %= max(length, 1)
+        return positions
+
+    def deal(self, items: list[Any], head: list[Any]) -> list[Any]:
+        """Give this rank's items of a part of the stream that begins at a multiple of the ranks.
+
+        A number of items that does not divide evenly is the stream's end; ``head`` are its first
+        ``num_replicas - 1`` items, or all if there are fewer.
+        """
+        missing = self.assigned(len(items)) - len(items)
+        if missing < 0:
+            items = items[:missing]
+        elif missing:
+            items = items + list(itertools.islice(itertools.cycle(head), missing))
+        return items[self.rank :: self.num_replicas]
 
 
 class BatchPlan:
     """Which indices each batch of this rank holds, as a function of (seed, epoch, batch number).
 
-    A sampler that is a torch ``DistributedSampler``, or a batch sampler around one, shards itself
-    and is not sharded again.
-
-    Args:
-        source: An `OrderedSampler`, a `ShuffledSampler`, or any iterable of indices, or of batches.
-        batched: Whether it is one of batches.
-        batch_size: Samples a batch on this rank; None for single indices instead of lists.
-        drop_last: Leave off this rank's last batch if it is not full.
-        shard: This rank's share.
-        seed: The loader's base seed: a `ShuffledSampler` with it is one of the loader's own.
-        watched: A sampler on which programs may set the epoch instead of this one, or None.
-        dataset: The dataset; what samplers hold of it is not theirs.
+    ``batched``: the source gives batches; ``batch_size`` None: single indices instead of lists. A
+    sampler that is a torch ``DistributedSampler``, or a batch sampler around one, shards itself and
+    is not sharded again. ``watched``: a sampler on which programs may set the epoch instead.
     """
 
     def __init__(
@@ -106,18 +150,14 @@ class BatchPlan:
         return samples if length is None else min(samples, length)
 
     def fits(self, batches: int, samples: int) -> bool:
-        """Whether ``batches`` batches on each rank can have had ``samples`` items.
-
-        The length of the stream, of a sampler's epoch say, may be another one by now.
-        """
+        """Whether so many batches can have had so many items, also of another length by now."""
         most = batches * self.global_size
         return samples == self.samples_after(batches) or most - self.global_size < samples <= most
 
     def start_for(self, samples: int) -> int:
         """Find the batch number at which ``samples`` items of the epoch have been delivered.
 
-        They are what `samples_after` gave, perhaps for other ranks or another batch size; a
-        StateError if that lies within a batch of this plan.
+        A StateError if that lies within a batch of this plan.
         """
         length = self._stream_length()
         if length is not None and samples >= length:
@@ -140,3 +180,68 @@ class BatchPlan:
         if self.num_replicas != self.shard.num_replicas:
             return length * self.num_replicas  # a DistributedSampler's length is its share
         return min(length, self.shard.assigned(length))
+
+
+class ComputedBatches:
+    """One rank's batches of an epoch of one of the loader's own orders: any of them at once.
+
+    A batch is an int64 array, where it is not a single index.
+    """
+
+    computed = True
+
+    def __init__(self, plan: BatchPlan, epoch: int, seed: int) -> None:
+        self._plan, self._epoch, self._order = plan, epoch, plan.order(epoch, seed)
+        self._length, self._size = len(plan.source), plan.size
+        self._share = plan.shard.share(self._length)
+        if plan.drop_last:
+            self._share -= self._share % plan.size
+        self._begun = False
+        self._chunk: tuple[int, Any] = 0, ()  # indices of some batches, behind the first's number
+        self._next_size = max(1, _FIRST_CHUNK // plan.size)
+
+    def draw(self, number: int, where: object = None) -> Any:
+        """Give batch ``number``; StopIteration behind the last."""
+        first, chunk = self._chunk
+        at = (number - first) * self._size
+        if not 0 <= at < len(chunk):
+            if not self._begun:
+                self._plan.sampler.begin(self._epoch)
+                self._begun = True
+            at, (_, chunk) = 0, self._compute(number)
+        return chunk[at] if self._plan.single else chunk[at : at + self._size]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Give all batches; nothing is begun by that, and no epoch set on any sampler."""
+        self._begun = True
+        for number in range(-(-self._share // self._size)):
+            yield self.draw(number)
+
+    def _compute(self, number: int) -> tuple[int, Any]:
+        plan, start = self._plan, number * self._size
+        stop = min(start + self._next_size * self._size, self._share)
+        if start >= stop:
+            raise StopIteration
+        self._next_size = min(2 * self._next_size, max(1, CHUNK // self._size))
+        chunk = self._order(plan.shard.positions(start, stop, self._length))
+        self._chunk = number, chunk.tolist() if plan.single else chunk
+        return self._chunk
+
+
+def lookahead(plan: BatchPlan, epoch: int, seed: int) -> Iterator[tuple[int, int, Any]]:
+    """Give epoch, number and indices of the batches after an epoch, of one of the own orders."""
+    for following in itertools.count(epoch + 1):
+        position = -1
+        for position, indices in enumerate(ComputedBatches(plan, following, seed)):
+            yield following, position, indices
+        if position < 0:
+            return  # an epoch without batches: so are all others
+
+
+def distributed_sampler_of(sampler: Any) -> DistributedSampler[Any] | None:
+    """Find what shards in a sampler, or in a batch sampler's sampler; None: neither does."""
+    for _ in range(4):  # of a wrapper around a batch sampler around a wrapper
+        if sampler is None or isinstance(sampler, DistributedSampler):
+            return sampler
+        sampler = getattr(sampler, "sampler", None)
+    return None

@@ -39,13 +39,14 @@ from typing import Any
 from lit_loader.checkpoint.position import EpochPosition, Position
 from lit_loader.checkpoint.stateful import ITERATOR
 from lit_loader.describe import program_stacklevel
-from lit_loader.sampling.batch_plan import BatchPlan
-from lit_loader.sampling.epoch_batches import EpochBatches
-from lit_loader.sampling.sampler_cursor import SamplerCursor
+from lit_loader.sampling.batch_plan import BatchPlan, ComputedBatches
+from lit_loader.sampling.drawn_batches import DrawnBatches
 from lit_loader.sampling.user_sampler import COUNTED, SAMPLER
 from lit_loader.seeding.seeds import BaseSeed
 
-__all__ = ["EpochStart", "Epochs"]
+__all__ = ["EpochBatches", "EpochStart", "Epochs"]
+
+EpochBatches = ComputedBatches | DrawnBatches
 
 
 @dataclass(frozen=True)
@@ -115,13 +116,16 @@ class Epochs:
             # A sampler that was not interrupted is not restored either: it goes on by itself.
             start, given = self._epoch_start(requested), None
         position = EpochPosition(start, readers)
-        batches = None
+        batches: EpochBatches | None = None
         if self.plan is not None:
             counted = start.requested is None and self.plan.sampler.is_programs
             if given is not None and start.batches:  # a loaded state says it
                 counted = counted and self._is_told_apart(start)
             self.plan.sampler.counted = counted
-            batches = EpochBatches(self.plan, start.epoch, start.seed, start.batches, given)
+            if self.plan.is_computed:
+                batches = ComputedBatches(self.plan, start.epoch, start.seed)
+            else:
+                batches = DrawnBatches(self.plan, start.epoch, start.seed, start.batches, given)
         begun = EpochStart(start.epoch, start.seed, batches, position)
         earlier = self._unused() if self._ahead else None
         # All at once: nothing is called any more that a signal handler could raise in.
@@ -131,10 +135,9 @@ class Epochs:
         return begun
 
     def begun_for(self, epoch: int) -> None:
-        """Note for which epoch of a training loop this one has begun, before the loop asks for it.
+        """Note for which epoch of a training loop this one has begun.
 
-        A loop that takes a batch ahead does so before it sets the epoch: that is not to be the
-        epoch of the next iterator, too.
+        A loop that takes a batch ahead sets that only later: it is not the next iterator's, too.
         """
         running = self._running
         if running is not None:
@@ -175,10 +178,8 @@ class Epochs:
     def _abandon(self, position: EpochPosition) -> None:
         """Leave an epoch that was begun, for the next one.
 
-        A sampler's generators have drawn what has been given out, as with torch's loader without
-        workers (with workers, torch's are as far ahead as it prefetches). If that is the whole
-        epoch, whether or not its end was asked for, they are behind the end. If the program has
-        set them since, they stay as they are.
+        A sampler's generators then have drawn what was given out, as with torch's loader without
+        workers; behind all batches, the end too. If the program has set them since, they stay.
         """
         now = position.now()
         if self.plan is None or now.ended:
@@ -187,16 +188,13 @@ class Epochs:
         are_set, found = sampler.have_moved()
         if not self.plan.is_end(now.delivered):
             sampler.bring(found if are_set else position.marks_at(now.delivered))
-        elif self._batches is not None:
-            next(self._batches, None)
+        elif isinstance(self._batches, DrawnBatches):
+            self._batches.draw_end()
             if are_set:
                 sampler.bring(found)
 
     def _is_told_apart(self, loaded: Position) -> bool:
-        """Whether the sampler may have been told another epoch than the loader had counted to.
-
-        Then the epoch's number says nothing: what was drawn tells whether it is the same.
-        """
+        """Whether the sampler may have been told another epoch than was counted, unseen."""
         return self.plan is not None and bool((loaded.sampler or {}).get(COUNTED))
 
     def _is_end(self, position: Position) -> bool:
@@ -207,10 +205,10 @@ class Epochs:
         kept = {"generator", "generators", SAMPLER, ITERATOR} & (position.sampler or {}).keys()
         if self.plan is None or not (kept or self._is_told_apart(position)):
             return False
-        cursor = SamplerCursor(
+        batches = DrawnBatches(
             self.plan, position.epoch, position.seed, position.delivered, position.sampler
         )
-        return cursor.leave()
+        return batches.leave()
 
     def _epoch_start(
         self, requested: int | None, between: bool = False, left: bool = False
@@ -240,7 +238,7 @@ class Epochs:
         return None if announced else requested
 
     def commit(self, ahead: bool = False, within: bool = False) -> None:
-        """Note that everything given out so far is used; see ``DataLoader.commit``."""
+        """Note that all that was given out is used; see ``DataLoader.commit``."""
         running, self._commits, self._ahead = self._running, True, ahead
         if running is not None:
             self._within = within

@@ -4,8 +4,12 @@
 
     options ─choose_samplers─▶ loader.sampler, loader.batch_sampler ─ShownSamplers.plan─▶ BatchPlan
 
-Programs may change these samplers between two epochs, or only set an attribute of one. The loader
-notes what it has shown when a plan was made, and makes the plan anew if that has changed.
+Programs of torch's world ask ``loader.sampler`` whether the data is sharded already (Lightning
+looks for torch's ``DistributedSampler``) and which indices this process reads, and set the epoch on
+it. So a sharded loader shows a `DistributedSampler` of which all of that is true; the batches
+themselves are computed by the plan from what stands behind it. Programs may change these samplers
+between two epochs, or only set an attribute of one: the loader notes what it has shown when a plan
+was made, and makes the plan anew if that has changed.
 """
 
 from __future__ import annotations
@@ -14,23 +18,25 @@ import operator
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-from torch.utils.data import BatchSampler, DistributedSampler
+import numpy as np
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.errors import OptionError
-from lit_loader.sampling.batch_plan import BatchPlan
-from lit_loader.sampling.orders import EndlessSampler, OrderedSampler, ShuffledSampler
-from lit_loader.sampling.shard import (
-    Shard,
-    Sharding,
-    distributed_sampler_of,
-    shard_items,
-    sharding_of,
+from lit_loader.sampling.batch_plan import BatchPlan, Shard, distributed_sampler_of
+from lit_loader.sampling.orders import (
+    EndlessSampler,
+    EpochOrder,
+    OrderedSampler,
+    Seed,
+    ShuffledSampler,
+    resolve,
 )
 from lit_loader.seeding.seeds import BaseSeed
 
 __all__ = [
-    *("SHUFFLED", "ShownSamplers", "choose_samplers", "order_name", "wrappable_by_lightning"),
+    *("SHUFFLED", "ShardedSampler", "ShownSamplers", "choose_samplers", "order_name"),
+    "wrappable_by_lightning",
 ]
 
 SHUFFLED: Final = frozenset({ShuffledSampler.__name__, DistributedSampler.__name__})
@@ -67,10 +73,10 @@ class ShownSamplers(NamedTuple):
         shown = self.batch_sampler if batched else self.sampler
         if self.cut is not None:
             default = batch_size is not None and self.cut is self.sampler
-            if default or sharding_of(self.cut, base_seed) is not None:
+            if default or _sharding_of(self.cut, base_seed) is not None:
                 batched, shown = False, self.cut
                 size, drop_last = self.batch_size, bool(self.drop_last)
-        items, shard, watched = sharding_of(shown, base_seed) or Sharding(shown, Shard())
+        items, shard, watched = _sharding_of(shown, base_seed) or (shown, Shard(), None)
         return BatchPlan(items, batched, size, drop_last, shard, base_seed, watched, dataset)
 
 
@@ -127,6 +133,114 @@ def _check_replicas(config: LoaderConfig, sampler: DistributedSampler[Any]) -> N
             f"the sampler shards for rank {theirs[0]} of {theirs[1]}, but rank={ours[0]} and "
             f"num_replicas={ours[1]} were given: leave these at None"
         )
+
+
+# --- a rank's share, as torch's programs know it ---
+
+
+class ShardedSampler(DistributedSampler[Any]):
+    """One rank's share of the items that a sampler, or a batch sampler, gives to all ranks.
+
+    Its attributes are those of ``torch.utils.data.DistributedSampler``.
+    """
+
+    # torch's constructor is not called: it measures the dataset once and for all.
+    def __init__(self, source: Iterable[Any], shard: Shard) -> None:
+        self.source: Any = source
+        self.shard = shard
+        self.dataset: Any = source
+        if isinstance(source, EpochOrder):
+            self.dataset = self.data_source = source.data_source
+        self.num_replicas = shard.num_replicas
+        self.rank = shard.rank
+        self.shuffle = isinstance(source, ShuffledSampler)
+        self.drop_last = shard.tail == "drop"
+
+    @property
+    def seed(self) -> int:  # type: ignore[override]
+        """Base seed of a shuffled order, 0 for others."""
+        return resolve(self.source.seed) if isinstance(self.source, ShuffledSampler) else 0
+
+    @property
+    def epoch(self) -> int:  # type: ignore[override]
+        """The epoch whose order is given."""
+        epoch = getattr(self.source, "epoch", 0)
+        return epoch if isinstance(epoch, int) else 0
+
+    @property
+    def num_samples(self) -> int:  # type: ignore[override]
+        """Items of this rank."""
+        return len(self)
+
+    @property
+    def total_size(self) -> int:  # type: ignore[override]
+        """Items of all ranks, those that some repeat or leave off counted so."""
+        return self.shard.assigned(len(self.source))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order comes next, if the source has one for each."""
+        set_epoch = getattr(self.source, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return self.shard.share(len(self.source))
+
+    def __iter__(self) -> Iterator[Any]:
+        shard, source = self.shard, self.source
+        if isinstance(source, EpochOrder):
+            length = len(source)
+            positions = shard.positions(0, shard.share(length), length)
+            return iter(source.order(source.epoch)(np.asarray(positions)).tolist())
+        items = list(source)
+        return iter(shard.deal(items, items[: shard.num_replicas - 1]))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.source!r}, rank={self.rank} of {self.num_replicas})"
+
+
+class ShardedOrderedSampler(ShardedSampler, SequentialSampler):
+    """A share of the dataset's own order: programs look for a ``SequentialSampler``."""
+
+
+class ShardedShuffledSampler(ShardedSampler, RandomSampler):
+    """A share of a shuffled order: programs look for a ``RandomSampler``."""
+
+    replacement = False
+    generator = None
+
+
+def shard_items(source: Iterable[Any], shard: Shard) -> ShardedSampler:
+    """Give the sampler of one rank's share of the items that a sampler gives to all ranks."""
+    if isinstance(source, OrderedSampler):
+        return ShardedOrderedSampler(source, shard)
+    kind = ShardedShuffledSampler if isinstance(source, ShuffledSampler) else ShardedSampler
+    return kind(source, shard)
+
+
+def _sharding_of(
+    sampler: Any, seed: Seed
+) -> tuple[Any, Shard, DistributedSampler[Any] | None] | None:
+    """Take a sampler for the loader's own sharding; None: it is to be iterated.
+
+    Gives the items for all ranks, this rank's share, and on what programs may set the epoch. All
+    that torch's ``DistributedSampler`` (a subclass may mean something else) says are rank,
+    replicas, shuffle, seed, and what to do with the rest. So its order is computed as the loader's
+    own is; by the loader's base seed, which is the sampler's unless another was chosen.
+    """
+    if isinstance(sampler, ShardedSampler):
+        return sampler.source, sampler.shard, None
+    if isinstance(sampler, EpochOrder):
+        return sampler, Shard(), None
+    if type(sampler) is not DistributedSampler:
+        return None
+    data: Any = sampler.dataset
+    order: EpochOrder = OrderedSampler(data)
+    if sampler.shuffle:
+        order = ShuffledSampler(data, seed=seed)
+        order.as_distributed = True
+    tail: Any = "drop" if sampler.drop_last else "pad"
+    return order, Shard(sampler.rank, sampler.num_replicas, tail), sampler
 
 
 # --- whether Lightning may note which indices a batch was made of, for writers of predictions ---

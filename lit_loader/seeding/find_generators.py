@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import contextlib
 import dis  # reach: python: which globals a user's function names
-import functools
 import hashlib
 import mmap
 import random
 import sys
 import threading
 import types
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache, lru_cache, partial
 from itertools import chain, islice
 from typing import Any
 
@@ -99,7 +99,8 @@ class HeldGenerators:
         self.paths = [path for path, _ in pairs]
         self.generators = [generator for _, generator in pairs]
         # By path and not by number: what else is found must not change a generator's stream.
-        self._reseeds = [(_hash(path), _reseeder(generator)) for path, generator in pairs]
+        known = ((path, controls(generator)) for path, generator in pairs)
+        self._reseeds = [(_hash(path), found[2]) for path, found in known if found]
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Give the paths with the generators."""
@@ -151,7 +152,7 @@ def find_generators(*roots: object, apart_from: Iterable[object] = ()) -> HeldGe
         if issubclass(kind, _KINDS):
             found.append((path, value))
             continue
-        leads: list[_Lead] = []
+        leads: Iterable[_Lead] = ()
         if issubclass(kind, _CONTAINERS):
             leads, left_out = _items(value, kind)
             if left_out:
@@ -201,7 +202,7 @@ def _is_shared(value: Any) -> bool:
     if module in _SHARING:
         return True
     # reach: python: RawValue and RawArray are ctypes' own, with this
-    wrapper = (instance_dict(value, kind) or {}).get("_wrapper")
+    wrapper = instance_dict(value).get("_wrapper")
     return type(wrapper).__module__ == "multiprocessing.heap"
 
 
@@ -213,7 +214,7 @@ def is_leaf(value: Any) -> bool:
     return issubclass(kind, np.ndarray) and value.dtype != object
 
 
-def _items(value: Any, kind: type) -> tuple[list[_Lead], Iterable[_Lead]]:
+def _items(value: Any, kind: type) -> tuple[Iterable[_Lead], Iterable[_Lead]]:
     """Give items of a container, and what is left out: of a long one all but few of each type."""
     array = issubclass(kind, np.ndarray)
     # By the builtin class: a subclass's own __iter__ is the user's code, and may raise.
@@ -222,19 +223,19 @@ def _items(value: Any, kind: type) -> tuple[list[_Lead], Iterable[_Lead]]:
     items = enumerate(value.flat if array else base.__iter__(value))
     pairs = iter(dict.items(value)) if base is dict else items
 
-    def leads(most: int) -> Iterator[_Lead]:
-        for key, item in islice(pairs, most):
-            if type(item) not in _PLAIN:
-                step = f"[{key!r}]" if type(key) in (str, int) else "[?]"
-                yield "{}" if base in (set, frozenset) else step, item
+    def leads(found: Iterable[tuple[Any, Any]]) -> Iterator[_Lead]:
+        for key, item in found:
+            step = f"[{key!r}]" if type(key) in (str, int) else "[?]"
+            yield "{}" if base in (set, frozenset) else step, item
 
-    counts = Counter[type]()
-    few: list[_Lead] = []
-    others: list[_Lead] = []
-    for lead in leads(FIRST_ITEMS):
-        counts[type(lead[1])] += 1
-        (few if whole or counts[type(lead[1])] <= ALIKE else others).append(lead)
-    return few, chain(others, leads(MAX_OBJECTS)) if others else ()
+    counts: dict[type, int] = {}
+    few: list[tuple[Any, Any]] = []
+    others: list[tuple[Any, Any]] = []
+    for pair in islice(pairs, FIRST_ITEMS):
+        if (kind_of_item := type(pair[1])) not in _PLAIN:
+            count = counts[kind_of_item] = counts.get(kind_of_item, 0) + 1
+            (few if whole or count <= ALIKE else others).append(pair)
+    return leads(few), leads(chain(others, islice(pairs, MAX_OBJECTS))) if others else ()
 
 
 def _leads(value: Any, kind: type) -> Iterator[_Lead]:
@@ -252,7 +253,7 @@ def _leads(value: Any, kind: type) -> Iterator[_Lead]:
     ):
         for name in _PARTS.get(kind, ()):
             yield f".{name}", getattr(value, name)
-        for name, item in list((instance_dict(value, kind) or {}).items()):
+        for name, item in list(instance_dict(value).items()):
             yield f".{name}", item
         for base in kind.__mro__:
             yield "", base
@@ -263,7 +264,7 @@ def _leads(value: Any, kind: type) -> Iterator[_Lead]:
 
 
 _PARTS: dict[type, tuple[str, ...]] = {
-    functools.partial: ("func", "args", "keywords"),
+    partial: ("func", "args", "keywords"),
     types.MethodType: ("__self__", "__func__"),
     types.BuiltinFunctionType: ("__self__",),  # rng.normal, say
     staticmethod: ("__func__",),
@@ -272,16 +273,16 @@ _PARTS: dict[type, tuple[str, ...]] = {
 }
 
 
-def instance_dict(value: Any, kind: type) -> dict[str, Any] | None:
-    """Give the ``__dict__`` of an object that is neither function nor class, if it has one."""
-    if kind is types.FunctionType or issubclass(kind, type):
-        return None
+def instance_dict(value: Any) -> dict[str, Any]:
+    """Give the ``__dict__`` of an object that is neither function nor class; else an empty one."""
+    if _is(value, (types.FunctionType, type)):
+        return {}
     try:
-        reads = threading.local if issubclass(kind, threading.local) else object
+        reads = threading.local if _is(value, threading.local) else object
         attributes = reads.__getattribute__(value, "__dict__")
     except AttributeError:
-        return None
-    return attributes if type(attributes) is dict else None
+        return {}
+    return attributes if type(attributes) is dict else {}
 
 
 def root_of(code: Any) -> str:
@@ -315,19 +316,25 @@ def _of_function(function: types.FunctionType) -> Iterator[_Lead]:
         names = _names(code)
         yield from _of_namespace(function.__globals__, names, function)
         for name in sorted(names & sys.modules.keys()):  # imported by its own code
-            yield from _of_module(sys.modules[name], f"<global {name}>", names, function)
+            yield from _of_namespace(
+                instance_dict(sys.modules[name]), names, function, f"<global {name}>"
+            )
 
 
 def _of_namespace(
-    namespace: dict[str, Any], names: frozenset[str], function: types.FunctionType, step: str = ""
+    namespace: dict[str, Any], names: frozenset[str], function: types.FunctionType, module: str = ""
 ) -> Iterator[_Lead]:
+    """Give what a function that knows these names may get from its globals, or a user's module."""
+    root = str(namespace.get("__name__")).partition(".")[0]
+    if module and (root in CLOSED or _is_library(root)):
+        return
     for name in sorted(names & namespace.keys()):
-        value, place = namespace[name], f"{step}.{name}" if step else f"<global {name}>"
+        value, place = namespace[name], f"{module}.{name}" if module else f"<global {name}>"
         if _is(value, types.ModuleType):
-            if step.count(".") < 2:
-                yield from _of_module(value, place, names, function)
+            if module.count(".") < 2:
+                yield from _of_namespace(instance_dict(value), names, function, place)
         elif _is(value, _KINDS):
-            if step or _loads(function.__code__, name):
+            if module or _loads(function.__code__, name):
                 yield place, value
         elif not (
             _is_library(root_of(function)) or (_is(value, type) and _is_library(root_of(value)))
@@ -335,24 +342,14 @@ def _of_namespace(
             yield place, value
 
 
-def _of_module(
-    module: types.ModuleType, step: str, names: frozenset[str], function: types.FunctionType
-) -> Iterator[_Lead]:
-    """Give what a function that knows a module, and these names, may get from it."""
-    namespace = object.__getattribute__(module, "__dict__")
-    root = str(namespace.get("__name__")).partition(".")[0]
-    if root not in CLOSED and not _is_library(root):
-        yield from _of_namespace(namespace, names, function, step)
-
-
-@functools.cache
+@cache
 def _is_library(root: str) -> bool:
     """Whether a package is an installed one, and not the user's own."""
     file = getattr(sys.modules.get(root), "__file__", None) or ""
     return "site-packages" in file or "dist-packages" in file
 
 
-@functools.lru_cache(maxsize=100_000)
+@lru_cache(maxsize=100_000)
 def _names(code: types.CodeType) -> frozenset[str]:
     """Give the names (of globals, attributes, imports) in a function and those defined in it."""
     inner = (_names(each) for each in code.co_consts if isinstance(each, types.CodeType))
@@ -370,16 +367,36 @@ def _loads(code: types.CodeType, name: str) -> bool:
     ) or any(_loads(each, name) for each in code.co_consts if isinstance(each, types.CodeType))
 
 
-def _reseeder(value: Any) -> Callable[[int], object]:
-    """Give the function that reseeds a generator."""
+def controls(value: Any) -> _Controls | None:
+    """Give the functions that read, write and reseed a generator's state; None: it is none."""
     if _is(value, torch.Generator):
-        return value.manual_seed  # type: ignore[no-any-return]
+        return value.get_state, value.set_state, value.manual_seed
     if _is(value, random.Random):
-        return value.seed  # type: ignore[no-any-return]
+        return value.getstate, value.setstate, value.seed
+    if _is(value, np.random.RandomState):
+        read, reseed = partial(value.get_state, legacy=False), partial(_reseed_random_state, value)
+        return read, value.set_state, reseed
     if _is(value, np.random.SeedSequence):
-        return functools.partial(np.random.SeedSequence.__init__, value)
-    reseed = _reseed_bits if _is(value, np.random.BitGenerator) else _reseed_random_state
-    return functools.partial(reseed, value)
+        reseed = partial(np.random.SeedSequence.__init__, value)
+        return lambda: value.n_children_spawned, partial(set_children, value), reseed
+    if _is(value, np.random.BitGenerator):
+        read, write = partial(getattr, value, "state"), partial(setattr, value, "state")
+        return read, write, partial(_reseed_bits, value)
+    return None
+
+
+_Controls = tuple[Callable[[], Any], Callable[[Any], object], Callable[[int], object]]
+
+
+def set_children(sequence: Any, count: int) -> None:
+    """Bring a seed sequence back to where it had spawned so many; its constructor begins anew."""
+    np.random.SeedSequence.__init__(
+        sequence,
+        sequence.entropy,
+        spawn_key=sequence.spawn_key,
+        pool_size=sequence.pool_size,
+        n_children_spawned=count,
+    )
 
 
 def has_seed(generator: Any) -> bool:

@@ -1,14 +1,10 @@
 """One thread at a time makes a batch in this process: the lock of the global random generators.
 
-``random``, ``numpy.random`` and torch have one generator each for the whole process, and who makes
-a batch seeds them, lets the dataset draw, and puts them back. Two threads that did so at once would
-draw from each other's numbers, and put back each other's. So a thread that borrows the generators,
-or asks them for what a borrower changes, holds this lock. It is re-entrant: a dataset may itself
-iterate a loader.
-
-A dataset that waits for *another thread* which iterates a loader waits for ever: that thread cannot
-have the generators before the batch at hand is made. From outside this looks like a batch that
-takes long, so a warning is logged (`WARN_AFTER`) that says so.
+Two threads that seeded, drew and put back at once would draw each other's numbers, and put back
+each other's. So a thread that borrows the generators, or asks them for what a borrower changes,
+holds this lock. It is re-entrant: a dataset may itself iterate a loader. One that waits for another
+thread which does so waits for ever, which from outside looks like a batch that takes long: a
+warning is logged after `WARN_AFTER`.
 """
 
 from __future__ import annotations
@@ -34,18 +30,8 @@ class Turn:
     """One time that a thread has the generators; one within another of the same thread is no more.
 
     For where an exception out of a signal handler may come at any instruction, between the taking
-    of the lock and the note that it is taken, too. The lock knows itself who has it; so `end` may
-    be called again, if the first call was interrupted::
-
-        mine = Turn()
-        try:
-            try:
-                mine.take()
-                ...
-            finally:
-                mine.end()
-        finally:
-            mine.end()
+    of the lock and the note that it is taken, too. The lock knows itself who has it; so `end`, in a
+    ``finally``, may be called again if it was interrupted.
     """
 
     __slots__ = ("_mine",)

@@ -17,19 +17,18 @@ import ctypes  # reach: numpy: 624 words at the documented address show whether 
 import random
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from lit_loader.seeding.find_generators import find_generators
+from lit_loader.seeding.find_generators import controls, find_generators
 from lit_loader.seeding.generator_lock import Turn
 from lit_loader.seeding.seeds import seed_streams
 
 __all__ = [
-    *("Draws", "Loan", "OwnStreams", "Rewind", "numpy_state", "preserved", "set_children"),
-    "tape",
+    *("Draws", "Loan", "OwnStreams", "Rewind", "numpy_state", "preserved", "tape"),
 ]
 
 _numpy: Any = np.random  # its stubs do not know all of its functions
@@ -51,16 +50,19 @@ def _capture() -> _Streams:
 
 
 def _install(streams: _Streams) -> None:
+    global _known
     another = streams.bits not in (None, _numpy.get_bit_generator())
     if another:
         _numpy.set_bit_generator(streams.bits)  # it is where it was, with nothing in reserve
     if not another or streams.numpy["has_gauss"]:
         _numpy.set_state(streams.numpy)
+        _known = _NONE  # what is in reserve may have changed, and no word
     torch.default_generator.set_state(streams.torch)
     random.setstate(streams.python)
 
 
-_known: tuple[Any, bytes, dict[str, Any]] = (None, b"", {})
+_NONE: tuple[Any, bytes, dict[str, Any]] = (None, b"", {})
+_known = _NONE
 
 
 def numpy_state(bits: Any) -> dict[str, Any]:
@@ -76,7 +78,7 @@ def numpy_state(bits: Any) -> dict[str, Any]:
     if isinstance(key := state["state"].get("key"), np.ndarray):
         # What puts it back goes through the words one by one: 2 us for a list, 36 for an array.
         state["state"]["key"] = key.tolist()
-    _known = (bits, memory, state) if memory else (None, b"", {})
+    _known = (bits, memory, state) if memory else _NONE
     return state
 
 
@@ -188,32 +190,13 @@ _Tape = tuple[Callable[[], Any], Callable[[Any], object]]
 
 def tape(generator: Any) -> _Tape | None:
     """Give the functions that read and write a generator's state; None if it has none."""
-    if isinstance(generator, torch.Generator):
-        return generator.get_state, generator.set_state
-    if isinstance(generator, random.Random):
-        try:
+    found = controls(generator)
+    try:
+        if isinstance(generator, random.Random):
             generator.getstate()
-        except NotImplementedError:
-            return None
-        return generator.getstate, generator.setstate
-    if isinstance(generator, np.random.RandomState):
-        return partial(generator.get_state, legacy=False), generator.set_state
-    if isinstance(generator, np.random.SeedSequence):
-        return lambda: generator.n_children_spawned, partial(set_children, generator)
-    if isinstance(generator, np.random.BitGenerator):
-        return partial(getattr, generator, "state"), partial(setattr, generator, "state")
-    return None
-
-
-def set_children(sequence: Any, count: int) -> None:
-    """Bring a seed sequence back to where it had spawned so many; its constructor begins anew."""
-    np.random.SeedSequence.__init__(
-        sequence,
-        sequence.entropy,
-        spawn_key=sequence.spawn_key,
-        pool_size=sequence.pool_size,
-        n_children_spawned=count,
-    )
+    except NotImplementedError:
+        return None
+    return found and found[:2]
 
 
 class Rewind(AbstractContextManager[None]):

@@ -25,15 +25,14 @@ _ADVICE: Final = "draw from lit_loader.get_rng(), or pass reseed_fn"
 class GeneratorWatch:
     """The generators that a dataset and its functions hold now.
 
-    Where it is to ``warn``, ``notes`` are warnings for the user about what cannot be seeded, each
-    once; to be taken out by what gives them.
+    Where it is to ``warn``, ``notes`` are warnings for the user about what cannot be seeded, to be
+    taken out by what gives them.
     """
 
     def __init__(self, *roots: object, warn: bool = True) -> None:
         self.roots = roots
         self._warn = warn
         self.notes: list[str] = []
-        self._noted: set[str] = set()
         self._iterated = False
         self.held = HeldGenerators([])
         self.search()
@@ -67,8 +66,7 @@ class GeneratorWatch:
         return not known.issuperset(map(id, held.generators))
 
     def _note(self, text: str) -> None:
-        if self._warn and text not in self._noted:
-            self._noted.add(text)
+        if self._warn and text not in self.notes:
             self.notes.append(text)
 
     def follow(self) -> None:

@@ -45,7 +45,7 @@ class _Slice(NamedTuple):
 
 def write_trace(path: Path, loaders: Sequence[LoaderTrace]) -> None:
     """Write a trace file; its directory is made if need be. OSError: it cannot be written."""
-    origin = min((_earliest(loader) for loader in loaders), default=0)
+    origin = min((piece.start for loader in loaders for piece in _slices(loader)), default=0)
     trace = {
         "traceEvents": list(trace_events(loaders, origin)),
         "displayTimeUnit": "ms",
@@ -72,7 +72,7 @@ def trace_events(loaders: Sequence[LoaderTrace], origin: int = 0) -> Iterator[di
             at = (moment - origin) / 1000
             return dict(ph=kind, name=name, pid=pid, tid=track, ts=at, args=args, **more)  # noqa: B023
 
-        slices = _in_line([*_batch_slices(loader.records), *_step_slices(loader.steps)])
+        slices = _slices(loader)
         title = {"name": f"lit_loader {loader.name}"}
         yield event("M", "process_name", _COUNTER, origin, title)
         for track in sorted({piece.track for piece in slices}):
@@ -123,8 +123,9 @@ def _after_another(
         start += duration
 
 
-def _in_line(slices: list[_Slice]) -> list[_Slice]:
-    """Order each track by time; slices that would overlap, several iterators' say, are cut."""
+def _slices(loader: LoaderTrace) -> list[_Slice]:
+    """Those of each track by time; what would overlap, several iterators' say, is cut."""
+    slices = [*_batch_slices(loader.records), *_step_slices(loader.steps)]
     ends: dict[int, int] = {}
     lined = []
     for piece in sorted(slices, key=lambda piece: (piece.track, piece.start)):
@@ -156,9 +157,3 @@ def _slowest(record: BatchRecord) -> dict[str, Any]:
     if record.slowest_index is None:
         return shown
     return {"slowest sample": repr(record.slowest_index)[:_INDEX_LENGTH], **shown}
-
-
-def _earliest(loader: LoaderTrace) -> int:
-    moments = [min(record.began, record.asked) for record in loader.records]
-    moments += [step.given or step.start for step in loader.steps]
-    return min(moments, default=0)

@@ -69,10 +69,8 @@ def draw(loaders: Sequence[LoaderTrace]) -> Figure:
         unit = "batch" if every == 1 else "batches"
         part.suptitle(f"Where the time goes: {loader.name}, {which} {unit}", fontsize=14)
         (consumer, making, waited), workers = _times(loader)
-        ((one, two), (three, four)), first = (
-            part.subplots(2, 2, width_ratios=(3, 2)),
-            loader.left_out,
-        )
+        (one, two), (three, four) = part.subplots(2, 2, width_ratios=(3, 2))
+        first = loader.left_out
         _stack(one, consumer, first, "In the training process")
         own = (workers < 0).all()
         _stack(two, making, first, "Making it" if own else "Making it, in a worker")

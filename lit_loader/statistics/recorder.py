@@ -91,12 +91,12 @@ class Recorder:
 
     def __init__(self) -> None:
         self.worker_restarts = self.sample_errors = self.sample_retries = 0
-        self.last: BatchRecord | None = None
+        self._last: BatchRecord | None = None
         self.first_remote = math.inf
         self.nodes: dict[int, str] = {}
         self.events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS)
         self.listener: Callable[[Sequence[BatchRecord]], object] | None = None
-        self._records: list[BatchRecord] = []
+        self.records: list[BatchRecord] = []
         self._stages = Stopwatch(len(STAGES))
         self._sums: Counter[str] = Counter()
         self._workers: dict[int, NDArray[np.int64]] = {}
@@ -110,17 +110,16 @@ class Recorder:
         """Remember, for viewers, what has happened."""
         self.events.append((time.time(), kind, text[:_TEXT]))
 
-    def add(self, record: BatchRecord) -> None:
-        """Add the record of a batch, when it is given out."""
-        self.last = record
-        self._records.append(record)
-        if len(self._records) >= WINDOW:
-            self.flush()
+    @property
+    def last(self) -> BatchRecord | None:
+        """That of the batch given out last."""
+        return self.records[-1] if self.records else self._last
 
     def flush(self) -> None:
         """Sum up the records that were added."""
-        records, self._records = self._records, []
+        records, self.records = self.records, []
         if records:
+            self._last = records[-1]
             self.extend(records)
 
     def extend(self, records: Sequence[BatchRecord]) -> None:

@@ -16,6 +16,7 @@ Used by `LoaderMonitor` for what it prints at the end of a fit. The first rule t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from lit_loader.statistics.records import LoaderStatistics, StageTimes
@@ -81,12 +82,7 @@ def verdict(
             f"the trainer waited {percent(fraction)} of the time",
             _cause(statistics, num_workers, cores, persistent_workers),
         ]
-    parts += _came_from(statistics)
-    parts += _chosen(statistics, cores)
-    parts += _cache(statistics)
-    parts += _transfer(statistics, transfer)
-    parts += _accidents(statistics)
-    return "; ".join(parts)
+    return "; ".join([*parts, *_besides(statistics, transfer, cores)])
 
 
 def _cause(
@@ -240,26 +236,49 @@ def _parent(statistics: LoaderStatistics) -> str:
     return f"{percent(share)} of that {_IN_PARENT['decode']}" if share >= MOST else ""
 
 
-def _came_from(statistics: LoaderStatistics) -> list[str]:
-    """What remote workers have made, if there were some."""
-    if not statistics.remote_batches:
-        return []
-    workers = sum(node.workers for node in statistics.nodes)
-    named = sorted(statistics.nodes, key=lambda node: -node.batches)
-    listed = ", ".join(f"{node.node} {node.batches}" for node in named[:4])
-    return [
-        f"{percent(statistics.remote_batches / statistics.batches)} of the batches "
-        f"({_size(statistics.remote_nbytes)}) came from "
-        f"{counted(workers, 'remote worker')} ({listed}"
-        f"{', …' if len(named) > 4 else ''}), each "
-        f"{duration(statistics.transit / statistics.remote_batches)} in transit"
-    ]
+def _besides(
+    statistics: LoaderStatistics, transfer: StageTimes | None, cores: int | None
+) -> Iterator[str]:
+    """What is said whatever limits: remote workers, "auto", the device, a cache, accidents."""
+    if statistics.remote_batches:
+        workers = sum(node.workers for node in statistics.nodes)
+        named = sorted(statistics.nodes, key=lambda node: -node.batches)
+        listed = ", ".join(f"{node.node} {node.batches}" for node in named[:4])
+        yield (
+            f"{percent(statistics.remote_batches / statistics.batches)} of the batches "
+            f"({_size(statistics.remote_nbytes)}) came from "
+            f"{counted(workers, 'remote worker')} ({listed}"
+            f"{', …' if len(named) > 4 else ''}), each "
+            f"{duration(statistics.transit / statistics.remote_batches)} in transit"
+        )
+    if statistics.why_so_many:
+        yield _chosen(statistics, cores)
+    asked = statistics.cache_hits + statistics.cache_misses
+    if asked:
+        text = f"{percent(statistics.cache_hits / asked)} of the samples came from the cache"
+        if statistics.cache_lacking:
+            made = _made(statistics)
+            share = made["fetch"] / max(sum(made.values()), 1e-9)
+            text += (
+                f", and reading samples was {percent(share)} of the work on batches: "
+                f"{statistics.cache_lacking / 1e9:.2g} GB more memory would hold all"
+            )
+        yield text
+    share = transfer.total / statistics.seconds if transfer and statistics.seconds else 0.0
+    if share >= MUCH:
+        advice = (
+            "" if statistics.pin.total else "; on an accelerator pin_memory=True makes it cheaper"
+        )
+        yield f"bringing batches to the device took {percent(share)} of the time{advice}"
+    if statistics.worker_restarts:
+        replaced = counted(statistics.worker_restarts, "worker had", "workers had")
+        yield f"{replaced} to be replaced"
+    if statistics.sample_errors:
+        yield counted(statistics.sample_errors, "sample") + " could not be read"
 
 
-def _chosen(statistics: LoaderStatistics, cores: int | None) -> list[str]:
+def _chosen(statistics: LoaderStatistics, cores: int | None) -> str:
     """How many workers were found to be right, and why: what ``num_workers="auto"`` has done."""
-    if not statistics.why_so_many:
-        return []
     workers = counted(statistics.num_workers, "worker")
     of = "" if cores is None else f" on {counted(cores, 'processor')}"
     text = f"{workers}{of} in the end: {statistics.why_so_many}"
@@ -269,47 +288,10 @@ def _chosen(statistics: LoaderStatistics, cores: int | None) -> list[str]:
         text += f" (workers computed for {percent(computing)} of their time"
         if queued >= LITTLE:
             text += f", waited for a processor for {percent(queued)}"
-        storage = 1 - computing - queued
-        if storage >= LITTLE:
+        if (storage := 1 - computing - queued) >= LITTLE:
             text += f", for storage or network {percent(storage)}"
         text += ")"
-    return [text]
-
-
-def _transfer(statistics: LoaderStatistics, transfer: StageTimes | None) -> list[str]:
-    if transfer is None or not statistics.seconds:
-        return []
-    share = transfer.total / statistics.seconds
-    if share < MUCH:
-        return []
-    advice = "" if statistics.pin.total else "; on an accelerator pin_memory=True makes it cheaper"
-    return [f"bringing batches to the device took {percent(share)} of the time{advice}"]
-
-
-def _cache(statistics: LoaderStatistics) -> list[str]:
-    """What a cache in the dataset has given, and whether more memory would help."""
-    asked = statistics.cache_hits + statistics.cache_misses
-    if not asked:
-        return []
-    text = f"{percent(statistics.cache_hits / asked)} of the samples came from the cache"
-    if statistics.cache_lacking:
-        made = _made(statistics)
-        share = made["fetch"] / max(sum(made.values()), 1e-9)
-        text += (
-            f", and reading samples was {percent(share)} of the work on batches: "
-            f"{statistics.cache_lacking / 1e9:.2g} GB more memory would hold all"
-        )
-    return [text]
-
-
-def _accidents(statistics: LoaderStatistics) -> list[str]:
-    parts = []
-    if statistics.worker_restarts:
-        replaced = counted(statistics.worker_restarts, "worker had", "workers had")
-        parts.append(f"{replaced} to be replaced")
-    if statistics.sample_errors:
-        parts.append(counted(statistics.sample_errors, "sample") + " could not be read")
-    return parts
+    return text
 
 
 def _made(statistics: LoaderStatistics) -> dict[str, float]:

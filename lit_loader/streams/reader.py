@@ -39,7 +39,6 @@ from lit_loader.checkpoint.untrusted_state import resuming
 from lit_loader.context import reading
 from lit_loader.errors import StateError, TransportError
 from lit_loader.seeding.generator_state import Rewind
-from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.seeding.seeds import extend, seed_globals
 from lit_loader.streams.copies import DatasetCopies
 from lit_loader.system.interrupts import let_handlers_through
@@ -56,7 +55,6 @@ _log = logging.getLogger("lit_loader.generator_watch")
 class Reader(BatchLoader):
     """Makes the batches of one reader, of so many of its rank.
 
-    Its number is that of the worker (0 with ``num_workers=0``), unless their number is given.
     Copies of the dataset are made when they may be needed, if there is nothing that makes them.
     """
 
@@ -67,10 +65,9 @@ class Reader(BatchLoader):
         spec: BatchSpec,
         number: int = 0,
         num_readers: int = 1,
-        watch: GeneratorWatch | None = None,
         copies: DatasetCopies | None = None,
     ) -> None:
-        super().__init__(spec, number, num_readers, watch)
+        super().__init__(spec, number, num_readers)
         if spec.shards is not None:  # dealt out to the ranks one by one, and not in stretches
             self._share = (spec.shards.mine[number], spec.shards.count)
         self._copies = copies

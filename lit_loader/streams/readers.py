@@ -29,7 +29,6 @@ from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.fetch import EndOfData
 from lit_loader.batch.worker_info import WorkerInfo, show, shown
 from lit_loader.checkpoint.position import ReadPoint
-from lit_loader.seeding.generator_watch import GeneratorWatch
 from lit_loader.streams.copies import DatasetCopies
 from lit_loader.streams.reader import Reader
 from lit_loader.transport.remote_error import ReaderShare
@@ -71,10 +70,7 @@ class Readers:
         return bool(self._ended) and len(self._begun) < self._spec.ahead
 
     def begin_ahead(self, progress: Progress) -> None:
-        """Begin the next epoch of a reader that has ended, and keep its first batch.
-
-        Whatever goes wrong comes again, and out, when that batch is asked for.
-        """
+        """Begin the next epoch of a reader that has ended; what goes wrong comes again later."""
         reader, epoch, seed = self._ended.popleft()
         progress.begin(-1)
         try:
@@ -93,11 +89,10 @@ class Readers:
         return None
 
     def load(self, indices: Any, number: int, epoch: int, seed: int, progress: Progress) -> Any:
-        """Make the batch ``number``, which is a turn among those of this rank's readers.
+        """Make batch ``number``, a turn of one of this rank's readers; or EndOfData, or Cancelled.
 
-        ``indices`` is a :class:`ReadPoint`: its reader is to begin (again) there; None: it goes on.
-        One that is not open here, or is at another place, begins at its start. Raises EndOfData, or
-        Cancelled.
+        ``indices`` is a :class:`ReadPoint`: its reader is to begin (again) there; None: it goes on,
+        or begins at its start if it is not open here, or at another place.
         """
         reader, after = number % len(self._shards), number + len(self._shards)
         if self._next.get(reader) != number and indices is None:
@@ -133,7 +128,6 @@ class Readers:
         seed: int,
         progress: Progress,
     ) -> Any:
-        """Make a reader's batch; see :meth:`load`."""
         share, count = self.whose(number)
         own_seed = seed + share & _MASK
         if torch.initial_seed() != own_seed:  # another reader's; what is drawn is set below
@@ -148,7 +142,7 @@ class Readers:
     def _open(self, reader: int) -> Reader:
         """Give a reader another copy of the dataset."""
         spec = dataclasses.replace(self._spec, dataset=self._copies.make())
-        loader = Reader(spec, reader, len(self._shards), copies=self._copies)
+        loader = Reader(spec, reader, len(self._shards), self._copies)
         if loader.reads is not None:
             loader.reads.sharing = self._readers
         return loader
@@ -171,12 +165,10 @@ class _Begun(NamedTuple):
     batch: Any
 
 
-def maker_of(
-    spec: BatchSpec, worker: int = 0, num_workers: int = 1, watch: GeneratorWatch | None = None
-) -> BatchLoader | Readers:
+def maker_of(spec: BatchSpec, worker: int = 0, num_workers: int = 1) -> BatchLoader | Readers:
     """Give what makes a process's batches: that of a worker, or without any of the loader's."""
     if not spec.iterable:
-        return BatchLoader(spec, worker, num_workers, watch)
+        return BatchLoader(spec, worker, num_workers)
     if spec.shards is None:
-        return Reader(spec, worker, num_workers, watch)
+        return Reader(spec, worker, num_workers)
     return Readers(spec)

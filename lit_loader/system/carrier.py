@@ -40,7 +40,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import context
 from multiprocessing.reduction import ForkingPickler
-from os import pwrite
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Final
@@ -52,10 +51,12 @@ from numpy.typing import NDArray
 from lit_loader.describe import FailingObject, find_failing_object, message_of, short_repr
 from lit_loader.errors import TransportError
 from lit_loader.system.interrupts import let_handlers_through
-from lit_loader.system.shared_file import map_part, round_up
+from lit_loader.system.shared_file import map_part, round_up, write_all
 
 __all__ = [
     "LARGE",
+    "MACHINES",
+    "PROCESSES",
     "Frozen",
     "Policy",
     "freeze",
@@ -124,24 +125,17 @@ class Policy:
             main=main_is_importable(),
         )
 
-    @classmethod
-    def processes(cls) -> Policy:
-        """For any processes of this machine."""
-        return cls(
-            "cannot be pickled, as shared_dataset needs",
-            "leave it out in __getstate__ and make it on first use",
-        )
 
-    @classmethod
-    def machines(cls) -> Policy:
-        """For other machines: none has this program's file."""
-        return cls(
-            "cannot be pickled, as remote workers need",
-            _LEFT_OUT,
-            by_value=True,
-            main=False,
-            apart=False,
-        )
+PROCESSES: Final = Policy(
+    "cannot be pickled, as shared_dataset needs",
+    "leave it out in __getstate__ and make it on first use",
+)
+"""Any processes of this machine."""
+
+MACHINES: Final = Policy(
+    "cannot be pickled, as remote workers need", _LEFT_OUT, by_value=True, main=False, apart=False
+)
+"""Other machines: none has this program's file."""
 
 
 # --- apart ---
@@ -180,17 +174,11 @@ class Frozen:
         """Write an empty file; OSError: there is no room."""
         os.ftruncate(fd, self.size)
         for offset, buffer in self._once.values():
-            _write_at(fd, buffer, offset)
-        at = self.nbytes
+            os.lseek(fd, offset, os.SEEK_SET)
+            write_all(fd, buffer)
+        os.lseek(fd, self.nbytes, os.SEEK_SET)
         for part in self._rest:
-            at = _write_at(fd, memoryview(part), at)
-
-
-def _write_at(fd: int, data: memoryview, offset: int) -> int:
-    while data:
-        written = pwrite(fd, data, offset)
-        data, offset = data[written:], offset + written
-    return offset
+            write_all(fd, part)
 
 
 def freeze(

@@ -48,12 +48,10 @@ class HeldBack:
         # When the program exits, what a finalizer raises is shown; and no thread can be started.
         self._unnoticed = unnoticed and threading.main_thread().is_alive()
         self._outer: HeldBack | None = None
-        self._holding = False
         self.handlers: dict[int, Any] = {}
         self._changed: list[int] = []
         self.held: BaseException | None = None
         self.missed: list[int] = []
-        self._substitute: Any = None
 
     def __enter__(self) -> HeldBack:
         if threading.current_thread() is not threading.main_thread():
@@ -66,15 +64,13 @@ class HeldBack:
                 outer.hasten()
             return self
         HeldBack.active = self
-        self._holding = True
-        self._substitute = self._run  # one object, to be known again
         try:
             for number in _SIGNALS:
                 handler = signal.getsignal(number)
                 if callable(handler):
                     self.handlers[number] = _without_substitutes(number, handler)
                     self._changed.append(number)
-                    signal.signal(number, self._substitute)
+                    signal.signal(number, self._run)
         except BaseException:
             self._put_back()
             raise
@@ -90,9 +86,8 @@ class HeldBack:
         if self._outer is not None:
             for hurry in hurries:
                 self._outer.hurries.remove(hurry)
-        elif self._holding:
+        elif HeldBack.active is self:
             late = self._put_back()
-            self._substitute = None  # which refers to this object
             for number in self.missed:
                 # Not here: it is to run when the finalizer is over.
                 _thread.start_new_thread(_trip, (number,))
@@ -106,7 +101,8 @@ class HeldBack:
     def _run(self, number: int, frame: FrameType | None) -> None:
         """Stand in for a signal's handler."""
         handler = self.handlers[number]
-        if not self._holding:  # left behind: two more came while the handlers were put back
+        # One that is left behind: two more came while the handlers were put back.
+        if HeldBack.active is not self:
             handler(number, frame)
         elif self._unnoticed:
             self.missed.append(number)
@@ -129,12 +125,11 @@ class HeldBack:
     def _put_back(self) -> BaseException | None:
         """Put the handlers back; returns what they raise, of signals that come just now."""
         HeldBack.active = None
-        self._holding = False
         late = None
         while self._changed:
             try:
                 number = self._changed[-1]
-                if signal.getsignal(number) is self._substitute:  # else the work has set another
+                if self._run == signal.getsignal(number):  # else the work has set another
                     signal.signal(number, self.handlers[number])
                 self._changed.pop()
             except BaseException as error:

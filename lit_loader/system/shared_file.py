@@ -21,6 +21,7 @@ from typing import Any, Final
 from lit_loader.system import linux
 
 __all__ = [
+    "Descriptor",
     "HeldFile",
     "SharedFile",
     "address_space_left",
@@ -122,21 +123,28 @@ class SharedFile:
         os.close(self.fd)
 
 
-class HeldFile:
-    """A descriptor that is closed with this object, and goes along when a process is started."""
+class Descriptor:
+    """A file descriptor that goes along when a process is started, by any start method."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        weakref.finalize(self, os.close, fd).atexit = False  # a process that ends closes it itself
 
     def __reduce__(self) -> tuple[Any, ...]:
         from multiprocessing import reduction  # which lit-loader-top has no use for
 
-        return _arrived, (reduction.DupFd(self.fd),)
+        return _arrived, (type(self), reduction.DupFd(self.fd))
 
 
-def _arrived(duplicate: Any) -> HeldFile:
-    return HeldFile(duplicate.detach())
+def _arrived(kind: type[Descriptor], duplicate: Any) -> Descriptor:
+    return kind(duplicate.detach())
+
+
+class HeldFile(Descriptor):
+    """One that is closed with this object."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        weakref.finalize(self, os.close, fd).atexit = False  # a process that ends closes it itself
 
 
 def nameless_file(label: str) -> tuple[int, bool]:

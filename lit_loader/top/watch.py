@@ -16,10 +16,9 @@ from typing import Final
 
 from lit_loader.top import processes
 from lit_loader.top.discovery import WHICH, Board, NotFound, find_boards, grouped, resolve
-from lit_loader.top.findings import STAGES, findings
-from lit_loader.top.snapshot import Event, Frame, Loader, Rank, Training, Worker
+from lit_loader.top.snapshot import STAGES, Event, Frame, Loader, Rank, Training, Worker, findings
 from lit_loader.top.stacks import NoStacks, ask, parse
-from lit_loader.transport.board_view import OtherFormat, WorkerRow, read_board, read_index
+from lit_loader.transport.loader_page import OtherFormat, WorkerRow, read_board, read_index
 from lit_loader.transport.status_board import Stage
 
 __all__ = ["STALLED", "Watch"]

@@ -82,7 +82,7 @@ _CAUSES: dict[int, str] = {
 
 
 class Healer:
-    """Waits for workers, and replaces those that died or hang, within a budget.
+    """Replaces workers that died or hang, within a budget.
 
     Args:
         max_restarts: Workers that may be replaced.
@@ -91,6 +91,7 @@ class Healer:
 
     Attributes:
         assigned: Task number to indices, of the tasks in flight; for messages.
+        limit: Seconds at one sample after which a worker is looked at, by :meth:`look`; or None.
         restarts: Workers replaced so far.
         notices: Texts for the consumer, of what was replaced.
     """
@@ -100,7 +101,7 @@ class Healer:
         self._last_request = -_ONE_REQUEST
         self._kills: Counter[int] = Counter()  # workers that each task has ended
         self._timeout = timeout
-        self._limit = timeout  # seconds at one sample after which a worker is looked at; or None
+        self.limit = timeout
         self._suspect: tuple[int, BoardRow] | None = None  # where the last look found a worker
         self._iterable = iterable
         # Readers may wait for one another where they begin; one that begins anew is alone there.
@@ -109,39 +110,38 @@ class Healer:
         self.restarts = 0
         self.notices: deque[Notice] = deque()
 
-    def receive(self, pool: WorkerPool, began: float) -> Outcome | None:
-        """Give the next outcome, also of a task that was given up; None: wait again.
-
-        ``began`` is ``time.monotonic()`` when the wait began, of which this is a step.
+    def heal(self, pool: WorkerPool, death: WorkerDeath) -> Outcome | None:
+        """Replace a worker that is gone; returns the outcome of its task if that is given up.
 
         Raises:
-            WorkerDiedError, WorkerTimeoutError: A worker died or hangs, and may not be replaced.
+            WorkerDiedError: It may not be replaced.
             LoaderError: There are remote workers only, and none can be had.
         """
-        limit = self._limit
-        try:
-            found = pool.receive(None if limit is None else self._patience(pool, began, limit))
-        except WorkerDeath as death:
-            self._suspect = None  # it may have kept the others waiting
-            if death.loss is None:
-                return self._see_to(pool, death, WorkerDiedError, died(death, self.assigned))
-            if death.loss.final:  # with a budget of its own, see `remote/`
-                raise LoaderError(death.loss.message) from None
-            self._replace(pool, death.worker, death.loss.message)
+        self._suspect = None  # it may have kept the others waiting
+        if death.loss is None:
+            return self._see_to(pool, death, WorkerDiedError, died(death, self.assigned))
+        if death.loss.final:  # with a budget of its own, see `remote/`
+            raise LoaderError(death.loss.message) from None
+        self._replace(pool, death.worker, death.loss.message)
+        return None
+
+    def look(self, pool: WorkerPool, began: float) -> Outcome | None:
+        """Replace a worker that hangs, if there is one; see :meth:`heal`.
+
+        ``began`` is ``time.monotonic()`` when the wait began.
+
+        Raises:
+            WorkerTimeoutError: It may not be replaced.
+        """
+        if not (hanging := self._hanging(pool, began)):
             return None
-        finally:
-            if pool.notices:
-                self.notices.extend(pool.notices)
-                pool.notices.clear()
-        if found is not None or limit is None or not (hanging := self._look(pool, began, limit)):
-            return found
         worker, seconds = hanging
         if self._timeout is None:
-            self._limit, self._may_meet = None, False
+            self.limit, self._may_meet = None, False
             level = program_stacklevel()
             warnings.warn(alone(worker, seconds), WorkerRestartWarning, stacklevel=level)
             return None
-        ended = pool.end_hung(worker)
+        ended = pool.workers.end(worker)
         message = hung(ended, seconds, self._timeout, self.assigned)
         return self._see_to(pool, ended, WorkerTimeoutError, message)
 
@@ -187,13 +187,16 @@ class Healer:
         self.restarts += 1
         self.notices.append(notice)
         if self._may_meet:
-            self._limit = _SUSPICIOUS
+            self.limit = _SUSPICIOUS
         pool.replace(worker)
 
     # --- who hangs ---
 
-    def _patience(self, pool: WorkerPool, began: float, limit: float) -> float:
-        """Seconds until the next look."""
+    def patience(self, pool: WorkerPool, began: float) -> float | None:
+        """Seconds until the next look; None: there is none."""
+        limit = self.limit
+        if limit is None:
+            return None
         if self._suspect is not None:
             return min(_SECOND_LOOK, limit)
         left = limit - (time.monotonic() - began)
@@ -202,8 +205,10 @@ class Healer:
         idle = [_idle(row, began) for row in pool.awaited_workers().values()]
         return max(0.0, limit - max(idle, default=0.0))
 
-    def _look(self, pool: WorkerPool, began: float, limit: float) -> tuple[int, float] | None:
+    def _hanging(self, pool: WorkerPool, began: float) -> tuple[int, float] | None:
         """Look for a worker that hangs; returns it, and for how many seconds it has."""
+        limit = self.limit
+        assert limit is not None
         awaited, suspect = pool.awaited_workers(), self._suspect
         if suspect is not None:
             worker, row = suspect

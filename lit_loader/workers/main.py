@@ -27,6 +27,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from lit_loader.batch.batch_loader import make_batch
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.fetch import EndOfData
 from lit_loader.errors import TransportError
@@ -219,7 +220,7 @@ class _Worker:
             if nbytes:
                 indices = unpack_indices(writer.view[:nbytes])
             progress.empty = writer.empty
-            batch = self._maker.make(indices, number & POSITION, epoch, seed, progress)
+            batch = make_batch(loader, indices, number & POSITION, epoch, seed, progress)
             progress.encoding()
             try:
                 at, used = encode(batch, writer)

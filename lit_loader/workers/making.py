@@ -3,7 +3,7 @@
 ::
 
     start    seed ─▶ unpack the user's objects ─▶ worker_init_fn ─▶ loader
-    a batch  make: the loader's take, or its load ─▶ batch, or an exception with where it came from
+    a batch  `make_batch` of the loader ─▶ batch, or an exception with where it came from
 
 Used by `workers/main.py` and `remote/maker.py`, which differ in how batches travel.
 """
@@ -19,7 +19,6 @@ from lit_loader.batch.collate import collate_privately
 from lit_loader.batch.worker_info import ProcessInfo, WorkerInfo, show
 from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.context import reading
-from lit_loader.seeding import generator_lock
 from lit_loader.seeding.seeds import seed_worker
 from lit_loader.streams.readers import Readers, maker_of
 from lit_loader.transport.remote_error import RemoteError, describe_batch
@@ -76,26 +75,6 @@ class BatchMaker:
             self.readers = loader if isinstance(loader, Readers) else None
         except BaseException as error:
             self.broken = RemoteError.capture(error, f"{who}, {where}")
-
-    def make(self, indices: Any, number: int, epoch: int, seed: int, progress: Progress) -> Any:
-        """Make a batch; `BatchLoader.load` says what goes in and comes out.
-
-        Raises:
-            EndOfData: An iterable dataset has no more.
-            Cancelled: The batch is no longer wanted.
-            Exception: Whatever the user's code raises.
-        """
-        loader = self.loader
-        assert loader is not None
-        if loader.reads_table:
-            batch = loader.take(indices, progress)
-            if batch is not None:
-                return batch
-        with generator_lock.lock:  # a thread of the dataset's may iterate a loader
-            try:
-                return loader.load(indices, number, epoch, seed, progress)
-            finally:
-                reading.maker = None
 
     def failure(
         self, error: BaseException, number: int, indices: Any, progress: Progress

@@ -7,26 +7,12 @@ import multiprocessing
 import os
 import select
 import threading
-from multiprocessing import reduction
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from lit_loader.system.linux import open_process
+from lit_loader.system.shared_file import Descriptor
 
 __all__ = ["Descriptor", "Links", "follow_parent", "sentinel_of"]
-
-
-class Descriptor:
-    """A file descriptor that goes along when a worker is started, by any start method."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _descriptor_from, (reduction.DupFd(self.fd),)
-
-
-def _descriptor_from(duplicate: Any) -> Descriptor:
-    return Descriptor(duplicate.detach())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,12 +8,7 @@ from typing import Any, Final
 
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
-from lit_loader.system.carrier import (
-    Frozen,
-    Policy,
-    freeze,
-    thaw,
-)
+from lit_loader.system.carrier import Frozen, Policy, freeze, thaw
 from lit_loader.system.shared_file import nameless_file, remedy
 from lit_loader.workers.parent import Descriptor
 from lit_loader.workers.shared_lists import SharedLists
@@ -53,8 +48,11 @@ class Payload:
         if spec.share and spec.table() is None:
             self._lists = SharedLists(spec.dataset)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _payload_from, (list(map(Descriptor, self._fds)),)
+    def __getstate__(self) -> list[Descriptor]:
+        return list(map(Descriptor, self._fds))
+
+    def __setstate__(self, fds: list[Descriptor]) -> None:
+        self._spec, self._lists, self._fds = None, None, [each.fd for each in fds]
 
     def prepare(self) -> None:
         """Write the file, unless that is done.
@@ -98,9 +96,3 @@ class Payload:
         """Let go of the file, and of what goes along."""
         while self._fds:
             os.close(self._fds.pop())
-
-
-def _payload_from(fds: list[Descriptor]) -> Payload:
-    payload = Payload.__new__(Payload)
-    payload._spec, payload._lists, payload._fds = None, None, [each.fd for each in fds]
-    return payload

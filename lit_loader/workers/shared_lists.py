@@ -67,7 +67,7 @@ class SharedLists:
         if type(value) in (dict, list):
             holder = value if len(value) <= _FEW else None
         elif not isinstance(value, type):
-            holder = instance_dict(value, type(value))
+            holder = instance_dict(value)
         if holder is None:
             return
         for key, part in _items(holder):

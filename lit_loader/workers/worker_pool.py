@@ -16,9 +16,9 @@
   it. The slot comes back with that Reply, or with the owner's death; by nothing else.
 - **Credit.** A worker has at most as many tasks in its pipe as there are in flight for each. What
   is more waits here. The tasks of a reader of an iterable dataset go to its home alone.
-- **Stragglers.** While the consumer waits and a worker is idle, a task that is queued behind
-  another one gets a second copy there. The first reply counts; a copy that nobody has begun, and
-  whose batch is there, is called off by a bit on the board.
+- **Stragglers.** When the consumer has waited for a millisecond and a worker is idle, a task that
+  is queued behind another one gets a second copy there. The first reply counts; a copy that nobody
+  has begun, and whose batch is there, is called off by a bit on the board.
 - **Calling off** (`break`, a new epoch): the token on the board moves on. Workers answer what they
   still have with Dropped. Nobody waits for that: new tasks stand behind the old ones.
 - **Resume** goes into each pipe; Resumed comes behind the replies to all older tasks.
@@ -68,9 +68,8 @@ from lit_loader.transport.messages import (
 )
 from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import VOIDABLE, BoardRow, StatusBoard, board_bytes
-from lit_loader.workers.outcome import FewerWorkers, Outcome, WorkerDeath
+from lit_loader.workers.outcome import FewerWorkers, Outcome
 from lit_loader.workers.pipes import Ended, Pipes
-from lit_loader.workers.starters import WorkerProcess
 from lit_loader.workers.worker_set import WorkerSet, explain_limit
 
 __all__ = ["MOST_WORKERS", "WorkerPool"]
@@ -157,10 +156,15 @@ class WorkerPool:
             no reader's tasks.
 
     Attributes:
+        workers: The processes.
+        pipes: What they are talked to by.
+        arena: Where batches lie.
         notices: For the consumer, of how workers were started.
         page: What viewers in other processes are shown of the loader.
         num_workers: How many there are to be; while that comes about, a few more or fewer live.
         token: That of the epoch whose tasks are wanted.
+        point: Gives where a reader of an iterable dataset is that begins in another process: a
+            place at its next task, or before; None: nobody has said.
         patient: Whether the first batch of an epoch waits until all workers have left the one
             before: then one that hangs there is found.
 
@@ -198,7 +202,7 @@ class WorkerPool:
         self._ready: deque[Outcome] = deque()  # not received yet
         self._awaited = 0  # how many workers have not begun the epoch of this token
         self._begun = 1  # the token that the tasks are of; another one is shown when they are not
-        self._point: Callable[[int], Any] | None = None
+        self.point: Callable[[int], Any] | None = None
         self._due = self._resized = False
         self._dead: int | None = None  # the sentinel of a worker that is gone
         self.num_workers = num_workers
@@ -207,13 +211,13 @@ class WorkerPool:
         try:
             with HeldBack():
                 arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
-                self._arena, self.divide = arena, arena.divide
+                self.arena, self.divide = arena, arena.divide
                 self._in_flight = in_flight
                 self._set_credit()
                 board = self._board = StatusBoard(arena.board)
                 self.page = LoaderPage(arena.board, 0 if remote is None else relay + 1)
-                pipes = self._pipes = Pipes()
-                workers = self._workers = WorkerSet(arena, board, self.page, pipes)
+                pipes = self.pipes = Pipes()
+                workers = self.workers = WorkerSet(arena, board, self.page, pipes)
                 self._finalizer = weakref.finalize(self, workers.close, unnoticed=True)
                 pipes.begin()
                 self._homes = ReaderHomes(turns, num_workers) if turns else None
@@ -228,14 +232,6 @@ class WorkerPool:
             raise
 
     # --- tasks ---
-
-    def read_from(self, point: Callable[[int], Any]) -> None:
-        """Say where readers of an iterable dataset are, that begin in another process.
-
-        Args:
-            point: Gives it for a reader: a place at its next task, or before.
-        """
-        self._point = point
 
     def submit(self, number: int, indices: Any, epoch: int, seed: int, own: bool = False) -> None:
         """Have a batch made.
@@ -276,11 +272,11 @@ class WorkerPool:
         """Send a copy of a task to a worker."""
         if self._homes is not None:
             turn = position_of(task.number)
-            if self._homes.send(turn) and self._point is not None and not task.packed:
-                task.packed = pack_indices(self._point(self._homes.whose(turn)))
+            if self._homes.send(turn) and self.point is not None and not task.packed:
+                task.packed = pack_indices(self.point(self._homes.whose(turn)))
         packed = task.packed
         nbytes = len(packed)
-        slot = self._arena.acquire(nbytes)
+        slot = self.arena.acquire(nbytes)
         offset = slot.offset
         if packed:
             slot.view[:nbytes] = packed
@@ -290,7 +286,7 @@ class WorkerPool:
         worker.owed += 1
         task.copies.append(offset)
         number, epoch, seed = task.number, task.epoch, task.seed
-        self._pipes.send(
+        self.pipes.send(
             worker.number,
             packed_task(self.token, number, epoch, seed, offset, slot.capacity, nbytes, place),
         )
@@ -317,7 +313,7 @@ class WorkerPool:
         if not idle:
             return
         with self._lock:
-            starting, relay = self._workers.starting, self._workers.relay
+            starting, relay = self.workers.starting, self.workers.relay
             for worker in idle:
                 # Another thread may have submitted: then the copy would be queued, too.
                 if worker.queue or worker.number == relay or worker.number in starting:
@@ -355,7 +351,7 @@ class WorkerPool:
         """Wait for the next task to be done, ``timeout`` seconds at most.
 
         Returns:
-            The outcome, or None when the time is up or :meth:`wake` was called.
+            The outcome, or None when the time is up or :meth:`Pipes.wake` was called.
 
         Raises:
             WorkerDeath: A worker is gone. What it and the others had finished came out before.
@@ -365,13 +361,13 @@ class WorkerPool:
         while not ready or (self.patient and self._awaited):
             if self._due:
                 self._bring_about()
-            if self._pipes.blocked:
+            if self.pipes.blocked:
                 with self._lock:
-                    self._pipes.flush()
+                    self.pipes.flush()
             if self._dead is not None:
                 self._see_to_the_dead()
             elif self._wait(deadline):
-                for message in self._pipes.read():
+                for message in self.pipes.read():
                     if type(message) is Reply:
                         self._settle(message)
                     else:
@@ -384,10 +380,10 @@ class WorkerPool:
         """Wait for messages; False: the time is up, or somebody wants this thread to look up."""
         try:
             left = _FOR_EVER if deadline is None else max(0.0, deadline - time.monotonic())
-            came = self._pipes.wait(min(left, _STRAGGLING))
+            came = self.pipes.wait(min(left, _STRAGGLING))
             if came is None:
                 self._copy_for_the_idle()
-                came = left > _STRAGGLING and self._pipes.wait(left)
+                came = left > _STRAGGLING and self.pipes.wait(left)
             return bool(came)
         except Ended as ended:
             self._dead = ended.sentinel
@@ -402,7 +398,7 @@ class WorkerPool:
         """
         sentinel, self._dead = self._dead, None
         assert sentinel is not None
-        death = self._workers.death_of(sentinel)
+        death = self.workers.death_of(sentinel)
         if not self._hands[death.worker].leaving or death.exitcode != 0:
             raise death
         self._part_with(death.worker)
@@ -441,25 +437,25 @@ class WorkerPool:
                 other = copy.space
                 if reply.offset == other.offset:
                     slot, other = other, slot
-                self._arena.release(other, used=False)
+                self.arena.release(other, used=False)
             task.copies.remove(copy.slot.offset)
             # `_is_wanted`, spelled out
             wanted = self._tasks.get(task.number) is task and self.token == self._begun
             if not wanted or reply.status == Status.DROPPED:
-                self._arena.release(slot, used=not reply.began)  # one that nobody has begun
+                self.arena.release(slot, used=not reply.began)  # one that nobody has begun
                 if reply.status == Status.DROPPED and wanted and not task.copies:
                     self._put_back([task])
             else:
                 del self._tasks[task.number]
                 end, failure = reply.at + reply.nbytes, None
                 if reply.status == Status.DONE:
-                    memory = self._arena.lease(slot, end)  # the slot goes with the batch
+                    memory = self.arena.lease(slot, end)  # the slot goes with the batch
                     self._ready.append(Outcome(task.number, reply, memory))
                 else:
                     if reply.status == Status.FAILED:
                         failure = RemoteError.unpack(slot.memory[reply.at : end].tobytes())
                     # It is not known how much of it a batch that failed late has filled.
-                    self._arena.release(slot, used=failure is None)
+                    self.arena.release(slot, used=failure is None)
                     self._ready.append(Outcome(task.number, reply, failure=failure))
                 for second in task.copies:
                     self._call_off(self._copies[second])
@@ -472,11 +468,11 @@ class WorkerPool:
             copy, offset, capacity = self._copies[need.slot], 0, NOT_WANTED
             if self._is_wanted(copy.task):
                 try:
-                    copy.space = self._arena.acquire(need.nbytes)
+                    copy.space = self.arena.acquire(need.nbytes)
                     offset, capacity = copy.space.offset, copy.space.capacity
                 except LoaderError:
                     capacity = NOT_TO_BE_HAD  # the worker says so
-            self._pipes.send(need.worker, pack(Space(need.slot, offset, capacity)))
+            self.pipes.send(need.worker, pack(Space(need.slot, offset, capacity)))
 
     def is_pending(self, number: int) -> bool:
         """Whether a task has no outcome yet."""
@@ -484,7 +480,7 @@ class WorkerPool:
         return number in self._tasks
 
     def _read_all(self) -> None:
-        while messages := self._pipes.read():
+        while messages := self.pipes.read():
             for message in messages:
                 self._handle(message)
 
@@ -522,12 +518,12 @@ class WorkerPool:
             for worker in self._hands.values():
                 worker.owed, worker.awaited = 0, not worker.leaving
                 if worker.awaited:
-                    self._pipes.send(worker.number, pack(Resume(self.token)))
+                    self.pipes.send(worker.number, pack(Resume(self.token)))
             self._awaited = sum(worker.awaited for worker in self._hands.values())
 
     def trim(self) -> None:
         """Give the memory of slots back to the system that a new epoch will not need."""
-        self._arena.trim(self._in_flight + 2)
+        self.arena.trim(self._in_flight + 2)
 
     # --- how many workers ---
 
@@ -547,7 +543,7 @@ class WorkerPool:
         self._set_credit()
         self._due = True
         if not self.closed:
-            self.wake()
+            self.pipes.wake()
 
     def _set_credit(self) -> None:
         """Divide what may be in flight among the workers that do not say it themselves."""
@@ -560,7 +556,7 @@ class WorkerPool:
             return
         self._bring_about()
         deadline = time.monotonic() + _MOMENT
-        processes = self._workers.processes
+        processes = self.workers.processes
         while leaving := [w for w, hand in self._hands.items() if hand.leaving]:
             self._read_all()
             gone = [w for w in leaving if not processes[w].is_alive()]
@@ -578,7 +574,7 @@ class WorkerPool:
     def _bring_about(self) -> None:
         """Start the workers that are missing, let those leave that are too many."""
         self._due = False  # and is True again, if another number is wanted from here on
-        workers = self._workers
+        workers = self.workers
         with HeldBack(), self._lock:
             if self.num_workers != workers.num_workers:
                 self._resized = True
@@ -586,12 +582,12 @@ class WorkerPool:
                 for worker, hand in self._hands.items():
                     if not workers.is_wanted(worker) and not hand.leaving:
                         hand.leaving = True
-                        self._pipes.send(worker, pack(Stop()))
+                        self.pipes.send(worker, pack(Stop()))
         self._start_more()
 
     def _start_more(self) -> None:
         """Start the workers that come next, and give them tasks."""
-        workers = self._workers
+        workers = self.workers
         with HeldBack(), self._lock:
             try:
                 while due := workers.due():
@@ -608,11 +604,11 @@ class WorkerPool:
     def _take_on(self, started: Iterable[int]) -> None:
         for number in started:
             places = self._places.get(number, 0)
-            self._hands[number] = _Worker(number, places, number == self._workers.relay)
+            self._hands[number] = _Worker(number, places, number == self.workers.relay)
 
     def _make_do(self, error: Exception) -> None:
         """Go on with the workers that there are: others were wanted, and cannot be started."""
-        workers, wanted = self._workers, self._workers.num_workers
+        workers, wanted = self.workers, self.workers.num_workers
         started = workers.started
         there = next((n for n in range(wanted) if n not in started), wanted)
         if there == wanted:  # none is missing: fewer are wanted meanwhile
@@ -626,14 +622,14 @@ class WorkerPool:
     def _divide(self) -> None:
         """Divide readers among the workers that stay, and send what waits for a worker."""
         if self._homes is not None and self._resized:
-            relay = self._workers.relay
+            relay = self.workers.relay
             able = [w for w, hand in self._hands.items() if not hand.leaving and w != relay]
             if able:
-                self._homes.settle(able, self._workers.num_workers)
+                self._homes.settle(able, self.workers.num_workers)
         self._assign_waiting()
 
     def _came_up(self, up: Up) -> None:
-        self._workers.came_up(up.worker)
+        self.workers.came_up(up.worker)
         with self._lock:
             hand = self._hands[up.worker]
             if hand.credit is not None:
@@ -665,8 +661,8 @@ class WorkerPool:
             if skip_task is not None:
                 self._tasks.pop(skip_task, None)
             self._give_back(worker)
-            if self._workers.is_wanted(worker):
-                self._workers.launch([worker], self.token)
+            if self.workers.is_wanted(worker):
+                self.workers.launch([worker], self.token)
                 self._take_on([worker])
             self._divide()
         self._start_more()  # it may have been starting, and there is room for another now
@@ -677,20 +673,20 @@ class WorkerPool:
         for copy in hand.queue:
             del self._copies[copy.slot.offset]
             for slot in filter(None, (copy.slot, copy.space)):
-                self._arena.release(slot, used=False)
+                self.arena.release(slot, used=False)
             copy.task.copies.remove(copy.slot.offset)
             if self._is_wanted(copy.task) and not copy.task.copies:
                 lost.append(copy.task)
-                if self._homes and self._point:  # its reader's place is another one by now
+                if self._homes and self.point:  # its reader's place is another one by now
                     copy.task.packed = b""
         self._put_back(lost)
         if self._homes is not None:
             self._homes.lose(worker)
         self._places[worker] = hand.places
         self._has_resumed(hand)
-        if self._workers.processes[worker].sentinel == self._dead:
+        if self.workers.processes[worker].sentinel == self._dead:
             self._dead = None  # seen to before it came to that; the number may be another's next
-        self._workers.bury(worker)
+        self.workers.bury(worker)
 
     def _put_back(self, tasks: list[_Task]) -> None:
         """Let tasks wait for a worker again, the earliest first."""
@@ -701,92 +697,38 @@ class WorkerPool:
     def awaited_workers(self) -> dict[int, BoardRow]:
         """The workers that keep others waiting, and what each is doing."""
         with self._lock:
-            relay = self._workers.relay
+            relay = self.workers.relay
             owing = [w for w, hand in self._hands.items() if hand.queue and w != relay]
             rows = {worker: self._board.read(worker) for worker in owing}
-        return {worker: row for worker, row in rows.items() if self._workers.counts(row)}
-
-    def end_hung(self, worker: int) -> WorkerDeath:
-        """End a worker that does not get on, having it write its stacks if it can."""
-        return self._workers.end(worker)
-
-    @property
-    def waiting(self) -> bool:
-        """Whether it was in a mere wait when an exception came: nothing of it is in disorder."""
-        return self._pipes.waiting
-
-    @waiting.setter
-    def waiting(self, value: bool) -> None:
-        self._pipes.waiting = value
+        return {worker: row for worker, row in rows.items() if self.workers.counts(row)}
 
     @property
     def settled(self) -> bool:
         """Whether there are just as many as there are to be, all of them up."""
-        return self._workers.settled and self._workers.num_workers == self.num_workers
+        return self.workers.settled and self.workers.num_workers == self.num_workers
 
     @property
     def leaving(self) -> bool:
         """Whether more live than there are to be."""
         leaving = any(hand.leaving for hand in [*self._hands.values()])
-        return leaving or self.num_workers < self._workers.num_workers
-
-    @property
-    def started(self) -> list[int]:
-        """The workers that have been started so far and have not left."""
-        return self._workers.started
-
-    @property
-    def pids(self) -> list[int]:
-        """Their process ids, by number; that of the relay of remote workers is the last."""
-        return self._workers.pids
-
-    @property
-    def twins(self) -> list[WorkerProcess]:
-        """Their processes, for others to watch; also in another thread than the one that closes."""
-        return self._workers.twins
-
-    def rows(self) -> dict[int, BoardRow]:
-        """What each of them is doing."""
-        return self._workers.rows()
+        return leaving or self.num_workers < self.workers.num_workers
 
     @property
     def unread(self) -> int:
         """Outcomes that workers have sent and that were not received yet, about."""
-        return self._pipes.unread + len(self._ready)
-
-    @property
-    def shared_memory(self) -> int:
-        """Bytes of real memory in the arena, at most."""
-        return self._arena.resident
-
-    @property
-    def shared_data(self) -> int:
-        """Bytes of the dataset that the workers share."""
-        return self._workers.shared_data
-
-    def room(self, undelivered: int) -> int:
-        """How many more tasks the memory budget allows, with so many not given out yet."""
-        return self._arena.room(undelivered)
-
-    def overrun(self) -> str | None:
-        """Say, once, that the memory budget cannot be kept; None: nothing to say."""
-        return self._arena.overrun()
-
-    def wake(self) -> None:
-        """Let a :meth:`receive` that waits in another thread return None."""
-        self._pipes.wake()
+        return self.pipes.unread + len(self._ready)
 
     @property
     def closed(self) -> bool:
         """Whether the workers are gone, or belong to another process than this one."""
-        return self._workers.closed or self.elsewhere
+        return self.workers.closed or self.elsewhere
 
     @property
     def elsewhere(self) -> bool:
         """Whether this is a forked copy: everything belongs to another process."""
-        return self._workers.pid != os.getpid()
+        return self.workers.pid != os.getpid()
 
     def close(self) -> None:
         """Stop the workers and let go of everything; a second call does nothing."""
-        self._workers.close()
+        self.workers.close()
         self._finalizer.detach()

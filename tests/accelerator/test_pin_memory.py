@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -22,8 +21,7 @@ from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.accelerator.pin_memory import pin_batch
 from lit_loader.errors import LoaderError, PinMemoryError
 from lit_loader.workers.pipes import Pipes
-from tests.parity.tools import finish_script, start_script, wait_gone
-from tests.support.samples import Call, Counting, Rows, hang, ints, uncollated
+from tests.support.samples import Call, Rows, hang, ints, uncollated
 
 ROOT = Path(__file__).parents[2]
 has_accelerator = torch.accelerator.is_available()
@@ -147,18 +145,14 @@ def test_containers_keep_their_type(marking: None, batch: Any, reach: Any) -> No
 
 def cyclic(kind: str) -> Any:
     """A batch that contains itself."""
-    batch: Any
+    batch: Any = {"list": [X], "dict": {"x": X}, "tuple": ([X],)}.get(kind, Record(X, "a"))
     if kind == "list":
-        batch = [X]
         batch.append(batch)
     elif kind == "dict":
-        batch = {"x": X}
         batch["again"] = [batch]
     elif kind == "tuple":
-        batch = ([X],)
         batch[0].append(batch)
     else:
-        batch = Record(X, "a")
         batch.x = {"up": batch}
     return batch
 
@@ -167,9 +161,6 @@ def cyclic(kind: str) -> Any:
 def test_a_batch_that_contains_itself_is_refused(marking: None, kind: str) -> None:
     with pytest.raises(LoaderError, match=r"^a batch that contains itself cannot be pinned .*: "):
         pin_batch(cyclic(kind))
-
-
-# The thread for itself -------------------------------------------------------------------------
 
 
 # Through the loader ----------------------------------------------------------------------------
@@ -187,15 +178,9 @@ def test_every_batch_is_pinned(pinned_for: list[int], num_workers: int) -> None:
         assert all(is_marked(batch) for batch in batches)
         assert pinned_for == [3]
     assert not pin_threads()
-
-
-def test_pinning_before_collation(pinned_for: list[int]) -> None:
-    loader = DataLoader(
-        Call(lambda index: [torch.tensor([index]), "a"], 6),
-        num_workers=2, batch_size=2, collate_fn=uncollated, pin_memory=True,
-    )  # fmt: skip
-    for batch in loader:
-        assert all(is_marked(sample[0]) and sample[1] == "a" for sample in batch)
+    data = Call(lambda index: [torch.tensor([index]), "a"], 6)
+    for samples in DataLoader(data, 2, num_workers=2, collate_fn=uncollated, pin_memory=True):
+        assert all(is_marked(sample[0]) and sample[1] == "a" for sample in samples)
 
 
 @pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
@@ -242,20 +227,6 @@ def _fail_in_the_loop(loader: Any) -> None:
         raise LookupError
 
 
-@pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
-def test_exceptions_of_workers_are_handed_on(pinned_for: list[int], iterable: bool) -> None:
-    def bad_at_three(index: int) -> torch.Tensor:
-        if index == 3:
-            raise KeyError("three")
-        return torch.tensor(index)
-
-    loader: Any = DataLoader(Call(bad_at_three, 6), num_workers=2, pin_memory=True)
-    if iterable:
-        loader = DataLoader(Counting(6, bad_at_three), num_workers=2, pin_memory=True)
-    expected = [0, 1, 2, KeyError, 4] + ([] if iterable else [5])  # a generator that fails is over
-    assert outcomes(iter(loader)) == expected
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
 def test_exceptions_of_pinning_are_handed_on(
@@ -297,48 +268,11 @@ def test_the_threads_own_death_is_an_error_and_not_a_hang(
 def test_a_device_that_cannot_be_set(
     pinned_for: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(device: int) -> None:
-        raise RuntimeError(f"no device {device}")
-
-    monkeypatch.setattr(torch.accelerator, "set_device_index", refuse)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", {}.__getitem__)
     iterator = iter(DataLoader(range(4), num_workers=1, pin_memory=True))
-    with pytest.raises(RuntimeError, match="no device 3"):
+    with pytest.raises(KeyError, match="3"):
         next(iterator)
     assert not pin_threads()
-
-
-INTERRUPTED = """
-import os, signal, threading
-import torch
-from lit_loader.accelerator import pin_memory
-
-pin_memory.find_accelerator = lambda device="": 0
-pin_memory.pin_tensor = lambda tensor: tensor
-torch.accelerator.set_device_index = lambda device: None
-
-class Data(torch.utils.data.Dataset):
-    def __len__(self):
-        return 100
-    def __getitem__(self, index):
-        if index == 4:
-            threading.Event().wait()
-        return os.getpid()
-
-for batch in DataLoader(Data(), num_workers=2, pin_memory=True):
-    print(int(batch), flush=True)
-"""
-
-
-def test_an_interrupt(tmp_path: Path) -> None:
-    process = start_script(DataLoader, INTERRUPTED, tmp_path)
-    assert process.stdout is not None
-    pids = {int(process.stdout.readline()) for _ in range(4)}
-    os.killpg(process.pid, signal.SIGINT)
-    _, err, status = finish_script(process)
-    assert err.rstrip().endswith("KeyboardInterrupt")
-    assert err.count("Traceback") == 1
-    assert status in (-signal.SIGINT, 130)
-    wait_gone(pids)
 
 
 def test_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import math
-import pickle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -195,11 +194,6 @@ def test_samples_are_refused(samples: Any, error: type[Exception], message: str)
 
 
 # --- in a loader ---
-
-
-def test_pickles() -> None:
-    collate = pickle.loads(pickle.dumps(PadCollate({"a": 1}, pad_to_multiple_of=8)))
-    assert (collate.pad_value, collate.pad_to_multiple_of) == ({"a": 1}, 8)
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])

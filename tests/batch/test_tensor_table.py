@@ -297,7 +297,7 @@ def test_workers_are_started_where_they_are_needed(option: str) -> None:
     loader = DataLoader(TensorDataset(torch.arange(4)), num_workers=1, **{option: value})
     iterator = iter(loader)
     next(iterator)
-    pids = list(iterator.pool.pids)
+    pids = list(iterator.pool.workers.pids)
     del iterator
     wait_gone(pids)
 

@@ -99,19 +99,14 @@ SOME = {
 
 
 @pytest.mark.time
-@pytest.mark.parametrize("case", settings.CASES)
-def test_every_case_measures(case: str, run: Run, tmp_path: Path) -> None:
-    measure(case, run, tmp_path, *([SOME[case]] if case in SOME else []))
-
-
-@pytest.mark.time
-@pytest.mark.slow
-@pytest.mark.parametrize("case", SOME)
-def test_all_of_a_case(case: str, run: Run, tmp_path: Path) -> None:
-    measure(case, run, tmp_path)
-
-
-def measure(case: str, run: Run, tmp_path: Path, *overrides: str) -> None:
+@pytest.mark.parametrize(
+    ("case", "overrides"),
+    [
+        *((case, [SOME[case]] if case in SOME else []) for case in settings.CASES),
+        *(pytest.param(case, [], marks=pytest.mark.slow) for case in SOME),
+    ],
+)
+def test_every_case_measures(case: str, overrides: list[str], run: Run, tmp_path: Path) -> None:
     for module in settings.CASES[case][1]:
         pytest.importorskip(module)
     code, report = run(f"cases={case}", "loaders=[lit_loader,torch]", *overrides)

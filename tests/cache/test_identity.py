@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from lit_loader import CachedDataset, SharedSequence
 from tests.support.commands import run_python
@@ -62,32 +62,20 @@ def added(step: Any) -> Callable[[int], int]:
     return lambda number: number + int(step)
 
 
-def split(seed: int) -> Any:
-    return random_split(Numbers(), [6, 6], torch.Generator().manual_seed(seed))[0]
-
-
 def mapped(path: Path, start: int) -> Any:
     return np.load(path, mmap_mode="r")[start : start + 6]
 
 
 CASES: dict[str, Callable[[Path], list[Any]]] = {
     "folds": lambda _: [Subset(Numbers(), range(fold, 12, 3)) for fold in range(3)],
-    "halves": lambda _: [Subset(Numbers(), [*range(6)]), Subset(Numbers(), [*range(6, 12)])],
-    "long": lambda _: [Subset(Numbers(9999), [*range(n, n + 5000)]) for n in range(2)],
-    "arrays": lambda _: [Subset(Numbers(), np.arange(n, n + 6)) for n in (0, 6)],  # type: ignore[arg-type]
-    "splits": lambda _: [split(seed) for seed in (1, 2)],
     "concatenated": lambda _: [
         ConcatDataset([Shifted(Numbers(), n), Shifted(Numbers(), 12 - n)]) for n in (0, 12)
     ],
-    "within": lambda _: [Shifted(Subset(Numbers(), range(n, n + 6)), 0) for n in (0, 6)],
     "a wrapper": lambda _: [Shifted(Numbers(), 1), Shifted(Numbers(), 2), Alike(Numbers(), 1)],
     "a transform": lambda _: [Numbers(transform=Times(n)) for n in (2, 3)],
     "another transform": lambda _: [Numbers(transform=each) for each in (None, Times(2), abs)],
     "lambdas": lambda _: [
         Numbers(transform=each) for each in (lambda n: n + 1, lambda n: n + 2, lambda n: n - 1)
-    ],
-    "attributes": lambda _: [
-        Numbers(transform=each) for each in (lambda n: n.real, lambda n: n.imag)
     ],
     "closures": lambda _: [Numbers(transform=added(n)) for n in (1, 2)],
     "steps of arrays": lambda _: [
@@ -97,12 +85,7 @@ CASES: dict[str, Callable[[Path], list[Any]]] = {
         Numbers(transform=functools.partial(each, 20)) for each in (max, min)
     ],
     "methods": lambda _: [Numbers(transform=Times(n).__call__) for n in (2, 3)],
-    "tensors": lambda _: [TensorDataset(torch.arange(n, n + 6)) for n in (0, 6)],
     "records": lambda _: [Subset(SharedSequence(range(n, 9)), range(6)) for n in range(2)],
-    "sets": lambda _: [
-        Numbers(transform=functools.partial(lambda kept, n: n in kept, kept))
-        for kept in ({1, 2}, {1, 3}, {1, (2, "a")})
-    ],
     "configurations": lambda _: [
         Numbers(transform=added(OmegaConf.create({"a": {"by": n}, "b": "${a.by}"}).b))
         for n in (1, 2)

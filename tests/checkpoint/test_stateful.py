@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -63,42 +64,32 @@ def check_stream(*args: Any, stops: slice = slice(None), **options: Any) -> None
             assert digests(resumed) == expected[stop + 1 :], stop
 
 
-@pytest.mark.parametrize("keeps", [False, True], ids=["", "keeps torch's generator"])
-@pytest.mark.parametrize("shuffle", ["no", "own", "torch"])
-@pytest.mark.parametrize("kind", STREAMS)
-def test_streams_resumed(kind: str, shuffle: str, keeps: bool) -> None:
-    check_stream(kind, shuffle, keeps, 0)
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"batch_size": None},
+    {"batch_size": 1},
+    {"batch_size": 4, "drop_last": True},
+    {"on_sample_error": "skip"},
+    {"seeding": "sample"},
+    {"persistent_workers": True},
+    {"rank": 1, "num_replicas": 2},
+]
 
 
-@pytest.mark.parametrize("kind", STREAMS)
-def test_streams_resumed_with_workers(kind: str) -> None:
-    check_stream(kind, "own", True, 2, stops=slice(1, 4))
+def stream_cases() -> Iterator[Any]:
+    """All there are; by default those without options, and few with workers."""
+    for case in itertools.product(STREAMS, SHUFFLES, (False, True), (0, 1, 2), OPTIONS):
+        _, shuffle, keeps, workers, options = case
+        usual = shuffle == "own" and keeps if workers == 2 else shuffle in ("no", "own", "torch")
+        marks = [] if usual and workers != 1 and not options else [pytest.mark.slow]
+        if workers or "persistent_workers" not in options:
+            yield pytest.param(*case, marks=marks, id="-".join(map(str, case)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"batch_size": None},
-        {"batch_size": 1},
-        {"batch_size": 4, "drop_last": True},
-        {"on_sample_error": "skip"},
-        {"seeding": "sample"},
-        {"persistent_workers": True},
-        {"rank": 1, "num_replicas": 2},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("keeps", [False, True], ids=["", "keeps torch's generator"])
-@pytest.mark.parametrize("shuffle", SHUFFLES)
-@pytest.mark.parametrize("kind", STREAMS)
-def test_every_stream_resumed_at_every_stop(
+@pytest.mark.parametrize(("kind", "shuffle", "keeps", "workers", "options"), [*stream_cases()])
+def test_streams_resumed(
     kind: str, shuffle: str, keeps: bool, workers: int, options: dict[str, Any]
 ) -> None:
-    if "persistent_workers" in options and not workers:
-        pytest.skip("there are none to persist")
     check_stream(kind, shuffle, keeps, workers, stops=slice(None, None, 1 + workers), **options)
 
 
@@ -164,20 +155,18 @@ def check_sampler(use: str, args: tuple[Any, ...], workers: int, stops: slice) -
 USES = ["sampler", "batch sampler", "in torch's batch sampler"]
 
 
-@pytest.mark.parametrize("kind", SAMPLERS)
-@pytest.mark.parametrize("use", USES)
-def test_samplers_resumed(use: str, kind: str) -> None:
-    check_sampler(use, (kind, "torch", True), 0, slice(None, None, 2))
+def sampler_cases() -> Iterator[Any]:
+    shuffles, both = ("no", "torch", "python", "numpy"), (False, True)
+    for case in itertools.product(USES, SAMPLERS, shuffles, both, both, (0, 2)):
+        usual = case[2:] == ("torch", True, False, 0)
+        marks = [] if usual else [pytest.mark.slow]
+        yield pytest.param(*case, marks=marks, id="-".join(map(str, case)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("jitter", [False, True], ids=["", "each item drawn"])
-@pytest.mark.parametrize("keeps", [False, True], ids=["", "keeps torch's generator"])
-@pytest.mark.parametrize("shuffle", ["no", "torch", "python", "numpy"])
-@pytest.mark.parametrize("kind", SAMPLERS)
-@pytest.mark.parametrize("use", USES)
-def test_every_sampler_resumed_at_every_stop(
+@pytest.mark.parametrize(
+    ("use", "kind", "shuffle", "keeps", "jitter", "workers"), [*sampler_cases()]
+)
+def test_samplers_resumed(
     use: str, kind: str, shuffle: str, keeps: bool, jitter: bool, workers: int
 ) -> None:
     check_sampler(use, (kind, shuffle, keeps, jitter), workers, slice(None, None, 1 + workers))
@@ -211,33 +200,3 @@ def test_map_style_datasets_are_not_asked_and_it_is_said(workers: int) -> None:
     with make(StatefulTable) as resumed:
         resumed.load_state_dict(state)
         assert digests(resumed) == expected[2:]
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 8, 16])
-@pytest.mark.parametrize("shuffle", ["no", "torch"])
-@pytest.mark.parametrize("kind", SAMPLERS)
-@pytest.mark.parametrize("use", ["sampler", "a rank"])
-def test_samplers_resumed_with_another_batch_size(
-    use: str, kind: str, shuffle: str, batch_size: int
-) -> None:
-    """Its state is that before a batch, which had the other size."""
-
-    def make(size: int, replicas: int = 1) -> DataLoader[int]:
-        sampler, _ = sampling("sampler", kind, LENGTH, shuffle)
-        ranks = {"num_replicas": replicas, "rank": 0} if use == "a rank" else {}
-        return DataLoader(range(LENGTH), size, sampler=sampler, seed=7, **ranks)
-
-    with make(4 // (2 if use == "a rank" else 1), 2) as loader:
-        states = [saved(loader.state_dict()), *(saved(loader.state_dict()) for _ in loader)]
-    epoch = [number for batch in make(4) for number in batch.tolist()]
-    for taken_before, state in enumerate(states):
-        given = min(4 * taken_before, LENGTH)
-        if given % batch_size and given < LENGTH:
-            continue
-        resumed = make(batch_size)
-        resumed.load_state_dict(state)
-        again = make(batch_size)
-        again.load_state_dict(saved(resumed.state_dict()))
-        for each in (resumed, again):
-            got = [number for batch in each for number in batch.tolist()]
-            assert got == epoch[given:], taken_before

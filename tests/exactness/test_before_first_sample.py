@@ -121,25 +121,19 @@ def check_shares(
     assert len(set(first)) >= len(first) - 2 * (max(1, workers) * replicas - 1)
 
 
-@pytest.mark.parametrize(("draw", "workers"), FEW)
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_file_is_read_once(kind: Any, draw: str, workers: int) -> None:
-    check_shares(lambda: kind(draw), workers)
+def cases() -> Iterator[Any]:
+    """All there are; by default some of one rank, and of two."""
+    several: list[dict[str, Any]] = [{}, {"seeding": "sample"}, {"on_sample_error": "skip"}]
+    for case in itertools.product(KINDS, DRAWS, (0, 1, 2, 3), (1, 2, 3), several):
+        kind, draw, workers, replicas, options = case
+        of_two = replicas == 2 and draw == "numpy" and workers in (0, 2)
+        usual = not options and (of_two or (replicas == 1 and (draw, workers) in FEW))
+        name = "-".join(map(str, (kind.__name__, *case[1:])))
+        yield pytest.param(*case, marks=[] if usual else [pytest.mark.slow], id=name)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_file_is_read_once_over_ranks(kind: Any, workers: int) -> None:
-    check_shares(lambda: kind("numpy"), workers, replicas=2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"seeding": "sample"}, {"on_sample_error": "skip"}])
-@pytest.mark.parametrize("replicas", [1, 3])
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
-@pytest.mark.parametrize("draw", DRAWS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_file_is_read_once_in_every_case(
+@pytest.mark.parametrize(("kind", "draw", "workers", "replicas", "options"), [*cases()])
+def test_each_file_is_read_once(
     kind: Any, draw: str, workers: int, replicas: int, options: dict[str, Any]
 ) -> None:
     check_shares(lambda: kind(draw), workers, replicas, **options)

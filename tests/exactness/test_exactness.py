@@ -82,23 +82,25 @@ def test_stopped_and_resumed_twice(workers: int, seeding: str, stop: int) -> Non
         assert Counter(digests(resumed)) == Counter(expected[2])
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_other_start_methods(method: str) -> None:
-    """One set of workers: every seeding by an epoch of its own, every stop by loading in place."""
+@pytest.mark.parametrize(
+    ("method", "seeding"), [("spawn", "batch"), ("spawn", "sample"), ("forkserver", "sample")]
+)
+def test_other_start_methods(method: str, seeding: str) -> None:
+    """One set of workers: every stop by loading in place."""
     options = {
         "multiprocessing_context": method,
         "num_workers": 2,
         "persistent_workers": True,
     }
-    expected = reference("sample")
-    with make(seeding="sample", **options) as loader:
+    expected = reference(seeding)
+    with make(seeding=seeding, **options) as loader:
         assert digests(loader) == expected[0]
         for stop in STOPS:
             loader.set_epoch(1)
             got, iterator = taken(loader, stop)
             assert got == expected[1][:stop]
             state = through_file(loader.state_dict())
-            with make(seeding="sample") as resumed:
+            with make(seeding=seeding) as resumed:
                 resumed.load_state_dict(state)
                 assert digests(resumed) == expected[1][stop:]
             loader.load_state_dict(state)
@@ -122,12 +124,6 @@ def test_other_start_methods_whole_matrix(method: str, workers: int, stop: int) 
         resumed.load_state_dict(state)
         assert digests(resumed) == expected[1][stop:]
         assert digests(resumed) == expected[2]
-
-
-@pytest.mark.parametrize("seeding", ["batch", "sample"])
-def test_batch_seeding_under_spawn_equals_one_process(seeding: str) -> None:
-    with make(seeding=seeding, num_workers=1, multiprocessing_context="spawn") as loader:
-        assert digests(loader) == reference(seeding)[0]
 
 
 def test_sample_seeding_does_not_depend_on_the_batch_size() -> None:

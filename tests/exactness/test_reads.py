@@ -519,9 +519,10 @@ class BrokenStream(Stream):
         return torch.tensor(key)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_stream_goes_on_behind_what_cannot_be_read(workers: int) -> None:
-    options = {"num_shards": None, "on_sample_error": "skip"}
+@pytest.mark.parametrize(("workers", "retries"), [(0, 0), (1, 0), (0, 2)])
+def test_a_stream_goes_on_behind_what_cannot_be_read(workers: int, retries: int) -> None:
+    options: dict[str, Any] = {"num_shards": None, "on_sample_error": "skip"}
+    options |= {"sample_retries": retries, "retry_backoff": 0.0}
     expected = [key for key in range(40) if key % 5 != 4]
     for reads in (0, 16):
         with make_stream(BrokenStream(), num_workers=workers, reads=reads, **options) as loader:
@@ -550,12 +551,3 @@ def test_a_retry_reads_the_same_key(workers: int, policy: Any) -> None:
     for reads in (0, 16):
         with make_stream(PassingStream(), num_workers=workers, reads=reads, **options) as loader:
             assert torch.cat([keys for keys, *_ in loader]).tolist() == [*range(40)]
-
-
-def test_what_no_retry_cures_is_passed_over_alone() -> None:
-    options = {"num_shards": None, "on_sample_error": "skip", "sample_retries": 2}
-    options["retry_backoff"] = 0.0
-    expected = [key for key in range(40) if key % 5 != 4]
-    for reads in (0, 16):
-        with make_stream(BrokenStream(), reads=reads, **options) as loader:
-            assert torch.cat([keys for keys, _ in loader]).tolist() == expected

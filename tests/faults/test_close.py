@@ -73,7 +73,7 @@ def main(method, how):
             found = []
             for batch in loader:
                 if turn == 1 and not found:  # all: one alone may have had nothing left to do
-                    for pid in loader._core.pool.pids:
+                    for pid in loader._core.pool.workers.pids:
                         os.kill(pid, signal.SIGKILL)
                 found.append(int(batch))
         assert found == list(range(12)), found

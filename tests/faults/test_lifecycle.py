@@ -92,14 +92,14 @@ def test_an_iterator_whose_workers_were_taken_goes_on(iterable: bool, taken: int
     ) as loader:
         first = iter(loader)
         found = [int(next(first)) for _ in range(taken + 1)]
-        pids = loader._core.pool.pids
+        pids = loader._core.pool.workers.pids
         second = iter(loader)
         assert [int(next(second)) for _ in range(taken + 1)] == list(range(taken + 1))
         assert worker_pids(second) == pids  # the newest one has the persistent workers
         assert found + ints(first) == list(range(30))
         assert ints(second) == list(range(taken + 1, 30))
         assert ints(loader) == list(range(30))
-        assert loader._core.pool.pids == pids
+        assert loader._core.pool.workers.pids == pids
 
 
 @KIND

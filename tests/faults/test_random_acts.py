@@ -64,7 +64,7 @@ def act_at_random(acts: int, seed: int) -> collections.Counter[str]:
                     done["resize"] += 1
                 elif rng.random() < 0.02:
                     try:
-                        os.kill(rng.choice(loader._core.pool.pids), signal.SIGKILL)
+                        os.kill(rng.choice(loader._core.pool.workers.pids), signal.SIGKILL)
                     except ProcessLookupError:
                         continue
                     done["kill"] += 1

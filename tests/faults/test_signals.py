@@ -321,7 +321,7 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always", WorkerRestartWarning)
     for batch in iterator:
         found.append(int(batch))
-        first, second = iterator.pool.pids
+        first, second = iterator.pool.workers.pids
         if len(found) == 2:
             for pid in (first, second, os.getpid()):
                 os.kill(pid, signal.SIGUSR1)

@@ -107,15 +107,17 @@ class Chaos:
             return kill(lambda: launcher_of(pool))
         if kind == "launcher and workers":
             finds = [lambda: launcher_of(pool)]
-            finds += [lambda at=at: pool.pids[at] for at in pool.started]
-            if not all([self._may_strike(lane, pool, at) for at in pool.started]):
+            finds += [lambda at=at: pool.workers.pids[at] for at in pool.workers.started]
+            if not all([self._may_strike(lane, pool, at) for at in pool.workers.started]):
                 return False
             return all([kill(find) for find in (finds if order else reversed(finds))])
-        return self._may_strike(lane, pool, worker) and kill(lambda: pool.pids[worker], kind)
+        return self._may_strike(lane, pool, worker) and kill(
+            lambda: pool.workers.pids[worker], kind
+        )
 
     def _may_strike(self, lane: Lane, pool: WorkerPool, worker: int) -> bool:
         """Whether the batch that a worker is at was not struck before; notes that it is now."""
-        row = pool.rows()[worker]
+        row = pool.workers.rows()[worker]
         if row.stage not in Stage.BUSY:
             return True
         key = (lane.name, row.number)
@@ -151,7 +153,7 @@ def kill(find: Callable[[], int], number: signal.Signals = signal.SIGKILL) -> bo
 
 
 def launcher_of(pool: Any) -> int:
-    return int(pool._workers.starter.pid)
+    return int(pool.workers.starter.pid)
 
 
 def children() -> set[int]:
@@ -197,8 +199,8 @@ def usage(targets: Iterable[Lane]) -> Usage:
         # Workers of a launcher that was killed are nobody's children any more.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             if pool is not None and not pool.closed:
-                (varying if lane.varies else pids).update(pool.pids)
-                arenas += os.fstat(pool._arena.fd).st_blocks * 512
+                (varying if lane.varies else pids).update(pool.workers.pids)
+                arenas += os.fstat(pool.arena.fd).st_blocks * 512
     return Usage(
         memory("self", "status", "RssAnon"),
         sum(memory(pid, "smaps_rollup", "Pss") for pid in pids - varying),

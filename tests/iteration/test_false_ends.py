@@ -9,7 +9,6 @@ import pytest
 from lit_loader import DataLoader
 from lit_loader.errors import LoaderError
 from lit_loader.statistics.recorder import Recorder
-from lit_loader.transport.messages import task_number
 from tests.support.samples import Call, ints
 
 
@@ -50,26 +49,3 @@ def test_an_epoch_that_would_end_early(monkeypatch: pytest.MonkeyPatch) -> None:
             next(iterator)
         loader.load_state_dict(loader.state_dict())
         assert found + ints(loader) == list(range(8))
-
-
-def test_an_epoch_is_left_out_whose_batches_are_there() -> None:
-    """Epochs 1 and 2 have been begun; 2 is asked for, with fewer workers: all of it comes."""
-    with (
-        DataLoader(
-            Call(int, 5), num_workers=4, persistent_workers=True, shuffle=True, seed=3
-        ) as loader,
-        DataLoader(Call(int, 5), shuffle=True, seed=3) as single,
-    ):
-        assert ints(loader) == ints(single)
-        begun = loader._core.begun
-        assert begun is not None
-        assert {task_number(1, 4), task_number(2, 0)} <= begun.tasks.keys()
-        loader.set_epoch(2)
-        single.set_epoch(2)
-        iterator = iter(loader)
-        found = [int(next(iterator))]
-        assert {*iterator.line.tasks} <= {  # type: ignore[attr-defined]
-            task_number(epoch, place) for epoch in (2, 3, 4) for place in range(5)
-        }
-        loader.resize(1)
-        assert found + ints(iterator) == ints(single)

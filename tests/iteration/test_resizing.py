@@ -108,7 +108,7 @@ def test_an_epoch_that_is_left(gate: Gate) -> None:
             assert outcomes([next(iterator), next(iterator)]) == expected[:2]
             loader.resize(number)
         assert outcomes(loader) == outcomes(single)
-        assert pool_of(loader).started == [0, 1]
+        assert pool_of(loader).workers.started == [0, 1]
 
 
 def test_the_state_does_not_change() -> None:
@@ -297,9 +297,9 @@ def test_the_next_epochs_make_do_with_as_many(
                 loader.resize(3)
             assert found + ints(iterator) == list(range(60))
         assert loader.num_workers == 1
-        pids = pool_of(loader).pids if persistent else []
+        pids = pool_of(loader).workers.pids if persistent else []
         assert ints(loader) == list(range(60))
-        assert not persistent or pool_of(loader).pids == pids
+        assert not persistent or pool_of(loader).workers.pids == pids
 
 
 # Without workers, and what is refused ------------------------------------------------------------

@@ -419,7 +419,7 @@ def test_use_distributed_sampler_is_honoured(split: str) -> None:
 
 
 def test_the_trainers_own_place_of_that_option(tmp_path: Path) -> None:
-    """lightning/kept_loaders.py reads it there; if this fails, Lightning has moved it."""
+    """lightning/datamodule.py reads it there; if this fails, Lightning has moved it."""
     for given in (True, False):
         trainer = quiet_trainer(tmp_path, use_distributed_sampler=given)
         assert trainer._accelerator_connector.use_distributed_sampler is given

@@ -23,7 +23,7 @@ def row(index: int) -> torch.Tensor:
 def memory(loader: DataLoader[Any]) -> int:
     """Bytes that the arena's file takes."""
     assert loader._core.pool is not None
-    return os.fstat(loader._core.pool._arena.fd).st_blocks * 512
+    return os.fstat(loader._core.pool.arena.fd).st_blocks * 512
 
 
 def watched(loader: DataLoader[Any], peaks: list[int]) -> Iterator[torch.Tensor]:

@@ -122,7 +122,7 @@ def test_workers_do_not_copy_it() -> None:
     ) as loader:
         iterator = iter(loader)
         next(iterator)
-        [worker] = iterator.pool.pids  # type: ignore[attr-defined]
+        [worker] = iterator.pool.workers.pids  # type: ignore[attr-defined]
         before = written_to(worker)
         assert sum(len(batch) for batch in iterator) == 200_000 - 500
         grown = written_to(worker) - before

@@ -211,18 +211,13 @@ def test_workers_have_the_same_memory(method: str, factory: Any) -> None:
     assert (seen == inode) == (method == "fork")  # else a copy, one for all workers
     assert memory is not None
     assert (memory.shared_data > 0) == (method == "forkserver")
-
-
-def test_workers_have_what_was_written_into_it(factory: Any) -> None:
-    """By the process that starts them, before it does."""
-    data = shared_dataset(factory, "v1")
-    data.tensor[3] = 33
-    loader = DataLoader(
-        data, 6, num_workers=1, multiprocessing_context="forkserver", collate_fn=uncollated
-    )
-    [samples] = loader
+    data.tensor[3] = 33  # its workers have what this process writes, nobody else
+    with DataLoader(
+        data, 6, num_workers=1, multiprocessing_context=method, collate_fn=uncollated
+    ) as loader:
+        [samples] = loader
     assert [sample[0] for sample in samples] == [0, 1, 2, 33, 4, 5]
-    assert samples[0][3] not in (0, inode_of(data.array))
+    assert samples[0][3] != 0 and (samples[0][3] == inode) == (method == "fork")
 
 
 class Holding:

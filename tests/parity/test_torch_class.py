@@ -34,7 +34,7 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader, LoaderConfig, get_shard
-from lit_loader.sampling.shard import ShardedSampler
+from lit_loader.sampling.shown_samplers import ShardedSampler
 from tests.parity.datasets import Endless
 from tests.parity.tools import children
 from tests.support.commands import run_python

@@ -318,7 +318,7 @@ class PoolMachine(RuleBasedStateMachine):
                 turns,
                 slot_bytes=SLOT,
             )
-        self.pool.read_from(lambda reader: reader)
+        self.pool.point = lambda reader: reader
 
     @rule(count=st.integers(1, 4))
     def submit(self, count: int) -> None:
@@ -343,7 +343,7 @@ class PoolMachine(RuleBasedStateMachine):
         return self.simulation.workers[self._started(number)]
 
     def _started(self, number: int) -> int:
-        started = self.pool.started
+        started = self.pool.workers.started
         return started[number % len(started)]
 
     @rule(num_workers=st.integers(1, 3), at_once=st.booleans())
@@ -362,7 +362,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.kill(worker)
         # One that was leaving may be no loss, and may have a successor if it is wanted again.
         while not self._receive(meanwhile, give_up):
-            if number not in self.pool.started or self.simulation.workers[number] is not killed:
+            if (
+                number not in self.pool.workers.started
+                or self.simulation.workers[number] is not killed
+            ):
                 break
 
     @rule(worker=st.integers(0, 2), count=st.integers(0, 8), meanwhile=MEANWHILE)
@@ -371,7 +374,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.step(worker, count)
         self.kill(worker)
         self.simulation.meanwhile = meanwhile
-        self._replace(self.pool.end_hung(self._started(worker)), give_up=False)
+        self._replace(self.pool.workers.end(self._started(worker)), give_up=False)
 
     @rule(most=st.integers(1, 4))
     def receive(self, most: int) -> None:
@@ -429,7 +432,7 @@ class PoolMachine(RuleBasedStateMachine):
     def slots_that_may_be_written_are_nobody_elses(self) -> None:
         if self.pool is None:
             return
-        arena = self.pool._arena
+        arena = self.pool.arena
         free = {slot.offset for slot in [*arena._warm, *arena._cold]}
         lent = {slot.offset for slot in arena._leased}
         owner = {
@@ -474,12 +477,14 @@ class PoolMachine(RuleBasedStateMachine):
         for turn in range(60):
             for number in range(turn, turn + 3):
                 self.step(number, 8)
-            if not self.outstanding and self.pool.started == wanted:
+            if not self.outstanding and self.pool.workers.started == wanted:
                 break
             self.receive(1)
             self.batches_held_are_whole()
         assert not self.outstanding, "something is waited for in vain"
-        assert self.pool.started == wanted, "there are more workers than are wanted, or fewer"
+        assert self.pool.workers.started == wanted, (
+            "there are more workers than are wanted, or fewer"
+        )
         for _ in range(9):
             for number in range(3):
                 self.step(number, 8)

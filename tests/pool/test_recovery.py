@@ -23,6 +23,7 @@ from torch.utils.data import IterableDataset
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.errors import WorkerDiedError, WorkerRestartWarning, WorkerTimeoutError
+from lit_loader.system.cgroups import MemoryLimits
 from lit_loader.transport.status_board import Stage
 from lit_loader.workers import healer
 from lit_loader.workers.worker_pool import WorkerPool
@@ -217,6 +218,30 @@ def test_one_warning_says_it_all(how: str, words: list[str], tmp_path: Path) -> 
     assert re.match(r"DataLoader worker [01] \(pid \d+\) ", texts[0])
 
 
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("limits", "by_the_kernel"),
+    [
+        (MemoryLimits(available=20 * GIB, oom_kills=0), False),
+        (MemoryLimits(used=GIB, limit=8 * GIB, available=20 * GIB, oom_kills=0), False),
+        (MemoryLimits(available=20 * GIB, oom_kills=1), True),
+        (MemoryLimits(available=20 * GIB), True),  # the kernel's kills cannot be counted here
+        (MemoryLimits(available=2 * GIB, oom_kills=0), True),
+        (MemoryLimits(used=6 * GIB, limit=8 * GIB, available=20 * GIB, oom_kills=0), True),
+        (MemoryLimits(), True),
+    ],
+)
+def test_want_of_memory_is_named_unless_there_was_plenty(
+    limits: MemoryLimits, by_the_kernel: bool
+) -> None:
+    text = healer._killed(2 * GIB, limits)
+    assert text.startswith("most likely by the kernel" if by_the_kernel else "by another process")
+    assert "(the worker had 2,048 MiB at most; " in text
+    assert limits.describe() in text
+
+
 @pytest.mark.parametrize("pin", [False, True], ids=["", "pin"])
 @pytest.mark.parametrize("kind", ["map", "stream", "stateful"])
 def test_a_warning_that_is_an_error_loses_no_batch(
@@ -288,12 +313,12 @@ def test_hanging_when_the_next_epoch_begins(tmp_path: Path) -> None:
         for _ in loader:
             assert hanging.wait()
             break
-        before = pool_of(loader).pids
+        before = pool_of(loader).workers.pids
         with told(1) as texts:
             assert ints(loader) == list(range(8))
         assert "did not get on within" in texts[0]
         assert "in hang" in texts[0]
-        assert len(set(before) & set(pool_of(loader).pids)) == 1  # the other one lives
+        assert len(set(before) & set(pool_of(loader).workers.pids)) == 1  # the other one lives
     hanging.close()
 
 
@@ -302,8 +327,10 @@ def test_stopped_while_idle_in_mid_epoch() -> None:
     iterator = iter(DataLoader(range(20), num_workers=1, timeout=0.5))
     found = [int(next(iterator))]
     pool = iterator.pool
-    until(lambda: pool.rows()[0].stage == Stage.IDLE and pool.unread == 2)  # all that it had
-    os.kill(pool.pids[0], signal.SIGSTOP)
+    until(
+        lambda: pool.workers.rows()[0].stage == Stage.IDLE and pool.unread == 2
+    )  # all that it had
+    os.kill(pool.workers.pids[0], signal.SIGSTOP)
     with told(1) as texts:
         found += ints(iterator)
     assert found == list(range(20))
@@ -345,16 +372,17 @@ def test_the_launcher_is_killed() -> None:
         range(20), num_workers=2, persistent_workers=True, prefetch_next_epoch=False
     ) as loader:
         assert ints(loader) == list(range(20))
-        before = pool_of(loader).pids
+        before = pool_of(loader).workers.pids
         [launcher] = {psutil.Process(pid).ppid() for pid in before}
         os.kill(launcher, signal.SIGKILL)
         wait_gone([launcher])
         with told(0):
             assert ints(loader) == list(range(20))
-        assert pool_of(loader).pids == before
+        assert pool_of(loader).workers.pids == before
         for pid, words in ((before[0], "its exit code is not known"), (None, "SIGKILL")):
-            pid = pid or pool_of(loader).pids[0]
+            pid = pid or pool_of(loader).workers.pids[0]
             os.kill(pid, signal.SIGKILL)
+            wait_gone([pid])
             with told(1) as texts:
                 assert ints(loader) == list(range(20))
             assert f"worker 0 (pid {pid}) " in texts[0] and words in texts[0]

@@ -12,9 +12,8 @@ import collections
 import itertools
 import tempfile
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -46,45 +45,32 @@ POINTS = ("taking", "announcing", "fetching", "collating", "encoding", "granting
 LATE = ("sent", "ending")  # the consumer may be gone before
 
 
-@dataclass(frozen=True)
-class Epoch:
-    """What is done in one epoch.
+class Epoch(NamedTuple):
+    """What is done in one epoch."""
 
-    Attributes:
-        stop: Batches after which it is left; None: it is read to the end.
-        workers: Number of workers of the loader that then goes on from there, by a state; None: the
-            epoch is given up.
-    """
-
-    stop: int | None = None
+    stop: int | None = None  # batches after which it is left; None: it is read to the end
+    # How many workers the loader has that then goes on by a state; None: the epoch is given up.
     workers: int | None = None
 
 
-@dataclass(frozen=True)
-class Case:
-    """A loader, what is done with it, and what goes wrong.
-
-    Attributes:
-        order: "in order", "shuffled", "sampler" or "batch sampler".
-        hold: Batches that the consumer keeps, and looks at again when it lets go of them.
-        strikes: At most one a batch: two would be one too many.
-    """
+class Case(NamedTuple):
+    """A loader, what is done with it, and what goes wrong."""
 
     kind: str
     schema: Any
     length: int
     batch_size: int | None
     drop_last: bool
-    order: str
+    order: str  # "in order", "shuffled", "sampler" or "batch sampler"
     collate: str
     seeding: str
     num_workers: int
     prefetch_factor: int
     persistent: bool
     in_order: bool
-    hold: int
+    hold: int  # batches that the consumer keeps, and looks at again when it lets go of them
     epochs: tuple[Epoch, ...]
-    strikes: tuple[Strike, ...]
+    strikes: tuple[Strike, ...]  # at most one a batch: two would be one too many
 
     def loader(self, num_workers: int, faults: Faults | None = None) -> DataLoader[Any]:
         options: dict[str, Any] = {"seed": 3, "seeding": self.seeding}

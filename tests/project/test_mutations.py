@@ -171,11 +171,8 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "the pin-memory thread drops a batch",
-        "        self._items.append(self._pin(item))\n        return True",
-        "        pinned = self._pin(item)\n"
-        "        if not self._items:\n"
-        "            self._items.append(pinned)\n"
-        "        return True",
+        "        self._items.append(self._pin(item))\n",
+        "        if not self._items:\n            self._items.append(self._pin(item))\n",
         "accelerator/test_pin_memory.py",
     ),
     Mutation(

@@ -63,28 +63,6 @@ class Http(Base):
             return bytes(response.read())
 
 
-class Boto3(Base):
-    """A client for each thread; and for each process, which has other threads."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-
-    def client(self) -> Any:
-        if not hasattr(_local, "s3"):
-            import boto3
-
-            keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none"}
-            _local.s3 = boto3.session.Session(region_name="us-east-1", **keys).client(
-                "s3", endpoint_url=self.address
-            )
-        return _local.s3
-
-    @lit_loader.reads_ahead
-    def read(self, index: int) -> bytes:
-        answer = self.client().get_object(Bucket="bucket", Key=f"{index}")
-        return bytes(answer["Body"].read())
-
-
 class Aiohttp(Http):
     """One client for each event loop, and so for each process: no dataset holds it."""
 
@@ -180,23 +158,6 @@ def test_http(url: str, kind: Any) -> None:
         pytest.importorskip("aiohttp")
     check(kind(url))
     assert _Handler.most > 2  # those of torch's one worker come one by one
-
-
-@pytest.mark.slow
-def test_s3() -> None:
-    pytest.importorskip("boto3")
-    server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    try:
-        _, port = server.get_host_and_port()
-        dataset = Boto3(f"http://127.0.0.1:{port}")
-        dataset.client().create_bucket(Bucket="bucket")
-        for index, data in enumerate(CONTENTS):
-            dataset.client().put_object(Bucket="bucket", Key=f"{index}", Body=data)
-        check(dataset)
-    finally:
-        server.stop()
-        vars(_local).pop("s3", None)
 
 
 def test_sqlite(tmp_path: Path) -> None:

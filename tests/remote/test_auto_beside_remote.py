@@ -95,7 +95,7 @@ def test_remote_workers_are_nobody_here(tmp_path: Path, monkeypatch: pytest.Monk
         loader.set_epoch(0)
         batches = iter(loader)
         found = [frozen(next(batches))]
-        assert len(pool.pids) == 4  # and the relay
+        assert len(pool.workers.pids) == 4  # and the relay
         memory = loader.statistics(memory=True).memory
         assert memory is not None and len(memory.workers) == 4
         found += [frozen(batch) for batch in batches]

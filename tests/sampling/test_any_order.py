@@ -25,6 +25,7 @@ from tests.support.exact import (
     StatefulSampler,
     through_file,
 )
+from tests.support.stateful_data import SAMPLERS
 
 ORDERS: dict[str, Callable[[int], dict[str, Any]]] = {
     "ordered": lambda n: {},
@@ -38,6 +39,11 @@ ORDERS: dict[str, Callable[[int], dict[str, Any]]] = {
     "drawing": lambda n: {"sampler": EveryOther(n)},
     "stateful": lambda n: {"sampler": StatefulSampler(n)},
     "stateful iterator": lambda n: {"sampler": SamplerWithStatefulIterator(n)},
+}
+OF_A_SEED = sorted(ORDERS.keys() - {"generator", "stateful"})
+ORDERS |= {
+    f"with a state: {kind}": lambda n, make=make: {"sampler": make(n, "torch")}
+    for kind, make in SAMPLERS.items()
 }
 
 
@@ -89,7 +95,7 @@ def generators() -> list[Any]:
 orders, tails = st.sampled_from(sorted(ORDERS)), st.sampled_from(["pad", "drop", "keep"])
 
 
-@settings(max_examples=100)
+@settings(max_examples=150)
 @given(orders, st.integers(1, 60), st.integers(1, 9), st.integers(1, 7), tails, st.booleans())
 def test_ranks(order: str, length: int, size: int, ranks: int, tail: str, drop_last: bool) -> None:
     before = generators()
@@ -114,7 +120,7 @@ def test_ranks(order: str, length: int, size: int, ranks: int, tail: str, drop_l
         assert got == list(itertools.islice(itertools.cycle(whole), len(got)))
 
 
-@settings(max_examples=100)
+@settings(max_examples=150)
 @given(
     orders, st.integers(1, 40), st.integers(1, 3), st.sampled_from([1, 2, 4]),
     st.sampled_from([1, 2, 4]), st.sampled_from(["pad", "keep"]), st.data(),
@@ -137,7 +143,7 @@ def test_gone_on_with_other_ranks(
     assert rest[: len(expected)] == expected
 
 
-@pytest.mark.parametrize("order", sorted(ORDERS.keys() - {"generator", "stateful"}))
+@pytest.mark.parametrize("order", OF_A_SEED)
 def test_an_epoch_is_a_function_of_seed_and_number(order: str) -> None:
     def epoch(number: int, seed: int = 3) -> list[list[int]]:
         torch.rand(7)  # whatever was drawn before

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
 
-from lit_loader import DataLoader, StateError
+from lit_loader import DataLoader, OptionError, StateError, get_shard
 from tests.support.exact import (
     Augmented,
     Indices,
@@ -56,20 +52,6 @@ def test_users_batch_samplers(count: int) -> None:
         assert epoch(loader(rank, count)) == whole[rank : len(whole) // count * count : count]
     # Each gets whole batches, and as many of them as the others.
     assert {len(batch) for batch in whole} == {1, 2}
-
-
-def test_weighted_sampling_over_ranks_keeps_the_frequencies() -> None:
-    weights = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    pooled: Counter[int] = Counter()
-    for rank in range(4):
-        sampler = WeightedRandomSampler(weights.tolist(), 20_000)
-        options = {"sampler": sampler, "num_replicas": 4, "rank": rank, "seed": 1}
-        for batch in DataLoader(Indices(4), 500, **options):
-            pooled.update(batch.tolist())
-    assert sum(pooled.values()) == 20_000
-    for index, weight in enumerate(weights.tolist()):
-        expected = 20_000 * weight / 10
-        assert abs(pooled[index] - expected) < 4 * expected**0.5
 
 
 def augmented(count: int, batch_size: int, **options: Any) -> list[DataLoader[Any]]:
@@ -190,3 +172,60 @@ def test_a_samplers_own_seed_that_is_not_the_states_is_told_to_have_no_effect(
         resumed.load_state_dict(state)
     found = [batch.tolist() for batch in resumed]
     assert found == expected if expected is not None else len(found) == 4
+
+
+# --- what divides the data is chosen when a loader is made ---
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_replicas", 2), ("rank", 0), ("num_shards", 4), ("shard_tail", "drop")],
+)
+def test_what_would_do_nothing_later_is_refused(name: str, value: Any) -> None:
+    loader = DataLoader(range(4), num_replicas=2, rank=1)
+    with pytest.raises(OptionError, match=f"{name} divides the data among processes"):
+        setattr(loader, name, value)
+    assert [batch.tolist() for batch in loader] == [[1], [3]]
+
+
+class Numbered(DataLoader[Any]):
+    """Keeps a number of its own."""
+
+    def __init__(self, dataset: Any, rank: int) -> None:
+        super().__init__(dataset)
+        self.rank = rank
+
+
+def test_a_subclass_may_have_a_rank_of_its_own() -> None:
+    assert len([*Numbered(range(4), 3)]) == 4
+
+
+# --- a job whose processes all read the same ---
+
+
+class Split(IterableDataset):  # type: ignore[type-arg]
+    """Gives each reader its share."""
+
+    def __iter__(self) -> Iterator[int]:
+        reader, readers = get_shard()
+        return iter(range(reader, 8, readers))
+
+
+def test_a_stream_that_splits_by_readers_is_not_told_to_say_that_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else every rank would go on with all of the shards, and hear no more of it."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.warns(UserWarning) as caught:
+        assert len(list(DataLoader(Split(), 1, num_shards=4))) == 8
+    assert [str(each.message) for each in caught] == [
+        "each of the 2 processes of this job reads all 4 shards of Split: pass "
+        "num_replicas=torch.distributed.get_world_size(), rank=torch.distributed.get_rank(), or "
+        "num_replicas=1, rank=0 if they are to, for the dataset splits by ranks besides"
+    ]
+    shares = [
+        DataLoader(Split(), 1, num_shards=4, num_replicas=2, rank=rank, shard_tail="keep")
+        for rank in range(2)
+    ]
+    assert sorted(int(batch) for share in shares for batch in share) == list(range(8))

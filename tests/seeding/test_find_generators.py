@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,16 @@ def test_no_code_of_the_user_runs() -> None:
         "Box.b['k'].rng",
         "Hostile.rng",
     ]
+
+
+def test_a_module_that_may_not_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def optional() -> Any:
+        import blocked_module  # type: ignore[import-not-found]
+
+        return blocked_module
+
+    monkeypatch.setitem(sys.modules, "blocked_module", None)
+    assert find_generators(optional).paths == []
 
 
 def test_albumentations_pipelines() -> None:

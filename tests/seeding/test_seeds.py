@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lit_loader.seeding import seeds as seeding
-from lit_loader.seeding.generator_state import preserved
+from lit_loader.seeding.generator_state import Rewind, preserved
 from lit_loader.seeding.seeds import BaseSeed, derive, sample_seed, seed_globals, seed_worker
 
 
@@ -189,3 +189,17 @@ def test_generators_are_put_back_exactly(reserve: bool, kind: type[Any]) -> None
     assert np.random.get_bit_generator() is bits
     got = [torch.initial_seed(), random.gauss(0, 1), np.random.randn(3).tolist(), draws()]
     assert got == expected
+
+
+def test_an_attempt_that_uses_up_a_deviate_is_taken_back_again_and_again() -> None:
+    """Not a word is drawn by it, and somebody looks where the generators are meanwhile."""
+    np.random.seed(1)
+    np.random.randn()
+    rewind, found = Rewind(), set()
+    for _ in range(3):
+        rewind.mark()
+        first = np.random.randn()
+        Rewind().mark()
+        found.add((first, np.random.randn()))
+        rewind.back()
+    assert len(found) == 1

@@ -9,11 +9,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lit_loader import DataLoader
 from lit_loader.errors import WorkerRestartWarning
-from lit_loader.statistics.records import LoaderStatistics, StageTimes, WorkerTimes
+from lit_loader.statistics.recorder import WINDOW, Recorder
+from lit_loader.statistics.records import (
+    BatchRecord,
+    LoaderStatistics,
+    StageTimes,
+    WorkerTimes,
+)
 from tests.parity.tools import PROMPT
 from tests.support.delays import DELAY, SAMPLES, STAGES, Collate, Delayed, Wait, compute, sleep
 from tests.support.samples import Call, Counting, Rows
@@ -165,6 +172,21 @@ def test_a_delay_between_batches_is_the_consumers(wait: Wait, num_workers: int) 
     assert found.step.p50 >= 0.9 * stdlib.median_low(took)
     assert found.step.total >= sum(took[:-1])
     assert max(found.fetch.p50, found.collate.p50, found.wait.p50) < stdlib.median(took)
+
+
+# --- known records ---
+
+
+@pytest.mark.parametrize("count", [1, 2, 100, WINDOW + 300, 3 * WINDOW])
+def test_percentiles_are_numpys(count: int) -> None:
+    values = np.random.default_rng(count).integers(0, 10**9, count)
+    recorder, zeros = Recorder(), dict.fromkeys(BatchRecord._fields, 0)
+    for number, value in enumerate(values.tolist()):
+        recorder.records.append(BatchRecord(**{**zeros, "number": number, "fetch": value}))
+    times = recorder.summary().fetch
+    expected = np.percentile(values[-WINDOW:] / 1e9, (50, 90, 99, 100))
+    assert (times.p50, times.p90, times.p99, times.max) == pytest.approx(tuple(expected))
+    assert (times.total, times.mean) == pytest.approx((values.sum() / 1e9, values.mean() / 1e9))
 
 
 # --- in one line ---

@@ -58,145 +58,77 @@ STORAGE = {"read": lasted(60.0), "stragglers": 40.0}
 
 SLOW = (SlowSample(77, 0.055, 0, 3), SlowSample("a.png", 1.26, 0, 9), SlowSample(None, 1, 0, 1))
 
+CACHE = {"cache_hits": 71, "cache_misses": 29, "cache_lacking": 2_140_000_000}
+
 
 @pytest.mark.parametrize(
     ("statistics", "num_workers", "expected"),
     [
-        (
-            run(0.2, 0.9, **STORAGE),
-            1,
-            "the trainer waited 20 % of the time; workers were 90 % busy, 81 % of it in "
-            "__getitem__: samples waited for storage for 82 % of that: raise reads",
-        ),
+        (run(0.2, 0.9, **STORAGE), 1,
+         "workers were 90 % busy, 81 % of it in __getitem__: samples waited for storage for 82"
+         " % of that: raise reads"),
         (LoaderStatistics(), 2, "no batch was loaded"),
-        (
-            run(0.004, 0.2, 0.3),
-            2,
-            "data loading is not what limits: the trainer waited 0.4 % of the time for it",
-        ),
-        (
-            run(0.38, 0.97, 0.97, slowest_samples=SLOW),
-            2,
-            "the trainer waited 38 % of the time; workers were 97 % busy, 81 % of it in "
-            "__getitem__: add workers or make __getitem__ cheaper; slowest samples: 77 (55 ms), "
-            "'a.png' (1.3 s)",
-        ),
-        (
-            run(0.38, 0.97, 0.97, 0.9, 0.9),
-            4,
-            "the trainer waited 38 % of the time; workers were 94 % busy, 81 % of it in "
-            "__getitem__: make __getitem__ cheaper; there are 4 cores, so add workers only if "
-            "these wait for files or network",
-        ),
-        (
-            run(0.5, 0.9, 0.9, **stages(20, 140, 20), slowest_samples=SLOW),
-            2,
-            "the trainer waited 50 % of the time; workers were 90 % busy, 78 % of it in "
-            "collate_fn: add workers or make collate_fn cheaper (the default one stacks tensors "
-            "where they are needed)",
-        ),
-        (
-            run(0.5, 0.9, 0.9, **stages(20, 20, 140)),
-            2,
-            "the trainer waited 50 % of the time; workers were 90 % busy, 78 % of it writing "
-            "batches into shared memory: add workers or return tensors or arrays, which are "
-            "copied, instead of objects, which are pickled",
-        ),
-        (
-            run(0.2, 0.3, 0.3, stragglers=40.0, slowest_samples=SLOW[:1]),
-            2,
-            "the trainer waited 20 % of the time; a few slow samples were 82 % of the time in "
-            "__getitem__: make these cheaper, or raise prefetch_factor; slowest samples: "
-            "77 (55 ms)",
-        ),
-        (
-            run(0.5, 0.95, 0.1, 0.1),
-            3,
-            "the trainer waited 50 % of the time; worker 0 was 95 % busy, the others 10 %: give "
-            "the workers equal shares",
-        ),
-        (
-            run(0.4, 0.3, 0.3, decode=lasted(30.0)),
-            2,
-            "the trainer waited 40 % of the time; 75 % of that rebuilding batches in the training "
-            "process: return tensors or arrays, instead of objects that take long to unpickle",
-        ),
-        (
-            run(0.4, 0.3, 0.3, decode=lasted(5.0), pin=lasted(90.0)),
-            2,
-            "the trainer waited 40 % of the time; the pin-memory thread was 95 % busy, mostly "
-            "copying batches into page-locked memory: return fewer, larger tensors, or try "
-            "pin_memory=False",
-        ),
-        (
-            run(0.4, 0.5, **elsewhere(0.2, 150_000_000, 180.0)),
-            1,
-            "the trainer waited 40 % of the time; remote workers were only 20 % busy: the network, "
-            "or the process that takes batches in, is the limit (150 MB a batch, 5 a second; "
-            "10 GbE carries 7.7): send less, images as uint8, say, and convert and normalise them "
-            "in the model; 50 % of the batches (75 GB) came from 2 remote workers (a.b 500), each "
-            "360 ms in transit",
-        ),
-        (
-            run(0.4, 0.5, **elsewhere(0.2, 2_000, 180.0)),
-            1,
-            "the trainer waited 40 % of the time; remote workers were only 20 % busy: a batch of "
-            "2 kB is 360 ms on its way or waiting for it: raise remote.in_flight, or make "
-            "larger batches; 50 % of the batches (1 MB) came from 2 remote workers (a.b 500), each "
-            "360 ms in transit",
-        ),
-        (
-            run(0.4, 0.9, **elsewhere(0.9, 2_000, 10.0)),
-            1,
-            "the trainer waited 40 % of the time; workers were 93 % busy, 81 % of it in "
-            "__getitem__: raise remote_workers or make __getitem__ cheaper; 50 % of the batches "
-            "(1 MB) came from 2 remote workers (a.b 500), each 20 ms in transit",
-        ),
-        (
-            run(0.1, 0.3, 0.3, decode=lasted(1.0)),
-            2,
-            "the trainer waited 10 % of the time; workers were only 30 % busy, and the "
-            "training process was not held up either: raise prefetch_factor, so that more batches "
-            "are ready when the trainer asks",
-        ),
-        (
-            run(0.5, 0.5, **stages(40, 10)),
-            0,
-            "the trainer waited 50 % of the time; it loads the data itself, 80 % of that in "
-            "__getitem__: set num_workers",
-        ),
-        (
-            run(
-                *(0.01, 0.3, 0.3),
-                **stages(40, 10),
-                **{"cache_hits": 71, "cache_misses": 29, "cache_lacking": 2_140_000_000},
-            ),
-            2,
-            "data loading is not what limits: the trainer waited 1.0 % of the time for it; 71 % of "
-            "the samples came from the cache, and reading samples was 80 % of the work on batches: "
-            "2.1 GB more memory would hold all",
-        ),
-        (
-            run(0.1, 0.9, 0.9, startup=8.0),
-            2,
-            "the trainer waited 10 % of the time; 80 % of that for the first batch (8.0 s): "
-            "starting workers takes that long, which matters less the longer a run is",
-        ),
-        (
-            run(0.1, 0.9, 0.9, startup=8.0, starts=20),
-            2,
-            "the trainer waited 10 % of the time; 80 % of that for the first batches of 20 epochs "
-            "(400 ms each): persistent_workers=True starts workers once",
-        ),
-        (
-            run(0.9, 0.9, startup=90.0, batches=1),  # as others of it would have been, perhaps
-            0,
-            "the trainer waited 90 % of the time; it loads the data itself, 89 % of that in "
-            "__getitem__: set num_workers",
-        ),
+        (run(0.004, 0.2, 0.3), 2,
+         "data loading is not what limits: the trainer waited 0.4 % of the time for it"),
+        (run(0.38, 0.97, 0.97, slowest_samples=SLOW), 2,
+         "workers were 97 % busy, 81 % of it in __getitem__: add workers or make __getitem__ "
+         "cheaper; slowest samples: 77 (55 ms), 'a.png' (1.3 s)"),
+        (run(0.38, 0.97, 0.97, 0.9, 0.9), 4,
+         "workers were 94 % busy, 81 % of it in __getitem__: make __getitem__ cheaper; there "
+         "are 4 cores, so add workers only if these wait for files or network"),
+        (run(0.5, 0.9, 0.9, **stages(20, 140, 20), slowest_samples=SLOW), 2,
+         "workers were 90 % busy, 78 % of it in collate_fn: add workers or make collate_fn "
+         "cheaper (the default one stacks tensors where they are needed)"),
+        (run(0.5, 0.9, 0.9, **stages(20, 20, 140)), 2,
+         "workers were 90 % busy, 78 % of it writing batches into shared memory: add workers "
+         "or return tensors or arrays, which are copied, instead of objects, which are pickled"),
+        (run(0.2, 0.3, 0.3, stragglers=40.0, slowest_samples=SLOW[:1]), 2,
+         "a few slow samples were 82 % of the time in __getitem__: make these cheaper, or "
+         "raise prefetch_factor; slowest samples: 77 (55 ms)"),
+        (run(0.5, 0.95, 0.1, 0.1), 3,
+         "worker 0 was 95 % busy, the others 10 %: give the workers equal shares"),
+        (run(0.4, 0.3, 0.3, decode=lasted(30.0)), 2,
+         "75 % of that rebuilding batches in the training process: return tensors or arrays, "
+         "instead of objects that take long to unpickle"),
+        (run(0.4, 0.3, 0.3, decode=lasted(5.0), pin=lasted(90.0)), 2,
+         "the pin-memory thread was 95 % busy, mostly copying batches into page-locked memory:"
+         " return fewer, larger tensors, or try pin_memory=False"),
+        (run(0.4, 0.5, **elsewhere(0.2, 150_000_000, 180.0)), 1,
+         "remote workers were only 20 % busy: the network, or the process that takes batches "
+         "in, is the limit (150 MB a batch, 5 a second; 10 GbE carries 7.7): send less, images"
+         " as uint8, say, and convert and normalise them in the model; 50 % of the batches (75"
+         " GB) came from 2 remote workers (a.b 500), each 360 ms in transit"),
+        (run(0.4, 0.5, **elsewhere(0.2, 2_000, 180.0)), 1,
+         "remote workers were only 20 % busy: a batch of 2 kB is 360 ms on its way or waiting "
+         "for it: raise remote.in_flight, or make larger batches; 50 % of the batches (1 MB) "
+         "came from 2 remote workers (a.b 500), each 360 ms in transit"),
+        (run(0.4, 0.9, **elsewhere(0.9, 2_000, 10.0)), 1,
+         "workers were 93 % busy, 81 % of it in __getitem__: raise remote_workers or make "
+         "__getitem__ cheaper; 50 % of the batches (1 MB) came from 2 remote workers (a.b "
+         "500), each 20 ms in transit"),
+        (run(0.1, 0.3, 0.3, decode=lasted(1.0)), 2,
+         "workers were only 30 % busy, and the training process was not held up either: raise "
+         "prefetch_factor, so that more batches are ready when the trainer asks"),
+        (run(0.5, 0.5, **stages(40, 10)), 0,
+         "it loads the data itself, 80 % of that in __getitem__: set num_workers"),
+        (run(*(0.01, 0.3, 0.3), **stages(40, 10), **CACHE), 2,
+         "data loading is not what limits: the trainer waited 1.0 % of the time for it; 71 % "
+         "of the samples came from the cache, and reading samples was 80 % of the work on "
+         "batches: 2.1 GB more memory would hold all"),
+        (run(0.1, 0.9, 0.9, startup=8.0), 2,
+         "80 % of that for the first batch (8.0 s): starting workers takes that long, which "
+         "matters less the longer a run is"),
+        (run(0.1, 0.9, 0.9, startup=8.0, starts=20), 2,
+         "80 % of that for the first batches of 20 epochs (400 ms each): "
+         "persistent_workers=True starts workers once"),
+        (run(0.9, 0.9, startup=90.0, batches=1), 0,
+         "it loads the data itself, 89 % of that in __getitem__: set num_workers"),
     ],
-)
+)  # fmt: skip
 def test_cases(statistics: LoaderStatistics, num_workers: int, expected: str) -> None:
+    if statistics.wait_fraction >= 0.02:
+        waited = f"{100 * statistics.wait_fraction:.0f} % of the time"
+        expected = f"the trainer waited {waited}; {expected}"
     assert verdict(statistics, num_workers=num_workers, cores=4) == expected
 
 

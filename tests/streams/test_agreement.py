@@ -12,8 +12,9 @@ import torch
 from torch.distributed import HashStore, distributed_c10d
 
 from lit_loader import LoaderError
-from lit_loader.streams.agreement import Agreement
+from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.streams.job_store import JobStore, Talks
+from lit_loader.streams.tail import ShardTail, WholeRounds
 
 
 @pytest.fixture(autouse=True)
@@ -31,11 +32,13 @@ def store(monkeypatch: pytest.MonkeyPatch) -> HashStore:
 Tail = Literal["drop", "pad"]
 
 
-def agreements(tail: Tail, ranks: int, subject: str = "a") -> list[Agreement]:
-    jobs = [JobStore(subject, rank, ranks) for rank in range(ranks)]
-    return [
-        Agreement(tail, rank, [0] * ranks, False, job, "epoch 3") for rank, job in enumerate(jobs)
+def tails(tail: Tail, ranks: int, subject: str = "a") -> list[ShardTail]:
+    told = [
+        (rank, ranks, JobStore(subject, rank, ranks, "epoch 3"), "epoch 3") for rank in range(ranks)
     ]
+    if tail == "pad":
+        return [ShardTail(*each) for each in told]
+    return [WholeRounds(*each, points=[ReadPoint()]) for each in told]
 
 
 @pytest.mark.parametrize("tail", ["drop", "pad"])
@@ -43,7 +46,7 @@ def test_all_come_to_the_same_answer_whenever_they_read(tail: Tail) -> None:
     drawn = random.Random(4)
     for trial in range(30):
         lengths = [drawn.randrange(5) for _ in range(3)]
-        ends = agreements(tail, 3, str(trial))
+        ends = tails(tail, 3, str(trial))
         words = [
             (rank, count, count == length)
             for rank, length in enumerate(lengths)
@@ -57,43 +60,43 @@ def test_all_come_to_the_same_answer_whenever_they_read(tail: Tail) -> None:
             told[rank] = count
         assert told == lengths
         for rank, number in itertools.product(range(3), range(1, 7)):
-            answers[rank].append(ends[rank].admits(number))
+            answers[rank].append(ends[rank].agreed(number))
         count = min(lengths) if tail == "drop" else max(lengths)
         assert answers == [[True] * count + [False] * (6 - count)] * 3
 
 
 def test_a_rank_that_is_not_heard_of() -> None:
-    one, _ = agreements("drop", 2)
+    one, _ = tails("drop", 2)
     one.tell(1)
     text = r"rank 1 has not said for \d+ s \(the job's timeout\) whether it has a batch 1 in epoch"
     with pytest.raises(LoaderError, match=text):
-        one.admits(1)
+        one.agreed(1)
 
 
 def test_a_rank_that_leaves() -> None:
-    one, other = agreements("pad", 2)
+    one, other = tails("pad", 2)
     one.tell(2, final=True)
     other.tell(3)
     del other
-    assert one.admits(3)
+    assert one.agreed(3)
     with pytest.raises(LoaderError, match="it has ended, is late, has left the epoch, or iterates"):
-        one.admits(4)
+        one.agreed(4)
 
 
 def test_a_store_that_is_gone(store: HashStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, _ = agreements("drop", 2)
+    one, _ = tails("drop", 2)
     one.tell(1)
 
     def lost(*_: object) -> None:
         raise RuntimeError("Connection reset by peer")
 
-    monkeypatch.setattr(JobStore, "read", lost)
+    monkeypatch.setattr("lit_loader.streams.job_store._read", lost)
     with pytest.raises(LoaderError, match="store, in the first rank's process, is lost in epoch 3"):
-        one.admits(1)
+        one.agreed(1)
 
 
 def test_fewer_processes_than_ranks() -> None:
     with pytest.raises(
         LoaderError, match="the job of torch.distributed, and this one has 3 processes"
     ):
-        Talks().begin("Stream", 0, object(), 0, 4)
+        Talks().begin("Stream", 0, object(), 0, 4, "epoch 0")

@@ -28,7 +28,6 @@ from lit_loader.transport import codec
 from lit_loader.transport.messages import Reply, Resumed, Status, Task, position_of, unpack
 from lit_loader.transport.status_board import Progress
 from lit_loader.workers import main as worker
-from lit_loader.workers.making import BatchMaker
 from tests.support.samples import Cursor, hang
 
 POINTS: Final = {
@@ -175,7 +174,7 @@ def visit(point: str) -> None:
 def _install() -> None:
     """Put visits into the worker that this process is."""
     cls: Any = worker._Worker
-    receive, make, collating = cls._receive, BatchMaker.make, Progress.collating
+    receive, make, collating = cls._receive, worker.make_batch, Progress.collating
     await_space, send, run, begin = cls._await_space, cls._send, cls.run, Progress.begin
 
     def _receive(self: Any) -> Any:
@@ -191,8 +190,8 @@ def _install() -> None:
             visit("announcing")
         return begin(self, number, *place)
 
-    def carry(self: Any, *arguments: Any) -> Any:
-        batch = make(self, *arguments)
+    def carry(*arguments: Any) -> Any:
+        batch = make(*arguments)
         if _armed is not None and _armed.claim("carrying") is not None:
             return [batch, lambda: 0]
         return batch
@@ -222,7 +221,7 @@ def _install() -> None:
         finally:
             visit("stopping")
 
-    BatchMaker.make = carry  # type: ignore[method-assign]
+    worker.make_batch = carry
     for function in (_receive, _await_space, _send):
         setattr(cls, function.__name__, function)
     cls.run = _run

@@ -149,7 +149,7 @@ def ints(batches: Iterable[Any]) -> list[int]:
 
 def worker_pids(iterator: Any) -> list[int]:
     """Process ids of the workers that serve an iterator."""
-    return list(iterator.pool.pids)
+    return list(iterator.pool.workers.pids)
 
 
 def named_memory() -> set[str]:

@@ -14,15 +14,9 @@ import pytest
 
 import lit_loader
 from lit_loader.top import app, processes, snapshot
-from lit_loader.top.findings import findings
-from lit_loader.top.snapshot import Frame, Loader, Rank, Training, Worker
+from lit_loader.top.snapshot import Frame, Loader, Rank, Training, Worker, findings
 
 README = Path(lit_loader.__file__).parent / "top" / "README.md"
-
-
-def training(*loaders: Loader, ranks: int = 1) -> Training:
-    return Training(7, "python train.py", "ann", [Rank(7 + n, n, ranks, 1.0, 1 << 30, [*loaders])
-                                                  for n in range(ranks)])  # fmt: skip
 
 
 def hung(**options: Any) -> Loader:

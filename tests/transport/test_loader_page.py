@@ -11,8 +11,14 @@ from typing import Any
 
 import pytest
 
-from lit_loader.transport.board_view import OtherFormat, WorkerRow, read_board, read_index
-from lit_loader.transport.loader_page import PAGE_BYTES, LoaderPage
+from lit_loader.transport.loader_page import (
+    PAGE_BYTES,
+    LoaderPage,
+    OtherFormat,
+    WorkerRow,
+    read_board,
+    read_index,
+)
 from lit_loader.transport.messages import pack_indices
 from lit_loader.transport.status_board import ROW_WORDS, Progress, Stage, StatusBoard, board_bytes
 

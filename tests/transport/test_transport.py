@@ -16,7 +16,7 @@ from lit_loader.errors import LoaderError, TransportError
 from lit_loader.transport import arena as arena_module
 from lit_loader.workers.pipes import Pipes
 from tests.parity.tools import Gate
-from tests.support.samples import Call, Counting, Rows, ints, named_memory
+from tests.support.samples import Call, Counting, Rows, ints
 
 SMALL = 64 << 10
 
@@ -36,10 +36,6 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         monkeypatch.delattr(os, "memfd_create", raising=False)
         monkeypatch.setattr(arena_module, "_DISK_SLOT", SMALL)
     return request.param
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def is_row(row: torch.Tensor, index: int) -> bool:
@@ -74,23 +70,11 @@ def test_a_kept_batch_never_changes() -> None:
     assert all(is_row(row, index) for (_, index), row in kept.items())
 
 
-def test_descriptors_and_shared_memory_stay_as_they_are() -> None:
-    named = named_memory()
-    with DataLoader(Rows(1_500), num_workers=2, persistent_workers=True) as loader:
-        iterator = iter(loader)
-        kept = [next(iterator)]
-        begun = descriptors()
-        kept.extend(iterator)
-        assert descriptors() <= begun
-        assert named_memory() <= named
-    assert len(kept) == 1_500
-
-
 def test_an_epoch_leaves_only_warm_memory() -> None:
     """After a burst of kept batches the memory goes back when the next epoch begins."""
     with DataLoader(Rows(100, width=50_000), num_workers=2, persistent_workers=True) as loader:
         kept = list(loader)
-        fd = loader._core.pool._arena.fd
+        fd = loader._core.pool.arena.fd
         full = os.fstat(fd).st_blocks
         assert full * 512 > 30_000_000
         del kept

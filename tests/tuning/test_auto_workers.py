@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 import pickle
 import random
 from collections.abc import Iterator, Sequence
@@ -188,24 +187,19 @@ def test_a_number_in_text_comes_from_hydra() -> None:
     assert LoaderConfig.from_options(num_workers="auto").num_workers == "auto"
 
 
-def test_too_few_workers_that_can_be_started_are_a_bound() -> None:
-    class Two:
-        settled = True
-        num_workers = 2
-        pids = (os.getpid(), os.getpid())
-
-    auto = AutoWorkers(5)
-    auto.make_do(2)
-    assert auto._bounds(Two(), 0, None, 0).most == 2
-    assert (auto.setting.workers, auto.setting.reason) == (2, "more than 2 cannot be started")
-
-
 class Two:
     """Workers that are all up."""
 
     num_workers = 2
     settled = True
     pids: Sequence[int] = ()
+
+
+def test_too_few_workers_that_can_be_started_are_a_bound() -> None:
+    auto = AutoWorkers(5)
+    auto.make_do(2)
+    assert auto._bounds(Two(), 0, None, 0).most == 2
+    assert (auto.setting.workers, auto.setting.reason) == (2, "more than 2 cannot be started")
 
 
 @pytest.mark.parametrize(

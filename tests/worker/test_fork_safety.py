@@ -19,7 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -136,6 +136,10 @@ def drawing(seconds: float) -> Iterator[None]:
     thread.join()
 
 
+WITHOUT_ROOM: list[IO[str]] = []
+"""Files of logs."""
+
+
 @contextlib.contextmanager
 def writing_a_log() -> Iterator[None]:
     """Another thread is at writing a line, for which the file has no room."""
@@ -143,6 +147,7 @@ def writing_a_log() -> Iterator[None]:
     with open(writing, "w") as stream:
         handler = logging.StreamHandler(stream)
         log.addHandler(handler)
+        WITHOUT_ROOM.append(stream)
         thread = threading.Thread(target=log.info, args=("x" * 300_000,))
         thread.start()
         select.select([reading], [], [])
@@ -150,6 +155,7 @@ def writing_a_log() -> Iterator[None]:
             yield
         finally:
             log.removeHandler(handler)
+            WITHOUT_ROOM.clear()
             left = 300_001  # with the end of the line
             while left:
                 left -= len(os.read(reading, left))
@@ -202,10 +208,9 @@ HELD: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 def init(worker: int) -> None:
     """Take the locks in a worker."""
-    for handler in log.handlers:
-        if isinstance(handler, logging.StreamHandler):  # whose pipe is full
-            with open(os.devnull, "w") as nowhere:
-                os.dup2(nowhere.fileno(), handler.stream.fileno())
+    for stream in WITHOUT_ROOM:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), stream.fileno())
     log.info("worker %d", worker)
     torch.manual_seed(worker)
     for module in ACCELERATORS:

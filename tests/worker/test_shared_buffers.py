@@ -161,12 +161,12 @@ def test_it_is_told_what_memory_all_takes(method: str) -> None:
     assert (use.arena, use.shared_data, use.workers) == (0, 0, ())
 
 
-def full(fd: int, data: memoryview, offset: int) -> int:
+def full(fd: int, data: Any) -> int:
     raise OSError(28, "No space left on device")
 
 
 def test_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carrier, "pwrite", full)
+    monkeypatch.setattr(carrier, "write_all", full)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(LoaderError, match="no room in memory for the dataset's arrays .*'fork'"):
         list(loader_of(Bulk(), "forkserver"))

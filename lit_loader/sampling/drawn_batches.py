@@ -1,4 +1,4 @@
-"""`SamplerCursor`: a user's sampler in one epoch, drawn from up to a position and on from there.
+"""A user's sampler in one epoch: drawn from up to a position and on from there, batch by batch.
 
 ::
 
@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import copy
 import itertools
+import numbers
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -38,42 +39,51 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from lit_loader.checkpoint.position import EpochPosition
 from lit_loader.checkpoint.sampler_state import digest
 from lit_loader.checkpoint.stateful import ITERATOR, Opened
 from lit_loader.checkpoint.untrusted_state import damaged, is_count, resuming
-from lit_loader.describe import program_stacklevel
+from lit_loader.describe import program_stacklevel, short_repr
+from lit_loader.errors import OptionError
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.orders import EpochOrder
 from lit_loader.sampling.user_sampler import COUNTED, SAMPLER, Marks
 from lit_loader.seeding.generator_state import Loan, preserved
 from lit_loader.seeding.seeds import derive, seed_globals
+from lit_loader.system.interrupts import is_interruption
 
-__all__ = ["SamplerCursor"]
+__all__ = ["DrawnBatches"]
 
+_NOWHERE: Final = -1
 _SAMPLER_STREAM = 0x5A3F  # keeps a sampler's seeds apart from those of the batches it makes
 _T = TypeVar("_T")
 
 
-class SamplerCursor:
-    """A sampler in one epoch, from one position on.
+class DrawnBatches:
+    """One rank's batches of an epoch; nothing is asked of the sampler before the first.
 
-    ``given`` is what :meth:`state` gave there; None: the sampler begins the epoch as it is.
-    ``head`` are the stream's first items, noted while it is striped: ranks get some again at its
-    end.
+    ``given`` is what :meth:`state` gave at the start, where a position from outside is gone on
+    from, empty if there is nothing; None: the sampler begins the epoch as it is.
     """
+
+    computed = False
 
     def __init__(
         self,
         plan: BatchPlan,
         epoch: int,
         seed: int,
-        position: int,
-        given: Mapping[str, Any] | None,
+        start: int = 0,
+        given: Mapping[str, Any] | None = None,
     ) -> None:
-        self._plan, self._user, self._position = plan, plan.sampler, position
-        self._epoch, self._given, self._resumed = epoch, dict(given or {}), given is not None
+        self._plan, self._user, self._epoch = plan, plan.sampler, epoch
         self._group_size = plan.size * plan.shard.num_replicas
         self._seed = derive(seed, epoch, _SAMPLER_STREAM)
+        self._begin_at(start, given)
+
+    def _begin_at(self, position: int, given: Mapping[str, Any] | None) -> None:
+        self._at = _NOWHERE
+        self._position, self._given, self._resumed = position, dict(given or {}), given is not None
         self._isolated = self._drew = False  # from the global generators; whether it draws there
         self._seeded = False  # whether the program has set the sampler's generators for the epoch
         self._groups, self._ahead = 0, list[Any]()  # drawn; items that are not given yet
@@ -83,7 +93,40 @@ class SamplerCursor:
         self._start: Marks | None = None  # where the sampler's generators were as the epoch began
         self._there: Marks | None = None  # and at the position
         self._drawn, self._first = 0, -1  # digests of what was drawn, and of the first batch
-        self.head: list[Any] = list(self._given.get("head", ()))
+        # The stream's first items, noted while it is striped: ranks get some again at its end.
+        self._head: list[Any] = list(self._given.get("head", ()))
+        self._batches = self._rank_batches()
+        self._at = position  # the batch that comes next
+
+    def draw(self, number: int, where: EpochPosition) -> Any:
+        """Give batch ``number``: a list of indices, one index, or what the batch sampler yields.
+
+        It is the one that comes next, or one before it: a signal handler's exception may have ended
+        a sampler's iterator, which is a generator most times, or have kept the batch from whoever
+        asked for it. ``where`` has what the sampler was there, and notes what it is behind this
+        batch: samplers are drawn from ahead of delivery.
+        """
+        if self._at != number:
+            state = where.sampler_at(number)
+            self._user.unpack(state or {})  # the program has set nothing in between
+            self._begin_at(number, state)
+        self._at = _NOWHERE
+        try:
+            batch = next(self._batches)
+        except Exception as error:
+            # An exception within this question leaves it nowhere, too.
+            if not is_interruption(error):
+                self._at = number
+            raise
+        finally:  # also at its end, which may draw: what is elsewhere later, the program has set
+            marks = self._user.marks()
+        self._at = number + 1
+        where.drawn(number, self.state(), marks)
+        return batch
+
+    def draw_end(self) -> None:
+        """Let the sampler come to its end, behind the last batch."""
+        next(self._batches, None)
 
     def state(self) -> dict[str, Any] | None:
         """Give what the sampler must remember behind the group drawn last; None: nothing."""
@@ -93,7 +136,7 @@ class SamplerCursor:
         drawn = [self._drawn, *_whose(self._plan)]
         return {**self._kept, **self._user.known_heads(), **counted, "drawn": drawn}
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         """Note where the sampler's generators are as the epoch begins."""
         user = self._user
         # In its midst an epoch that no set_epoch tells goes on as it began, whatever is set later.
@@ -103,8 +146,23 @@ class SamplerCursor:
         self._kept, self._start = user.pack(), user.marks()
         user.begin(self._epoch)
 
-    def groups(self) -> Iterator[list[Any]]:
-        """Draw the items of all ranks, batch by batch, from the position on."""
+    def _rank_batches(self) -> Iterator[Any]:
+        """Draw this rank's batches, from the position on."""
+        plan, shard, head = self._plan, self._plan.shard, self._head
+        needed = shard.num_replicas - 1 if shard.tail == "pad" else 0  # again, at the end
+        self._begin()
+        for group in self._groups_from_position():
+            if len(head) < needed:
+                head += group[: needed - len(head)]
+            mine = shard.deal(group, head)
+            if not mine or (plan.drop_last and len(mine) < plan.size):
+                continue
+            if plan.batched and type(mine[0]) is not list:
+                _refuse_single(mine[0])
+            yield mine[0] if plan.single else mine
+
+    def _groups_from_position(self) -> Iterator[list[Any]]:
+        """Draw the items of all ranks, batch by batch."""
         user, given = self._user, self._given
         group = self._come_to_position()
         if group is None:
@@ -120,35 +178,28 @@ class SamplerCursor:
             known = tuple(given["heads"][2:]) in ((), _whose(self._plan))
             user.heads = list(given["heads"]) if known else []
         first, last, *_ = user.heads or (self._first, self._first)
-        if user.heads and self._resumed and not self._position and self._first == first:
-            group = self._come_again(group, last)
-        if self._isolated and not self._drew:
-            user.wanders |= self._first != last and self._is_a_riddle
-            user.heads = [first, self._first, *_whose(self._plan)]
-        while group:
-            yield group
-            group = self._take(self._group_size)
-
-    def _come_again(self, group: list[Any], last: int) -> list[Any]:
-        """Warn if a resumed epoch begins as the sampler's first one did, and should not.
-
-        Of a sampler that has given one epoch it is not known whether it counts how often it is
-        iterated: it is iterated again, and then has counted this. Returns the epoch's first group;
-        ``last`` is a digest of that of the epoch before.
-        """
-        if last != self._first and self._user.shows_first and not self._seeded:
-            self._say(
-                f"begins epoch {self._epoch} with the order of its first epoch: it was not brought "
-                "to where it was when the state was taken"
-            )
-        elif last == self._first and self._is_a_riddle:
+        begins_anew = self._resumed and not self._position and self._first == first
+        if begins_anew and first != last:
+            if user.shows_first and not self._seeded:
+                self._say(
+                    f"begins epoch {self._epoch} with the order of its first epoch: it was not "
+                    "brought to where it was when the state was taken"
+                )
+        elif begins_anew and user.heads and self._is_a_riddle:
+            # Of one epoch alone it is not known whether the sampler counts how often it is
+            # iterated: it is iterated again, and then has counted this.
             group = self._reach({}) or []
             if self._first != last:
                 self._say(
                     "gives another order each time it is iterated, which is not part of the state: "
                     f"from epoch {self._epoch} on it may not be what it would have been"
                 )
-        return group
+        if self._isolated and not self._drew:
+            user.wanders |= self._first != last and self._is_a_riddle
+            user.heads = [first, self._first, *_whose(self._plan)]
+        while group:
+            yield group
+            group = self._take(self._group_size)
 
     def leave(self) -> bool:
         """Bring the sampler to where it goes on from, after an epoch that is left at the position.
@@ -159,7 +210,7 @@ class SamplerCursor:
         """
         seeded, found = self._user.was_seeded(), self._user.marks()
         self._resumed = not seeded
-        self.begin()
+        self._begin()
         known = tuple(self._given.get("drawn", ()))[1:] == _whose(self._plan)
         is_same = self._come_to_position() is not None and known
         if seeded:
@@ -199,7 +250,7 @@ class SamplerCursor:
         needed, size = self._plan.shard.num_replicas - 1, self._group_size
         while skipped > 0 and (self._ahead or not self._is_over):  # in the same batches
             taken = self._take(min(skipped, size))
-            self.head += taken[: max(0, needed - len(self.head))]
+            self._head += taken[: max(0, needed - len(self._head))]
             skipped -= size
         self._there = self._user.marks()
         drawn = tuple(given.get("drawn", ()))
@@ -334,3 +385,16 @@ def _whose(plan: BatchPlan) -> tuple[int, int]:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return 0, 1
+
+
+def _refuse_single(batch: Any) -> None:
+    """Refuse what a flat batch sampler gives; a batch may be any other object than a number."""
+    if (
+        batch is None
+        or isinstance(batch, numbers.Number)
+        or (isinstance(batch, (torch.Tensor, np.ndarray)) and not batch.ndim)
+    ):
+        raise OptionError(
+            f"batch_sampler gave {short_repr(batch)} ({type(batch).__name__}), where a list of the "
+            "batch's indices is expected: give lists, or use sampler with batch_size"
+        )
