@@ -1,7 +1,7 @@
-"""The documentation as a site: its pages, links and search index; and looked at in a browser.
+"""The documentation as a site: its pages, links and search index.
 
 The site is built here where mkdocs is installed, ``pip install -c constraints.txt -r
-.docs/requirements.txt``, or is the one at LIT_LOADER_SITE. The browser is PyQt6-WebEngine.
+.docs/requirements.txt``, or is the one at LIT_LOADER_SITE.
 """
 
 from __future__ import annotations
