@@ -319,18 +319,7 @@ def make_batch(
 ) -> Any:
     """Make a batch in a process whose global generators are its own: a worker, here or elsewhere.
 
-    Args:
-        loader: A `BatchLoader`, or `Readers`; :meth:`BatchLoader.load` says the rest.
-        indices: As there.
-        number: As there.
-        epoch: As there.
-        seed: As there.
-        progress: As there.
-
-    Raises:
-        EndOfData: An iterable dataset has no more.
-        Cancelled: The batch is no longer wanted.
-        Exception: Whatever the user's code raises.
+    By a `BatchLoader` or `Readers`; what goes in and comes out is as with :meth:`BatchLoader.load`.
     """
     if loader.reads_table:
         batch = loader.take(indices, progress)
