@@ -304,8 +304,8 @@ class Progress:
     ) -> bool:
         """Begin a task's batch, if it is wanted still; returns whether it is.
 
-        Without a ``token`` it is. Its indices are ``nbytes`` bytes at ``offset`` of the arena, until
-        the batch takes their place.
+        Without a ``token`` it is. Its indices are ``nbytes`` bytes at ``offset`` of the arena,
+        until the batch takes their place.
         """
         words, row = self._words, self._row
         if token and (words[TOKEN] != token or words[row + _VOID] >> place % VOIDABLE & 1):

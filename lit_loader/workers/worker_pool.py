@@ -643,8 +643,8 @@ class WorkerPool:
     def replace(self, worker: int, skip_task: int | None = None) -> None:
         """Put a new process in the place of a worker that has ended; its tasks are assigned again.
 
-        But for ``skip_task``, a task's number. One that was to leave has no successor. A LoaderError
-        if no process can be started.
+        But for ``skip_task``, a task's number. One that was to leave has no successor. Raises a
+        LoaderError if no process can be started.
         """
         self._read_all()
         with HeldBack(), self._lock:
