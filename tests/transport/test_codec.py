@@ -34,11 +34,11 @@ pytestmark = [  # of torch's own, on making the tensors that these tests send
 
 
 class Lease(np.ndarray):
-    """A slot's memory, of a class of its own as the arena's leases are; its base is an array."""
+    """A slot's memory, of a class of its own as the arena's leases are, and over no other array."""
 
 
-def new_slot(capacity: int = CAPACITY, fill: int = 0xA5) -> Lease:
-    return np.full(capacity, fill, np.uint8).view(Lease)
+def new_slot(capacity: int = CAPACITY) -> Lease:
+    return Lease(capacity, np.uint8, bytearray(b"\xa5" * capacity))
 
 
 _divide: Any = None
