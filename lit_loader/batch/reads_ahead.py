@@ -27,28 +27,13 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import (
-    Callable,
-    Coroutine,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-    Sized,
-)
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar, overload
 
-from lit_loader.batch.reads_declared import (
-    Call,
-    Key,
-    key_of,
-    read_in_loop,
-    read_now,
-    reads_of,
-)
+from lit_loader.batch.reads_declared import Call, Key, key_of, read_in_loop, read_now, reads_of
 from lit_loader.context import in_read, reading
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
@@ -67,8 +52,6 @@ LOOK: Final = 0.01
 CROWD: Final = 4
 """Times the reads at a time that there may be threads: some may hang in what nobody waits for."""
 
-_Job = tuple[Future[Any], Call, tuple[Any, ...]]
-
 
 class _Background:
     """Daemon threads, as many as there is work for. An executor's are waited for at exit.
@@ -81,7 +64,7 @@ class _Background:
         self._pid = os.getpid()
         self._most = CROWD * reads
         self._changed = threading.Condition()
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[tuple[Future[Any], Call, tuple[Any, ...]]] = deque()
         self._idle = self._count = 0
         self._ended = False
 

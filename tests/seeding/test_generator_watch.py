@@ -247,14 +247,7 @@ KINDS: dict[str, Callable[[], Drawing]] = {
     kind.__name__: kind
     for kind in (
         *(Lazy, Cached, LazyElsewhere, LazyOnTheClass, RenewedLazily),
-        *(
-            Renewed,
-            RenewedInside,
-            Fleeting,
-            Long,
-            ModuleAttribute,
-            ClassAttribute,
-        ),
+        *(Renewed, RenewedInside, Fleeting, Long, ModuleAttribute, ClassAttribute),
     )
 } | {name: functools.partial(Inside, hide) for name, hide in HIDDEN.items()}
 

@@ -7,13 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from lit_loader.transport.messages import (
-    SIZE,
-    Message,
-    pack,
-    unpack,
-    unpack_all,
-)
+from lit_loader.transport.messages import SIZE, Message, pack, unpack, unpack_all
 
 LARGEST = {"seed": 2**64 - 1, "token": 2**64 - 1, "worker": 2**16 - 1, "status": 3}
 KINDS = get_args(Message)
