@@ -40,7 +40,6 @@ LONG: Final = (
     "worker/test_shared_lists.py::test_in_workers_only_and_if_asked_for[[]spawn*",
     "faults/test_lifecycle.py::test_exit_with_live_iterators[[]spawn*",
     "hydra/test_hydra_commands.py::test_submitit_launcher",
-    "iteration/test_limits.py::test_a_disk_that_says_it_is_full[[]10 MB*",
     "iteration/test_limits.py::test_a_full_disk_behind_the_temporary_directory[[]10m*",
     "iteration/test_limits.py::test_a_small_address_space_and_large_batches[[]3000 MB*",
     "mixture/test_mixture.py::test_streams_resume_in_mid_epoch[[]*-2]",
