@@ -134,10 +134,6 @@ class WorkerSet:
         """Bytes of the dataset that they share."""
         return 0 if self.starter is None else self.starter.shared_data
 
-    def rows(self) -> dict[int, BoardRow]:
-        """What each of them is doing."""
-        return {worker: self._board.read(worker) for worker in self.started}
-
     def is_wanted(self, worker: int) -> bool:
         """Whether there is to be a worker with this number."""
         return worker < self.num_workers or worker == self.relay

@@ -117,7 +117,7 @@ class Chaos:
 
     def _may_strike(self, lane: Lane, pool: WorkerPool, worker: int) -> bool:
         """Whether the batch that a worker is at was not struck before; notes that it is now."""
-        row = pool.workers.rows()[worker]
+        row = pool._board.read(worker)
         if row.stage not in Stage.BUSY:
             return True
         key = (lane.name, row.number)

@@ -8,23 +8,23 @@ import pytest
 
 from lit_loader import DataLoader
 from lit_loader.errors import LoaderError
-from lit_loader.statistics.recorder import Recorder
+from lit_loader.iteration.core import LoaderCore
 from tests.support.samples import Call, ints
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_stray_stop_iteration(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Raised by something that is called when a batch has been made, and is about to be given."""
-    add, calls = Recorder.add, 0
+    note, calls = LoaderCore.note, 0
 
-    def stray(self: Recorder, record: Any) -> None:
+    def stray(*arguments: Any) -> None:
         nonlocal calls
         calls += 1
         if calls == 3:
             next(iter([]))
-        add(self, record)
+        note(*arguments)
 
-    monkeypatch.setattr(Recorder, "add", stray)
+    monkeypatch.setattr(LoaderCore, "note", stray)
     with DataLoader(Call(int, 8), num_workers=num_workers) as loader:
         iterator, found = iter(loader), []
         found += [int(next(iterator)), int(next(iterator))]

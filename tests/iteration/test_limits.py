@@ -5,6 +5,7 @@ Each test is a program of its own, which sets the limit for itself and runs a re
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -92,6 +93,7 @@ def run(program: str, tmp_path: Path, shell: str | None = None, **words: object)
     return done.stdout.splitlines()
 
 
+@functools.cache
 def can_mount() -> bool:
     """Whether a program may have mounts of its own here."""
     if shutil.which("unshare") is None:
@@ -99,9 +101,6 @@ def can_mount() -> bool:
     script = ["sh", "-c", "mount -t tmpfs none /mnt"]
     command = ["unshare", "--user", "--map-root-user", "--mount", *script]
     return subprocess.run(command, capture_output=True, timeout=30).returncode == 0
-
-
-mounts = pytest.mark.skipif(not can_mount(), reason="no mounts of one's own here")
 
 
 # Open files ------------------------------------------------------------------------------------
@@ -251,7 +250,7 @@ def test_nothing_lies_in_dev_shm(tmp_path: Path) -> None:
     assert run(KEEPS_100_MB, tmp_path) == ["100 False False"]
 
 
-@mounts
+@pytest.mark.skipif(not can_mount(), reason="no mounts of one's own here")
 def test_a_tiny_dev_shm(tmp_path: Path) -> None:
     """As in a container (64 MB there): 100 MB of batches are held beside it."""
     shell = IN_NAMESPACE.replace("&&", "&& df /dev/shm | tail -n 1 | tr -s ' ' | cut -d' ' -f2 &&")
@@ -270,38 +269,30 @@ FULL_DISK = """
 """
 
 
-def check_full_disk(lines: list[str], refused: bool) -> None:
-    if refused:
+@pytest.mark.parametrize("size", [1, 10], ids="{}m".format)
+def test_a_full_disk_behind_the_temporary_directory(tmp_path: Path, size: int) -> None:
+    """Small slots, or an error; never SIGBUS, as writing into a file on a full disk gives."""
+    if can_mount():
+        place = tmp_path / "disk"
+        place.mkdir()
+        words = {"size": f"{size}m", "place": place, "tmpdir": place}
+        lines = run(FULL_DISK, tmp_path, IN_NAMESPACE, **words)
+    else:  # a disk that says so
+        program = f"""
+            allocate = os.posix_fallocate
+
+            def nearly_full(fd, offset, nbytes):
+                if offset + nbytes > {size} * MB:
+                    raise OSError(28, "No space left on device")
+                allocate(fd, offset, nbytes)
+
+            os.posix_fallocate = nearly_full
+        """
+        lines = run(textwrap.dedent(program) + textwrap.dedent(FULL_DISK), tmp_path)
+    if size == 1:
         assert len(lines) == 1
         assert "No space left on device" in lines[0]
         assert "TMPDIR" in lines[0]
     else:
         assert lines[0] == "300 True"
         assert "shared memory" in lines[1]
-
-
-@mounts
-@pytest.mark.parametrize("size", ["1m", "10m"])
-def test_a_full_disk_behind_the_temporary_directory(tmp_path: Path, size: str) -> None:
-    """Small slots, or an error; never SIGBUS, as writing into a file on a full disk gives."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    lines = run(FULL_DISK, tmp_path, IN_NAMESPACE, size=size, place=place, tmpdir=place)
-    check_full_disk(lines, refused=size == "1m")
-
-
-@pytest.mark.parametrize("size", [1, 10], ids="{} MB".format)
-def test_a_disk_that_says_it_is_full(tmp_path: Path, size: int) -> None:
-    """The same, also where nothing can be mounted."""
-    program = f"""
-        allocate = os.posix_fallocate
-
-        def nearly_full(fd, offset, nbytes):
-            if offset + nbytes > {size} * MB:
-                raise OSError(28, "No space left on device")
-            allocate(fd, offset, nbytes)
-
-        os.posix_fallocate = nearly_full
-    """
-    lines = run(textwrap.dedent(program) + textwrap.dedent(FULL_DISK), tmp_path)
-    check_full_disk(lines, refused=size == 1)

@@ -327,9 +327,7 @@ def test_stopped_while_idle_in_mid_epoch() -> None:
     iterator = iter(DataLoader(range(20), num_workers=1, timeout=0.5))
     found = [int(next(iterator))]
     pool = iterator.pool
-    until(
-        lambda: pool.workers.rows()[0].stage == Stage.IDLE and pool.unread == 2
-    )  # all that it had
+    until(lambda: pool._board.read(0).stage == Stage.IDLE and pool.unread == 2)  # all that it had
     os.kill(pool.workers.pids[0], signal.SIGSTOP)
     with told(1) as texts:
         found += ints(iterator)

@@ -19,7 +19,6 @@ LONG: Final = (
     "bench/test_bench_app.py::test_every_case_measures[[]decoding*",
     "bench/test_bench_app.py::test_every_case_measures[[]transport*",
     "hydra/test_hydra_commands.py::test_submitit_launcher",
-    "iteration/test_limits.py::test_a_disk_that_says_it_is_full[[]10 MB*",
     "iteration/test_limits.py::test_a_full_disk_behind_the_temporary_directory[[]10m*",
     "iteration/test_limits.py::test_a_small_address_space_and_large_batches[[]3000 MB*",
     "lightning/test_fabric.py::test_two_processes",
