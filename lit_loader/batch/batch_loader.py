@@ -17,17 +17,16 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from lit_loader.batch.batch_mark import mark_of
 from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.batch.collate import default_collate
+from lit_loader.batch.digest import mark_of
 from lit_loader.batch.fetch import IterableFetcher, MapFetcher, as_read
 from lit_loader.batch.sample_errors import OMITTED, Attempts
 from lit_loader.batch.tolerant_fetch import TolerantMapFetcher
 from lit_loader.context import reading
 from lit_loader.seeding import generator_lock
-from lit_loader.seeding.find_generators import HeldGenerators
+from lit_loader.seeding.find_generators import LATE, GeneratorWatch, HeldGenerators
 from lit_loader.seeding.generator_state import Rewind
-from lit_loader.seeding.generator_watch import LATE, GeneratorWatch
 from lit_loader.seeding.seeds import BatchRng, derive, extend, sample_seed, seed_globals
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.remote_error import ReaderShare
@@ -320,18 +319,7 @@ def make_batch(
 ) -> Any:
     """Make a batch in a process whose global generators are its own: a worker, here or elsewhere.
 
-    Args:
-        loader: A `BatchLoader`, or `Readers`; :meth:`BatchLoader.load` says the rest.
-        indices: As there.
-        number: As there.
-        epoch: As there.
-        seed: As there.
-        progress: As there.
-
-    Raises:
-        EndOfData: An iterable dataset has no more.
-        Cancelled: The batch is no longer wanted.
-        Exception: Whatever the user's code raises.
+    By a `BatchLoader` or `Readers`; what goes in and comes out is as with :meth:`BatchLoader.load`.
     """
     if loader.reads_table:
         batch = loader.take(indices, progress)

@@ -18,7 +18,7 @@ from lit_loader.batch.reads_declared import declares_reads
 from lit_loader.batch.sample_errors import SampleError, Tolerance
 from lit_loader.batch.tensor_table import Table, table_of
 from lit_loader.checkpoint.position import Shards
-from lit_loader.seeding.generator_watch import GeneratorWatch
+from lit_loader.seeding.find_generators import GeneratorWatch
 
 __all__ = ["BatchSpec", "BatchWithReport"]
 

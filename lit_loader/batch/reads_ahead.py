@@ -20,6 +20,8 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import sys
 import threading
 import time
@@ -39,9 +41,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar, overload
 
-from lit_loader.batch.reads_background import Background, Call, read_now
-from lit_loader.batch.reads_declared import Key, key_of, reads_of
-from lit_loader.context import reading
+from lit_loader.batch.reads_declared import (
+    Call,
+    Key,
+    key_of,
+    read_in_loop,
+    read_now,
+    reads_of,
+)
+from lit_loader.context import in_read, reading
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.seeding.generator_state import Draws
@@ -55,6 +63,78 @@ IN_VAIN: Final = 3
 
 LOOK: Final = 0.01
 """Seconds between two looks at the generators while a sample waits for its read."""
+
+CROWD: Final = 4
+"""Times the reads at a time that there may be threads: some may hang in what nobody waits for."""
+
+_Job = tuple[Future[Any], Call, tuple[Any, ...]]
+
+
+class _Background:
+    """Daemon threads, as many as there is work for. An executor's are waited for at exit.
+
+    ``reads`` are to be under way at a time. A fork's copies of the threads do nothing: the child
+    reads by itself what it has not got.
+    """
+
+    def __init__(self, reads: int) -> None:
+        self._pid = os.getpid()
+        self._most = CROWD * reads
+        self._changed = threading.Condition()
+        self._jobs: deque[_Job] = deque()
+        self._idle = self._count = 0
+        self._ended = False
+
+    def start(self, future: Future[Any], read: Call, arguments: tuple[Any, ...]) -> None:
+        """Begin a read, for what its future is to give."""
+        if inspect.iscoroutinefunction(read):
+            return read_in_loop(future, read, arguments)
+        with self._changed:
+            self._jobs.append((future, read, arguments))
+            if self._idle >= len(self._jobs):
+                self._changed.notify()
+            elif self._count < self._most:
+                try:
+                    threading.Thread(target=self._run, name="lit_loader read", daemon=True).start()
+                except RuntimeError:
+                    return  # no more can be started: who waits for the read does it himself
+                self._count += 1
+
+    def outcome(self, future: Future[Any], read: Call, arguments: tuple[Any, ...]) -> Any:
+        """Wait for a read, and give what it gives; what no thread has begun with is done here."""
+        if not future.done():
+            in_loop = inspect.iscoroutinefunction(read)
+            if self._pid != os.getpid() or (not in_loop and future.cancel()):
+                return read_now(read, arguments)
+        return future.result()
+
+    def end(self) -> None:
+        """End the threads, as far as they do not read."""
+        self._ended = True
+        with self._changed:  # whose lock may be had again, by the garbage collector in start()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        in_read.set(True)
+        while True:
+            with self._changed:
+                self._idle += 1
+                self._changed.wait_for(lambda: self._jobs or self._ended)
+                self._idle -= 1
+                if self._ended:
+                    return
+                job = self._jobs.popleft()
+            _read(*job)
+            del job  # with what it has read
+
+
+def _read(future: Future[Any], read: Call, arguments: tuple[Any, ...]) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(read(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+            del future  # its exception's traceback holds this frame
 
 
 @dataclass(eq=False)
@@ -84,7 +164,7 @@ class ReadAhead:
         self.progress: Progress | None = None  # notes that a sample waits; None: nobody looks
         self.sharing: Sized = ()  # readers of a stream that share the reads
         self._draws: Draws | None = None  # sees whether a read draws; None before the first read
-        self.background = Background(reads)
+        self.background = _Background(reads)
         weakref.finalize(self, self.background.end)
         self._lock = threading.RLock()
         self._owner = threading.get_ident()

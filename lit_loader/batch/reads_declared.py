@@ -1,4 +1,4 @@
-"""`reads_ahead`: a dataset says which part of a sample waits; and what a sample is read from.
+"""`reads_ahead`: a dataset says which part of a sample waits; what it is read from, and how.
 
 ::
 
@@ -15,29 +15,38 @@ import asyncio
 import bisect
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import CancelledError
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError, Future
+from types import MappingProxyType
 from typing import Any, Final, TypeVar, overload
 
 import numpy as np
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset
 
-from lit_loader.batch.reads_background import Call, read_now
 from lit_loader.context import in_read, reading
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import LoaderError, OptionError
 
-__all__ = ["Key", "declares_reads", "key_of", "reads_ahead", "reads_of"]
+__all__ = [
+    *("Call", "Key", "declares_reads", "key_of", "read_in_loop", "read_now"),
+    *("reads_ahead", "reads_of"),
+]
 
 _D = TypeVar("_D")
 _I = TypeVar("_I")
 _R = TypeVar("_R")
 
+Call = Callable[..., Any]
+
 Key = tuple[int, Call, Any]
 """What is read: the dataset (by its id), the method, the index with its type."""
 
 _MARK: Final = "__lit_loader_reads__"
+
+_NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 @overload
@@ -230,3 +239,65 @@ def _exact(index: Any) -> Any:
     if kind is Tensor and not index.ndim:  # from a Subset by a tensor
         return kind, index.dtype, index.item()
     return None
+
+
+# --- how a read is called: a coroutine in the one event loop of its process ---
+
+
+def read_now(read: Call, arguments: tuple[Any, ...], options: Mapping[str, Any] = _NONE) -> Any:
+    """Read, and wait for it."""
+    if inspect.iscoroutinefunction(read):
+        future: Future[Any] = Future()
+        read_in_loop(future, read, arguments, options)
+        return future.result()
+    token = in_read.set(True)
+    try:
+        return read(*arguments, **options)
+    finally:
+        in_read.reset(token)
+
+
+def read_in_loop(
+    future: Future[Any], read: Call, arguments: tuple[Any, ...], options: Mapping[str, Any] = _NONE
+) -> None:
+    """Begin to read by a coroutine, which is cancelled with the future."""
+    task = asyncio.run_coroutine_threadsafe(_await(future, read, arguments, options), _loop())
+    future.add_done_callback(lambda done: done.cancelled() and task.cancel())
+
+
+async def _await(
+    future: Future[Any], read: Call, arguments: tuple[Any, ...], options: Mapping[str, Any]
+) -> None:
+    in_read.set(True)
+    failed: BaseException | None = None
+    value = None
+    try:
+        value = await read(*arguments, **options)
+    except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop
+        failed = RuntimeError(f"{read.__qualname__} raised {error!r}")
+        failed.__cause__ = error
+    except BaseException as error:
+        failed = error
+    if future.set_running_or_notify_cancel():  # not before, so that it can be cancelled
+        future.set_result(value) if failed is None else future.set_exception(failed)
+    del future, failed  # its traceback holds this frame
+
+
+_loops: Final[dict[int, asyncio.AbstractEventLoop]] = {}
+"""The event loop of a process, by its id."""
+
+_making: Final = threading.Lock()
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """The process's event loop, one for all: a client that was made in it is of use in it alone."""
+    pid = os.getpid()
+    if pid not in _loops:
+        with _making:
+            if pid not in _loops:
+                loop = asyncio.new_event_loop()
+                threading.Thread(
+                    target=loop.run_forever, name="event loop of reads_ahead", daemon=True
+                ).start()
+                _loops[pid] = loop
+    return _loops[pid]

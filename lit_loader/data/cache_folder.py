@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import re
+import secrets
 import stat
 import time
 from pathlib import Path
@@ -69,18 +69,13 @@ class Folder:
             )
         with contextlib.suppress(FileExistsError):
             os.mkdir(_NEW, 0o700, dir_fd=self._file.fd)
-        self._made: set[str] = set()
-        self._number = 0
-        self._sweep()
-        if not (path / "about.txt").exists():
-            self._write("about.txt", f"{key}\n{about}\n".encode())
-
-    def _sweep(self) -> None:
-        """Remove what processes that were killed have not finished."""
+        # What processes that were killed have not finished goes.
         with contextlib.suppress(OSError):
-            for entry in os.scandir(self.path / _NEW):
+            for entry in os.scandir(path / _NEW):
                 if time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE:
                     os.unlink(entry.path)
+        if not (path / "about.txt").exists():
+            self._write("about.txt", f"{key}\n{about}\n".encode())
 
     def __contains__(self, index: int) -> bool:
         try:
@@ -107,15 +102,12 @@ class Folder:
         """Write a sample's entry, in the place of what is there; OSError: it cannot be written."""
         seal(entry)
         folder = f"{index // _EACH:06}"
-        if folder not in self._made:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(folder, 0o700, dir_fd=self._file.fd)
-            self._made.add(folder)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700, dir_fd=self._file.fd)
         self._write(f"{folder}/{index}", entry.data)
 
     def _write(self, name: str, data: bytes | memoryview) -> None:
-        self._number += 1
-        new = f"{_NEW}/{platform.node()}-{os.getpid()}-{time.monotonic_ns()}-{self._number}"
+        new = f"{_NEW}/{secrets.token_hex(16)}"
         fd = os.open(new, _WRITE, 0o600, dir_fd=self._file.fd)
         try:
             try:

@@ -71,8 +71,7 @@ class Note(IntEnum):
 class Counter(IntEnum):
     """What a process counts."""
 
-    FROM_MEMORY = 0
-    FROM_DISK = 1
+    HITS = 0
     MADE = 2
     KEPT = 3
     KEPT_BYTES = 4
@@ -245,11 +244,11 @@ class SharedStore:
 
     def figures(self) -> CacheFigures:
         """Say what is held, and what that has spared."""
-        hits = self.total(Counter.FROM_MEMORY) + self.total(Counter.FROM_DISK)
         kept, lacking = self.total(Counter.KEPT), 0
         if kept and self.limit and not self.is_open:
             lacking = self.total(Counter.KEPT_BYTES) * max(0, self.length - kept) // kept
-        return CacheFigures(hits, self.total(Counter.MADE), self.used, lacking)
+        hits, misses = self.total(Counter.HITS), self.total(Counter.MADE)
+        return CacheFigures(hits, misses, self.used, lacking)
 
     # --- counters and notes ---
 

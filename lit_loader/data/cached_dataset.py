@@ -202,17 +202,14 @@ class CachedDataset(Dataset[T_co]):
         """Give a sample from memory, or from disk; `MISSING` if it is in neither."""
         store = self._store
         sample = store.get(number)
+        if sample is MISSING and self._folder is not None:
+            entry = self._folder.get(number)
+            if entry is not None:
+                sample = unpack(number, entry.copy() if store.is_open else entry)
+                if sample is not MISSING and store.is_open:
+                    store.put(number, entry)
         if sample is not MISSING:
-            store.count(Counter.FROM_MEMORY)
-            return sample
-        entry = None if self._folder is None else self._folder.get(number)
-        if entry is None:
-            return MISSING
-        sample = unpack(number, entry.copy() if store.is_open else entry)
-        if sample is not MISSING:
-            store.count(Counter.FROM_DISK)
-            if store.is_open:
-                store.put(number, entry)
+            store.count(Counter.HITS)
         return sample
 
     @property

@@ -28,8 +28,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from lit_loader.batch.batch_loader import BEGINNING, BatchLoader
-from lit_loader.batch.batch_mark import place_of
 from lit_loader.batch.batch_spec import BatchSpec
+from lit_loader.batch.digest import place_of
 from lit_loader.batch.fetch import EndOfData, IterableFetcher
 from lit_loader.batch.sample_errors import OMITTED
 from lit_loader.batch.tolerant_fetch import GoodSamples

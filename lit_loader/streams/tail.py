@@ -107,8 +107,9 @@ class ShardTail:
 
         A LoaderError if there are not as many as was promised.
         """
+        self._own = self._own._replace(batches=count, final=final)
         if self._promised is None:
-            self._own = self._words[self._rank] = self._own._replace(batches=count, final=final)
+            self._words[self._rank] = self._own
             if self._job is not None:
                 self._job.write(self._own)
         elif final and count != self._promised:

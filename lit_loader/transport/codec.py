@@ -149,15 +149,7 @@ class SlotWriter:
         self.start = self.position = start
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
-        """Return an uninitialised contiguous tensor in the slot.
-
-        Args:
-            shape: Its sizes.
-            dtype: Any dtype of a strided tensor.
-
-        Returns:
-            The tensor; None where the slot has no room left or the tensor would hold no bytes.
-        """
+        """Return an uninitialised contiguous tensor in the slot; None: no room, or no bytes."""
         nbytes = dtype.itemsize
         for size in shape:
             nbytes *= size
@@ -363,13 +355,7 @@ def _packed(part: Part) -> Part:
 def build(
     memory: npt.NDArray[np.uint8], rows: list[_Row], pieces: Pieces | None = None
 ) -> list[Part]:
-    """Build the parts of a batch, in the order of the table.
-
-    Args:
-        memory: What they lie in.
-        rows: The table.
-        pieces: What each lies in instead; None: nothing.
-    """
+    """Build the parts of a batch over what they lie in, in the order of the table."""
     if type(memory) is np.ndarray:  # a lease is seen by what looks into it
         memory = over(memory)
     first = 0

@@ -150,10 +150,7 @@ class StatusBoard:
     def call_off(self, worker: int, place: int, off: bool) -> None:
         """Write that a task sent to ``worker`` is not wanted any more; or forget that.
 
-        Args:
-            worker: Its number.
-            place: The task's; no other of the worker's last :data:`VOIDABLE` ones has its bit.
-            off: Whether it is called off.
+        No other of the worker's last :data:`VOIDABLE` tasks has the bit of this ``place``.
         """
         at, bit = (worker + 1) * ROW_WORDS + _VOID, 1 << place % VOIDABLE
         self._words[at] = self._words[at] | bit if off else self._words[at] & ~bit
@@ -305,14 +302,10 @@ class Progress:
     def begin(
         self, number: int, token: int = 0, place: int = 0, offset: int = 0, nbytes: int = 0
     ) -> bool:
-        """Begin a batch, if it is wanted still; returns whether it is.
+        """Begin a task's batch, if it is wanted still; returns whether it is.
 
-        Args:
-            number: The task's.
-            token: The task's; 0: it is wanted whatever the board says.
-            place: The task's.
-            offset: Where its indices lie, until its batch takes their place.
-            nbytes: How many bytes of them.
+        Without a ``token`` it is. Its indices are ``nbytes`` bytes at ``offset`` of the arena,
+        until the batch takes their place.
         """
         words, row = self._words, self._row
         if token and (words[TOKEN] != token or words[row + _VOID] >> place % VOIDABLE & 1):
@@ -407,15 +400,7 @@ class Progress:
         return samples
 
     def read(self, get: Callable[[Any], Any], indices: Iterable[Any]) -> list[Any]:
-        """Read a batch's samples, announcing and timing each.
-
-        Args:
-            get: Gives the sample of an index.
-            indices: The batch's.
-
-        Raises:
-            Cancelled: The board shows another token.
-        """
+        """Read a batch's samples by ``get``, announcing and timing each; see :meth:`read_all`."""
         # Spelled out: a call for each sample would take as long as many a sample.
         words, place, since = self._words, self._row + POSITION, self._row + SINCE
         token, slowest = self.token, self.slowest
@@ -441,11 +426,8 @@ class Progress:
     def reading(self, indexed: bool) -> int | None:
         """Give the position of the sample that is being read; asked after an exception.
 
-        Args:
-            indexed: Whether the batch has indices; else the samples are an iterator's next ones.
-
-        Returns:
-            None if no sample is being read, or several at once (``__getitems__``).
+        ``indexed``: the batch has indices; else the samples are an iterator's next ones. None if no
+        sample is being read, or several at once (``__getitems__``).
         """
         if not indexed:
             return self._at if self._at >= 0 else None

@@ -79,14 +79,7 @@ class BatchMaker:
     def failure(
         self, error: BaseException, number: int, indices: Any, progress: Progress
     ) -> RemoteError:
-        """Carry an exception, with where it came from.
-
-        Args:
-            error: What was raised.
-            number: Position of the batch in the epoch.
-            indices: The batch's, if they are known.
-            progress: Of its samples.
-        """
+        """Carry what batch ``number`` of the epoch has raised, with where it came from."""
         if indices is None or isinstance(indices, ReadPoint):
             indices = self.loader and self.loader.whose(number)
         return RemoteError.capture(

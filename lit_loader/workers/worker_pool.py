@@ -234,14 +234,10 @@ class WorkerPool:
     # --- tasks ---
 
     def submit(self, number: int, indices: Any, epoch: int, seed: int, own: bool = False) -> None:
-        """Have a batch made.
+        """Have the batch of a task's number made (`transport/messages.py`).
 
-        Args:
-            number: The task's (`transport/messages.py`).
-            indices: Its indices; for an iterable dataset where its reader is to begin, or None.
-            epoch: Its epoch.
-            seed: Base seed of the epoch.
-            own: Whether the indices are of an order of the loader's own.
+        ``indices``, of an order of the loader's ``own``, are an array; for an iterable dataset they
+        say where its reader is to begin, or are None.
         """
         packed = b"" if indices is None else pack_indices(indices, own)
         task = _Task(number, packed, epoch, seed)
@@ -647,14 +643,8 @@ class WorkerPool:
     def replace(self, worker: int, skip_task: int | None = None) -> None:
         """Put a new process in the place of a worker that has ended; its tasks are assigned again.
 
-        One that was to leave has no successor.
-
-        Args:
-            worker: Its number.
-            skip_task: Number of a task that is not to be done again.
-
-        Raises:
-            LoaderError: No process can be started.
+        But for ``skip_task``, a task's number. One that was to leave has no successor. Raises a
+        LoaderError if no process can be started.
         """
         self._read_all()
         with HeldBack(), self._lock:

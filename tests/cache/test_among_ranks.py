@@ -85,15 +85,11 @@ def test_workers(method: str, tmp_path: Path) -> None:
 def test_it_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     cached = cache(memory=3000)
     assert all_equal(cached) and all_equal(cached)
-    child = Child(fills_small)
+    child = Child(lambda say: all_equal(cache(memory=3000)))
     assert child.line() == "True"
     child.end()
     assert cached.figures().bytes <= 3000
     assert "are full" in caplog.text
-
-
-def fills_small(say: object) -> Any:
-    return all_equal(cache(memory=3000))
 
 
 def test_no_lock_is_to_be_had(

@@ -109,23 +109,6 @@ def test_other_start_methods(method: str, seeding: str) -> None:
             del iterator
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stop", STOPS)
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_other_start_methods_whole_matrix(method: str, workers: int, stop: int) -> None:
-    expected = reference("batch")
-    with make(num_workers=workers, multiprocessing_context=method) as loader:
-        loader.set_epoch(1)
-        got, _ = taken(loader, stop)
-        assert got == expected[1][:stop]
-        state = through_file(loader.state_dict())
-    with make(num_workers=workers, multiprocessing_context="fork") as resumed:
-        resumed.load_state_dict(state)
-        assert digests(resumed) == expected[1][stop:]
-        assert digests(resumed) == expected[2]
-
-
 def test_sample_seeding_does_not_depend_on_the_batch_size() -> None:
     def rows(batch_size: int) -> list[str]:
         loader = DataLoader(Augmented(), batch_size, True, seed=11, seeding="sample")

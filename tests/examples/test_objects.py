@@ -107,14 +107,6 @@ def test_credentials_are_refused_where_they_would_be_seen(examples: None) -> Non
         Storage(f"ftp://me:{SECRET}@host/folder")
 
 
-@pytest.mark.slow
-def test_the_recipe_trains(tmp_path: Path) -> None:
-    options = ["experiment=objects", "trainer.max_epochs=1", "hydra.run.dir=run"]
-    printed = run(tmp_path, TRAIN, *options)
-    assert "test/acc" in printed
-    assert (tmp_path / "outputs" / "data" / "objects" / "test.objects.json").exists()
-
-
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Address of an S3 server in this process, with an empty bucket."""

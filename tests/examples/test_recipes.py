@@ -4,74 +4,143 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+import torch
 
 from tests.support.recipes import EXAMPLES, TRAIN, importable, run
 
+
+class Recipe(NamedTuple):
+    """What it needs, how it is shortened, what its figures are, and the pictures that it leaves."""
+
+    library: str
+    options: list[str]
+    holds: Callable[[dict[str, Any]], bool]
+    pictures: list[str]
+
+
+SHORT = ["trainer.max_epochs=1", "trainer.limit_val_batches=2", "trainer.limit_test_batches=2",
+         "model.width=32", "model.layers=1"]  # fmt: skip
+BRIEF = [*SHORT, "trainer.limit_train_batches=40", "callbacks.writes.count=30"]
+CHECKED = [*SHORT, "callbacks.resume_check.batches=30"]
+
+
+def trained(library: str, steps: int, *pictures: str) -> Recipe:
+    pages = ["training.png", *pictures]
+    return Recipe(library, ["trainer.max_epochs=1"], lambda it: it["steps"] == steps, pages)
+
+
+def text_is_learnt(it: dict[str, Any]) -> bool:
+    """At the beginning a byte costs 8 bits."""
+    zlib, unigram = it["baseline/zlib_bits"], it["baseline/unigram_bits"]
+    return it["steps"] == 40 and it["test/bits"] < 6 and 1 < zlib < unigram < 6
+
+
+def little_is_padded(it: dict[str, Any]) -> bool:
+    small = it["padding_of_an_epoch"] < 0.1 and it["largest_batch_tokens"] <= 2048
+    return small and it["padding"] < 0.1 < min(it["padding_otherwise"].values())
+
+
+def weights_hold(it: dict[str, Any]) -> bool:
+    resumed = it["resumed_batches_equal"] == it["resumed_batches"] == 30
+    return resumed and all(abs(it["shares"][n] - w) < 0.03 for n, w in it["weights"].items())
+
+
+def classes_are_balanced(it: dict[str, Any]) -> bool:
+    """The frequencies are pooled over both processes."""
+    deviation = (0.1 * 0.9 / it["samples"]) ** 0.5
+    balanced = (np.abs(np.array(it["frequencies"]) - 0.1) < 4 * deviation).all()
+    skewed = max(it["frequencies_in_data"]) > 10 * min(it["frequencies_in_data"])
+    whole = (it["processes"], it["samples"], it["steps"]) == (2, 3 * 1280, 3 * 1280 // 64)
+    return bool(balanced and skewed and whole)
+
+
 RECIPES = {
-    "images": ("PIL", 17, ["predictions.png"]),
-    "tabular": ("pyarrow", 12, []),
-    "webdataset": ("webdataset", 20, ["predictions.png"]),
-    "huggingface": ("datasets", 17, []),
-    "huggingface_stream": ("datasets", 20, []),
-    "nodes": ("torchdata.nodes", 20, ["predictions.png"]),
+    "images": trained("PIL", 17, "predictions.png"),
+    "tabular": trained("pyarrow", 12),
+    "webdataset": trained("webdataset", 20, "predictions.png"),
+    "huggingface": trained("datasets", 17),
+    "huggingface_stream": trained("datasets", 20),
+    "nodes": trained("torchdata.nodes", 20, "predictions.png"),
+    "objects": trained("fsspec", 17),
+    "text": Recipe("numpy", BRIEF, text_is_learnt, ["training.png"]),
+    "text_buckets": Recipe("numpy", BRIEF, little_is_padded, ["padding.png"]),
+    "mixture": Recipe("numpy", CHECKED, weights_hold, ["mixture.png"]),
+    "text_stream": Recipe("numpy", CHECKED, weights_hold, ["mixture.png"]),
+    "imbalanced": Recipe(
+        "numpy", ["trainer.max_epochs=3"], classes_are_balanced, ["frequencies.png"]
+    ),
 }
 
 
 @pytest.fixture
 def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Makes the examples' own modules importable, for this test alone."""
+    before = set(sys.modules)
     with importable(monkeypatch):
         yield
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in ("text", "mixture", "imbalanced", "digits"):
+            del sys.modules[name]
 
 
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the recipes run, one after the other: the corpus is written once."""
+    return tmp_path_factory.mktemp("elsewhere")
+
+
+# What is their own is tested in test_recipe_datasets.py and test_streams.py, in this process.
 @pytest.mark.parametrize(
-    "recipe",
-    # What is their own is tested in test_recipe_datasets.py and test_streams.py, in this process.
-    [
-        pytest.param(n, marks=[pytest.mark.slow] if n in ("webdataset", "nodes") else [])
-        for n in RECIPES
-    ],
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n != "images" else []) for n in RECIPES],
 )
-def test_a_recipe_trains(recipe: str, tmp_path: Path) -> None:
-    library, steps, files = RECIPES[recipe]
-    pytest.importorskip(library)
+def test_a_recipe_trains(name: str, elsewhere: Path) -> None:
+    recipe, directory = RECIPES[name], elsewhere / name
+    pytest.importorskip(recipe.library)
     before = set(EXAMPLES.rglob("*"))
-    printed = run(
-        tmp_path, TRAIN, f"experiment={recipe}", "trainer.max_epochs=1", "hydra.run.dir=run"
-    )
-    assert "Epoch 0/0" in printed
-    assert "test/acc" in printed
-    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    assert metrics["steps"] == steps
-    for file in ["training.png", *files]:
-        assert (tmp_path / "run" / file).read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "outputs" / "data" / recipe).is_dir()
+    options = [f"experiment={name}", *recipe.options, f"hydra.run.dir={directory}"]
+    printed = run(elsewhere, TRAIN, *options)
+    assert "Epoch " in printed and "test/" in printed and "Traceback" not in printed
+    assert printed.count(f"written to {directory}:") == 1
+    figures = json.loads((directory / "metrics.json").read_text())
+    assert recipe.holds(figures), figures
+    for file in recipe.pictures:
+        assert (directory / file).read_bytes().startswith(b"\x89PNG")
     new = {path for path in set(EXAMPLES.rglob("*")) - before if "__pycache__" not in path.parts}
     assert not {path for path in new if path.suffix in (".jpg", ".tar", ".parquet", ".png")}
 
 
-def test_a_missing_library_is_named_on_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("hidden", "argument", "said"),
+    [
+        pytest.param(
+            "pyarrow", "experiment=tabular", "'tabular' needs pyarrow", marks=pytest.mark.slow
+        ),
+        (
+            "hydra_plugins.hydra_optuna_sweeper",
+            "+hparams_search=optuna",
+            "'hparams_search=optuna' needs hydra-optuna-sweeper",
+        ),
+    ],
+)
+def test_what_is_missing_is_named_on_one_line(
+    hidden: str, argument: str, said: str, tmp_path: Path
+) -> None:
     # Python runs this file first.
-    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['pyarrow'] = None")
-    printed = run(tmp_path, TRAIN, "experiment=tabular", code=1, PYTHONPATH=str(tmp_path))
-    assert printed == (
-        "the recipe 'tabular' needs pyarrow, which is not installed: pip install pyarrow\n"
-    )
-
-
-def test_a_missing_sweeper_is_named_before_hydra_looks_for_it(tmp_path: Path) -> None:
-    hidden = "hydra_plugins.hydra_optuna_sweeper"
     (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.modules[{hidden!r}] = None")
-    printed = run(tmp_path, TRAIN, "+hparams_search=optuna", code=1, PYTHONPATH=str(tmp_path))
-    assert printed == (
-        "the recipe 'hparams_search=optuna' needs hydra-optuna-sweeper, which is not installed: "
-        "pip install hydra-optuna-sweeper\n"
-    )
+    printed = run(tmp_path, TRAIN, argument, code=1, PYTHONPATH=str(tmp_path))
+    missing = said.rpartition(" ")[2]
+    assert printed == f"the recipe {said}, which is not installed: pip install {missing}\n"
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_with_a_picture(tmp_path: Path) -> None:
     printed = run(
         tmp_path, TRAIN, "experiment=sweep", "loader.num_workers=1,2", "loader.prefetch_factor=2",
@@ -86,31 +155,28 @@ def test_a_sweep_ends_with_a_picture(tmp_path: Path) -> None:
     assert 0 <= metrics["wait_fraction"] <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kill", "arguments"),
+    ("recipe", "options", "steps"),
     [
-        pytest.param(23, ["--resume-with", "loader.num_workers=1"], id="digits"),
-        pytest.param(23, ["experiment=tabular"], id="tabular", marks=pytest.mark.slow),
-        pytest.param(
-            23,
-            ["experiment=huggingface_stream", "--resume-with", "loader.num_workers=3"],
-            id="huggingface_stream",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(23, ["experiment=huggingface"], id="huggingface", marks=pytest.mark.slow),
-        pytest.param(23, ["experiment=images"], id="images", marks=pytest.mark.slow),
+        ("", ["--resume-with", "loader.num_workers=1"], 34),
+        ("tabular", [], 24),
+        ("huggingface_stream", ["--resume-with", "loader.num_workers=3"], 40),
+        ("huggingface", [], 34),
+        ("images", [], 34),
     ],
 )
-def test_a_killed_training_goes_on_exactly(kill: int, arguments: list[str], tmp_path: Path) -> None:
-    for library in ("pyarrow", "datasets") if "experiment=" in arguments[0] else ():
-        pytest.importorskip(library)
-    printed = run(
-        tmp_path, EXAMPLES / "resume.py", "--kill-at", str(kill), *arguments, "trainer.max_epochs=2"
-    )
-    steps = 24 if "tabular" in arguments[0] else 40 if "stream" in arguments[0] else 34
+def test_a_killed_training_goes_on_exactly(
+    recipe: str, options: list[str], steps: int, tmp_path: Path
+) -> None:
+    if recipe:
+        pytest.importorskip(RECIPES[recipe].library)
+        options = [f"experiment={recipe}", *options]
+    script = EXAMPLES / "resume.py"
+    printed = run(tmp_path, script, "--kill-at", "23", *options, "trainer.max_epochs=2")
     assert (
-        f"identical over {steps} steps: killed after step {kill}, resumed at step "
-        f"{kill // 10 * 10 + 1}; final weights identical\n"
+        f"identical over {steps} steps: killed after step 23, resumed at step 21; final weights "
+        "identical\n"
     ) in printed
     assert (tmp_path / "outputs/resume/resume.png").read_bytes().startswith(b"\x89PNG")
 
@@ -137,11 +203,44 @@ def test_two_nodes_on_one_machine(tmp_path: Path) -> None:
     for rank in (0, 1):
         assert re.search(rf"rank {rank} \(process \d+ of node {rank}\): 539 images", printed)
     assert printed.count("written to") == 1
-
-
-@pytest.mark.slow
-def test_a_failing_node_ends_the_other(tmp_path: Path) -> None:
     # Which of the two is first to fail does not matter: the other would wait for it.
-    printed = run(tmp_path, EXAMPLES / "multinode.py", "model.width=-1", code=1)
-    assert "Error executing job with overrides" in printed
-    assert "written to" not in printed
+    printed = run(tmp_path, script, "model.width=-1", code=1)
+    assert "Error executing job with overrides" in printed and "written to" not in printed
+
+
+def test_the_corpus_is_written_once_and_whole(examples: None, tmp_path: Path) -> None:
+    from text import corpus
+    from text.data import Documents, Packed, PadTokens
+
+    first = corpus.write(tmp_path, "headers")
+    stamps = {path: path.stat().st_mtime_ns for path in first.iterdir()}
+    assert corpus.write(tmp_path, "headers") == first
+    assert {path: path.stat().st_mtime_ns for path in first.iterdir()} == stamps
+    assert [path.name for path in tmp_path.iterdir()] == [first.name]  # nothing unfinished
+
+    documents = Documents(str(tmp_path), "headers", "val", longest=3000)
+    assert 0 < documents.lengths.max() <= 3000
+    samples = [documents[index] for index in (0, 1, len(documents) - 1)]
+    assert all(sample["tokens"][-1] == 0 and sample["tokens"][:-1].all() for sample in samples)
+    batch = PadTokens()(samples)
+    assert batch["tokens"].shape == (3, batch["lengths"].max())
+
+    packed = Packed(str(tmp_path), "headers", "val", length=64, source=1)
+    whole = torch.from_numpy(np.load(first / "val.npy"))
+    assert torch.equal(packed[5]["tokens"], whole[5 * 64 : 6 * 64 + 1])
+    assert len(packed[len(packed) - 1]["tokens"]) == 65
+    assert packed[0]["source"] == 1
+
+
+def test_padding_does_not_count(examples: None) -> None:
+    """The loss of a padded batch is that of its bytes alone."""
+    from text.model import ByteModel
+
+    torch.manual_seed(0)
+    model = ByteModel(width=16, layers=1, heads=2, context=32)
+    model.log = lambda *_, **__: None  # type: ignore[method-assign]
+    rows = [torch.randint(1, 255, (length,), dtype=torch.uint8) for length in (20, 7)]
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    together = model._step({"tokens": padded, "lengths": torch.tensor([20, 7])}, "train")
+    alone = [model._step({"tokens": row[None]}, "train") * (len(row) - 1) for row in rows]
+    assert torch.allclose(together, sum(alone) / 25, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Streams of the recipes: killed, resumed with other workers and ranks, every sample compared."""
+"""Streams of the recipes: stopped, resumed with other workers and ranks, every sample compared."""
 
 from __future__ import annotations
 
@@ -73,14 +73,15 @@ def mixed_text(directory: Path) -> Any:
     )
 
 
-def test_packed_text(directory: Path, tmp_path: Path) -> None:
-    expected = check_resumes(Stream(functools.partial(packed_text, directory), 5, SHARDS), tmp_path)
+def test_packed_text(directory: Path) -> None:
+    expected = check_resumes(Stream(functools.partial(packed_text, directory), 5, SHARDS))
     assert len(expected) > 40
 
 
-def test_mixed_text(directory: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_mixed_text(directory: Path) -> None:
     stream = Stream(functools.partial(mixed_text, directory), 64, SHARDS)
-    expected = check_resumes(stream, tmp_path)
+    expected = check_resumes(stream)
     drawn = Counter(sample.partition(",")[0] for _, samples in expected for sample in samples)
     assert drawn.total() == 1024 * SHARDS
     for number, weight in enumerate([0.5, 0.3, 0.2]):  # over the global stream
@@ -102,7 +103,7 @@ def test_row_groups(tmp_path: Path) -> None:
     numbers, path = np.arange(300), tmp_path / "rows.parquet"
     table = arrow.table({"x": numbers.astype(np.float32), "id": numbers})
     parquet.write_table(table, path, row_group_size=13)
-    expected = check_resumes(Stream(functools.partial(row_groups, path), 7, SHARDS), tmp_path)
+    expected = check_resumes(Stream(functools.partial(row_groups, path), 7, SHARDS))
     ids = [int(sample.strip("()").split(",")[1]) for _, samples in expected for sample in samples]
     assert ids != sorted(ids) == [*range(300)]
 
@@ -127,7 +128,7 @@ def test_hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for file in range(8):
         table = arrow.table({"id": [*range(30 * file, 30 * file + 30 - file)]})
         parquet.write_table(table, root / f"train-{file}.parquet", row_group_size=7)
-    expected = check_resumes(Stream(functools.partial(hugging_face, root), 7, SHARDS), tmp_path)
+    expected = check_resumes(Stream(functools.partial(hugging_face, root), 7, SHARDS))
     every_id_once(expected, {number for number in range(240) if number % 30 < 30 - number // 30})
 
 
@@ -147,7 +148,7 @@ def test_web_dataset(tmp_path: Path) -> None:
 
     (root := tmp_path / "tars").mkdir()
     write(root)
-    expected = check_resumes(Stream(functools.partial(web_dataset, root), 32, SHARDS), tmp_path)
+    expected = check_resumes(Stream(functools.partial(web_dataset, root), 32, SHARDS))
     samples = [sample for _, batch in expected for sample in batch]
     assert len(set(samples)) == len(samples) == 1078
 
@@ -165,7 +166,7 @@ def test_torchdata_nodes(tmp_path: Path) -> None:
     from images.files import write
 
     write(root := tmp_path / "images")
-    expected = check_resumes(Stream(functools.partial(torchdata_nodes, root), 32, SHARDS), tmp_path)
+    expected = check_resumes(Stream(functools.partial(torchdata_nodes, root), 32, SHARDS))
     samples = [sample for _, batch in expected for sample in batch]
     assert len(set(samples)) == len(samples) == 1078
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +15,14 @@ from lit_loader import DataLoader
 from lit_loader.errors import LoaderError
 from lit_loader.workers.pipes import Pipes
 from tests.faults.test_signals import finish, launch
-from tests.support.samples import METHODS, Call, hang
+from tests.support.samples import METHODS, Call, hang, usage
 
 
-def usage() -> tuple[int, list[str], int]:
-    """Descriptors, children and mappings of arenas."""
-    gc.collect()
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    maps = Path("/proc/self/maps").read_text().count("memfd:lit_loader")
-    return len(os.listdir("/proc/self/fd")), children, maps
-
-
-def nothing_is_left(before: tuple[int, list[str], int]) -> None:
+def nothing_is_left(before: tuple[int, int, int, set[str]]) -> None:
     """What a test before this one has left may have gone meanwhile."""
-    descriptors, children, maps = usage()
-    assert not set(children) - set(before[1])
-    assert (descriptors <= before[0], maps <= before[2]) == (True, True), (
-        descriptors,
-        maps,
-        before,
-    )
+    gc.collect()
+    after = usage()
+    assert all(now <= then for now, then in zip(after, before, strict=True)), (before, after)
 
 
 # Somebody else reaps ---------------------------------------------------------------------------
@@ -42,15 +30,7 @@ def nothing_is_left(before: tuple[int, list[str], int]) -> None:
 PROGRAM = """
 import gc, os, signal, sys, threading, time, warnings
 from lit_loader import DataLoader
-
-def read(path):
-    with open(path) as file:
-        return file.read()
-
-def usage():
-    gc.collect()
-    children = read(f"/proc/self/task/{os.getpid()}/children").split()
-    return len(os.listdir("/proc/self/fd")), children, read("/proc/self/maps").count("memfd:lit_lo")
+from tests.support.samples import usage
 
 class Data:
     def __len__(self):
@@ -78,6 +58,7 @@ def reap_always():
 def main(method, how):
     options = {"num_workers": 2, "multiprocessing_context": method}
     list(DataLoader(Data(), **options))
+    gc.collect()
     before = usage()
     if how == "ignored":
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -101,17 +82,23 @@ def main(method, how):
         causes = ("killed by SIGKILL", "its exit code is not known")
         print(len(told) > 0, all(any(cause in text for cause in causes) for text in told))
     del loader, batch
+    gc.collect()
     after = usage()
-    print(before[0] == after[0], after[2], set(after[1]) - set(before[1]))
+    print(before[0] == after[0], after[2], after[3] - before[3])
 
 if __name__ == "__main__":
     main(*sys.argv[2:])
 """
 
 
-@pytest.mark.parametrize("how", ["ignored", "handler", "thread"])
 @pytest.mark.parametrize(
-    "method", [pytest.param(m, marks=pytest.mark.slow if m != "fork" else ()) for m in METHODS]
+    ("method", "how"),
+    [
+        pytest.param(method, how, marks=() if default else pytest.mark.slow)
+        for method in METHODS
+        for how in ("ignored", "handler", "thread")
+        for default in [method == "fork" and how != "handler"]
+    ],
 )
 def test_children_that_others_reap(tmp_path: Path, method: str, how: str) -> None:
     told = finish(launch(PROGRAM, tmp_path, method, how))
@@ -122,22 +109,15 @@ def test_closing_and_starting_at_the_same_time() -> None:
     """Whoever starts a process reaps all that have ended: another thread's, too."""
     with DataLoader(range(4), num_workers=1) as loader:
         list(loader)
-    before, failures = usage(), []
+    before = usage()
 
-    def work() -> None:
-        try:
-            for _ in range(12):
-                with DataLoader(range(4), num_workers=1, persistent_workers=True) as loader:
-                    assert [int(batch) for batch in loader] == list(range(4))
-        except BaseException as error:
-            failures.append(error)
+    def work(_: int) -> None:
+        for _ in range(12):
+            with DataLoader(range(4), num_workers=1, persistent_workers=True) as loader:
+                assert [int(batch) for batch in loader] == list(range(4))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    with ThreadPoolExecutor(4) as pool:
+        assert len(list(pool.map(work, range(4)))) == 4
     nothing_is_left(before)
 
 
@@ -205,16 +185,22 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("where", ["waiting", "working"])
+PERSISTENT = {"num_workers": 2, "persistent_workers": True, "prefetch_next_epoch": True}
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("where", "options"),
     [
-        {"num_workers": 2},
-        {"num_workers": 2, "persistent_workers": True, "prefetch_next_epoch": True},
-        {"num_workers": 2, "pin_memory": True},
-        {"num_workers": 1, "timeout": 600},
+        ("working", {"num_workers": 2}),
+        ("waiting", PERSISTENT),
+        ("working", {"num_workers": 2, "pin_memory": True}),
+        pytest.param("working", PERSISTENT, marks=pytest.mark.slow),
+        pytest.param("waiting", {"num_workers": 2, "pin_memory": True}, marks=pytest.mark.slow),
+        pytest.param("waiting", {"num_workers": 1, "timeout": 600}, marks=pytest.mark.slow),
         pytest.param(
-            {"num_workers": 1, "multiprocessing_context": "spawn"}, marks=pytest.mark.slow
+            "waiting",
+            {"num_workers": 1, "multiprocessing_context": "spawn"},
+            marks=pytest.mark.slow,
         ),
     ],
     ids=str,

@@ -9,6 +9,7 @@ and how often workers are replaced is in test_recovery.py.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -26,7 +27,7 @@ import pytest
 from lit_loader import DataLoader
 from lit_loader.errors import TransportError, WorkerRestartWarning
 from lit_loader.transport import arena as arena_module
-from tests.parity.tools import PROMPT, finish_script, start_script
+from tests.parity.tools import PROMPT
 from tests.support.faults import (
     POINTS,
     Faults,
@@ -163,6 +164,29 @@ def strike_of(cell: Cell) -> Strike:
     return Strike(cell.fault.split()[0], cell.point, number, epoch=int(in_second))
 
 
+def loader_of(cell: Cell, faults: Faults, width: int = 5, **more: Any) -> DataLoader[Any]:
+    hangs = cell.fault in HANGS  # on a busy machine one may seem to hang that does not
+    settings: dict[str, Any] = {
+        "num_workers": 2,
+        "worker_init_fn": faults,
+        "in_order": cell.kind != "unordered",
+        "persistent_workers": cell.persistent,
+        "pin_memory": cell.pin,
+        "multiprocessing_context": cell.method,
+        "timeout": TIMEOUT if hangs else 0,
+        "max_worker_restarts": 20 if hangs else 1,
+    }
+    return DataLoader(KINDS[cell.kind](width=width), **settings, **{**options(cell.kind), **more})
+
+
+@contextlib.contextmanager
+def only_restarts_told() -> Iterator[list[Any]]:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        yield told
+    assert {warning.category for warning in told} <= {WorkerRestartWarning}
+
+
 def same(kind: str, found: list[Any], expected: list[Any]) -> bool:
     if kind != "unordered":
         return found == expected
@@ -180,29 +204,12 @@ def test_what_ends_or_stops_a_worker(
         width = WIDE
     expected = clean(cell.kind, width)[: 1 + cell.persistent]
     faults = Faults(tmp_path, strike_of(cell))
-    with (
-        warnings.catch_warnings(record=True) as told,
-        DataLoader(
-            KINDS[cell.kind](width=width),
-            num_workers=2,
-            worker_init_fn=faults,
-            in_order=cell.kind != "unordered",
-            persistent_workers=cell.persistent,
-            pin_memory=cell.pin,
-            multiprocessing_context=cell.method,
-            # On a busy machine one may seem to hang that does not.
-            timeout=TIMEOUT if cell.fault in HANGS else 0,
-            max_worker_restarts=20 if cell.fault in HANGS else 1,
-            **options(cell.kind),
-        ) as loader,
-    ):
-        warnings.simplefilter("always")
+    with only_restarts_told() as told, loader_of(cell, faults, width) as loader:
         for batches in expected:
             assert same(cell.kind, outcomes(loader), batches)
         begun = time.monotonic()
     assert time.monotonic() - begun < PROMPT
     assert faults.struck == 1
-    assert {warning.category for warning in told} <= {WorkerRestartWarning}
     lowest, highest = restarts(cell)
     assert lowest <= len(told) <= highest
 
@@ -225,24 +232,16 @@ def test_what_is_one_batchs_error(cell: Cell, pinned: None, tmp_path: Path) -> N
     expected = [list(batches) for batches in clean(cell.kind)[: 1 + cell.persistent]]
     epoch = int(cell.kind == "ahead")
     expected[epoch][3] = error
-    sampler = options(cell.kind)
+    sampler: dict[str, Any] = {}
     if cell.fault == "index":
-        sampler = {"batch_sampler": [[i, i + 1 if i != 3 else 24] for i in range(8)], "seed": 5}
+        order = [[i, i + 1 if i != 3 else 24] for i in range(8)]
+        sampler = {"batch_sampler": order, "shuffle": False, "batch_size": 1, "seed": 5}
         single = DataLoader(Noisy(), **sampler)
         expected = [outcomes(single) for _ in expected]
         assert expected[0][3] is error
     strikes = [Strike(cell.fault.split()[0], point, epoch=epoch)] if point else []
     faults = Faults(tmp_path, *strikes)
-    with DataLoader(
-        Noisy(),
-        num_workers=2,
-        worker_init_fn=faults,
-        in_order=cell.kind != "unordered",
-        persistent_workers=cell.persistent,
-        pin_memory=cell.pin,
-        multiprocessing_context=cell.method,
-        **sampler,
-    ) as loader:
+    with loader_of(cell, faults, **sampler) as loader:
         for batches in expected:
             assert same(cell.kind, outcomes(loader), batches)
     assert faults.struck == len(faults.strikes)
@@ -274,17 +273,7 @@ def test_while_it_is_resized(cell: Cell, pinned: None, tmp_path: Path) -> None:
     """A fault strikes anyone, who may be coming, staying or leaving; readers move meanwhile."""
     expected = clean(cell.kind)[: 1 + cell.persistent]
     faults, chance = Faults(tmp_path, strike_of(cell)), random.Random(str(cell))
-    with (
-        warnings.catch_warnings(record=True) as told,
-        DataLoader(
-            KINDS[cell.kind](), num_workers=2, worker_init_fn=faults,
-            persistent_workers=cell.persistent,
-            pin_memory=cell.pin, multiprocessing_context="fork",
-            timeout=TIMEOUT if cell.fault == "loop" else 0,
-            max_worker_restarts=20 if cell.fault == "loop" else 1, **options(cell.kind),
-        ) as loader,
-    ):  # fmt: skip
-        warnings.simplefilter("always")
+    with only_restarts_told(), loader_of(cell, faults) as loader:
         for batches in expected:
             found = []
             for batch in loader:
@@ -292,7 +281,6 @@ def test_while_it_is_resized(cell: Cell, pinned: None, tmp_path: Path) -> None:
                 loader.resize(chance.randint(1, 4))
             assert found == batches
     assert faults.struck <= 1
-    assert {warning.category for warning in told} <= {WorkerRestartWarning}
 
 
 # The start methods, one pool for many faults -------------------------------------------------
@@ -341,17 +329,11 @@ def test_a_full_memory_budget(
     """The consumer keeps more than the budget, and the arena stays within it."""
     expected = clean(kind, WIDE)[: 1 + persistent]
     faults = Faults(tmp_path, Strike("SIGKILL", point))
-    with (
-        warnings.catch_warnings(record=True) as told,
-        DataLoader(
-            KINDS[kind](width=WIDE), num_workers=2, worker_init_fn=faults, pin_memory=pin,
-            persistent_workers=persistent, memory_budget=4 * 3 * WIDE * 4, **options(kind),
-        ) as loader,
-    ):  # fmt: skip
-        warnings.simplefilter("always")
+    cell, budget = Cell("SIGKILL", point, kind, persistent, pin, "fork"), 4 * 3 * WIDE * 4
+    loader = loader_of(cell, faults, WIDE, memory_budget=budget)
+    with only_restarts_told() as told, loader:
         assert [outcomes(list(loader)) for _ in expected] == expected
     assert faults.struck == 1
-    assert {warning.category for warning in told} <= {WorkerRestartWarning}
     assert len(told) <= 1
 
 
@@ -392,48 +374,8 @@ def test_the_parent_is_killed(cell: Cell, tmp_path: Path) -> None:
 def _load_until_killed(cell: Cell, folder: Path) -> None:
     """In the forked child, which does not return."""
     try:
-        loader = DataLoader(
-            KINDS[cell.kind](), num_workers=2, worker_init_fn=Faults(folder, strike_of(cell)),
-            persistent_workers=cell.persistent, **options(cell.kind),
-        )  # fmt: skip
+        loader = loader_of(cell, Faults(folder, strike_of(cell)))
         for _ in range(2):
             list(loader)
     finally:
         os._exit(1)
-
-
-PROGRAM = """
-    import sys
-    from pathlib import Path
-
-    sys.path.insert(0, {tests!r})
-    from tests.support.faults import Faults, Noisy, Strike
-
-    if __name__ == "__main__":
-        faults = Faults(Path({folder!r}), Strike("parent", {point!r}))
-        list(DataLoader(Noisy(), batch_size=3, num_workers=2, worker_init_fn=faults,
-                        multiprocessing_context={method!r}))
-"""
-
-
-@pytest.mark.parametrize(
-    ("method", "point"),
-    [
-        ("spawn", "fetching"),
-        ("forkserver", "encoding"),
-        pytest.param("spawn", "starting", marks=pytest.mark.slow),
-        pytest.param("forkserver", "idle", marks=pytest.mark.slow),
-    ],
-)
-def test_a_program_is_killed(method: str, point: str, tmp_path: Path) -> None:
-    """All its processes have its output open: the end of that is the end of the last of them."""
-    folder = tmp_path / "struck"
-    folder.mkdir()
-    named = named_memory()
-    tests = str(Path(__file__).parents[2])
-    source = PROGRAM.format(tests=tests, folder=str(folder), point=point, method=method)
-    out, err, status = finish_script(start_script(DataLoader, source, tmp_path))
-    assert status == -signal.SIGKILL
-    assert (out, err) == ("", "")
-    assert len(list(folder.iterdir())) == 1
-    assert named_memory() <= named

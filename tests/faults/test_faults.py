@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -59,16 +59,16 @@ def once() -> Iterator[Once]:
     made.close()
 
 
-def crash() -> None:
-    os.kill(os.getpid(), signal.SIGSEGV)
+def killed(number: int) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
 
 
 DEATHS = {
-    "SIGKILL": (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by SIGKILL, "),
-    "SIGSEGV": (crash, "killed by SIGSEGV, by a crash in native code"),
-    "SIGTERM": (lambda: os.kill(os.getpid(), signal.SIGTERM), "killed by SIGTERM, at the request"),
-    "SIGALRM": (lambda: os.kill(os.getpid(), signal.SIGALRM), "killed by SIGALRM, whose sender"),
-    "SIGABRT": (lambda: os.kill(os.getpid(), signal.SIGABRT), "killed by SIGABRT, by native code"),
+    "SIGKILL": (killed(signal.SIGKILL), "killed by SIGKILL, "),
+    "SIGSEGV": (killed(signal.SIGSEGV), "killed by SIGSEGV, by a crash in native code"),
+    "SIGTERM": (killed(signal.SIGTERM), "killed by SIGTERM, at the request"),
+    "SIGALRM": (killed(signal.SIGALRM), "killed by SIGALRM, whose sender"),
+    "SIGABRT": (killed(signal.SIGABRT), "killed by SIGABRT, by native code"),
     "_exit": (lambda: os._exit(7), "exited by itself with code 7"),
     "_exit 0": (lambda: os._exit(0), "exited by itself with code 0"),
 }
@@ -108,14 +108,13 @@ def test_a_death_is_told_and_the_epoch_goes_on(how: str, persistent: bool, once:
 
 
 def test_sys_exit_is_an_error_of_the_sample() -> None:
-    loader = DataLoader(Call(lambda index: sys.exit("enough") if index == 1 else index, 3))
-    for num_workers in (1,):
-        loader.num_workers = num_workers
-        iterator = iter(loader)
-        assert int(next(iterator)) == 0
-        with pytest.raises(WorkerError, match="SystemExit: enough\n.*batch 1, at index 1"):
-            next(iterator)
-        assert int(next(iterator)) == 2
+    dataset = Call(lambda index: sys.exit("enough") if index == 1 else index, 3)
+    loader = DataLoader(dataset, num_workers=1)
+    iterator = iter(loader)
+    assert int(next(iterator)) == 0
+    with pytest.raises(WorkerError, match="SystemExit: enough\n.*batch 1, at index 1"):
+        next(iterator)
+    assert int(next(iterator)) == 2
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit, StopIteration])

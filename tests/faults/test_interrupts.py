@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import functools
 import gc
-import os
 import signal
 import threading
 from collections.abc import Iterator
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from lit_loader import DataLoader
 from lit_loader.seeding import generator_lock
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.transport import loader_page
-from tests.support.samples import Counting
+from tests.support.samples import Counting, own_generators, usage
 from tests.support.striking import Strike, Struck, StruckHard
 
 pytestmark = pytest.mark.usefixtures("pinned")
@@ -104,12 +103,9 @@ def rich(samples: list[torch.Tensor]) -> Rich:
 
 
 class Case:
-    """A loader, and the batch for which it is asked when the signal comes.
+    """A loader, the batches given before (of ``epochs`` epochs), and what is interrupted then.
 
-    Args:
-        given: Batches given before; of ``epochs`` epochs.
-        what: ``"next"``, ``"close"`` or ``"drop"``: what is interrupted.
-        shown: Whether a page for viewers is written with every batch, not with the first alone.
+    With ``shown`` a page for viewers is written with every batch, not with the first alone.
     """
 
     def __init__(
@@ -133,7 +129,7 @@ class Case:
             return self._run(strike)
 
     def _run(self, strike: Strike) -> tuple[list[Any], BaseException | None]:
-        loader = self.loader()
+        loader, own = self.loader(), own_generators()
         found: list[Any] = []
         for _ in range(self.epochs):
             found += [batch.tolist() for batch in loader]
@@ -141,11 +137,13 @@ class Case:
         for _ in range(self.given):
             found.append(next(iterator).tolist())
         with strike.handling():
-            raised = getattr(self, self.what)(strike, loader, [iterator], found)
+            raised = self.act(strike, loader, [iterator], found)
             assert signal.getsignal(signal.SIGINT) == strike._handle
         assert HeldBack.active is None
         assert is_free(loader._core.lock)
         assert is_free(generator_lock.lock)
+        # Not converted before: that, too, could be interrupted.
+        found = [item if isinstance(item, list) else item.tolist() for item in found]
         if self.what == "next":
             found += drained(iterator)
         del iterator
@@ -153,52 +151,28 @@ class Case:
             loader.close()  # or does nothing
         found += drained(iter(loader))
         loader.close()
+        assert own_generators() == own
         return found, raised
 
-    @staticmethod
-    def next(
-        strike: Strike, loader: Any, iterators: list[Any], found: list[Any]
+    def act(
+        self, strike: Strike, loader: Any, iterators: list[Any], found: list[Any]
     ) -> BaseException | None:
-        iterator = iterators[0]
+        """Do what is interrupted; returns what came out."""
         try:
             strike.begin()
-            try:
-                for batch in iterator:
-                    found.append(batch)  # not converted: that, too, could be interrupted
-                    break
-            except Unreadable:
-                found.append(UNREADABLE)
+            if self.what == "next":
+                try:
+                    for batch in iterators[0]:
+                        found.append(batch)
+                        break
+                except Unreadable:
+                    found.append(UNREADABLE)
+            elif self.what == "close":
+                loader.close()
+            else:  # by a finalizer, which cannot raise: the handler is called when it is over
+                iterators.clear()
             strike.end()
-        except BaseException as error:
-            strike.end()
-            return error
-        finally:
-            found[:] = [item if isinstance(item, list) else item.tolist() for item in found]
-        return None
-
-    @staticmethod
-    def close(
-        strike: Strike, loader: Any, iterators: list[Any], found: list[Any]
-    ) -> BaseException | None:
-        try:
-            strike.begin()
-            loader.close()
-            strike.end()
-        except BaseException as error:
-            strike.end()
-            return error
-        return None
-
-    @staticmethod
-    def drop(
-        strike: Strike, loader: Any, iterators: list[Any], found: list[Any]
-    ) -> BaseException | None:
-        """By a finalizer, which cannot raise: the handler is called when it is over."""
-        try:
-            strike.begin()
-            iterators.clear()
-            strike.end()
-            if strike.at >= 0:
+            if self.what == "drop" and strike.at >= 0:
                 threading.Event().wait(0 if strike.struck else 2)
         except BaseException as error:
             strike.end()
@@ -223,24 +197,11 @@ def drained(iterator: Any) -> list[Any]:
 
 def is_free(lock: Any) -> bool:
     """Whether another thread can have a lock."""
-    answers = []
-
-    def attempt() -> None:
-        answers.append(lock.acquire(timeout=5))
-        if answers[0]:
-            lock.release()
-
-    thread = threading.Thread(target=attempt)
-    thread.start()
-    thread.join()
-    return answers == [True]
-
-
-def usage() -> tuple[int, list[str], int]:
-    """Descriptors, children and mappings of arenas."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    maps = Path("/proc/self/maps").read_text().count("memfd:lit_loader")
-    return len(os.listdir("/proc/self/fd")), children, maps
+    with ThreadPoolExecutor(1) as pool:
+        if pool.submit(lock.acquire, timeout=5).result():
+            pool.submit(lock.release).result()
+            return True
+    return False
 
 
 CASES = {
@@ -312,12 +273,8 @@ def sweep(case: Case, most: int | None, last: int = 0) -> None:
         strike = Strike(at, kind)
         found, raised = case.run(strike)
         wrong = []
-        if case.what == "drop":
-            found, wanted = sorted(found), sorted(expected)
-        else:
-            wanted = expected if case.options.get("in_order", True) else sorted(expected)
-            found = found if case.options.get("in_order", True) else sorted(found)
-        if found != wanted:
+        in_order = case.what != "drop" and case.options.get("in_order", True)
+        if (found if in_order else sorted(found)) != (expected if in_order else sorted(expected)):
             wrong.append(f"data {found}")
         if strike.struck and not strike.lost and case.what != "drop" and type(raised) is not kind:
             wrong.append(f"raised {raised!r}")

@@ -9,6 +9,7 @@ import random
 import select
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ import pytest
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.errors import LoaderError
-from lit_loader.workers import worker_set
 from lit_loader.workers.pipes import Pipes
 from tests.parity.tools import Gate, finish_script, start_script, wait_gone
 from tests.support.samples import (
@@ -28,6 +28,7 @@ from tests.support.samples import (
     Rows,
     epoch_and_index,
     ints,
+    usage,
     worker_pids,
 )
 
@@ -37,12 +38,6 @@ KIND = pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"
 
 def data_of(iterable: bool, length: int, function: Callable[[int], Any] = int) -> Any:
     return Counting(length, function) if iterable else Call(function, length)
-
-
-def usage() -> tuple[int, int, int]:
-    """Child processes, descriptors and threads of this process."""
-    me = psutil.Process()
-    return len(me.children()), me.num_fds(), threading.active_count()
 
 
 # Beginnings and epochs -------------------------------------------------------------------------
@@ -110,18 +105,14 @@ def test_an_iterator_whose_workers_were_taken_goes_on(iterable: bool, taken: int
 @KIND
 def test_threads_that_share_an_iterator(iterable: bool) -> None:
     iterator = iter(DataLoader(data_of(iterable, 300), num_workers=2))
-    found: list[list[int]] = [[] for _ in range(4)]
     start = threading.Barrier(4)
 
-    def take(mine: list[int]) -> None:
+    def take(_: int) -> list[int]:
         start.wait()
-        mine.extend(ints(iterator))
+        return ints(iterator)
 
-    threads = [threading.Thread(target=take, args=(mine,)) for mine in found]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(take, range(4)))
     assert sorted(number for mine in found for number in mine) == list(range(300))
     assert all(mine == sorted(mine) for mine in found)
 
@@ -377,23 +368,6 @@ for batch in DataLoader(Data(1000), **options):
     assert (ended, err.count("Traceback")) == (status, int(status == 1))
     assert err.strip().splitlines()[-1:] == [last_line][: bool(last_line)]
     wait_gone(map(int, out.split()))
-
-
-def test_an_interrupt_while_closing_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    loader = DataLoader(range(8), num_workers=2, persistent_workers=True)
-    next(iter(loader))
-    assert loader._core.pool is not None
-    pids = set(loader._core.pool.workers.pids)
-    monkeypatch.setattr(worker_set, "end_processes", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        loader.close()
-    wait_gone(pids)
-    monkeypatch.undo()
-    assert ints(loader) == list(range(8))
-    loader.close()
 
 
 def test_a_start_method_that_is_not_pythons_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,10 @@ from tests.support.samples import METHODS
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfds (Linux)")
 
-METHOD = pytest.mark.parametrize("method", METHODS)
-WHOM = pytest.mark.parametrize("whom", ["parent", "group"])
+SLOW = pytest.mark.slow
+METHOD = pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(m, marks=SLOW) for m in METHODS[1:])]
+)
 
 
 def members(session: int) -> Iterator[int]:
@@ -186,8 +188,8 @@ say(found == list(range(40)))
 """
 
 
-@WHOM
-@METHOD
+@pytest.mark.parametrize("whom", ["parent", pytest.param("group", marks=SLOW)])
+@pytest.mark.parametrize("method", METHODS)
 def test_an_iterator_goes_on_after_ctrl_c(tmp_path: Path, method: str, whom: str) -> None:
     """In the middle of next(): an interrupt in the loop, and then the rest, nothing missing."""
     process = start(INTERRUPTED, tmp_path, method)
@@ -218,7 +220,7 @@ say(found == list(range(40)))
 """
 
 
-@WHOM
+@pytest.mark.parametrize("whom", ["parent", "group"])
 def test_a_loader_in_a_thread_hears_nothing_of_ctrl_c(tmp_path: Path, whom: str) -> None:
     process = start(IN_A_THREAD, tmp_path, "fork")
     expect(process, "fetching 9")
@@ -381,9 +383,8 @@ FIT = """
 import json, logging, os, sys, warnings
 from pathlib import Path
 warnings.simplefilter("ignore")
-import torch
-from tests.support.exact import Augmented, digest
-from lightning.pytorch import LightningModule, Trainer
+from tests.support.exact import Augmented
+from tests.support.lightning_runs import Seen, quiet_trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lit_loader import LoaderDataModule
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -403,32 +404,22 @@ class Gated(Augmented):
                 open(folder / "gate").read()
         return super().__getitem__(index)
 
-class Model(LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(8, 1)
-        self.seen = []
+class Waiting(Seen):
     def training_step(self, batch, batch_idx):
         if (where, phase, self.global_step) == ("step", "first", 9):
             os.write(1, b"waiting\\n")
             sys.stdin.readline()
-        self.seen.append([self.current_epoch, batch_idx, digest(batch)])
-        return self.layer(batch.float()).mean()
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.01)
+        return super().training_step(batch, batch_idx)
 
 def fit(checkpoint=None):
-    model = Model()
+    model = Waiting()
     data = LoaderDataModule(
         {"train": Gated(26)},
         {"batch_size": 4, "seed": 5, "seeding": "sample", "num_workers": 2},
         train={"shuffle": True, "persistent_workers": True},
     )
     saver = ModelCheckpoint(folder, save_last=True, save_on_exception=True, every_n_epochs=99)
-    trainer = Trainer(
-        accelerator="cpu", devices=1, max_epochs=3, logger=False, callbacks=[saver],
-        enable_progress_bar=False, enable_model_summary=False,
-    )
+    trainer = quiet_trainer(folder, max_epochs=3, callbacks=[saver], enable_checkpointing=True)
     try:
         trainer.fit(model, data, ckpt_path=checkpoint)
     finally:
@@ -443,7 +434,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("where", ["step", "next"])
+@pytest.mark.parametrize("where", ["step", pytest.param("next", marks=SLOW)])
 def test_sigterm_to_the_group_lets_lightning_save_and_resume(tmp_path: Path, where: str) -> None:
     """In a training step; and in next(), which must first bring the batch that it was asked for."""
     process = launch(FIT, tmp_path, where, "first", modules=WITH_LIGHTNING)
@@ -508,7 +499,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     ("seed", "methods"),
-    [(0, ["fork"] * 4), *(pytest.param(n, METHODS * 3, marks=pytest.mark.slow) for n in range(3))],
+    [(0, ["fork", *METHODS]), *(pytest.param(n, METHODS * 3, marks=SLOW) for n in range(3))],
 )
 def test_a_parent_killed_at_any_moment_takes_all_with_it(
     tmp_path: Path, seed: int, methods: list[str]

@@ -3,18 +3,11 @@
     export LIT_LOADER_SOAK_SECONDS=1200
     pytest -m slow -n 0 -s -o faulthandler_timeout=0 tests/faults/test_soak.py
 
-Several loaders run side by side, each of them epoch after epoch and in a thread of its own; what
-they give is compared with what a single thread has got of ``num_workers=0`` before. A lane is:
-
-- `Lane`: one loader, with workers or without; pieces of its batches are kept for a while.
-- `Resized`: the number of workers is changed all the time. `Kept`: samples come from a cache.
-- `Closed`: its loaders are closed by another thread, at any moment; the next one starts meanwhile.
-- `Interrupted`: in the main thread, whose signal handlers raise in the midst of ``next()``.
-
-Meanwhile another thread picks a victim every few hundred milliseconds: a worker, the launcher,
-both, a launcher that has just been forked, the fork server. What is drawn comes from a seed, which
-is printed (``LIT_LOADER_SOAK_SEED``); what it meets is the machine's affair. Memory, descriptors,
-threads and processes of the first and the last quarter are compared.
+Several loaders (tests/support/soak_lanes.py) run side by side, each of them epoch after epoch and
+in a thread of its own. Meanwhile another thread picks a victim every few hundred milliseconds: a
+worker, the launcher, both, a launcher that has just been forked, the fork server. What is drawn
+comes from a seed, which is printed (``LIT_LOADER_SOAK_SEED``); what it meets is the machine's
+affair. Memory, descriptors, threads and processes of the first and the last quarter are compared.
 
 Two deaths in a row over one batch are an error, by design. The schedule leaves workers alone that
 are at a batch which was struck before; a signal may still come late and meet the next batch. Such
@@ -33,9 +26,9 @@ import signal
 import statistics
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,23 +76,15 @@ class Chaos:
         self.rng = random.Random(SEED)
         self.struck: collections.Counter[str] = collections.Counter()
         self.avoided = self.missed = 0
-        self.failure: str | None = None
         self._struck_at: dict[tuple[str, int], int] = {}  # lane, batch: which of its epochs
 
     def run(self, stop: threading.Event) -> None:
         """Strike until told otherwise."""
-        try:
-            self._run(stop)
-        except BaseException:
-            self.failure = f"chaos: {traceback.format_exc()}"
-
-    def _run(self, stop: threading.Event) -> None:
         kinds, weights = zip(*STRIKES.items(), strict=True)
         while not stop.wait(self.rng.uniform(*PAUSE)):
             [lane] = self.rng.choices(self.targets, self.weights)
             [kind] = self.rng.choices(kinds, weights)
             worker, order = self.rng.randrange(WORKERS), self.rng.random() < 0.5
-            # A pool changes meanwhile, or ends: then there is nothing to strike.
             try:
                 if kind == "newborn launcher":
                     done = self._strike_newborn(stop)
@@ -107,10 +92,10 @@ class Chaos:
                     done = kill(lambda: forkserver._forkserver._forkserver_pid)
                 else:
                     done = self._strike(lane, kind, worker, order)
+            # A pool changes meanwhile, or ends: then there is nothing to strike.
             except (OSError, ValueError, LookupError, AttributeError, TypeError):
                 done = False
-            name = kind if isinstance(kind, str) else kind.name
-            self.struck[name] += done
+            self.struck[str(getattr(kind, "name", kind))] += done
             self.missed += not done
 
     def _strike(self, lane: Lane, kind: Any, worker: int, order: bool) -> bool:
@@ -167,8 +152,8 @@ def kill(find: Callable[[], int], number: signal.Signals = signal.SIGKILL) -> bo
     return found
 
 
-def launcher_of(pool: WorkerPool) -> int:
-    return pool.workers.starter.pid  # type: ignore[union-attr, no-any-return]
+def launcher_of(pool: Any) -> int:
+    return int(pool.workers.starter.pid)
 
 
 def children() -> set[int]:
@@ -184,23 +169,14 @@ def children() -> set[int]:
 
 
 class Usage(NamedTuple):
-    """What all processes together have at one moment.
+    """What all processes together have at one moment: bytes, and numbers of things."""
 
-    Attributes:
-        parent: Bytes of this process's own memory.
-        workers: Bytes of memory of the launchers and workers, and their part of what is shared.
-        arenas: Bytes of all arenas.
-        descriptors: Of this process.
-        threads: Of this process.
-        processes: Launchers and workers.
-    """
-
-    parent: int
-    workers: int
+    parent: int  # its own memory
+    workers: int  # memory of launchers and workers, and their part of what is shared
     arenas: int
-    descriptors: int
+    descriptors: int  # of this process
     threads: int
-    processes: int
+    processes: int  # launchers and workers
 
 
 def memory(pid: int | str, file: str, field: str) -> int:
@@ -284,22 +260,19 @@ def counted_warnings() -> Iterator[Told]:
 class Watch:
     """Looks at what everything costs from time to time, and says when it is over."""
 
-    def __init__(self, seconds: float, parts: list[Any], look: Callable[[], Usage]) -> None:
-        self.parts = parts
-        self.stop = threading.Event()
+    def __init__(self, seconds: float, targets: list[Lane]) -> None:
+        self.targets, self.stop = targets, threading.Event()
         self.found: list[Usage] = []
-        self._end = time.monotonic() + seconds
-        self._interval = min(10.0, seconds / 20)
         self._looked = time.monotonic()
-        self._look = look
+        self._end, self._interval = self._looked + seconds, min(10.0, seconds / 20)
 
     def over(self) -> bool:
         """Whether the time is up, or something has failed; the main thread asks often."""
         now = time.monotonic()
         if now - self._looked > self._interval:
             self._looked = now
-            self.found.append(self._look())
-        if now > self._end or any(part.failure for part in self.parts):
+            self.found.append(usage(self.targets))
+        if now > self._end or any(lane.failure for lane in self.targets):
             self.stop.set()
         return self.stop.is_set()
 
@@ -331,21 +304,16 @@ def soak(seconds: float) -> list[Usage]:
     gc.collect()
     before = left_over()
     chaos = Chaos(targets)
-    watch = Watch(seconds, [chaos, *targets], lambda: usage(targets))
-    threads = [
-        threading.Thread(target=lane.run, args=(watch.stop.is_set,), name=lane.name)
-        for lane in threaded
-    ]
-    threads.append(threading.Thread(target=chaos.run, args=(watch.stop,), name="chaos"))
-    with counted_warnings() as told:
-        for thread in threads:
-            thread.start()
+    watch = Watch(seconds, targets)
+    with counted_warnings() as told, ThreadPoolExecutor(len(threaded) + 1) as pool:
+        striking = pool.submit(chaos.run, watch.stop)
+        for lane in threaded:
+            pool.submit(lane.run, watch.stop.is_set)
         interrupted.run(watch.over)
         watch.stop.set()
-        for thread in threads:
-            thread.join()
+        striking.result()
     report(targets, chaos, told, interrupted, watch.found)
-    failures = [part.failure for part in watch.parts if part.failure]
+    failures = [lane.failure for lane in targets if lane.failure]
     assert not failures, "\n".join(failures)
     assert all(lane.epochs for lane in targets)
     # An interrupt may come in the midst of telling.
@@ -401,14 +369,5 @@ def report(
     )
     quarter = max(1, len(found) // 4)
     if found:
-        print(f"  first quarter {describe(found[:quarter])}")
-        print(f"  last quarter  {describe(found[-quarter:])}", flush=True)
-
-
-def describe(entries: list[Usage]) -> str:
-    median = medians(entries)
-    return (
-        f"parent {median.parent >> 20} MiB, workers {median.workers >> 20} MiB, arenas "
-        f"{median.arenas >> 20} MiB, {median.descriptors} descriptors, {median.threads} threads, "
-        f"{median.processes} processes"
-    )
+        print(f"  first quarter {medians(found[:quarter])}")
+        print(f"  last quarter  {medians(found[-quarter:])}", flush=True)

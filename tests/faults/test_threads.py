@@ -5,7 +5,6 @@ The global generators are one resource of the process, which one batch at a time
 
 from __future__ import annotations
 
-import itertools
 import logging
 import multiprocessing
 import os
@@ -36,7 +35,7 @@ from tests.support.exact import (
     digests,
     noisy_collate,
 )
-from tests.support.samples import Call
+from tests.support.samples import Call, own_generators
 
 SOURCES = MixtureDataset([Augmented(13), Augmented(13)], [1, 2])
 TABLE = TensorDataset(torch.arange(52.0).reshape(26, 2))
@@ -88,20 +87,6 @@ CASES: dict[str, Callable[[int], DataLoader[Any]]] = {
 }  # fmt: skip
 
 
-def state() -> list[Any]:
-    """Where the process's own generators are, with what they have in reserve."""
-    numpy = np.random.get_state(legacy=False)
-    return [
-        random.getstate(),
-        numpy["state"]["key"].tolist(),
-        numpy["state"]["pos"],
-        numpy["has_gauss"],
-        torch.get_rng_state().tolist(),
-        torch.initial_seed(),
-        type(np.random.get_bit_generator()),
-    ]
-
-
 @pytest.fixture(autouse=True)
 def _threads_take_turns_often() -> Iterator[None]:
     interval = sys.getswitchinterval()
@@ -113,7 +98,11 @@ def _threads_take_turns_often() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _own_generators() -> Iterator[None]:
     """Begin in the midst of the streams, with deviates in reserve; leave them as they were."""
-    kept = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
+    kept = (
+        random.getstate(),
+        np.random.get_state(legacy=False),
+        torch.get_rng_state(),
+    )
     random.gauss(0, 1)
     np.random.randn()
     torch.randn(1)
@@ -164,10 +153,10 @@ def compare_four_threads(times: int) -> None:
         return [epochs(case, number, times) for case in plans[number]]
 
     expected = [run(number) for number in range(4)]
-    before = state()
+    before = own_generators()
     found = together([lambda n=number: run(n) for number in range(4)])
     assert found == expected
-    assert state() == before
+    assert own_generators() == before
 
 
 def test_a_thread_of_the_users_that_draws_meanwhile() -> None:
@@ -305,7 +294,7 @@ def test_who_waits_for_long_is_told(impatient: Any) -> None:
         return index
 
     asked: Any = None
-    before = state()
+    before = own_generators()
     try:
         with ThreadPoolExecutor(1, "reader") as pool:
             assert len(list(DataLoader(Call(read, 1)))) == 1
@@ -319,7 +308,7 @@ def test_who_waits_for_long_is_told(impatient: Any) -> None:
         r" loader workers, or iterate it in the thread that waits",
         text,
     )
-    assert state() == before
+    assert own_generators() == before
     assert lock_is_free()
 
 
@@ -351,7 +340,7 @@ def test_a_process_forked_while_a_batch_is_made_in_another_thread() -> None:
 
 
 def test_a_dataset_that_forks_while_its_batch_is_made() -> None:
-    before = state()
+    before = own_generators()
 
     def read(index: int) -> int:
         child = os.fork()
@@ -360,12 +349,8 @@ def test_a_dataset_that_forks_while_its_batch_is_made() -> None:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     assert [int(batch) for batch in DataLoader(Call(read, 3))] == [0, 0, 0]
-    assert state() == before
+    assert own_generators() == before
     assert lock_is_free()
-
-
-class Interrupted(BaseException):
-    pass
 
 
 def test_a_signal_handler_that_iterates_a_loader() -> None:
@@ -387,55 +372,3 @@ def test_a_signal_handler_that_iterates_a_loader() -> None:
     expected = batches(signal.SIG_IGN)
     assert batches(lambda *_: found.append(epochs("sampler", 2, 1))) == expected
     assert found == [epochs("sampler", 2, 1)]
-
-
-# --- an exception at any instruction ---
-
-OURS = {
-    *("generator_state.py", "generator_lock.py", "context.py", "base.py"),
-    *("batch_plan.py", "drawn_batches.py", "contextlib.py"),
-}
-
-
-def interrupted_at(instruction: int, seeding: str) -> bool:
-    """Raise at an instruction of the second ``next()``; returns whether there are as many."""
-    iterator = iter(
-        DataLoader(Call(lambda i: random.random(), 6), 2, sampler=EveryOther(6), seeding=seeding)
-    )
-    next(iterator)
-    before, count = state(), itertools.count()
-
-    def trace(frame: Any, event: str, argument: Any) -> Any:
-        if os.path.basename(frame.f_code.co_filename) in OURS:
-            frame.f_trace_opcodes = True
-            if event == "opcode" and next(count) == instruction:
-                raise Interrupted
-        return trace
-
-    tracing = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        next(iterator)
-    except Interrupted:
-        pass
-    finally:
-        sys.settrace(tracing)
-    assert state() == before, f"not put back: {instruction}"
-    assert lock_is_free(), f"not given back: {instruction}"
-    return next(count) > instruction
-
-
-@pytest.mark.parametrize("seeding", ["batch", "worker"])
-def test_an_exception_at_some_instructions(seeding: str) -> None:
-    while_there_are(range(0, 10**6, 17), seeding)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seeding", ["batch", "worker"])
-def test_an_exception_at_any_instruction(seeding: str) -> None:
-    while_there_are(range(10**6), seeding)
-
-
-def while_there_are(instructions: range, seeding: str) -> None:
-    reached = list(itertools.takewhile(lambda n: interrupted_at(n, seeding), instructions))
-    assert reached[-1] > 600

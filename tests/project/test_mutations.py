@@ -28,7 +28,7 @@ class Mutation(NamedTuple):
     """A fault.
 
     Attributes:
-        fault: What is broken, as a user would put it; the name in ``tests/README.md``.
+        fault: What is broken, as a user would put it.
         old: The text that is replaced; it occurs once in the package.
         new: What takes its place.
         tests: Who is to notice: files below ``tests``, or tests in them.
@@ -43,20 +43,20 @@ class Mutation(NamedTuple):
 MUTATIONS: Final = (
     Mutation(
         "the last full batch of a stretch of indices is lost",
-        "for first in range(0, stop - start, size):",
-        "for first in range(0, stop - start - size, size):",
+        "self._next_size * self._size, self._share)",
+        "self._next_size * self._size, self._share - self._size)",
         "parity/test_batches.py::test_map_style",
     ),
     Mutation(
         "the last, partial batch is dropped",
-        "    while start < share:\n",
-        "    while start + size <= share:\n",
+        "        if plan.drop_last:\n            self._share",
+        "        if True:\n            self._share",
         "parity/test_batches.py::test_map_style",
     ),
     Mutation(
         "a resume begins one batch late",
-        "start, step = position * size, max(1,",
-        "start, step = (position + (position > 0)) * size, max(1,",
+        "plan, start = self._plan, number * self._size",
+        "plan, start = self._plan, (number + (number > 0 == len(self._chunk[1]))) * self._size",
         "exactness/test_exactness.py::test_stopped_and_resumed_twice",
     ),
     Mutation(
@@ -79,8 +79,8 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a slot is freed while its batch is held",
-        "memory = self._arena.lease(slot, end)",
-        "memory = self._arena.lease(slot, end)\n                    self._arena.release(slot)",
+        "memory = self.arena.lease(slot, end)",
+        "memory = self.arena.lease(slot, end)\n                    self.arena.release(slot)",
         "transport/test_transport.py::test_a_kept_batch_never_changes",
     ),
     Mutation(
@@ -97,14 +97,14 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a worker that hangs is not replaced",
-        "if found is None and hangs is not None and (hanging := hangs.look(pool, began)):",
-        "if False and found is None and (hanging := hangs.look(pool, began)):",
+        "            if awaited.get(worker) == row:\n",
+        "            if False:\n",
         "pool/test_recovery.py::test_hanging_in_user_code",
     ),
     Mutation(
         "a reader moves to another worker without its state, and is read from its start",
-        "if self._homes.send(turn) and self._point is not None and not task.packed:",
-        "if self._homes.send(turn) and self._point is None:",
+        "if self._homes.send(turn) and self.point is not None and not task.packed:",
+        "if self._homes.send(turn) and self.point is None:",
         "iteration/test_moved_readers.py::test_a_reader_with_a_state_moves_for_a_few_batches",
     ),
     Mutation(
@@ -177,8 +177,8 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "persistent workers start anew with each epoch",
-        "if pool_now is None or pool_now.closed or pool_now.num_workers != workers:",
-        "if True:",
+        "if (had := self.pool) is not None and (had.closed or had.num_workers != workers):",
+        "if self.pool is not None:",
         "parity/test_workers.py::test_persistent_workers_live_across_epochs",
     ),
     Mutation(

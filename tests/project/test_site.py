@@ -1,14 +1,13 @@
-"""The documentation as a site: its pages, links and search index; and looked at in a browser.
+"""The documentation as a site: its pages, links and search index.
 
 The site is built here where mkdocs is installed, ``pip install -c constraints.txt -r
-.docs/requirements.txt``, or is the one at LIT_LOADER_SITE. The browser is PyQt6-WebEngine.
+.docs/requirements.txt``, or is the one at LIT_LOADER_SITE.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -101,12 +100,6 @@ def test_no_link_is_broken(site: Path, parsed: dict[Path, Parsed]) -> None:
     assert not broken
 
 
-def test_docstrings_are_markdown(site: Path) -> None:
-    pages = {path: path.read_text(encoding="utf-8") for path in site.glob("api/*.html")}
-    roles = ("meth", "class", "func", "attr", "data", "exc")
-    assert not [path for path, text in pages.items() if any(f":{role}:" in text for role in roles)]
-
-
 def test_the_search_index_has_every_name_and_option(site: Path) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     entries = {entry["location"]: entry["text"] for entry in index["docs"]}
@@ -116,9 +109,3 @@ def test_the_search_index_has_every_name_and_option(site: Path) -> None:
     table = entries["conf/index.html#options"]
     for name in LoaderConfig.__dataclass_fields__:
         assert name in loader and name in table
-
-
-def test_agents_are_led_to_every_page_of_the_guide(site: Path) -> None:
-    links = re.findall(r"\]\((.*?)\)", (site / "llms.txt").read_text(encoding="utf-8"))
-    assert links[0] == ".agents/skills/lit-loader/SKILL.md"
-    assert len(links) > 35 and all((site / link).is_file() for link in links)

@@ -7,7 +7,6 @@ import os
 import re
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +17,7 @@ from lit_loader import (
     DataLoader,
     LoaderConfig,
     LoaderDataModule,
-    LoaderMonitor,
-    MixtureDataset,
-    MixtureSampler,
     MixtureStream,
-    PadCollate,
     SharedSequence,
     TokenBudgetBatchSampler,
     WorkerDiedError,
@@ -73,7 +68,6 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
 
 
 DATA = TensorDataset(torch.arange(10))
-MIXTURE = MixtureDataset({"web": range(30), "books": range(10)}, {"web": 3, "books": 1})
 
 SHOWN: list[tuple[Any, str]] = [
     (
@@ -85,7 +79,6 @@ SHOWN: list[tuple[Any, str]] = [
         "DataLoader(TensorDataset, batch_size=None, sampler=OrderedSampler, num_workers=0, "
         "rank=1 of num_replicas=2)",
     ),
-    (lambda: DataLoader(DATA, shuffle=True).sampler, "ShuffledSampler(TensorDataset, epoch=0)"),
     (
         lambda: iter(DataLoader(Stream(), 2, num_workers=2)),
         "<EpochRun of DataLoader(Stream, batch_size=2, num_workers=2): not begun>",
@@ -99,26 +92,9 @@ SHOWN: list[tuple[Any, str]] = [
         "LoaderDataModule(train: factory Stream, batch_size=1; val: TensorDataset, batch_size=8)",
     ),
     (
-        lambda: LoaderMonitor(trace=Path("a/b.json"), keep=5),
-        "LoaderMonitor(trace='a/b.json', keep=5)",
-    ),
-    (
-        lambda: MixtureDataset([range(2)] * 10),
-        f"MixtureDataset({'; '.join(f'{str(n)!r}: 2 samples, weight 2' for n in range(8))}; "
-        "… 10 sources in all)",
-    ),
-    (
-        lambda: MixtureSampler(MIXTURE, epoch_length=7, seed=1),
-        f"MixtureSampler({MIXTURE!r}, epoch_length=7, shuffle=True, seed=1)",
-    ),
-    (
         lambda: MixtureStream({"web": [1], "books": [2]}, [3, 1]),
         "MixtureStream(weights={'books': 1, 'web': 3}, epoch_length=None, exhausted='stop', "
         "seed=0)",
-    ),
-    (
-        lambda: PadCollate({"tokens": 0}),
-        "PadCollate(pad_value={'tokens': 0}, pad_to_multiple_of=1)",
     ),
     (lambda: SharedSequence([1, 2]), "SharedSequence(2 records, 40 bytes)"),
     (

@@ -25,8 +25,8 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 
 from lit_loader import DataLoader, get_shard
 from lit_loader.batch.batch_loader import BatchLoader
+from lit_loader.seeding.find_generators import LATE, GeneratorWatch
 from lit_loader.seeding.generator_state import preserved
-from lit_loader.seeding.generator_watch import LATE, GeneratorWatch
 from lit_loader.transport.status_board import Progress
 from tests.support import held_elsewhere
 

@@ -136,6 +136,7 @@ def test_four_ranks_then_two_then_one(tmp_path: Path) -> None:
         [
             ("both", "pad", 1, [(4, 6), (2, 3), (1, None)]),
             ("generator", "drop", 0, [(4, 1), (2, 2), (1, None)]),
+            ("promising", "pad", 0, [(4, None)]),  # some begin again and again
         ],
         4,
         tmp_path,

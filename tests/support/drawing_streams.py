@@ -78,31 +78,44 @@ class Draws:
             self.own.setstate(state)
 
 
-class Place:
+class Place(Iterator[Any]):
     """Where a stream is, and what comes next."""
 
-    def __init__(self, kind: str, draw: Draws, numbers: list[int]) -> None:
-        self.kind, self.draw, self.numbers = kind, draw, numbers
+    def __init__(self, stream: Drawing, draw: Draws) -> None:
+        self.stream, self.kind, self.draw, self.numbers = (
+            stream,
+            stream.kind,
+            draw,
+            stream.numbers(),
+        )
         self.place, self.buffer = 0, list[int]()
 
-    def next(self) -> Any:
-        """Give the next sample; IndexError at the end."""
-        if self.kind in ("filter", "shuffled filter"):
+    def __next__(self) -> Any:
+        try:
+            sample = self.drawn()
+        except IndexError:
+            raise StopIteration from None
+        self.stream.taken += 1
+        return sample
+
+    def drawn(self) -> Any:
+        kind = self.kind.removeprefix("shuffled ")
+        if kind == "filter":
             while True:
                 number = self.take()
                 if self.draw() < 0.6:
                     return number
-        if self.kind == "stride":
+        if kind == "stride":
             number = self.take()
             self.place += self.draw.below(3)
             return number
-        if self.kind in ("buffer", "shuffled buffer"):
+        if kind == "buffer":
             while len(self.buffer) < 5 and self.place < len(self.numbers):
                 self.buffer.append(self.take())
             return self.buffer.pop(self.draw.below(len(self.buffer)))
-        if self.kind in ("augmented", "shuffled augmented"):
+        if kind == "augmented":
             return self.take() + self.draw() / 2
-        assert self.kind in ("shuffled", "shuffled by the process's seed")
+        assert kind in ("shuffled", "by the process's seed")
         return self.take()
 
     def take(self) -> int:
@@ -137,17 +150,10 @@ class Drawing(IterableDataset[Any]):
         return numbers[index::count]
 
     def begun(self) -> Place:
-        return Place(self.kind, self.draw, self.numbers())
+        return Place(self, self.draw)
 
     def __iter__(self) -> Iterator[Any]:
-        place = self.begun()
-        while True:
-            try:
-                sample = place.next()
-            except IndexError:
-                return
-            self.taken += 1
-            yield sample
+        yield from self.begun()
 
 
 class OnDataset(Drawing):
@@ -160,13 +166,7 @@ class OnDataset(Drawing):
         self.place, state, self.resumed = self.begun(), self.resumed, None
         if state is not None:
             self.place.load_state_dict(state)
-        while True:
-            try:
-                sample = self.place.next()
-            except IndexError:
-                return
-            self.taken += 1
-            yield sample
+        yield from self.place
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.place is None else self.place.state_dict()
@@ -179,26 +179,7 @@ class OnIterator(Drawing):
     """Its iterator has the state."""
 
     def __iter__(self) -> Iterator[Any]:
-        return _Iterator(self)
-
-
-class _Iterator(Iterator[Any]):
-    def __init__(self, stream: Drawing) -> None:
-        self.stream, self.place = stream, stream.begun()
-
-    def __next__(self) -> Any:
-        try:
-            sample = self.place.next()
-        except IndexError:
-            raise StopIteration from None
-        self.stream.taken += 1
-        return sample
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.place.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.place.load_state_dict(state)
+        return self.begun()
 
 
 class OnLazyIterator(Drawing):
@@ -208,7 +189,7 @@ class OnLazyIterator(Drawing):
         return _LazyIterator(self)
 
 
-class _LazyIterator(_Iterator):
+class _LazyIterator(Iterator[Any]):
     def __init__(self, stream: Drawing) -> None:
         self.stream, self.resumed = stream, None
         self.place: Any = None
@@ -218,7 +199,7 @@ class _LazyIterator(_Iterator):
             self.place = self.stream.begun()
             if self.resumed is not None:
                 self.place.load_state_dict(self.resumed)
-        return super().__next__()
+        return next(self.place)
 
     def state_dict(self) -> Any:
         return self.resumed if self.place is None else self.place.state_dict()
@@ -232,7 +213,7 @@ class OfALocalGenerator(OnDataset):
 
     def begun(self) -> Place:
         self.hidden = random.Random(7).random
-        return Place(self.kind, _Hidden(self.hidden), self.numbers())
+        return Place(self, _Hidden(self.hidden))
 
 
 class _Hidden(Draws):

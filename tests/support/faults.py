@@ -78,30 +78,17 @@ FAULTS: Final[dict[str, Callable[[], object]]] = {
 
 
 class Strike(NamedTuple):
-    """One fault.
+    """One fault."""
 
-    Attributes:
-        fault: One of `FAULTS`, "unpicklable" or "parent".
-        point: One of `POINTS`.
-        number: The batch; of no meaning where there is none.
-        epoch: Its epoch; for "resuming" and "resumed" the one that begins.
-        times: How often it strikes; None: always.
-    """
-
-    fault: str
-    point: str
-    number: int = 3
-    epoch: int = 0
-    times: int | None = 1
+    fault: str  # one of `FAULTS`, "unpicklable" or "parent"
+    point: str  # one of `POINTS`
+    number: int = 3  # the batch; of no meaning where there is none
+    epoch: int = 0  # its epoch; for "resuming" and "resumed" the one that begins
+    times: int | None = 1  # how often it strikes; None: always
 
 
 class Faults:
-    """A ``worker_init_fn`` that lets faults strike.
-
-    Args:
-        folder: Where it is noted what has struck; empty at first.
-        strikes: The faults.
-    """
+    """A ``worker_init_fn`` that lets faults strike; a folder notes what has struck."""
 
     def __init__(self, folder: Path, *strikes: Strike) -> None:
         self.folder = folder

@@ -65,13 +65,9 @@ class Numbers(Dataset[int]):
 
 @contextmanager
 def composing(directory: Path, val: int = 12) -> Iterator[Compose]:
-    """An application whose configuration is composed in this process.
+    """An application whose configuration, written to a directory, is composed in this process.
 
-    It knows nothing of where lit_loader keeps its files.
-
-    Args:
-        directory: Where its configuration is written.
-        val: Samples of the split val; train has 12.
+    It knows nothing of where lit_loader keeps its files. The split train has 12 samples.
     """
     (directory / "app.yaml").write_text(f"""
 defaults:

@@ -15,14 +15,9 @@ __all__ = ["Killer"]
 
 
 class Killer:
-    """Kills its process at one of the instructions that a package's code runs.
+    """Kills its process at an instruction of the package's files that begin so.
 
-    Args:
-        files: How the paths of those files begin, below the package, that count.
-        at: The instruction, from 1 on; 0: none, they are counted.
-
-    Attributes:
-        count: Instructions so far.
+    Instructions count from 1; with ``at=0`` they are only counted.
     """
 
     def __init__(self, files: str, at: int) -> None:

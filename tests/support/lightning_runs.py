@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from tests.support import older_lightning  # noqa: F401
+from tests.support.exact import digests
 
 
 class Points(Dataset[Tensor]):
@@ -86,6 +87,31 @@ def _indices(batch: Any) -> Any:
     if isinstance(batch, (list, tuple)):
         return [_indices(part) for part in batch]
     return None if batch is None else [int(value) for value in batch[:, 0]]
+
+
+class Seen(LightningModule):
+    """Notes which samples, made with which random numbers, it is trained on."""
+
+    width = 8  # numbers of a sample
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(self.width, 1)
+        self.seen: list[Any] = []
+
+    def note(self, batch: Tensor) -> Any:
+        rows = zip(batch[:, 0].tolist(), digests(batch), strict=True)
+        return [f"{index:.0f}:{digest}" for index, digest in rows]
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.seen.append(self.note(batch))
+        return self.layer(batch.float()).mean()
+
+    def predict_step(self, batch: Tensor, batch_idx: int) -> list[int]:
+        return [int(index) for index in batch[:, 0]]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
 class SaveAt(Callback):

@@ -13,19 +13,10 @@ _NOBODY = "02:00:00:00:00:fe"
 
 
 class Link:
-    """A cable between this host and a network namespace.
-
-    Args:
-        number: Tells it from others.
-
-    Attributes:
-        near: Address of this end.
-        far: Address of the other end.
-        host: Name of the machine there.
-    """
+    """A cable between this host and a network namespace; ``near`` and ``far`` are addresses."""
 
     def __init__(self, number: int) -> None:
-        self.host = f"far{number}"
+        self.host = f"far{number}"  # name of the machine there
         self._near_card, self._far_card = f"ln{number}", f"lf{number}"
         high, low = divmod(number % 16384, 64)
         self.near, self.far = (f"10.{190 + high // 256}.{high % 256}.{4 * low + n}" for n in (1, 2))
@@ -37,11 +28,6 @@ class Link:
         return [*there, 'hostname "$0" && exec "$@"', self.host]
 
     def lay(self) -> None:
-        """Lay it.
-
-        Raises:
-            subprocess.CalledProcessError: That is not allowed here.
-        """
         _ip("netns", "add", self.host)
         peer = ("peer", "name", self._far_card, "netns", self.host)
         _ip("link", "add", self._near_card, "type", "veth", *peer)
@@ -64,11 +50,7 @@ class Link:
         _ip("-n", self.host, "neigh", what, self.near, *how, "dev", self._far_card)
 
     def narrow(self, rate: str) -> None:
-        """Let the far end send no faster: ``"100mbit"``.
-
-        Raises:
-            subprocess.CalledProcessError: That is not allowed here.
-        """
+        """Let the far end send no faster: ``"100mbit"``."""
         shape = ["tbf", "rate", rate, "burst", "64kb", "latency", "100ms"]
         _run("tc", "-n", self.host, "qdisc", "replace", "dev", self._far_card, "root", *shape)
 

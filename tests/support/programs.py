@@ -75,15 +75,7 @@ def _close() -> None:
 
 
 class WarmProgram(subprocess.Popen[str]):
-    """A program that was forked, to be used as any that was started.
-
-    Args:
-        program: Its file, and its arguments.
-        options: Python's options.
-        modules: What has been imported when it begins.
-        environment: Its environment.
-        settings: Those of ``Popen``, of which some are understood.
-    """
+    """A program that was forked, to be used as any that was started; ``modules`` are imported."""
 
     def __init__(
         self,
@@ -166,14 +158,8 @@ def start_program(
 ) -> subprocess.Popen[str]:
     """Start a program of a test, in a session of its own, with pipes as its output.
 
-    Args:
-        program: Its file.
-        arguments: Its arguments.
-        options: Python's options.
-        modules: What it imports in any case.
-        environment: Its whole environment, if it is not the default one.
-        own_interpreter: It is not forked: what Python makes of a script's start matters.
-        settings: Further ones of ``Popen``.
+    ``options`` are Python's, ``modules`` what it imports in any case. With ``own_interpreter`` it
+    is not forked: what Python makes of a script's start matters. Further settings are ``Popen``'s.
     """
     command = [str(program), *map(str, arguments)]
     environment = environment or default_environment()

@@ -25,15 +25,9 @@ WIDE = 3_000  # numbers a tensor: two such samples are more than a slot of 64 Ki
 
 
 class Leaf(NamedTuple):
-    """What is no container.
+    """What is no container."""
 
-    Attributes:
-        kind: "tensor", "array", "str", "int", "float" or "none".
-        dtype: Of a tensor or array.
-        shape: Of a tensor or array.
-    """
-
-    kind: str
+    kind: str  # "tensor", "array", "str", "int", "float" or "none"
     dtype: str = ""
     shape: tuple[int, ...] = ()
 

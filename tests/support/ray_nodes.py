@@ -27,14 +27,7 @@ NEEDS_RAY = [
 
 
 class Node:
-    """One node, with all below it.
-
-    Args:
-        address: Of its head, which it may be itself.
-        options: Of ``ray start``.
-        under: The command that it is started by.
-        environment: Variables besides.
-    """
+    """One node, with all below it: ``ray start`` with these options, by the command ``under``."""
 
     def __init__(
         self,
@@ -118,15 +111,7 @@ def cluster(
     port: int | None = None,
     environment: Mapping[str, str] = {},
 ) -> Iterator[list[Node]]:
-    """Have a cluster of one node, the head; others may be added.
-
-    Args:
-        cpus: Its processors.
-        options: Of ``ray start``.
-        host: Address of this host that it is reached at.
-        port: Where it listens; None: where nobody does.
-        environment: Variables besides.
-    """
+    """Have a cluster of one node, the head, reached at ``host``; others may be added."""
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         port = port or free_port()
         head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"]

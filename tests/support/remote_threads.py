@@ -27,26 +27,15 @@ class DiedError(Exception):
 
 @dataclasses.dataclass
 class ThreadWorkers:
-    """Options of remote workers that are threads.
+    """Options of remote workers that are threads."""
 
-    Attributes:
-        folder: Where what happens is noted, a file each: ``made``, ``joined``, ``left``.
-        dies_at: Batches at which a hand dies, each so many times.
-        silent_at: Batches at which a hand falls silent, once for all hands.
-        kills_relay_at: Batches at which the relay is killed, once.
-        unreachable: How often joining fails.
-        room: How many hands come up.
-        node: What nodes are called; the first hand of each second is on another.
-        altered: Batches whose content comes out with a bit turned.
-    """
-
-    folder: str
-    dies_at: dict[int, int] = dataclasses.field(default_factory=dict)
-    silent_at: tuple[int, ...] = ()
-    kills_relay_at: tuple[int, ...] = ()
-    unreachable: int = 0
-    room: int = 1000
-    altered: tuple[int, ...] = ()
+    folder: str  # where what happens is noted, a file each: ``made``, ``joined``, ``left``
+    dies_at: dict[int, int] = dataclasses.field(default_factory=dict)  # batch: how often
+    silent_at: tuple[int, ...] = ()  # batches at which a hand falls silent, once for all hands
+    kills_relay_at: tuple[int, ...] = ()  # batches at which the relay is killed, once
+    unreachable: int = 0  # how often joining fails
+    room: int = 1000  # how many hands come up
+    altered: tuple[int, ...] = ()  # batches whose content comes out with a bit turned
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
     in_flight: int = 2
     patience: float = 5.0

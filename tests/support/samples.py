@@ -6,12 +6,15 @@ They live at module level so that spawn and forkserver can import them.
 from __future__ import annotations
 
 import os
+import random
 import select
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
@@ -152,6 +155,27 @@ def worker_pids(iterator: Any) -> list[int]:
 def named_memory() -> set[str]:
     """Names in /dev/shm, but for semaphores: the loader makes none, and other programs do."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
+
+
+def usage() -> tuple[int, int, int, set[str]]:
+    """Descriptors, threads, mappings of arenas and children of this process."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    maps = Path("/proc/self/maps").read_text().count("memfd:lit_loader")
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), maps, {*children}
+
+
+def own_generators() -> list[Any]:
+    """Where the process's own generators are, with what they have in reserve."""
+    numpy = np.random.get_state(legacy=False)
+    return [
+        random.getstate(),
+        numpy["state"]["key"].tolist(),
+        numpy["state"]["pos"],
+        numpy["has_gauss"],
+        torch.get_rng_state().tolist(),
+        torch.initial_seed(),
+        type(np.random.get_bit_generator()),
+    ]
 
 
 def given(arena: Arena, slot: Slot, nbytes: int) -> Any:

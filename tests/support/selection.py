@@ -9,76 +9,36 @@ from __future__ import annotations
 
 import fnmatch
 from collections import Counter
-from collections.abc import Iterable
 from typing import Final
 
 import pytest
 
 LONG: Final = (
-    "cache/test_cached_dataset.py::test_workers_share_it[[]-spawn*",
-    "exactness/test_cached.py::test_other_start_methods[[]spawn*",
     "batch/test_pad.py::test_through_a_worker[[]spawn*",
+    "batch/test_sample_errors.py::test_resuming_gives_the_rest[[]2 workers-*",
     "bench/test_bench_app.py::test_every_case_measures[[]decoding*",
     "bench/test_bench_app.py::test_every_case_measures[[]transport*",
-    "faults/test_alarms.py::test_an_alarm_shorter_than_the_start[[]spawn*",
-    "faults/test_close.py::test_children_that_others_reap[[]*-handler*",
-    "faults/test_close.py::test_a_daemons_thread_at_the_programs_end[[]*persistent*-working*",
-    "faults/test_close.py::test_a_daemons_thread_at_the_programs_end[[]*timeout*",
-    "faults/test_close.py::test_a_daemons_thread_at_the_programs_end[[]*'num_workers': 2}-waiting*",
-    "faults/test_close.py::test_a_daemons_thread_at_the_programs_end[[]*pin_memory*-waiting*",
-    "faults/test_faults.py::test_a_dataset_that_cannot_be_unpickled[[]spawn*",
-    "faults/test_faults.py::test_what_cannot_be_pickled_is_named_at_the_start[[]spawn*",
-    "parity/test_workers.py::test_a_lambda_under_spawn_is_an_error[[]*-forkserver-*",
-    "parity/test_workers.py::test_map_style_by_start_method[[]*-context-*",
-    "system/test_pickling.py::test_functions_and_classes_that_no_worker_can_import[[]spawn*",
-    "system/test_pickling.py::test_what_cloudpickle_cannot_carry_either[[]*-spawn*",
-    "exactness/test_exactness.py::test_other_start_methods[[]spawn-batch*",
-    "node/test_shared_dataset.py::test_killed_at_any_instruction[[]*-while*",
-    "examples/test_example.py::test_debug_configurations*",
-    "faults/test_fault_matrix.py::test_a_program_is_killed[[]forkserver-encoding*",
-    "faults/test_fault_matrix.py::test_by_start_method[[]spawn*",
-    "worker/test_shared_lists.py::test_in_workers_only_and_if_asked_for[[]spawn*",
-    "faults/test_lifecycle.py::test_exit_with_live_iterators[[]spawn*",
     "hydra/test_hydra_commands.py::test_submitit_launcher",
     "iteration/test_limits.py::test_a_disk_that_says_it_is_full[[]10 MB*",
     "iteration/test_limits.py::test_a_full_disk_behind_the_temporary_directory[[]10m*",
     "iteration/test_limits.py::test_a_small_address_space_and_large_batches[[]3000 MB*",
-    "mixture/test_mixture.py::test_streams_resume_in_mid_epoch[[]*-2]",
-    "worker/test_shared_buffers.py::test_one_copy*-alone*",
-    "worker/test_shared_buffers.py::test_one_copy*[[]spawn*",
-    "system/test_pickling.py::test_a_session_with*[[]-c*",
-    "examples/test_recipes.py::test_a_killed_training_goes_on_exactly*",
-    "examples/test_recipes.py::test_a_recipe_trains[[]huggingface*",
-    "examples/test_recipes.py::test_a_recipe_trains[[]tabular*",
-    "examples/test_recipes.py::test_a_sweep_ends_with_a_picture*",
-    "examples/test_recipes.py::test_a_missing_library_is_named_on_one_line",
-    "examples/test_recipes_text.py::test_imbalanced*",
-    "examples/test_recipes_text.py::test_text_buckets",
-    "examples/test_streams.py::test_mixed_text",
     "lightning/test_fabric.py::test_two_processes",
-    "node/test_fingerprint.py::test_it_is_the_same_in_all_processes",
-    "examples/test_recipes_text.py::test_mixture*",
-    "examples/test_recipes_text.py::test_text",
-    "examples/test_recipes_text.py::test_text_stream",
-    "batch/test_sample_errors.py::test_resuming_gives_the_rest[[]2 workers-*",
-    "parity/test_iterators.py::test_a_loader_in_a_child_process[[]*workers*-spawn*",
-    "parity/test_iterators.py::test_a_loader_in_a_child_process[[]*persistent*-spawn*",
-    "parity/test_workers.py::test_facts_by_start_method[[]*-spawn*",
-    "parity/test_workers.py::test_iterable_style_by_start_method[[]*-spawn*",
-    "sampling/test_epochs.py::test_a_dataset_learns_the_epoch_in_each_worker[[]spawn*",
-    "system/test_pickling.py::test_beside_what_only_a_processs_start_can_carry[[]spawn*",
-    "memory/test_shared_sequence.py::test_in_workers[[]spawn*",
-    "faults/test_signals.py::test_an_iterator_goes_on_after_ctrl_c[[]*-group*",
-    "faults/test_signals.py::test_an_iterator_goes_on_after_ctrl_c[[]spawn-*",
-    "faults/test_signals.py::test_sigterm_to_the_group_leaves_the_epoch_to_the_parent[[]spawn*",
-    "faults/test_signals.py::test_sigterm_to_the_group_leaves_the_epoch_to_the_parent[[]forkserver*",
-    "faults/test_signals.py::test_sigterm_to_the_group_lets_lightning_save_and_resume[[]next*",
-    "faults/test_signals.py::test_workers_never_run_the_parents_handlers[[]spawn*",
-    "faults/test_signals.py::test_workers_never_run_the_parents_handlers[[]forkserver*",
     "lightning/test_strategies.py::test_a_killed_rank_leaves_nothing_behind[[]ddp_fork*",
     "lightning/test_strategies.py::test_strategies[[]ddp_fork forkserver*",
     "lightning/test_strategies.py::test_strategies[[]ddp_notebook*",
+    "mixture/test_mixture.py::test_streams_resume_in_mid_epoch[[]*-2]",
+    "node/test_fingerprint.py::test_it_is_the_same_in_all_processes",
+    "node/test_shared_dataset.py::test_killed_at_any_instruction[[]*-while*",
+    "parity/test_iterators.py::test_a_loader_in_a_child_process[[]*persistent*-spawn*",
+    "parity/test_iterators.py::test_a_loader_in_a_child_process[[]*workers*-spawn*",
+    "parity/test_workers.py::test_a_lambda_under_spawn_is_an_error[[]*-forkserver-*",
+    "parity/test_workers.py::test_facts_by_start_method[[]*-spawn*",
+    "parity/test_workers.py::test_iterable_style_by_start_method[[]*-spawn*",
+    "parity/test_workers.py::test_map_style_by_start_method[[]*-context-*",
+    "sampling/test_epochs.py::test_a_dataset_learns_the_epoch_in_each_worker[[]spawn*",
     "sampling/test_token_budget.py::test_resume_in_mid_epoch[[]2-*",
+    "system/test_pickling.py::test_a_session_with*[[]-c*",
+    "worker/test_shared_buffers.py::test_one_copy*-alone*",
 )
 """Patterns of what comes after ``tests/`` in a test's name."""
 
@@ -125,17 +85,18 @@ THINNED: Final = {
 """Test to how many cells one of them is of the default run."""
 
 
-def leave_to_slow(items: Iterable[pytest.Item]) -> None:
-    """Mark tests as slow, as the tables say."""
+def leave_to_slow(items: list[pytest.Item]) -> None:
+    """Mark tests as slow, as the tables say; of spawn and forkserver one stands for both."""
     seen: Counter[str] = Counter()
-    for item in items:
-        name = item.nodeid.removeprefix("tests/")
-        function = name.partition("[")[0]
+    names = [item.nodeid.removeprefix("tests/").partition("[") for item in items]
+    by_fork_server = {function for function, _, cell in names if "forkserver" in cell}
+    for item, (function, bracket, cell) in zip(items, names, strict=True):
         if item.get_closest_marker("slow"):
             continue
-        if function in THINNED:
-            seen[function] += 1
-            if seen[function] % THINNED[function] != 1:
-                item.add_marker("slow")
-        elif any(fnmatch.fnmatchcase(name, pattern) for pattern in LONG):
+        seen[function] += 1
+        spawned = "spawn" in cell and function in by_fork_server and "parity/" not in function
+        every = THINNED.get(function, 1)
+        thinned = every > 1 and seen[function] % every != 1
+        name = function + bracket + cell
+        if spawned or thinned or any(fnmatch.fnmatchcase(name, pattern) for pattern in LONG):
             item.add_marker("slow")

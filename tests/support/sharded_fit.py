@@ -13,33 +13,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lit_loader import DataLoader, LoaderDataModule
 from tests.support import tail_ranks
 from tests.support.exact import digest
-from tests.support.lightning_runs import SaveAt, quiet_trainer
+from tests.support.lightning_runs import SaveAt, Seen, quiet_trainer
 from tests.support.shard_data import WithIteratorState
 
 SHARDS, LENGTH, BATCH_SIZE, EPOCHS = 4, 48, 2, 2
 
 
-class Model(LightningModule):
+class Model(Seen):
     """Notes the shard and the digest of every batch that a step was done with."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(12, 1)
-        self.seen: list[Any] = []
+    width = 12
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        self.seen.append([self.trainer.current_epoch, int(batch[0, 0]), digest(batch)])
-        return self.layer(batch.float()).mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.0)
+    def note(self, batch: Tensor) -> Any:
+        return [self.trainer.current_epoch, int(batch[0, 0]), digest(batch)]
 
 
 def stream() -> Any:

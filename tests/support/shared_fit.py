@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 
 from lit_loader import LoaderDataModule
 from tests.node.data import Bulk
-from tests.support.lightning_runs import quiet_trainer
+from tests.support.lightning_runs import Seen, quiet_trainer
 from tests.support.samples import uncollated
 
 
-class Model(LightningModule):
+class Model(Seen):
     """Notes each sample's number, and the file in memory that its worker read it from."""
+
+    width = 1
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
-        self.layer = torch.nn.Linear(1, 1)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         with open(self.folder / f"seen-{self.global_rank}", "a") as file:
@@ -31,9 +31,6 @@ class Model(LightningModule):
                 assert process != os.getpid()
                 file.write(f"{number} {inode}\n")
         return self.layer(torch.ones(1)).mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
 def main(folder: Path) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import hashlib
 import itertools
 import os
-import queue
 import random
 import re
 import signal
@@ -22,24 +22,27 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import FrameType
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader import CachedDataset, DataLoader
 from lit_loader.errors import LoaderError, WorkerDiedError, WorkerTimeoutError
 from lit_loader.workers.worker_pool import WorkerPool
 from tests.support.remote_threads import ThreadWorkers
+from tests.support.samples import Call, Cursor
 
 __all__ = ["WORKERS", "Interrupted", "Lane", "interrupted_lane", "lanes"]
 
 SEED = int(os.environ.get("LIT_LOADER_SOAK_SEED", "0"))
 
 WORKERS = 2
+SIZE = 4  # samples of a batch
 EPOCHS = 3  # different ones, which come around again
 TIMEOUT = 1.0
 SAMPLE_TIME = 0.001
@@ -71,27 +74,17 @@ def fixed(index: int, width: int) -> dict[str, Any]:
     return {"index": index, "noise": noise, "jitter": jitter, "word": str(index)}
 
 
-class Images(Dataset):
-    def __init__(self, length: int, width: int) -> None:
-        self.length = length
-        self.width = width
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return augmented(index, self.width)
+def kept(index: int, width: int) -> dict[str, Any]:
+    """One that may be kept in a cache, and takes a moment, too."""
+    time.sleep(SAMPLE_TIME)
+    return fixed(index, width)
 
 
-class Plain(Images):
-    """Samples that may be kept: they depend on the index alone."""
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        time.sleep(SAMPLE_TIME)
-        return fixed(index, self.width)
+def images(length: int, width: int, make: Callable[..., Any] = augmented) -> Call:
+    return Call(functools.partial(make, width=width), length)
 
 
-class Stored(Images):
+class Stored(Call):
     """What is read of a storage that is slow, fails, and hangs, whenever it likes."""
 
     @lit_loader.reads_ahead
@@ -104,56 +97,29 @@ class Stored(Images):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         assert self.read(index) == 2 * index
-        return augmented(index, self.width)
+        return augmented(index, 50)
 
 
 class Stream(IterableDataset):
-    """The same with a state. Readers take turns batch by batch, so any number gives the same.
+    """Samples with a state. Readers take turns batch by batch, so any number gives the same.
 
-    Args:
-        length: Its samples.
-        batch_size: Of the loader.
-        width: Of a sample.
-        sharded: Whether it is read by ``num_shards``: then readers do not depend on workers.
+    If it is read by ``num_shards`` (``sharded``), readers do not depend on workers.
     """
 
-    def __init__(self, length: int, batch_size: int, width: int, sharded: bool = False) -> None:
-        self.length = length
-        self.batch_size = batch_size
-        self.width = width
-        self.sharded = sharded
+    def __init__(self, length: int, sharded: bool = False) -> None:
+        self.length, self.sharded = length, sharded
 
     def __iter__(self) -> Iterator[Any]:
-        return Reader(self, *lit_loader.get_shard())
+        reader, readers = lit_loader.get_shard()
+        starts = range(reader * SIZE, self.length, readers * SIZE)
+        return Cursor(
+            self.make, [index for start in starts for index in range(start, start + SIZE)]
+        )
 
-
-class Reader:
-    def __init__(self, stream: Stream, reader: int, readers: int) -> None:
-        self.stream = stream
-        block = stream.batch_size
-        starts = range(reader * block, stream.length, readers * block)
-        self.indices = [index for start in starts for index in range(start, start + block)]
-        self.position = 0
-
-    def __iter__(self) -> Reader:
-        return self
-
-    def __next__(self) -> Any:
-        if self.position == len(self.indices):
-            raise StopIteration
-        self.position += 1
-        index = self.indices[self.position - 1]
-        block = self.stream.batch_size
-        if not self.stream.sharded and index % block == 0 and index // block < WORKERS:
-            # A reader's first sample, if there are so many: what it draws is not its batch's.
-            return fixed(index, self.stream.width)
-        return augmented(index, self.stream.width)
-
-    def state_dict(self) -> dict[str, int]:
-        return {"position": self.position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.position = state["position"]
+    def make(self, index: int) -> Any:
+        # A reader's first sample, if there are so many: what it draws is not its batch's.
+        first = not self.sharded and index % SIZE == 0 and index // SIZE < WORKERS
+        return (fixed if first else augmented)(index, 50)
 
 
 def digest(batch: Any) -> str:
@@ -172,12 +138,7 @@ def digest(batch: Any) -> str:
 
 
 class Pieces:
-    """Parts of batches that are kept, each for a while, and must not change meanwhile.
-
-    Args:
-        rng: Decides what is kept, and for how long.
-        longest: Batches that come meanwhile, at most; 0: nothing is kept.
-    """
+    """Parts of batches that are kept, each for ``longest`` batches at most, and must not change."""
 
     KINDS: tuple[Callable[[Any], Any], ...] = (
         lambda batch: batch["index"],
@@ -188,9 +149,7 @@ class Pieces:
     )
 
     def __init__(self, rng: random.Random, longest: int) -> None:
-        self.rng = rng
-        self.longest = longest
-        self.checked = 0
+        self.rng, self.longest, self.checked = rng, longest, 0
         self._kept: dict[int, list[tuple[Any, bytes]]] = {}  # by when they are let go of
         self._now = 0
 
@@ -217,17 +176,8 @@ class Pieces:
 class Lane:
     """A loader, and a thread that iterates it over and over and checks what it gets.
 
-    Args:
-        name: For the report.
-        dataset: What it loads.
-        hold: How many past batches are kept, at most, and checked again when they are let go of.
-        pieces: For how many batches a piece of one is kept, at most.
-        workers: How many it has, or "auto".
-        persistent: Whether its workers are.
-        in_order: Whether batches come in order.
-        prefetch_factor: Of the loader.
-        method: How workers start.
-        options: Of the loader, and of one without workers.
+    It keeps up to ``hold`` past batches, which it checks again when it lets go of them, and pieces
+    of batches for up to ``pieces`` batches. Further options are the loader's, also without workers.
     """
 
     def __init__(
@@ -243,11 +193,9 @@ class Lane:
         method: str = "fork",
         **options: Any,
     ) -> None:
-        self.name = name
-        self.hold = hold
-        self.in_order = in_order
-        self.method = method
-        self.options = {"batch_size": 4, "seed": 7, **options}
+        self.name, self.dataset = name, dataset
+        self.hold, self.in_order, self.method = hold, in_order, method
+        self.options = {"batch_size": SIZE, "seed": 7, **options}
         self.with_workers: dict[str, Any] = {"num_workers": workers}
         self.varies = workers == "auto"
         if workers:
@@ -259,7 +207,6 @@ class Lane:
                 "timeout": TIMEOUT,
                 "max_worker_restarts": 10**6,
             }
-        self.dataset = dataset
         self.rng = random.Random(f"{SEED} {name}")
         self.pieces = Pieces(random.Random(f"{SEED} {name} pieces"), pieces)
         self.epochs = self.batches = self.left = self.restarts = self.lost = self.wrong = 0
@@ -423,36 +370,29 @@ class Remote(Lane):
     made_there = 0
 
 
-class Later:
-    """A thread that does things after a while, one after the other; for ``with``."""
+class Later(ThreadPoolExecutor):
+    """A thread that does things after a while, one after the other; what fails there fails here."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[float, Callable[[], object]] | None]
-        self._jobs = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="later")
-        self.failure = ""
-
-    def __enter__(self) -> Later:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._jobs.put(None)
-        self._thread.join()
-        assert not self.failure, self.failure
+        super().__init__(1, "later")
+        self._done: list[Future[object]] = []
 
     def do(self, seconds: float, function: Callable[[], object]) -> None:
         """Have something done when so much time has passed."""
-        self._jobs.put((time.monotonic() + seconds, function))
+        until = time.monotonic() + seconds
+        wait = functools.partial(self._wait, until, function)
+        self._done = [each for each in self._done if not each.done() or each.result()]
+        self._done.append(self.submit(wait))
 
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            time.sleep(max(0.0, job[0] - time.monotonic()))
-            try:
-                job[1]()
-            except BaseException:
-                self.failure += traceback.format_exc()
-            del job  # and with it the loader
+    @staticmethod
+    def _wait(until: float, function: Callable[[], object]) -> None:
+        time.sleep(max(0.0, until - time.monotonic()))
+        function()
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        for each in self._done:
+            each.result()
 
 
 class Closed(Lane):
@@ -577,29 +517,29 @@ def difference(expected: list[str], found: list[str]) -> str:
 def lanes() -> list[Lane]:
     wide = 10_000_000 // 4 // 4  # four samples of float32 are 10 MB
     return [
-        Lane("persistent", Images(160, 50), shuffle=True),
-        Lane("fresh", Images(120, 50), shuffle=True, persistent=False, seeding="sample"),
-        Lane("stream", Stream(160, 4, 50)),
-        Lane("unordered", Images(160, 50), shuffle=True, in_order=False),
-        Lane("large", Images(40, wide), shuffle=True),
-        Lane("held", Images(160, 5_000), hold=30, shuffle=True, prefetch_factor=4),
-        Lane("pieces", Images(160, 5_000), pieces=400, shuffle=True, prefetch_factor=4),
-        Lane("in process", Images(80, 50), workers=0, pieces=20, shuffle=True),
-        Lane("another in process", Stream(80, 4, 50), workers=0, pieces=20),
-        Lane("fork server", Images(160, 50), shuffle=True, method="forkserver"),
-        Lane("shards", Stream(160, 4, 50, sharded=True), num_shards=5),
-        Lane("auto", Images(160, 50), shuffle=True, workers="auto"),
-        Lane("shards, auto", Stream(160, 4, 50, sharded=True), num_shards=4, workers="auto"),
-        Resized("resized", Images(160, 50), shuffle=True),
-        Resized("shards, resized", Stream(160, 4, 50, sharded=True), num_shards=6),
-        Kept("cached", Plain(160, 50), shuffle=True),
-        Lane("reads ahead", Stored(160, 50), shuffle=True, reads=8, sample_retries=5),
-        Remote("beside remote ones", Images(160, 50), shuffle=True),
-        Closed("closed", Images(80, 50), shuffle=True, pieces=200),
-        Closed("stream, closed", Stream(80, 4, 50), pieces=20),
+        Lane("persistent", images(160, 50), shuffle=True),
+        Lane("fresh", images(120, 50), shuffle=True, persistent=False, seeding="sample"),
+        Lane("stream", Stream(160)),
+        Lane("unordered", images(160, 50), shuffle=True, in_order=False),
+        Lane("large", images(40, wide), shuffle=True),
+        Lane("held", images(160, 5_000), hold=30, shuffle=True, prefetch_factor=4),
+        Lane("pieces", images(160, 5_000), pieces=400, shuffle=True, prefetch_factor=4),
+        Lane("in process", images(80, 50), workers=0, pieces=20, shuffle=True),
+        Lane("another in process", Stream(80), workers=0, pieces=20),
+        Lane("fork server", images(160, 50), shuffle=True, method="forkserver"),
+        Lane("shards", Stream(160, sharded=True), num_shards=5),
+        Lane("auto", images(160, 50), shuffle=True, workers="auto"),
+        Lane("shards, auto", Stream(160, sharded=True), num_shards=4, workers="auto"),
+        Resized("resized", images(160, 50), shuffle=True),
+        Resized("shards, resized", Stream(160, sharded=True), num_shards=6),
+        Kept("cached", images(160, 50, kept), shuffle=True),
+        Lane("reads ahead", Stored(int, 160), shuffle=True, reads=8, sample_retries=5),
+        Remote("beside remote ones", images(160, 50), shuffle=True),
+        Closed("closed", images(80, 50), shuffle=True, pieces=200),
+        Closed("stream, closed", Stream(80), pieces=20),
     ]
 
 
 def interrupted_lane() -> Interrupted:
     """The one of the main thread."""
-    return Interrupted("interrupted", Images(80, 50), shuffle=True, pieces=50)
+    return Interrupted("interrupted", images(80, 50), shuffle=True, pieces=50)

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 
 from lit_loader import LoaderDataModule
-from tests.support.exact import Augmented, digests
+from tests.support.exact import Augmented
+from tests.support.lightning_runs import Seen as Model
 from tests.support.lightning_runs import quiet_trainer
 
 LENGTH, BATCH_SIZE, EPOCHS, RANKS = 26, 4, 2, 2
@@ -29,26 +29,6 @@ PREDICTED = 9  # samples: five for one rank, four for the other
 
 def write(folder: Path, name: str, rank: int, value: Any) -> None:
     (folder / f"{name}-{rank}.json").write_text(json.dumps(value))
-
-
-class Model(LightningModule):
-    """Notes which samples, made with which random numbers, it is trained on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(8, 1)
-        self.seen: list[list[str]] = []
-
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        rows = zip(batch[:, 0].tolist(), digests(batch), strict=True)
-        self.seen.append([f"{index:.0f}:{digest}" for index, digest in rows])
-        return self.layer(batch.float()).mean()
-
-    def predict_step(self, batch: Tensor, batch_idx: int) -> list[int]:
-        return [int(index) for index in batch[:, 0]]
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
 class SplitModel(Model):

@@ -1,10 +1,8 @@
-"""A stream that is killed, and resumed with other workers and ranks: every sample is compared.
+"""A stream that is stopped, and resumed with other workers and ranks: every sample is compared.
 
-The reference is one process that reads the whole epoch. Then a program reads the same epoch on some
-ranks, saves the merged state of all of them after each round of batches, and is killed. What was
-saved last is gone on with here: on other ranks, with other workers, of which one is killed.
-
-Run as a script it is that program. Ranks are loaders in one process, which go in step.
+The reference is one process that reads the whole epoch. Then it is read in legs, each by other
+ranks with other workers, from the merged state of all ranks before; one worker is killed meanwhile.
+Ranks are loaders in one process, which go in step.
 """
 
 from __future__ import annotations
@@ -14,13 +12,8 @@ import gc
 import hashlib
 import itertools
 import os
-import pickle
 import signal
-import subprocess
-import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,49 +22,31 @@ from torch import Tensor
 import lit_loader
 from lit_loader import DataLoader
 from tests.support.exact import through_file
-from tests.support.programs import default_environment, start_program
 from tests.support.samples import worker_pids
 
 __all__ = ["Leg", "Stream", "check_resumes"]
-
-PATH, TASK, SAVED = "path.pickle", "task.pickle", "saved.pickle"
 
 Batch = tuple[int, list[str]]
 """The reader, and its samples by their names."""
 
 
 class Leg(NamedTuple):
-    """A run of some rounds.
+    """A run of some rounds."""
 
-    Attributes:
-        workers: Of each rank.
-        ranks: Loaders that go in step.
-        rounds: Batches of each rank; None: all that are left.
-        strike: Whether a worker of the first rank is killed on the way.
-    """
-
-    workers: int
-    ranks: int
-    rounds: int | None
-    strike: bool = False
+    workers: int  # of each rank
+    ranks: int  # loaders that go in step
+    rounds: int | None  # batches of each rank; None: all that are left
+    strike: bool = False  # whether a worker of the first rank is killed on the way
 
 
 LEGS = (Leg(2, 2, 3), Leg(3, 1, 5, strike=True), Leg(0, 4, 1), Leg(1, 2, None))
-"""The first one is the program that is killed."""
 
 
 class Stream(NamedTuple):
-    """What is read.
+    """What is read."""
 
-    Attributes:
-        make: Makes the dataset; can be pickled.
-        size: Samples of a batch.
-        shards: Readers.
-        epoch: The epoch that is gone through.
-    """
-
-    make: Callable[[], Any]
-    size: int
+    make: Callable[[], Any]  # makes the dataset; can be pickled
+    size: int  # samples of a batch
     shards: int
     epoch: int = 1
 
@@ -142,29 +117,11 @@ def rounds(stream: Stream, leg: Leg, state: Any) -> Iterator[tuple[list[Batch], 
                 return
 
 
-def killed(stream: Stream, leg: Leg, folder: Path) -> tuple[list[Batch], Any]:
-    """Have a program read and be killed; give what it had been given when it saved last."""
-    (folder / PATH).write_bytes(pickle.dumps(sys.path))
-    (folder / TASK).write_bytes(pickle.dumps((stream, leg)))
-    with start_program(
-        Path(__file__), folder, environment=default_environment(), stdout=subprocess.DEVNULL
-    ) as program:
-        try:
-            _, err = program.communicate(timeout=250)
-        except subprocess.TimeoutExpired:
-            os.killpg(program.pid, signal.SIGKILL)
-            raise
-    assert program.returncode == -signal.SIGKILL, err
-    batches, state = pickle.loads((folder / SAVED).read_bytes())
-    return batches, state
-
-
-def check_resumes(stream: Stream, folder: Path, legs: Sequence[Leg] = LEGS) -> list[Batch]:
+def check_resumes(stream: Stream, legs: Sequence[Leg] = LEGS) -> list[Batch]:
     """Go through an epoch in legs, and compare it with one that was left alone, which is given."""
     expected = whole(stream)
-    found, state = killed(stream, legs[0], folder)
-    assert len(found) == legs[0].ranks * (legs[0].rounds or 0)
-    for leg in legs[1:]:
+    found, state = list[Batch](), None
+    for leg in legs:
         for given, after in rounds(stream, leg, state):
             found += given
             state = after
@@ -175,24 +132,3 @@ def check_resumes(stream: Stream, folder: Path, legs: Sequence[Leg] = LEGS) -> l
     # What a library leaves open is closed here, and not in another test, which may not ignore it.
     gc.collect()
     return expected
-
-
-def main(folder: Path) -> None:
-    """Read as told, save after each round, and end by SIGKILL, with all workers at work."""
-    warnings.simplefilter("ignore")
-    sys.path[:] = pickle.loads((folder / PATH).read_bytes())
-    stream, leg = pickle.loads((folder / TASK).read_bytes())
-    found: list[Batch] = []
-    for given, state in rounds(stream, leg._replace(rounds=None), None):
-        found += given
-        scratch = folder / "scratch"
-        scratch.write_bytes(pickle.dumps((found, state)))
-        scratch.replace(folder / SAVED)
-        if len(found) == leg.ranks * (leg.rounds or 0):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    from tests.support import stream_resumes  # pickles name it so, and not __main__
-
-    stream_resumes.main(Path(sys.argv[1]))

@@ -34,26 +34,15 @@ _interrupt: Any = ctypes.PYFUNCTYPE(None, *[ctypes.py_object] * 3)(
 
 
 class Strike:
-    """One strike, and where it came.
-
-    Args:
-        at: The instruction, counted from 0, of what is called within :meth:`tracing`.
-        kind: What the handler raises.
-
-    Attributes:
-        instructions: How many there were.
-        exposed: Those during which no exception was held back.
-        struck: Whether the handler has run.
-        lost: Whether Python has dropped what it raised: it ran as a generator, say, was collected.
-    """
+    """One strike, and where it came: at instruction ``at`` (from 0) within what is traced."""
 
     def __init__(self, at: int, kind: type[BaseException] = Struck) -> None:
         self.at = at
         self.kind = kind
-        self.instructions = 0
-        self.exposed: list[int] = []
-        self.struck = False
-        self.lost = False
+        self.instructions = 0  # how many there were
+        self.exposed: list[int] = []  # those during which no exception was held back
+        self.struck = False  # whether the handler has run
+        self.lost = False  # whether Python has dropped what it raised, in a finalizer, say
         self._told = False
 
     @contextlib.contextmanager

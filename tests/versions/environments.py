@@ -17,12 +17,8 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
-
-__all__ = ["ENVIRONMENTS", "FOLDERS", "Outcome", "Versions", "build", "python_of", "run"]
+from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -39,19 +35,12 @@ TOOLS: Final = (
 """What the tests need besides; setuptools, because lightning 2.5 asks for ``pkg_resources``."""
 
 
-@dataclass(frozen=True)
-class Versions:
-    """The versions of one environment.
+class Versions(NamedTuple):
+    """What pip is asked for, the rest being the newest that fits."""
 
-    Attributes:
-        python: As in "3.12".
-        packages: What pip is asked for, the rest being the newest that fits.
-        start_method: Which multiprocessing uses by default; None: Python's own.
-    """
-
-    python: str
+    python: str  # as in "3.12"
     packages: tuple[str, ...] = ()
-    start_method: str | None = None
+    start_method: str | None = None  # multiprocessing's default; None: Python's own
 
 
 ENVIRONMENTS: Final = {
@@ -68,22 +57,13 @@ ENVIRONMENTS: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How the tests went.
+class Outcome(NamedTuple):
+    """How the tests went, and what pytest printed."""
 
-    Attributes:
-        versions: Of Python, torch, lightning, hydra-core and numpy, as they are installed.
-        passed: Tests.
-        skipped: Tests.
-        failed: Names of tests, errors included.
-        log: What pytest printed.
-    """
-
-    versions: dict[str, str]
+    versions: dict[str, str]  # as they are installed
     passed: int
     skipped: int
-    failed: tuple[str, ...]
+    failed: tuple[str, ...]  # names, errors included
     log: str
 
 
@@ -92,8 +72,8 @@ def python_of(version: str) -> str | None:
     if sys.version_info[:2] == tuple(map(int, version.split("."))):
         return sys.executable
     found = shutil.which(f"python{version}")
-    if found is not None and _answers(found):
-        return found
+    if found is not None and not subprocess.run([found, "-c", ""], capture_output=True).returncode:
+        return found  # and not one of pyenv's names that do not work
     root = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))
     installed = sorted(glob.glob(f"{root}/versions/{version}.*/bin/python"))
     return installed[-1] if installed else None
@@ -101,10 +81,6 @@ def python_of(version: str) -> str | None:
 
 def build(versions: Versions, folder: Path) -> Path:
     """Make an environment, unless there is one already; returns its interpreter.
-
-    Args:
-        versions: What is to be in it.
-        folder: Where it is to be.
 
     Raises:
         LookupError: There is no such Python.
@@ -124,15 +100,8 @@ def build(versions: Versions, folder: Path) -> Path:
     return python
 
 
-def run(versions: Versions, python: Path, report: Path, arguments: Sequence[str] = ()) -> Outcome:
-    """Run the core of the tests with an interpreter.
-
-    Args:
-        versions: What it has; the start method is used.
-        python: The interpreter.
-        report: A file to be written.
-        arguments: For pytest; none: the folders of the core.
-    """
+def run(versions: Versions, python: Path, report: Path) -> Outcome:
+    """Run the core of the tests with an interpreter; its report is written to a file."""
     options = [] if versions.start_method is None else ["--start-method", versions.start_method]
     done = subprocess.run(
         [
@@ -140,7 +109,7 @@ def run(versions: Versions, python: Path, report: Path, arguments: Sequence[str]
             *("-p", "no:cacheprovider"),
             *("-o", "filterwarnings=default"),  # what other versions warn of is theirs
             *options,
-            *(arguments or [str(ROOT / "tests" / folder) for folder in FOLDERS]),
+            *(str(ROOT / "tests" / folder) for folder in FOLDERS),
         ],
         cwd=ROOT, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, check=False,
@@ -160,15 +129,9 @@ def run(versions: Versions, python: Path, report: Path, arguments: Sequence[str]
 
 def _installed(python: Path) -> dict[str, str]:
     """Versions of what the package depends on."""
-    done = subprocess.run(
-        [str(python), "-c", _VERSIONS], check=True, text=True, capture_output=True
-    )
+    command = [str(python), "-c", _VERSIONS]
+    done = subprocess.run(command, check=True, text=True, capture_output=True)
     return dict(line.split() for line in done.stdout.splitlines())
-
-
-def _answers(python: str) -> bool:
-    """Whether an interpreter works; pyenv has names on the path that do not."""
-    return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
 
 
 _VERSIONS: Final = """
