@@ -15,6 +15,7 @@ The engine is a `RayEngine` (`remote/ray_engine.py`); tests have one of threads.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -73,6 +74,7 @@ class Fate(NamedTuple):
     blamed: bool
 
 
+@dataclasses.dataclass(eq=False)
 class Job:
     """A task, in the hands of one remote worker.
 
@@ -86,15 +88,15 @@ class Job:
         over: Whether nobody waits for it any more; it may be under way still.
     """
 
-    def __init__(self, task: Task, order: bytes) -> None:
-        self.task = task
-        self.order = order
-        self.member: Member | None = None
-        self.answer: np.ndarray[Any, np.dtype[np.uint8]] | None = None
-        self.began = 0
-        self.over = False
+    task: Task
+    order: bytes
+    member: Member | None = None
+    answer: np.ndarray[Any, np.dtype[np.uint8]] | None = None
+    began: int = 0
+    over: bool = False
 
 
+@dataclasses.dataclass(eq=False)
 class Member:
     """One remote worker, and those that take its place.
 
@@ -107,17 +109,17 @@ class Member:
         jobs: Those that it has, in order.
     """
 
-    def __init__(self, place: int, role: Role) -> None:
-        self.role = role
-        self.place = place
-        self.hand: RayHand | None = None
-        self.node = ""
-        self.up = self.silent = False
-        self.jobs: list[Job] = []
-        self.heard = 0.0
-        self.asked = False
-        self.failures = 0
-        self.again = 0.0
+    place: int
+    role: Role
+    hand: RayHand | None = None
+    node: str = ""
+    up: bool = False
+    silent: bool = False
+    jobs: list[Job] = dataclasses.field(default_factory=list)
+    heard: float = 0.0
+    asked: bool = False
+    failures: int = 0
+    again: float = 0.0
 
     def __str__(self) -> str:
         return f"remote worker {self.role.worker}" + (f" (node {self.node})" if self.node else "")

@@ -153,7 +153,8 @@ class AutoWorkers:
             self._looked, left = now, memory_left()
             self._processors = processors_of_this_rank(self.ranks)
             self._room = _most_on(self._processors)
-            each = own_memory(workers.pids[0]) if workers.pids else None
+            pids = workers.workers.pids
+            each = own_memory(pids[0]) if pids else None
             if left is not None and each:
                 self._room = min(self._room, workers.num_workers + int(SPARE * left / each))
         batches = max(1, budget // nbytes) if budget is not None and nbytes else 1 << 20

@@ -70,7 +70,8 @@ class SharedLists:
             holder = instance_dict(value)
         if holder is None:
             return
-        for key, part in _items(holder):
+        items: Any = holder.items() if isinstance(holder, dict) else enumerate(holder)
+        for key, part in list(items):
             name = f"{path}[{key!r:.40}]" if holder is value else f"{path}.{key}"
             if type(part) in (list, tuple, dict) and len(part) >= LONG:
                 if self._share(part, name):
@@ -101,10 +102,6 @@ class SharedLists:
         for holder, key, records in self._places:
             if holder[key] is records:
                 holder[key] = self._instead[id(records)][1]
-
-
-def _items(holder: dict[Any, Any] | list[Any]) -> Iterator[tuple[Any, Any]]:
-    return iter(list(holder.items() if isinstance(holder, dict) else enumerate(holder)))
 
 
 def _is_plain(records: Any, depth: int = _NESTED) -> bool:

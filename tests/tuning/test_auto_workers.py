@@ -8,6 +8,7 @@ import pickle
 import random
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -192,7 +193,7 @@ class Two:
 
     num_workers = 2
     settled = True
-    pids: Sequence[int] = ()
+    workers = SimpleNamespace(pids=())
 
 
 def test_too_few_workers_that_can_be_started_are_a_bound() -> None:
