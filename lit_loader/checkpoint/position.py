@@ -6,14 +6,14 @@ it can be taken back as a whole, when a signal handler raises before the consume
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, NamedTuple
 
 from lit_loader.checkpoint.untrusted_state import brief
 from lit_loader.errors import StateError
 
-__all__ = ["COUNT", "EpochPosition", "Position", "ReadPoint", "Shards", "first_turn", "next_turn"]
+__all__ = ["COUNT", "EpochPosition", "Position", "ReadPoint", "Shards"]
 
 COUNT: Final = "num_shards"
 """The number of readers among what a fingerprint has, where it is given."""
@@ -291,31 +291,31 @@ class EpochPosition:
             self._batches - self.start.batches,
         )
 
+    # --- turns ---
 
-# --- turns ---
+    # The readers of an iterable dataset take turns in rounds, one batch each. Turn ``t`` is that of
+    # reader ``t % readers`` in round ``t // readers``, and the number of the batch that it gives.
 
-# The readers of an iterable dataset take turns in rounds, one batch each. Turn ``t`` is that of
-# reader ``t % readers`` in round ``t // readers``, and the number of the batch that it gives. A
-# reader that has come to its end is passed over, and so is one that is ahead of the others where a
-# resume begins. One that has begun again (``shard_tail="pad"``) takes its turn once all have ended.
+    def passes_over(self, point: ReadPoint) -> bool:
+        """Whether a reader has ended; or has begun again, which waits until all have ended."""
+        return point.ended or bool(point.before and not self.padding)
 
+    def first_turn(self) -> int:
+        """Give the turn before which there is none to be taken."""
+        points = map(self.reader, range(self.num_readers))
+        going = (point.batches for point in points if not self.passes_over(point))
+        return min(going, default=0) * self.num_readers
 
-def first_turn(points: Sequence[ReadPoint], padding: bool = False) -> int:
-    """Give the turn before which there is none to be taken."""
-    going = (p.batches for p in points if not (p.ended or (p.before and not padding)))
-    return min(going, default=0) * len(points)
-
-
-def next_turn(position: EpochPosition, turn: int) -> int | None:
-    """Give the first turn, from one on, that a reader is to take; None: all have ended."""
-    readers, passed = position.num_readers, 0
-    while passed < readers:
-        point = position.reader(turn % readers)
-        if point.ended or (point.before and not position.padding):
-            passed += 1
-        elif turn // readers >= point.batches:
-            return turn
-        else:
-            passed = 0
-        turn += 1
-    return None
+    def next_turn(self, turn: int) -> int | None:
+        """Give the first turn, from one on, that a reader is to take; None: all have ended."""
+        readers, passed = self.num_readers, 0
+        while passed < readers:
+            point = self.reader(turn % readers)
+            if self.passes_over(point):
+                passed += 1
+            elif turn // readers >= point.batches:
+                return turn
+            else:  # it is ahead of the others, where a resume begins
+                passed = 0
+            turn += 1
+        return None

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_loader.accelerator.device_copy import DeviceCopy, Staged
-from lit_loader.checkpoint.position import Shards, first_turn, next_turn
+from lit_loader.checkpoint.position import Shards
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 from lit_loader.iteration.base import LoaderIterator
@@ -173,7 +173,7 @@ class ReaderFeed:
         self.epoch_issued = False
         position = self._start.position
         points = [position.reader(reader) for reader in range(self._num_readers)]
-        self._turn = first_turn(points, position.padding)
+        self._turn = position.first_turn()
         self._rounds = [point.batches for point in points]
         self._first = {
             reader: point
@@ -205,12 +205,11 @@ class ReaderFeed:
         """The next turn in the order of the readers, or of one that has few batches under way."""
         position, readers = self._start.position, self._num_readers
         if line.in_order:
-            return next_turn(position, self._turn)
+            return position.next_turn(self._turn)
         asked = Counter(position_of(number) % readers for number in line.tasks)
         found = None
         for reader in ((self._turn + place) % readers for place in range(readers)):
-            point = position.reader(reader)
-            if point.ended or (point.before and not position.padding):
+            if position.passes_over(position.reader(reader)):
                 continue
             if found is None or asked[reader] < asked[found]:
                 found = reader

@@ -17,7 +17,6 @@ from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.batch.fetch import EndOfData
 from lit_loader.batch.sample_errors import annotate
 from lit_loader.batch.worker_info import show, shown
-from lit_loader.checkpoint.position import first_turn, next_turn
 from lit_loader.context import reading
 from lit_loader.errors import WorkerError
 from lit_loader.iteration.base import LoaderIterator
@@ -202,12 +201,8 @@ class InProcessIterator(LoaderIterator[T_co]):
     @staticmethod
     def _reached(start: EpochStart) -> int:
         """The batch that comes next, by the position."""
-        where = start.position.now()
-        return (
-            first_turn(where.readers, start.position.padding)
-            if start.batches is None
-            else where.batches
-        )
+        position = start.position
+        return position.first_turn() if start.batches is None else position.now().batches
 
     def _take_back(self) -> None:
         super()._take_back()
@@ -223,12 +218,12 @@ class InProcessIterator(LoaderIterator[T_co]):
     def _next_task(self, start: EpochStart) -> Any:
         """The indices of the next batch; for a reader's first one, where it is to begin."""
         if start.batches is None:
-            turn = next_turn(start.position, self._number)
+            turn = start.position.next_turn(self._number)
             if turn is None:
                 if self._tail is None or not self._tail.begins_again(start.position):
                     raise self._end(start)
                 self._begun.clear()
-                turn = next_turn(start.position, self._reached(start))
+                turn = start.position.next_turn(self._reached(start))
                 assert turn is not None
             self._number, reader = turn, turn % start.position.num_readers
             if reader in self._begun:
