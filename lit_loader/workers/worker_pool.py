@@ -70,7 +70,6 @@ from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import VOIDABLE, BoardRow, StatusBoard, board_bytes
 from lit_loader.workers.outcome import FewerWorkers, Outcome, WorkerDeath
 from lit_loader.workers.pipes import Ended, Pipes
-from lit_loader.workers.starters import WorkerProcess
 from lit_loader.workers.worker_set import WorkerSet, explain_limit
 
 __all__ = ["MOST_WORKERS", "WorkerPool"]
