@@ -181,9 +181,7 @@ def number(name: str, value: Any, of: str = "") -> float:
     return int(value) if isinstance(value, int) else float(value)
 
 
-def seconds(name: str, value: Any) -> float:
-    """Check a time in seconds."""
-    return number(name, value, of=" of seconds")
+seconds = functools.partial(number, of=" of seconds")
 
 
 def text(name: str, value: Any) -> str:

@@ -57,12 +57,7 @@ __all__ = ["SPLITS", "LoaderDataModule", "SwappedDataModule", "options_of"]
 SPLITS = ("train", "val", "test", "predict")
 
 # Trainer function -> the split it cannot do without, and what it uses besides where it is given.
-_STAGES = {
-    "fit": ("train", "val"),
-    "validate": ("val",),
-    "test": ("test",),
-    "predict": ("predict",),
-}
+_STAGES = {"fit": SPLITS[:2], "validate": ("val",), "test": ("test",), "predict": ("predict",)}
 
 Options = Mapping[str, Any] | LoaderConfig
 _Source = Dataset[Any] | Callable[[], Dataset[Any]]

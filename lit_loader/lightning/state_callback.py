@@ -34,7 +34,6 @@ from lit_loader.errors import StateError
 from lit_loader.lightning.names import Callback, combined
 from lit_loader.lightning.rank_states import RankStates
 from lit_loader.lightning.trainer_progress import (
-    ResumedEpoch,
     begin_next_epoch,
     correct_logged_step,
     correct_progress,
@@ -88,7 +87,7 @@ class LoaderStateCallback(Callback):
         if self.came_by_itself and others:
             _put_first(others[0], trainer)
             return
-        self._saved, self._workers_hint, self._resumes = [], None, False
+        self._saved, self._workers_hint = [], None
         _put_first(self, trainer)
         CALLBACKS.add(self)
 
@@ -103,7 +102,6 @@ class LoaderStateCallback(Callback):
         if any(map(is_ours, saved)):
             self._saved = saved
             correct_progress(checkpoint["loops"]["fit_loop"])
-            self._resumes = True
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -134,8 +132,9 @@ class LoaderStateCallback(Callback):
             trainer.callbacks = [c for c in trainer.callbacks if c is not self]  # type: ignore[attr-defined]
             return
         self._rank_states.begin_fit()
-        between = self._resumes and begin_next_epoch(trainer.fit_loop)
         states, self._saved = [*filter(is_ours, self._saved)], []
+        self._resumes = bool(states)
+        between = self._resumes and begin_next_epoch(trainer.fit_loop)
         hint, self._workers_hint = self._workers_hint, None
         for loader, workers in zip(loaders, hint if isinstance(hint, list) else (), strict=False):
             if loader._core.auto is not None and isinstance(workers, int):
@@ -148,10 +147,10 @@ class LoaderStateCallback(Callback):
         ahead = _fetches_ahead(trainer)
         self._commit(ahead)
         if states:
-            resumed = self._restore_loaders(trainer, states, ahead, between)
-            if not between:
-                mark_consumed(trainer, self._loaders, resumed)
-                recount_batches(trainer, resumed)
+            self._restore_loaders(trainer, states, ahead, between)
+        if states and not between:
+            mark_consumed(trainer, loaders, states)
+            recount_batches(trainer, loaders, states)
         self._has_begun = ahead
         if ahead:
             for loader in loaders:
@@ -162,14 +161,11 @@ class LoaderStateCallback(Callback):
 
     def _restore_loaders(
         self, trainer: Trainer, states: Sequence[dict[str, Any]], ahead: bool, between: bool
-    ) -> list[ResumedEpoch]:
+    ) -> None:
         """Give each loader its state.
 
-        Args:
-            trainer: The Trainer.
-            states: A state for each loader.
-            ahead: Whether Lightning has fetched the first batch already.
-            between: Whether the checkpoint was saved between two epochs.
+        ``ahead``: Lightning has fetched the first batch already; ``between``: the checkpoint was
+        saved between two epochs.
         """
         fit_loop: Any = trainer.fit_loop
         # Before an epoch later than the first, Lightning takes new iterators itself; not in recent
@@ -178,12 +174,9 @@ class LoaderStateCallback(Callback):
         begun = not ahead or renews or any(map(_is_elsewhere, self._loaders, states))
         # Where others ended the epoch, Lightning has fetched from the middle of this one's.
         begun = begun or (between and any(state["batches"] for state in states))
-        resumed = []
         for loader, state in zip(self._loaders, states, strict=True):
             if begun:
                 loader.load_state_dict(state)
-            after: int = loader.state_dict()["batches"]
-            resumed.append(ResumedEpoch(state["batches"], after, _length(loader)))
             if ahead and between:  # as a later fetch would, where others have ended the epoch
                 if not _is_iterable(loader):
                     loader._core.epochs.set_epoch(_epoch(trainer))
@@ -193,7 +186,6 @@ class LoaderStateCallback(Callback):
             # The batch that was taken ahead is of another place.
             # reach: lightning: the batch that was taken ahead is in the fetcher
             iter(fit_loop._data_fetcher)
-        return resumed
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Sets the epoch of loaders that Lightning does not: those of iterable datasets, say."""
@@ -279,14 +271,6 @@ def _epoch(trainer: Trainer) -> int:
     """What Lightning itself passes to the samplers of the loaders."""
     progress: Any = trainer.fit_loop.epoch_progress
     return int(progress.current.processed)
-
-
-def _length(loader: DataLoader[Any]) -> float:
-    """Batches in a loader's epoch; infinity if it has no length."""
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return math.inf
 
 
 def _is_iterable(loader: DataLoader[Any]) -> bool:

@@ -20,12 +20,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from lightning.pytorch import Trainer
 
 __all__ = [
-    "ResumedEpoch",
     "begin_next_epoch",
     "correct_logged_step",
     "correct_progress",
@@ -91,51 +90,48 @@ def begin_next_epoch(fit_loop: Any) -> bool:
     return True
 
 
-class ResumedEpoch(NamedTuple):
-    """How far a resumed loader is in its epoch, in batches of this rank."""
-
-    before: int  # batches that are behind it, as the checkpoint has them
-    after: int  # the same in this loader's batches, whose size or number of ranks may be another
-    length: float  # batches in this loader's epoch; infinity if it has no length
-
-
-def mark_consumed(trainer: Trainer, ours: Sequence[Any], resumed: Sequence[ResumedEpoch]) -> None:
+def mark_consumed(trainer: Trainer, ours: Sequence[Any], states: Sequence[Any]) -> None:
     """Remind Lightning which loaders it has gone through in the resumed epoch.
 
     With ``max_size_cycle``, an epoch ends once it has gone through all; no checkpoint says which.
-    Called before `recount_batches`.
     """
     fit_loop: Any = trainer.fit_loop
     # reach: lightning: which loaders of max_size_cycle were gone through
     combined = fit_loop._combined_loader
     # reach: lightning: which loaders of max_size_cycle were gone through
     consumed = getattr(combined._iterator, "_consumed", None)
-    if not consumed:
-        return
     done: int = fit_loop.epoch_loop.batch_progress.current.processed
-    for loader, place in zip(ours, resumed, strict=True):
-        if place.before < done:  # it has begun again
+    for loader, state in zip(ours, states, strict=True):
+        if consumed and state["batches"] < done:  # it has begun again
             for number, other in enumerate(combined.flattened):
                 consumed[number] |= other is loader
 
 
-def recount_batches(trainer: Trainer, loaders: Sequence[ResumedEpoch]) -> None:
+def recount_batches(trainer: Trainer, ours: Sequence[Any], states: Sequence[Any]) -> None:
     """Count the resumed epoch's batches anew where the loaders' batches are others than before.
 
     With twice the batch size, half as many batches are behind, and in an epoch. The batches of
-    earlier epochs, and all optimizer steps, stay what they were.
+    earlier epochs, and all optimizer steps, stay what they were. After `mark_consumed`.
     """
-    if all(loader.before == loader.after for loader in loaders):
-        return
+    before = [state["batches"] for state in states]
+    after = [loader.state_dict()["batches"] for loader in ours]
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress
     done: int = progress.current.processed
-    length = trainer.num_training_batches
     # Others have ended before, or been gone through more than once: they do not show the place.
-    current = [loader for loader in loaders if loader.before == done]
-    if not current:
+    current = [number for number, batches in enumerate(before) if batches == done]
+    if before == after or not current:
         return
-    last = progress.is_last_batch
-    now = int(length) if last else _count(current, loaders, length, trainer.limit_train_batches)
+    length, last = trainer.num_training_batches, progress.is_last_batch
+    if last:
+        now = int(length)
+    elif math.isinf(length):
+        now = after[current[0]]
+    else:
+        lengths = [_limited(trainer.limit_train_batches, loader) for loader in ours]
+        # Shorter than the longest loader: the shortest one ends it.
+        choose = min if length < max(lengths) else max
+        left = choose(lengths[number] - after[number] for number in current)
+        now = int(min(length, max(0, length - left)))
     for counts in (progress.current, progress.total):
         for name in _COUNTS:
             setattr(counts, name, getattr(counts, name) + now - done)
@@ -143,6 +139,17 @@ def recount_batches(trainer: Trainer, loaders: Sequence[ResumedEpoch]) -> None:
         # limit_train_batches: so many are behind as an epoch has now.
         trainer.fit_loop.epoch_progress.increment_processed()
         begin_next_epoch(trainer.fit_loop)
+
+
+def _limited(limit: float | int | None, loader: Any) -> float:
+    """Batches that Lightning takes of a loader in an epoch; infinity if it has no length."""
+    try:
+        length = len(loader)
+    except (TypeError, NotImplementedError):
+        return limit if isinstance(limit, int) else math.inf
+    if isinstance(limit, int):
+        return min(length, limit)
+    return length if limit is None else int(length * (limit or 1.0))
 
 
 def correct_logged_step(trainer: Trainer) -> None:
@@ -158,25 +165,3 @@ def correct_logged_step(trainer: Trainer) -> None:
     if module.automatic_optimization and abs(loop._batches_that_stepped - loop.global_step) == 1:
         # reach: lightning: the step that loggers are told
         loop._batches_that_stepped = loop.global_step
-
-
-def _count(
-    current: Sequence[ResumedEpoch],
-    loaders: Sequence[ResumedEpoch],
-    length: float,
-    limit: float | int | None,
-) -> int:
-    """How many batches are behind in the epoch, found by how many are left of it."""
-    if math.isinf(length):
-        return current[0].after
-
-    def limited(loader: ResumedEpoch) -> float:
-        if isinstance(limit, int):
-            return min(loader.length, limit)
-        whole = limit is None or math.isinf(loader.length)
-        return loader.length if whole else int(loader.length * (limit or 1.0))
-
-    # Shorter than the longest loader: the shortest one ends it.
-    choose = min if length < max(map(limited, loaders)) else max
-    left = choose(limited(loader) - loader.after for loader in current)
-    return int(min(length, max(0, length - left)))

@@ -185,12 +185,13 @@ class Plugin:
         return trainer_plugin.callbacks
 
 
-@pytest.fixture(autouse=True, params=[True])
+@pytest.fixture(autouse=True)
 def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trainers find the entry point just once; False: not at all."""
+    """Trainers find the entry point just once; with the parameter False: not at all."""
+    found = [Plugin()] if getattr(request, "param", True) else []
 
     def entry_points(*, group: str) -> list[Any]:
-        return [Plugin()] if group == GROUP and request.param else []
+        return [*found] if group == GROUP else []
 
     monkeypatch.setattr("lightning.fabric.utilities.registry.entry_points", entry_points)
 
@@ -413,7 +414,8 @@ def run_chain(root: Path, stops: list[Stop | None], setting: Setting, *others: S
         else:
             end = saved + (further if kind in ("batch", "epoch", "validation") else 0)
             error = KeyboardInterrupt if kind == "interrupt" else LookupError
-            flags, model = setting.flags(), setting.model(end - done, error)
+            fails = end < setting.epochs * setting.length
+            flags, model = setting.flags(), setting.model(end - done if fails else -1, error)
             hook = "exception" if kind == "interrupt" else kind
             savers = [Saver(path, hook, saved - done)]
         trainer, _ = fit(root, data, *savers, model=model, ckpt=checkpoint, **flags)

@@ -35,7 +35,6 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader, LoaderConfig, get_shard
 from lit_loader.sampling.shown_samplers import ShardedSampler
-from tests.parity.datasets import Endless
 from tests.parity.tools import children
 from tests.support.commands import run_python
 
@@ -240,35 +239,6 @@ def test_warnings_name_the_line_of_the_program(
 
 
 # --- classes that others derive from a loader ---
-
-
-class OneIteratorForAll(DataLoader[Any]):
-    """As timm has one: the workers live on because one iterator goes through all epochs."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._DataLoader__initialized = False
-        self.batch_sampler = Endless(self.batch_sampler)
-        self._DataLoader__initialized = True
-        self.iterator = super().__iter__()
-
-    def __len__(self) -> int:
-        return len(self.batch_sampler.sampler)  # type: ignore[union-attr]
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        for _ in range(len(self)):
-            yield next(self.iterator)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_sampler_that_is_exchanged_is_used(workers: int) -> None:
-    before = children()
-    with OneIteratorForAll(Numbers(), 4, shuffle=True, num_workers=workers) as loader:
-        epochs = [ids(loader) for _ in range(3)]
-        pids = children() - before
-    assert all(sorted(chain(*epoch)) == list(range(LENGTH)) for epoch in epochs)
-    assert epochs[0] != epochs[1] != epochs[2]  # iterated anew, a shuffled sampler shuffles anew
-    assert len(pids) <= workers + 1
 
 
 class Filtering(DataLoader[Any]):

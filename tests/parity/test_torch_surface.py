@@ -52,13 +52,22 @@ def ids(batches: Any) -> list[list[int]]:
 
 
 @functools.cache
-def infinite(base: type) -> Any:
-    """As in ultralytics: one iterator for all epochs, exchanged when the dataset is changed."""
+def infinite(base: type, flagged: bool = False) -> Any:
+    """As in ultralytics: one iterator for all epochs, exchanged when the dataset is changed.
+
+    And as in timm, which exchanges the sampler by torch's own flag.
+    """
 
     class InfiniteDataLoader(base):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            object.__setattr__(self, "batch_sampler", Endless(self.batch_sampler))
+            endless = Endless(self.batch_sampler)
+            if flagged:
+                self._DataLoader__initialized = False
+                self.batch_sampler = endless
+                self._DataLoader__initialized = True
+            else:
+                object.__setattr__(self, "batch_sampler", endless)
             self.iterator = super().__iter__()
 
         def __len__(self) -> int:
@@ -80,6 +89,19 @@ def infinite(base: type) -> Any:
             self.iterator = self._get_iterator()
 
     return InfiniteDataLoader
+
+
+@pytest.mark.parametrize("flagged", [False, True])
+def test_a_sampler_that_is_exchanged_is_used(
+    loader_class: Any, num_workers: int, flagged: bool
+) -> None:
+    before = children()
+    loader = infinite(loader_class, flagged)(Stage(), 4, shuffle=True, num_workers=num_workers)
+    epochs = [ids(loader) for _ in range(3)]
+    assert all(sorted(chain(*epoch)) == list(range(LENGTH)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]  # iterated anew, a shuffled sampler shuffles anew
+    assert len(children() - before) <= num_workers + 1
+    loader.end()
 
 
 @pytest.mark.parametrize("persistent", [False, True])
