@@ -98,7 +98,7 @@ def test_indices(shared: Shared) -> None:
     packed = pack_indices([5, -6, 7])
     shared.map[SLOT : SLOT + len(packed)] = packed
     progress = Progress(shared.board.words, ROW_WORDS)
-    progress.begin(9, SLOT, len(packed))
+    progress.begin(9, offset=SLOT, nbytes=len(packed))
     found = []
     for position in range(4):
         progress.step(position)
@@ -111,5 +111,5 @@ def test_indices(shared: Shared) -> None:
     assert read_index(shared.fd, row_of(shared, 0)) is None, "the batch takes their place"
     packed = pack_indices(["a", "b"])
     shared.map[SLOT : SLOT + len(packed)] = packed
-    progress.begin(9, SLOT, len(packed))
+    progress.begin(9, offset=SLOT, nbytes=len(packed))
     assert read_index(shared.fd, row_of(shared, 0)) is None, "nothing of others is unpickled"
