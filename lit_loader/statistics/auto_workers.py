@@ -108,21 +108,21 @@ class AutoWorkers:
         self._here = 0  # batches of it that workers of this machine have made
 
     def decide(
-        self, workers: Any, name: str, budget: int | None, readers: int = 0, reads: int = 0
+        self, pool: Any, name: str, budget: int | None, readers: int = 0, reads: int = 0
     ) -> Setting | None:
         """Say how many workers a `WorkerPool` is to have now (0 readers: any); None: as before."""
         controller, records = self._controller, self._records
         if not self._settled:
-            if workers.settled:  # what they take up from now on is work, and no start
+            if pool.settled:  # what they take up from now on is work, and no start
                 self._settled, self._due = True, controller.window
                 self._begin(self._latest[2])
             return None
         if (records[-1].asked - records[0].asked if records else 0) < LEAST:
             self._due += controller.window
             return None
-        load, before = measured(records, workers.num_workers), controller.setting
+        load, before = measured(records, pool.num_workers), controller.setting
         self._begin(self._since)
-        bounds = self._bounds(workers, load.nbytes, budget, readers)
+        bounds = self._bounds(pool, load.nbytes, budget, readers)
         if reads and load.reading > WAITING:
             # Reads at a time count as workers: what waits for storage does so in a thread as well.
             most = max(2, math.ceil(self._processors), self._room // reads)
@@ -146,17 +146,16 @@ class AutoWorkers:
         self._settled, self._due = False, 0
         return now
 
-    def _bounds(self, workers: Any, nbytes: int, budget: int | None, readers: int) -> Bounds:
+    def _bounds(self, pool: Any, nbytes: int, budget: int | None, readers: int) -> Bounds:
         """What may be used now; looked up anew where it is some seconds old."""
         now = time.monotonic_ns()
         if now - self._looked > FRESH:
             self._looked, left = now, memory_left()
             self._processors = processors_of_this_rank(self.ranks)
             self._room = _most_on(self._processors)
-            pids = workers.workers.pids
-            each = own_memory(pids[0]) if pids else None
+            each = own_memory(pids[0]) if (pids := pool.workers.pids) else None
             if left is not None and each:
-                self._room = min(self._room, workers.num_workers + int(SPARE * left / each))
+                self._room = min(self._room, pool.num_workers + int(SPARE * left / each))
         batches = max(1, budget // nbytes) if budget is not None and nbytes else 1 << 20
         most = min(self._most, self._room, batches, readers or batches)
         return Bounds(self._processors, max(1, most), batches)

@@ -40,7 +40,8 @@ class Watch:
     def __init__(self, pid: int | None = None) -> None:
         self._pid = pid
         self._trainers: list[processes.Process] = []
-        self._used: dict[object, tuple[float, float]] = {}  # when, and processor time until then
+        self._last: dict[object, tuple[float, float]] = {}  # when, and processor time until then
+        self._now: dict[object, tuple[float, float]] = {}
         self._answers: dict[int, _Answer] = {}
         self.asked: set[int | None] = set()
 
@@ -56,6 +57,7 @@ class Watch:
         if not self._trainers:
             ended = ", ".join(str(process.pid) for process in before)
             raise NotFound(f"the training has ended (pid {ended})")
+        self._last, self._now = self._now, {}
         groups = grouped(process.pid for process in self._trainers)
         return [found for group in groups for found in self._training(group, boards)]
 
@@ -101,8 +103,8 @@ class Watch:
     def _cpu(self, pid: int) -> float | None:
         """Processors that a process has used since the last look; None: there was none."""
         process, now = processes.read_process(pid), time.monotonic()
-        then, before = self._used.get(process.key, (now, process.cpu))
-        self._used[process.key] = now, process.cpu
+        then, before = self._last.get(process.key, (now, process.cpu))
+        self._now[process.key] = now, process.cpu
         return max(0.0, process.cpu - before) / (now - then) if now > then else None
 
     def _loader(self, board: Board) -> Loader:

@@ -329,20 +329,17 @@ def test_no_batch_is_queued_behind_one_that_is_asked_for_meanwhile(
             hang()
         return index
 
-    def there(pipes: Pipes) -> bool:
+    wait = Pipes.wait
+
+    def waiting(pipes: Pipes, timeout: float) -> bool | None:
         if begun.is_set() and not found_idle.is_set():
             found_idle.set()
             asked.wait()
-        return not begun.is_set()
-
-    wait = Pipes.wait
-
-    def waiting(pipes: Pipes, timeout: float | None) -> bool:
+            return None  # nothing has come for so long: those that are idle are looked for
         if asked.is_set():
             copied.set()
         return wait(pipes, timeout)
 
-    monkeypatch.setattr(Pipes, "there", there)
     monkeypatch.setattr(Pipes, "wait", waiting)
     options: Any = {"num_workers": 2, "prefetch_factor": 3, "pin_memory": True}
     with DataLoader(Call(sample), **options) as loader:

@@ -6,9 +6,9 @@ import copy
 import logging
 import pickle
 import random
+import types
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,7 +193,7 @@ class Two:
 
     num_workers = 2
     settled = True
-    workers = SimpleNamespace(pids=())
+    workers = types.SimpleNamespace(pids=())
 
 
 def test_too_few_workers_that_can_be_started_are_a_bound() -> None:
