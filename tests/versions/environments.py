@@ -4,9 +4,8 @@
 
     Versions ─▶ a Python of that version ─▶ venv + pip ─▶ pytest FOLDERS ─▶ Outcome
 
-Used by ``pytest -m versions`` and by ``python -m tests.versions``, which prints the table of the
-README. An environment takes up to six gigabytes, for torch comes with CUDA for most Pythons;
-``LIT_LOADER_ENVIRONMENTS`` names a folder that keeps them for the next time.
+Used by ``pytest -m versions``. An environment takes up to six gigabytes, for torch comes with CUDA
+for most Pythons; ``LIT_LOADER_ENVIRONMENTS`` names a folder that keeps them for the next time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The core of the tests with other versions of Python, torch, lightning and the rest.
 
-``pytest -m versions -n 0 -s -o timeout=0``; takes minutes and gigabytes for each.
+``pytest -m versions -n 0 -s -o timeout=0``; takes minutes and gigabytes for each, and prints a
+row of the table in README.md: versions, and tests that passed, were skipped and failed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ def test_the_core_passes(name: str, tmp_path: Path) -> None:
         pytest.skip(f"there is no Python {versions.python} on this machine")
     kept = Path(os.environ.get("LIT_LOADER_ENVIRONMENTS", tmp_path))
     outcome = run(versions, build(versions, kept / name), tmp_path / "report.xml")
+    figures = [outcome.passed, outcome.skipped, len(outcome.failed)]
+    print(f"\n| {name}", *outcome.versions.values(), *figures, "|", sep=" | ")
+    for failed in outcome.failed:
+        print(f"{name}: failed: {failed}")
     assert not outcome.failed, outcome.log[-20_000:]
     assert outcome.passed > 1000
 
