@@ -77,17 +77,38 @@ class SamplerFeed:
 
     def take(self, line: Pipeline) -> Task | None:
         """Give the next task to be sent, which is outstanding from now on; None: there is none."""
+        start = self._start
         while not self.epoch_issued:
-            task = self._draw(line)
-            if task is not None:
-                return task
+            position = self._position
+            try:
+                indices = self._batches.draw(position, start.position)
+            except StopIteration:
+                self.epoch_issued = True
+                break
+            except Exception as error:
+                let_handlers_through(error)
+                self.error = error
+                self.epoch_issued = True
+                break
+            if position in start.position.start.ahead:
+                self._position = position + 1
+                continue
+            number = task_number(start.epoch, position)
+            # At once: nothing is called in between that a signal handler could raise in.
+            line.tasks[number] = indices
+            line.owed += 1
+            self._position = position + 1
+            return number, indices, start.epoch
         return None if self.error is not None else self._look_ahead(line)
 
     def adopt(self, line: Pipeline) -> None:
-        """Take those tasks of the epoch that are outstanding already: they are not sent again."""
-        epoch = self._start.epoch
-        while not self.epoch_issued and task_number(epoch, self._position) in line.tasks:
-            self._draw(line)
+        """Take those tasks of the epoch that are outstanding already: they are not sent again.
+
+        They are of an order of the loader's own, of which any batch can be drawn next.
+        """
+        while task_number(self._start.epoch, self._position) in line.tasks:
+            line.owed += 1
+            self._position += 1
         if line.owed == len(line.tasks):
             line.lookahead = None  # else this epoch is all issued, and the next begun
 
@@ -106,31 +127,6 @@ class SamplerFeed:
                 f"epoch {self._start.epoch} would have ended after {given} of {issued}: this is a "
                 "fault of the loader; load_state_dict(state_dict()) goes on with the next batch"
             )
-
-    def _draw(self, line: Pipeline) -> Task | None:
-        """Draw the sampler's next batch; None: it is not to be sent, or there is none."""
-        start, batches, position = self._start, self._batches, self._position
-        try:
-            indices = batches.draw(position, start.position)
-        except StopIteration:
-            self.epoch_issued = True
-            return None
-        except Exception as error:
-            let_handlers_through(error)
-            self.error = error
-            self.epoch_issued = True
-            return None
-        if position in start.position.start.ahead:
-            self._position = position + 1
-            return None
-        number = task_number(start.epoch, position)
-        begun = number in line.tasks
-        # At once: nothing is called in between that a signal handler could raise in.
-        if not begun:
-            line.tasks[number] = indices
-        line.owed += 1
-        self._position = position + 1
-        return None if begun else (number, indices, start.epoch)
 
     def _look_ahead(self, line: Pipeline) -> Task | None:
         """Give the next batch of the epochs to come."""

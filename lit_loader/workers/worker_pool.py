@@ -362,29 +362,25 @@ class WorkerPool:
                     self.pipes.flush()
             if self._dead is not None:
                 self._see_to_the_dead()
-            elif self._wait(deadline):
-                for message in self.pipes.read():
-                    if type(message) is Reply:
-                        self._settle(message)
-                    else:
-                        self._handle(message)
-            else:
+                continue
+            try:
+                left = _FOR_EVER if deadline is None else max(0.0, deadline - time.monotonic())
+                came = self.pipes.wait(min(left, _STRAGGLING))
+                if came is None:
+                    self._copy_for_the_idle()
+                    came = left > _STRAGGLING and self.pipes.wait(left)
+            except Ended as ended:
+                self._dead = ended.sentinel
+                self._read_all()  # what it and others had finished comes out before
+                continue
+            if not came:
                 return None
+            for message in self.pipes.read():
+                if type(message) is Reply:
+                    self._settle(message)
+                else:
+                    self._handle(message)
         return ready.popleft()
-
-    def _wait(self, deadline: float | None) -> bool:
-        """Wait for messages; False: the time is up, or somebody wants this thread to look up."""
-        try:
-            left = _FOR_EVER if deadline is None else max(0.0, deadline - time.monotonic())
-            came = self.pipes.wait(min(left, _STRAGGLING))
-            if came is None:
-                self._copy_for_the_idle()
-                came = left > _STRAGGLING and self.pipes.wait(left)
-            return bool(came)
-        except Ended as ended:
-            self._dead = ended.sentinel
-            self._read_all()  # what it and others had finished comes out before
-            return True
 
     def _see_to_the_dead(self) -> None:
         """Clear away what is left of a worker that has left, as it was to.

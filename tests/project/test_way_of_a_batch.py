@@ -24,7 +24,7 @@ from lit_loader import DataLoader
 
 PACKAGE = str(Path(lit_loader.__file__).parent) + os.sep
 
-MOST = {"parent": (15, 55), "worker": (14, 50)}
+MOST = {"parent": (14, 42), "worker": (12, 42)}
 """Files and calls that a batch may pass: a way that grows is a decision, not an accident."""
 
 BATCHES, MEASURED = 60, 40
