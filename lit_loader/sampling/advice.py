@@ -43,7 +43,8 @@ def advice_if_unsharded(
             f"each of the {world} processes of this job reads all {shards.count} shards of "
             f"{type(dataset).__name__}: pass num_replicas=torch.distributed.get_world_size(), "
             "rank=torch.distributed.get_rank(), or num_replicas=1, rank=0 if they are to, for the "
-            "dataset splits by ranks besides"
+            "dataset splits by ranks besides; in Lightning, where the ranks are not known before "
+            "the Trainer has started them, LoaderDataModule passes them"
         )
     who = type(dataset if iterable else getattr(sampler, "sampler", sampler)).__name__
     share = ", and let __iter__ take its share by lit_loader.get_shard()" if iterable else ""

@@ -222,7 +222,9 @@ def test_a_stream_that_splits_by_readers_is_not_told_to_say_that_it_does(
     assert [str(each.message) for each in caught] == [
         "each of the 2 processes of this job reads all 4 shards of Split: pass "
         "num_replicas=torch.distributed.get_world_size(), rank=torch.distributed.get_rank(), or "
-        "num_replicas=1, rank=0 if they are to, for the dataset splits by ranks besides"
+        "num_replicas=1, rank=0 if they are to, for the dataset splits by ranks besides; in "
+        "Lightning, where the ranks are not known before the Trainer has started them, "
+        "LoaderDataModule passes them"
     ]
     shares = [
         DataLoader(Split(), 1, num_shards=4, num_replicas=2, rank=rank, shard_tail="keep")
