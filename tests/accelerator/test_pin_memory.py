@@ -332,13 +332,13 @@ def test_no_batch_is_queued_behind_one_that_is_asked_for_meanwhile(
     wait = Pipes.wait
 
     def waiting(pipes: Pipes, timeout: float) -> bool | None:
-        if begun.is_set() and not found_idle.is_set():
-            found_idle.set()
-            asked.wait()
-            return None  # nothing has come for so long: those that are idle are looked for
         if asked.is_set():
             copied.set()
-        return wait(pipes, timeout)
+        came = wait(pipes, timeout)
+        if came is None and begun.is_set() and not found_idle.is_set():
+            found_idle.set()  # nothing has come for a moment: those that are idle are looked for
+            asked.wait()
+        return came
 
     monkeypatch.setattr(Pipes, "wait", waiting)
     options: Any = {"num_workers": 2, "prefetch_factor": 3, "pin_memory": True}
