@@ -305,12 +305,16 @@ def soak(seconds: float) -> list[Usage]:
     before = left_over()
     chaos = Chaos(targets)
     watch = Watch(seconds, targets)
-    with counted_warnings() as told, ThreadPoolExecutor(len(threaded) + 1) as pool:
+    # Not of a ThreadPoolExecutor: what is forked in its threads cannot end with exit code 0.
+    threads = [threading.Thread(target=lane.run, args=(watch.stop.is_set,)) for lane in threaded]
+    with counted_warnings() as told, ThreadPoolExecutor(1) as pool:
         striking = pool.submit(chaos.run, watch.stop)
-        for lane in threaded:
-            pool.submit(lane.run, watch.stop.is_set)
+        for thread in threads:
+            thread.start()
         interrupted.run(watch.over)
         watch.stop.set()
+        for thread in threads:
+            thread.join()
         striking.result()
     report(targets, chaos, told, interrupted, watch.found)
     failures = [lane.failure for lane in targets if lane.failure]
