@@ -67,7 +67,7 @@ from lit_loader.transport.messages import (
     position_of,
 )
 from lit_loader.transport.remote_error import RemoteError
-from lit_loader.transport.status_board import VOIDABLE, BoardRow, StatusBoard, board_bytes
+from lit_loader.transport.status_board import VOIDABLE, BoardRow, Stage, StatusBoard, board_bytes
 from lit_loader.workers.outcome import FewerWorkers, Outcome
 from lit_loader.workers.pipes import Ended, Pipes
 from lit_loader.workers.worker_set import WorkerSet, explain_limit
@@ -391,9 +391,18 @@ class WorkerPool:
         sentinel, self._dead = self._dead, None
         assert sentinel is not None
         death = self.workers.death_of(sentinel)
-        if not self._hands[death.worker].leaving or death.exitcode != 0:
+        if not self._has_left(death.worker, death.exitcode):
             raise death
         self._part_with(death.worker)
+
+    def _has_left(self, worker: int, exitcode: int | None) -> bool:
+        """Whether a worker that is gone has left as it was to, with nothing in hand.
+
+        What goes wrong behind that is nobody's loss: in a copy of a thread of an executor, say,
+        Python joins the thread itself at the end, and exits with 1.
+        """
+        left = exitcode == 0 or self._board.read(worker).stage == Stage.LEFT
+        return left and self._hands[worker].leaving
 
     def _handle(self, message: Message) -> None:
         """Do what a worker's message asks for."""
@@ -553,7 +562,7 @@ class WorkerPool:
             self._read_all()
             gone = [w for w in leaving if not processes[w].is_alive()]
             for worker in gone:
-                if processes[worker].exitcode != 0:
+                if not self._has_left(worker, processes[worker].exitcode):
                     return  # a death is left to the next receive
                 self._part_with(worker)
             left = deadline - time.monotonic()

@@ -545,6 +545,15 @@ def test_one_line_tells_what_is_wrong(kind: str, path: list[Any], junk: Any, mes
     assert told.startswith(message)
 
 
+def test_a_position_behind_the_epochs_end_is_refused() -> None:
+    """Else the rest of the epoch would be passed over without a word."""
+    with DataLoader(range(50), 4, shuffle=True, seed=1) as loader:
+        next(iter(loader))
+        state = loader.state_dict() | {"batches": 14, "samples": 56}
+        with pytest.raises(StateError, match="batches must be at most the epoch's 13, got 14"):
+            loader.load_state_dict(state)
+
+
 def test_a_bad_source_is_no_bad_sample() -> None:
     """It would be passed over, and the source read from its beginning."""
     state = copy.deepcopy(taken_at("stream", 3))

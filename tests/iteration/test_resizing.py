@@ -10,6 +10,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,26 @@ def test_who_leaves_finishes_what_it_has(gate: Gate, tmp_path: Path) -> None:
         gate.open()
         wait_gone(pids[1:])
         assert sorted(found + ints(iterator)) == list(range(40))
+
+
+def test_who_leaves_a_loader_of_an_executors_thread_is_no_death() -> None:
+    """There Python joins the very thread when the process ends, and exits with 1."""
+
+    def shrunk() -> tuple[list[int], int]:
+        with DataLoader(range(40), num_workers=3, persistent_workers=True) as loader:
+            iterator = iter(loader)
+            found = [int(next(iterator))]
+            pids = worker_pids(iterator)
+            loader.resize(1)
+            found += ints(iterator)
+            wait_gone(pids[1:])
+            found += ints(loader)
+            return found, loader.statistics().worker_restarts
+
+    with ThreadPoolExecutor(1) as pool:
+        found, restarts = pool.submit(shrunk).result(60)
+    assert found == [*range(40)] * 2
+    assert restarts == 0
 
 
 def test_while_another_thread_waits_for_a_batch(gate: Gate, tmp_path: Path) -> None:
