@@ -61,61 +61,38 @@ class Hello(NamedTuple):
 
 
 class Fate(NamedTuple):
-    """What an exception of a future means.
+    """What an exception of a future means."""
 
-    Attributes:
-        reason: In words.
-        gone: Whether the worker is gone.
-        blamed: Whether the job may have been the reason; not where a machine or object was lost.
-    """
-
-    reason: str
-    gone: bool
-    blamed: bool
+    reason: str  # in words
+    gone: bool  # whether the worker is gone
+    blamed: bool  # whether the job may have been the reason; not where a machine or object was lost
 
 
 @dataclasses.dataclass(eq=False)
 class Job:
-    """A task, in the hands of one remote worker.
+    """A task, in the hands of one remote worker."""
 
-    Attributes:
-        task: The task.
-        order: What travels: the task's message, and its indices as they lie in the slot.
-        member: Who has it, or had it; None: nobody yet.
-        answer: What has come back, while a larger slot is asked for: a `Reply`, and what goes into
-            the slot, uint8.
-        began: ``time.monotonic_ns()`` when it was given to a remote worker.
-        over: Whether nobody waits for it any more; it may be under way still.
-    """
-
-    task: Task
-    order: bytes
-    member: Member | None = None
+    task: Task  # the task
+    order: bytes  # what travels: the task's message, and its indices as they lie in the slot
+    member: Member | None = None  # who has it, or had it; None: nobody yet
+    # What has come back, while a larger slot is asked for: a `Reply`, and what goes into the
+    # slot, uint8.
     answer: np.ndarray[Any, np.dtype[np.uint8]] | None = None
-    began: int = 0
-    over: bool = False
+    began: int = 0  # ``time.monotonic_ns()`` when it was given to a remote worker
+    over: bool = False  # whether nobody waits for it any more; it may be under way still
 
 
 @dataclasses.dataclass(eq=False)
 class Member:
-    """One remote worker, and those that take its place.
+    """One remote worker, and those that take its place."""
 
-    Attributes:
-        place: Its place among them.
-        hand: Its handle; None: it is lost.
-        node: Name of its machine; "": not known.
-        up: Whether it has come up, and is not silent.
-        silent: Whether nothing was heard of it for too long.
-        jobs: Those that it has, in order.
-    """
-
-    place: int
+    place: int  # its place among them
     role: Role
-    hand: RayHand | None = None
-    node: str = ""
-    up: bool = False
-    silent: bool = False
-    jobs: list[Job] = dataclasses.field(default_factory=list)
+    hand: RayHand | None = None  # its handle; None: it is lost
+    node: str = ""  # name of its machine; "": not known
+    up: bool = False  # whether it has come up, and is not silent
+    silent: bool = False  # whether nothing was heard of it for too long
+    jobs: list[Job] = dataclasses.field(default_factory=list)  # those that it has, in order
     heard: float = 0.0
     asked: bool = False
     failures: int = 0
@@ -126,16 +103,11 @@ class Member:
 
 
 class Crew:
-    """Hires workers, gives them jobs, and notices what becomes of the workers.
-
-    Attributes:
-        members: The workers.
-        trouble: Why the last one that was lost was lost; "": none was.
-    """
+    """Hires workers, gives them jobs, and notices what becomes of the workers."""
 
     def __init__(self, relay: Relay, engine: RayEngine, config: Any, roles: list[Role]) -> None:
-        self.members = [Member(place, role) for place, role in enumerate(roles)]
-        self.trouble = ""
+        self.members = [Member(place, role) for place, role in enumerate(roles)]  # the workers
+        self.trouble = ""  # why the last one that was lost was lost; "": none was
         self._relay, self._engine = relay, engine
         self._in_flight: int = config.in_flight
         self._patience: float = config.patience
@@ -308,10 +280,8 @@ class Crew:
     def _event(self, what: str, message: str) -> None:
         """Tell of a loss, unless it belongs to what was told of.
 
-        Args:
-            what: The node: its loss is one event, however many workers it had, and until it gives a
-                sign of life. Or the reason why there was none.
-            message: What to say.
+        ``what`` is the node: its loss is one event, however many workers it had, and until it gives
+        a sign of life. Or it is the reason why there was none.
         """
         if what not in self._told:
             self._relay.say(message)

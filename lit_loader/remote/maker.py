@@ -62,9 +62,8 @@ class Maker:
     def make(self, order: bytes) -> NDArray[np.uint8]:
         """Make a batch, or write down why there is none.
 
-        Returns:
-            A `Reply`, of which the relay knows worker, slot and times better, and what goes into
-            the slot: the batch, or the exception. In memory that the next batch is written into.
+        Returns a `Reply`, of which the relay knows worker, slot and times better, and what goes
+        into the slot: batch or exception. In memory that the next batch is written into.
         """
         # A thread of the engine's, in which nothing else has said what is to hold.
         with (

@@ -104,13 +104,10 @@ def relay_main(
 class Relay:
     """The loop and what it needs.
 
-    Args:
-        links: Connects it with the parent.
-        payload: The dataset and functions, pickled.
-        starter: Hears what is to be told to the consumer: a text or warning as it is, the place and
-            machine of a remote worker, and an error if there are none and will be none.
-        config: A `RayWorkers`, or another object whose ``engine()`` makes such an engine.
-        roles: The remote workers; their rows of the board stand before the relay's.
+    ``payload`` is the dataset and functions, pickled; ``config`` a `RayWorkers`, or another object
+    whose ``engine()`` makes such an engine. The rows of ``roles`` stand before the relay's on the
+    board. ``starter`` hears what is to be told to the consumer: a text or warning as it is, the
+    place and machine of a remote worker, an error if there are none and will be none.
     """
 
     def __init__(

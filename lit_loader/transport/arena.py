@@ -183,15 +183,10 @@ class Arena:
     moment, and decides of nothing but when memory is given back or copied. Only the end of the file
     has a lock, which nothing that the garbage collector may run takes.
 
-    Args:
-        board_bytes: Bytes reserved at the start of the file for the status board.
-        in_flight: Slots needed for tasks in flight, besides those that a consumer may hold.
-        held: Slots that a consumer may hold.
-        slot_bytes: Bytes a slot; None takes as much as costs nothing.
-        budget: Bytes of real memory to stay within, None for no limit.
-
-    Raises:
-        LoaderError: Not even the smallest slots are to be had; names the limit.
+    The file begins with ``board_bytes`` for the status board. There are slots for so many tasks
+    ``in_flight`` and batches ``held`` by the consumer, of ``slot_bytes``; None takes as much as
+    costs nothing. ``budget``: bytes of real memory to stay within, None for no limit. A LoaderError
+    that names the limit, if not even the smallest slots are to be had.
     """
 
     def __init__(

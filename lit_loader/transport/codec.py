@@ -125,23 +125,15 @@ _ONE_ELEMENT = bytearray(16)
 
 
 class SlotWriter:
-    """Hands out the memory of one slot from front to back.
+    """Hands out the memory of one slot (uint8, contiguous, writable) from front to back.
 
-    Args:
-        memory: The slot, uint8, of one dimension, contiguous and writable.
-
-    Attributes:
-        memory: The slot.
-        view: The same bytes as a memoryview, the quicker way to write a few.
-        base: Address of its first byte.
-        start: First byte handed out since `reset`.
-        position: First byte not yet handed out.
+    From ``start`` on, up to ``position``, it is handed out.
     """
 
     def __init__(self, memory: Bytes) -> None:
         self.memory = memory
-        self.view = memory.data
-        self.base: int = memory.__array_interface__["data"][0]
+        self.view = memory.data  # the same bytes as a memoryview, the quicker way to write a few
+        self.base: int = memory.__array_interface__["data"][0]  # address of its first byte
         self.reset()
 
     def reset(self, start: int = 0) -> None:
@@ -196,15 +188,11 @@ _Span = tuple[int, int, int, bool]  # address, the one behind, which part, a con
 def lay_out(
     parts: list[Part], writer: SlotWriter
 ) -> tuple[list[_Row], list[Stretch], list[_Copy], int]:
-    """Give every part its place in the slot.
+    """Give every part its place in the slot; what ``writer`` has handed out stays there.
 
-    Args:
-        parts: The batch's; one with large gaps is replaced by a copy without.
-        writer: Of the slot. What lies between its ``start`` and its ``position`` stays there.
-
-    Returns:
-        The table (a row a part), the stretches of the slot that the parts lie in (sorted; what
-        overlaps lies in one), the copies to be made, and the first byte behind them all.
+    A part with large gaps is replaced by a copy without. Returns the table (a row a part), the
+    stretches of the slot that the parts lie in (sorted; what overlaps lies in one), the copies to
+    be made, and the first byte behind them all.
     """
     rows: list[_Row] = [()] * len(parts)
     spans: list[_Span] = []

@@ -66,11 +66,9 @@ _EPOCHS: Final = 1 << 22
 
 
 def task_number(epoch: int, position: int) -> int:
-    """The number that no other task has.
+    """The number that no other task has; a batch's position in the epoch is less than 2**40.
 
-    Args:
-        epoch: The epoch; its last tasks may be under way together with the next one's first.
-        position: Position of the batch in the epoch, from 0; less than 2**40.
+    An epoch's last tasks may be under way together with the next one's first.
     """
     return epoch % _EPOCHS << _POSITION_BITS | position
 
@@ -81,27 +79,16 @@ def position_of(number: int) -> int:
 
 
 class Task(NamedTuple):
-    """Load one batch into one slot.
+    """Load one batch into one slot."""
 
-    Attributes:
-        token: That of the epoch; a worker drops a task of another one than the board shows.
-        number: The task's (:func:`task_number`).
-        epoch: Epoch that the batch belongs to.
-        seed: Base seed of the epoch.
-        slot: First byte of the slot in the arena's file; no other copy under way has it.
-        capacity: Bytes of the slot.
-        nbytes: Bytes of packed indices at the start of the slot; 0: there are none.
-        place: Counts the tasks sent to this worker; finds the bit that says it is not wanted.
-    """
-
-    token: int
-    number: int
-    epoch: int
-    seed: int
-    slot: int
-    capacity: int
-    nbytes: int
-    place: int
+    token: int  # that of the epoch; a worker drops a task of another one than the board shows
+    number: int  # the task's (:func:`task_number`)
+    epoch: int  # epoch that the batch belongs to
+    seed: int  # base seed of the epoch
+    slot: int  # first byte of the slot in the arena's file; no other copy under way has it
+    capacity: int  # bytes of the slot
+    nbytes: int  # bytes of packed indices at the start of the slot; 0: there are none
+    place: int  # counts the tasks sent to this worker; finds the bit that says it is not wanted
 
 
 class Resume(NamedTuple):
@@ -116,17 +103,11 @@ NOT_TO_BE_HAD: Final = -1
 
 
 class Space(NamedTuple):
-    """A larger slot for the batch that did not fit.
+    """A larger slot for the batch that did not fit."""
 
-    Attributes:
-        slot: The slot that the task was sent with.
-        offset: First byte of the larger one.
-        capacity: Bytes of that; :data:`NOT_WANTED`: drop the batch; :data:`NOT_TO_BE_HAD`.
-    """
-
-    slot: int
-    offset: int
-    capacity: int
+    slot: int  # the slot that the task was sent with
+    offset: int  # first byte of the larger one
+    capacity: int  # bytes of that; :data:`NOT_WANTED`: drop the batch; :data:`NOT_TO_BE_HAD`
 
 
 class Stop(NamedTuple):
@@ -147,56 +128,35 @@ class Status(IntEnum):
 
 
 class Reply(NamedTuple):
-    """A copy of a task has ended; the one message that gives its slot back.
+    """A copy of a task has ended; the one message that gives its slot back."""
 
-    Attributes:
-        status: One of :class:`Status`.
-        worker: Who had it; the relay names the remote worker that has made it.
-        slot: The slot that it was sent with.
-        offset: The slot that the outcome is in: that one, or the larger one.
-        at: Offset in that of the batch's descriptor, or of the exception.
-        nbytes: Bytes of that descriptor or exception.
-        samples: Samples of the batch.
-        began: ``time.monotonic_ns()`` when the worker took the task up; 0: it has dropped it
-            unread.
-        fetch: Nanoseconds that it was reading samples.
-        collate: Nanoseconds that it was collating.
-        encode: Nanoseconds that it was writing the batch into the slot.
-        slowest: Nanoseconds of the sample that took longest; 0: not measured one by one.
-        slowest_at: Position of that sample in the batch.
-        processor: Nanoseconds of processor time, of all of the process's threads; 0: not measured.
-        queued: Nanoseconds that the worker waited for a processor; 0: not measured.
-        read: Nanoseconds of ``fetch`` that samples waited for methods that `reads_ahead` marks.
-    """
-
-    status: int
-    worker: int
-    slot: int
-    offset: int
-    at: int
-    nbytes: int
-    samples: int
+    status: int  # one of :class:`Status`
+    worker: int  # who had it; the relay names the remote worker that has made it
+    slot: int  # the slot that it was sent with
+    offset: int  # the slot that the outcome is in: that one, or the larger one
+    at: int  # offset in that of the batch's descriptor, or of the exception
+    nbytes: int  # bytes of that descriptor or exception
+    samples: int  # samples of the batch
+    # ``time.monotonic_ns()`` when the worker took the task up; 0: it has dropped it unread.
     began: int = 0
-    fetch: int = 0
-    collate: int = 0
-    encode: int = 0
-    slowest: int = 0
-    slowest_at: int = 0
+    fetch: int = 0  # nanoseconds that it was reading samples
+    collate: int = 0  # nanoseconds that it was collating
+    encode: int = 0  # nanoseconds that it was writing the batch into the slot
+    slowest: int = 0  # nanoseconds of the sample that took longest; 0: not measured one by one
+    slowest_at: int = 0  # position of that sample in the batch
+    # Nanoseconds of processor time, of all of the process's threads; 0: not measured.
     processor: int = 0
-    queued: int = 0
+    queued: int = 0  # nanoseconds that the worker waited for a processor; 0: not measured
+    # Nanoseconds of ``fetch`` that samples waited for methods that `reads_ahead` marks.
     read: int = 0
 
 
 class Up(NamedTuple):
-    """A worker has come up, as far as that is not the user's code: another may be started.
+    """A worker has come up, as far as that is not the user's code: another may be started."""
 
-    Attributes:
-        worker: Its number.
-        credit: Tasks that it can be at together: 1 for a process that makes batches itself. The
-            relay of remote workers says it anew when that changes, or there is something to say.
-    """
-
-    worker: int
+    worker: int  # its number
+    # Tasks that it can be at together: 1 for a process that makes batches itself. The relay
+    # of remote workers says it anew when that changes, or there is something to say.
     credit: int = 1
 
 
@@ -281,12 +241,8 @@ _ONLY_INT: Final = {int}
 def pack_indices(indices: Any, own: bool = False) -> bytes:
     """Write one batch's indices down: 8 bytes each for a list of ints, a pickle for all else.
 
-    Args:
-        indices: The indices.
-        own: Whether they are of an order of the loader's own: an int64 array, if they are several.
-
-    Raises:
-        Exception: Whatever pickling an index of the sampler's own making raises.
+    Those of an order of the loader's ``own`` are an int64 array, if they are several. Raises
+    whatever pickling an index of the sampler's own making raises.
     """
     if own and type(indices) is np.ndarray:
         return indices.tobytes() + _INT64

@@ -70,11 +70,8 @@ def is_plain_array(array: npt.NDArray[Any]) -> bool:
 def pickle_apart(batch: object) -> tuple[bytes, list[Part]]:
     """Return the pickle of ``batch`` and, in the order it asks for them, the parts left out.
 
-    Parts are plain tensors, and plain arrays of one byte or more; the list keeps them alive.
-
-    Raises:
-        Refusal: For a tensor that cannot be carried.
-        Exception: Whatever pickling an object of the batch raises.
+    Parts are plain tensors, and plain arrays of one byte or more; the list keeps them alive. A
+    Refusal for a tensor that cannot be carried; else whatever pickling an object raises.
     """
     file = io.BytesIO()
     pickler = _Pickler(file, 5, buffer_callback=_stays_in_pickle)

@@ -89,19 +89,12 @@ class Stage:
 
 
 class BoardRow(NamedTuple):
-    """A copy of one row.
+    """A copy of one row."""
 
-    Attributes:
-        stage: One of :class:`Stage`.
-        number: Batch number of the task, -1 for none.
-        position: Position in the batch of the sample that is being fetched; -1: not known.
-        since: ``time.monotonic_ns()`` when the stage, or sample, began; 0 before the worker ran.
-    """
-
-    stage: int
-    number: int
-    position: int
-    since: int
+    stage: int  # one of :class:`Stage`
+    number: int  # batch number of the task, -1 for none
+    position: int  # position in the batch of the sample that is being fetched; -1: not known
+    since: int  # ``time.monotonic_ns()`` when the stage, or sample, began; 0 before the worker ran
 
 
 def node_of(row: bytes) -> str | None:
@@ -268,20 +261,10 @@ class Cancelled(Exception):
 class Progress:
     """What makes a batch notes here where it is, and learns whether the batch is still wanted.
 
-    Args:
-        words: The board; None for a process that has none.
-        row: First word of the worker's row.
-
-    Attributes:
-        each: Whether each sample is announced, however quick they are: somebody looks at the time.
-        token: That of the epoch whose batch is being made.
-        empty: Gives slot memory for what the default collate stacks; None: there is none.
-        began: ``time.monotonic_ns()`` when the batch was begun.
-        fetched: The same when its samples were read; 0: they are not.
-        collated: The same when it was collated; 0: it is not.
-        slowest: Nanoseconds of the sample that has taken longest; 0: they were not timed.
-        slowest_at: Its position in the batch.
-        waited: Nanoseconds that samples have waited for methods that `reads_ahead` marks.
+    ``words`` is the board, None for a process that has none, and ``row`` the first word of the
+    worker's. What is read of it is in ``time.monotonic_ns()``: when the batch ``began``, was
+    ``fetched`` and ``collated`` (0: it is not yet), its ``slowest`` sample (0: not timed), which is
+    that at ``slowest_at``, and how long samples have ``waited`` for what `reads_ahead` marks.
     """
 
     __slots__ = (
@@ -293,10 +276,11 @@ class Progress:
     def __init__(self, words: memoryview | None = None, row: int = ROW_WORDS) -> None:
         self._words = memoryview(bytearray(16 * ROW_WORDS)).cast("q") if words is None else words
         self._row = row
-        self.each = True
+        self.each = True  # announce samples however quick they are: somebody looks at the time
+        # Gives slot memory for what the default collate stacks; None: there is none.
         self.empty: Callable[..., Any] | None = None
         self._quick = False
-        self.token = 0
+        self.token = 0  # that of the epoch whose batch is being made
         self.begin(-1)
 
     def begin(

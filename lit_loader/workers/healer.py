@@ -82,18 +82,10 @@ _CAUSES: dict[int, str] = {
 
 
 class Healer:
-    """Replaces workers that died or hang, within a budget.
+    """Replaces workers that died or hang, within a budget of ``max_restarts``.
 
-    Args:
-        max_restarts: Workers that may be replaced.
-        timeout: Seconds without progress after which a worker hangs; None: never.
-        iterable: Whether batches are those of readers, which cannot pass over one.
-
-    Attributes:
-        assigned: Task number to indices, of the tasks in flight; for messages.
-        limit: Seconds at one sample after which a worker is looked at, by :meth:`look`; or None.
-        restarts: Workers replaced so far.
-        notices: Texts for the consumer, of what was replaced.
+    One hangs after ``timeout`` seconds without progress; None: never. Where batches are those of
+    readers (``iterable``), none can be passed over.
     """
 
     def __init__(self, max_restarts: int, timeout: float | None, iterable: bool) -> None:
@@ -101,21 +93,22 @@ class Healer:
         self._last_request = -_ONE_REQUEST
         self._kills: Counter[int] = Counter()  # workers that each task has ended
         self._timeout = timeout
+        # Seconds at one sample after which a worker is looked at, by :meth:`look`; or
+        # None.
         self.limit = timeout
         self._suspect: tuple[int, BoardRow] | None = None  # where the last look found a worker
         self._iterable = iterable
         # Readers may wait for one another where they begin; one that begins anew is alone there.
         self._may_meet = iterable and timeout is None
+        # Task number to indices, of the tasks in flight; for messages.
         self.assigned: Mapping[int, Any] = {}
-        self.restarts = 0
-        self.notices: deque[Notice] = deque()
+        self.restarts = 0  # workers replaced so far
+        self.notices: deque[Notice] = deque()  # texts for the consumer, of what was replaced
 
     def heal(self, pool: WorkerPool, death: WorkerDeath) -> Outcome | None:
         """Replace a worker that is gone; returns the outcome of its task if that is given up.
 
-        Raises:
-            WorkerDiedError: It may not be replaced.
-            LoaderError: There are remote workers only, and none can be had.
+        A WorkerDiedError if it may not be, a LoaderError if it was the last of remote ones alone.
         """
         self._suspect = None  # it may have kept the others waiting
         if death.loss is None:
@@ -126,12 +119,9 @@ class Healer:
         return None
 
     def look(self, pool: WorkerPool, began: float) -> Outcome | None:
-        """Replace a worker that hangs, if there is one; see :meth:`heal`.
+        """Replace a worker that hangs, if there is one; a WorkerTimeoutError if it may not be.
 
-        ``began`` is ``time.monotonic()`` when the wait began.
-
-        Raises:
-            WorkerTimeoutError: It may not be replaced.
+        As :meth:`heal`; ``began`` is ``time.monotonic()`` when the wait began.
         """
         if not (hanging := self._hanging(pool, began)):
             return None

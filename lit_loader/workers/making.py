@@ -28,20 +28,10 @@ __all__ = ["BatchMaker"]
 
 
 class BatchMaker:
-    """Makes batches by the user's objects; an exception at its start is that of every batch.
+    """Makes batches by the user's objects, which ``unpack`` gives.
 
-    Args:
-        who: Names the worker: "in DataLoader worker 3 (pid 17)".
-        worker: Its number.
-        num_workers: How many there are.
-        seed: Its own seed.
-        unpack: Gives the user's objects.
-
-    Attributes:
-        spec: What is made; None: it could not be unpacked.
-        loader: Makes it.
-        readers: The same, where it is several readers of a stream; else None.
-        broken: What has gone wrong at the start.
+    An exception at its start is that of every batch. ``who`` names the worker in messages: "in
+    DataLoader worker 3 (pid 17)"; ``seed`` is its own.
     """
 
     def __init__(
@@ -53,10 +43,11 @@ class BatchMaker:
         unpack: Callable[[], BatchSpec],
     ) -> None:
         self._who = who
-        self.spec: BatchSpec | None = None
-        self.loader: BatchLoader | Readers | None = None
+        self.spec: BatchSpec | None = None  # what is made; None: it could not be unpacked
+        self.loader: BatchLoader | Readers | None = None  # makes it
+        # The same, where it is several readers of a stream; else None.
         self.readers: Readers | None = None
-        self.broken: RemoteError | None = None
+        self.broken: RemoteError | None = None  # what has gone wrong at the start
         where = "while its dataset was unpickled"
         try:
             seed_worker(seed)

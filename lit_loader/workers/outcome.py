@@ -24,19 +24,6 @@ class Outcome:
     """What became of a task: the one record of a batch, filled on its way to the consumer.
 
     Neither batch, memory, failure nor error: the reader of an iterable dataset has ended.
-
-    Attributes:
-        number: The task's.
-        ended: Whether its reader, of an iterable dataset, has nothing more to give.
-        reply: The worker's message; None: the parent itself gives the task up.
-        memory: The batch's slot (uint8), until the batch is decoded.
-        failure: What went wrong in the worker, or None.
-        error: What is raised in the batch's place, or None.
-        arrived: ``time.monotonic_ns()`` when the reply was read.
-        batch: The batch, when it is decoded; perhaps pinned, or on its device.
-        made: What came with the batch, or None.
-        decode: Nanoseconds that it took to rebuild the batch.
-        pin: Nanoseconds that it took to copy it into page-locked memory.
     """
 
     __slots__ = (
@@ -52,23 +39,20 @@ class Outcome:
         failure: RemoteError | None = None,
         error: BaseException | None = None,
     ) -> None:
-        self.number = number
+        self.number = number  # the task's
+        # Whether its reader, of an iterable dataset, has nothing more to give.
         self.ended = reply is not None and reply.status == Status.ENDED
-        self.reply = reply
-        self.memory = memory
-        self.failure = failure
-        self.error = error
-        self.arrived = time.monotonic_ns()
-        self.batch: Any = None
-        self.made: BatchWithReport | None = None
-        self.decode = self.pin = 0
+        self.reply = reply  # the worker's message; None: the parent itself gives the task up
+        self.memory = memory  # the batch's slot (uint8), until the batch is decoded
+        self.failure = failure  # what went wrong in the worker, or None
+        self.error = error  # what is raised in the batch's place, or None
+        self.arrived = time.monotonic_ns()  # when the reply was read
+        self.batch: Any = None  # the batch, when it is decoded; perhaps pinned, or on its device
+        self.made: BatchWithReport | None = None  # what came with the batch, or None
+        self.decode = self.pin = 0  # nanoseconds for rebuilding the batch, and for pinning it
 
     def unpack(self, divide: Divide | None = None) -> None:
-        """Rebuild the batch, or the exception in its place.
-
-        Args:
-            divide: Says whether the batch's parts are to lie elsewhere than in its slot.
-        """
+        """Rebuild the batch, or the exception in its place; ``divide`` is as in `decode`."""
         memory, reply = self.memory, self.reply
         if memory is None or reply is None:
             if self.failure is not None and self.error is None:
@@ -93,18 +77,9 @@ class Outcome:
 
 
 class WorkerDeath(Exception):
-    """A worker has ended that was not asked to.
+    """A worker has ended that was not asked to."""
 
-    Attributes:
-        worker: Its number.
-        pid: Its process id.
-        exitcode: As in :attr:`multiprocessing.Process.exitcode`; None: not known.
-        row: Its last row of the status board.
-        stack: The Python stacks it wrote, or "".
-        peak_memory: Bytes that were resident at most; 0: not known.
-        loss: What the relay of remote workers says of its end; None: it is another worker's.
-    """
-
+    # What the relay of remote workers says of its end; None: it is another worker's.
     loss: Loss | None = None
 
     def __init__(
@@ -119,10 +94,10 @@ class WorkerDeath(Exception):
         super().__init__(worker, pid, exitcode, row)
         self.worker = worker
         self.pid = pid
-        self.exitcode = exitcode
-        self.row = row
-        self.stack = stack
-        self.peak_memory = peak_memory
+        self.exitcode = exitcode  # as in :attr:`multiprocessing.Process.exitcode`; None: not known
+        self.row = row  # its last row of the status board
+        self.stack = stack  # the Python stacks it wrote, or ""
+        self.peak_memory = peak_memory  # bytes that were resident at most; 0: not known
 
 
 class FewerWorkers(str):

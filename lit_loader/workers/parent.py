@@ -17,33 +17,19 @@ __all__ = ["Descriptor", "Links", "follow_parent", "sentinel_of"]
 
 @dataclasses.dataclass(frozen=True)
 class Links:
-    """What connects one worker with its parent; :meth:`of` makes another one's.
+    """What connects one worker with its parent; :meth:`of` makes another one's."""
 
-    Attributes:
-        worker: The worker's number, from 0.
-        num_workers: How many there were to be when it was started.
-        seed: The worker's own seed (base seed + its number).
-        token: That of the epoch it begins with.
-        parent: Process id of the parent.
-        arena: The arena's file.
-        mapped: Bytes of it to map.
-        board_bytes: Bytes of the status board at its start.
-        control: Read end of the pipe for this worker alone.
-        results: Write end of the result pipe.
-        stacks: The file for the stacks of a worker that crashes.
-    """
-
-    worker: int
-    num_workers: int
-    seed: int
-    token: int
-    parent: int
-    arena: Descriptor
-    mapped: int
-    board_bytes: int
-    control: Descriptor
-    results: Descriptor
-    stacks: Descriptor
+    worker: int  # the worker's number, from 0
+    num_workers: int  # how many there were to be when it was started
+    seed: int  # the worker's own seed (base seed + its number)
+    token: int  # that of the epoch it begins with
+    parent: int  # process id of the parent
+    arena: Descriptor  # the arena's file
+    mapped: int  # bytes of it to map
+    board_bytes: int  # bytes of the status board at its start
+    control: Descriptor  # read end of the pipe for this worker alone
+    results: Descriptor  # write end of the result pipe
+    stacks: Descriptor  # the file for the stacks of a worker that crashes
 
     def of(self, worker: int, num_workers: int, token: int, control: int) -> Links:
         """What connects a worker, by its own control pipe, where this is what connects worker 0."""

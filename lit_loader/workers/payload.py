@@ -55,11 +55,9 @@ class Payload:
         self._spec, self._lists, self._fds = None, None, [each.fd for each in fds]
 
     def prepare(self) -> None:
-        """Write the file, unless that is done.
+        """Write the file, unless that is done; a LoaderError if there is no room.
 
-        Raises:
-            TransportError: Something cannot be pickled; names the option and the place in it.
-            LoaderError: There is no room.
+        A TransportError that names the option and the place in it, if something cannot be pickled.
         """
         if not self._fds:
             instead = None if self._lists is None else self._lists.instead

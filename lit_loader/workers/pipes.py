@@ -47,11 +47,7 @@ def drain(end: int) -> None:
 
 
 class Ended(Exception):
-    """A process that is watched has ended.
-
-    Attributes:
-        sentinel: Its sentinel.
-    """
+    """A process that is watched has ended."""
 
     def __init__(self, sentinel: int) -> None:
         super().__init__(sentinel)
@@ -67,32 +63,26 @@ class Pipes:
 
     A pipe holds about 500 messages, and far fewer where a user has very many pipes. What does not
     go in waits here until messages show that workers have taken some, or there is room.
-
-    Attributes:
-        results: The end that workers' messages are read from.
-        results_end: The workers' end of the pipe that all of them write to.
-        task_ends: The end of the pipe of each.
-        blocked: What waits for room in a pipe, by that.
-        waiting: Whether nothing but a wait is going on: an exception that comes out of a signal
-            handler meanwhile has broken into nothing.
     """
 
     def __init__(self) -> None:
         self._pipes: list[tuple[int, int]] = []
         self._poll = select.poll()
-        self.task_ends: dict[int, int] = {}
+        self.task_ends: dict[int, int] = {}  # the end of the pipe of each
         self._tasks: dict[int, int] = {}
-        self.blocked: dict[int, deque[bytes]] = {}  # by the pipe that they are for
+        self.blocked: dict[int, deque[bytes]] = {}  # what waits for room, by the pipe it is for
+        # Whether nothing but a wait is going on: an exception that comes out of a signal handler
+        # meanwhile has broken into nothing.
         self.waiting = self._closed = False
         # Held by the thread that waits for messages, which must not find other files under the
         # descriptors of its pipes; and by who is about to wake it.
         self._receiving, self._waking = threading.RLock(), threading.RLock()
         self._wake: int | None = None
-        self.results = -1
+        self.results = -1  # the end that workers' messages are read from
 
     def begin(self) -> None:
         """Make the pipes that are there from first to last."""
-        self.results, self.results_end = self._pipe()
+        self.results, self.results_end = self._pipe()  # to the latter all workers write
         # A worker with nothing to do waits, and one with a result until there is room.
         os.set_blocking(self.results_end, True)
         self._woken, self._wake = self._pipe()

@@ -51,14 +51,10 @@ def default_context() -> BaseContext:
 
 
 class Permit(NamedTuple):
-    """What a process that is being started waits for, so that none works that nobody knows of.
+    """What a process that is being started waits for, so that none works that nobody knows of."""
 
-    Attributes:
-        waiting: The end of a pipe that the process reads from.
-        going: The other end, in a process that is a fork of the one that gives the permit; or -1.
-    """
-
-    waiting: Descriptor
+    waiting: Descriptor  # the end of a pipe that the process reads from
+    # The other end, in a process that is a fork of the one that gives the permit; or -1.
     going: int = -1
 
     def wait(self) -> None:

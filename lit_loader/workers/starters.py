@@ -66,31 +66,21 @@ Notice: TypeAlias = str | Warning
 
 
 class Loss(NamedTuple):
-    """How the process has come to its end that serves for workers elsewhere.
+    """How the process has come to its end that serves for workers elsewhere."""
 
-    Attributes:
-        message: What is to be said of it.
-        final: Whether there is nobody else to make batches.
-        again: Whether another one is to be started in its place.
-    """
-
-    message: str
-    final: bool = False
-    again: bool = True
+    message: str  # what is to be said of it
+    final: bool = False  # whether there is nobody else to make batches
+    again: bool = True  # whether another one is to be started in its place
 
 
 class WorkerProcess:
-    """A worker's process. Its end is seen by a pidfd, which this closes, where there are such.
+    """A worker's process. Its end is seen by a pidfd, which this closes, where there are such."""
 
-    Attributes:
-        sentinel: Can be read from when the process has ended; -1: closed.
-        loss: Of a relay that has ended: how.
-    """
-
-    loss: Loss | None = None
+    loss: Loss | None = None  # of a relay that has ended: how
 
     def __init__(self, pid: int, pidfd: int, sentinel: int = -1) -> None:
         self.pid = pid
+        # Can be read from when the process has ended; -1: closed.
         self.sentinel = sentinel if pidfd < 0 else pidfd
         self._pidfd = pidfd
 
@@ -210,17 +200,12 @@ class DirectWorker(WorkerProcess):
 
 
 class Starter:
-    """Starts workers, one after the other.
+    """Starts workers, one after the other."""
 
-    Attributes:
-        forks: Whether workers are forked, and so what this process is.
-        notices: Messages for the consumer.
-    """
-
-    forks = True
+    forks = True  # so that a worker is what this process is
 
     def __init__(self, spec: BatchSpec) -> None:
-        self.notices: deque[Notice] = deque()
+        self.notices: deque[Notice] = deque()  # messages for the consumer
         self._payload = Payload(spec)
 
     @property
@@ -231,10 +216,8 @@ class Starter:
     def start_all(self, links: Sequence[Links]) -> list[WorkerProcess]:
         """Start workers, each connected as these say: all or none.
 
-        Raises:
-            LoaderError: The system does not give another process; or none that gets on.
-            TransportError: Something of the user's cannot be pickled, which every start method but
-                "fork" needs; names the option and the place in it.
+        A LoaderError if the system does not give another process, or none that gets on. A
+        TransportError as of `Payload.prepare`, for every start method but "fork" needs that.
         """
         started: list[WorkerProcess] = []
         try:

@@ -117,26 +117,21 @@ class _Copy:
 
 
 class _Worker:
-    """What is known of one worker, from its start to its end.
-
-    Attributes:
-        queue: What it has been sent and has not replied to, the earliest first.
-        owed: How many of these are not called off.
-        credit: Tasks that it may have; None: as many as are in flight for each worker.
-        places: Tasks that it was sent so far.
-        awaited: Whether it has not begun the epoch of this token.
-        leaving: Whether it is sent no more tasks.
-    """
+    """What is known of one worker, from its start to its end."""
 
     __slots__ = ("awaited", "credit", "leaving", "number", "owed", "places", "queue")
 
     def __init__(self, number: int, places: int, relays: bool) -> None:
         self.number = number
+        # What it has been sent and has not replied to, the earliest first.
         self.queue: deque[_Copy] = deque()
-        self.owed = 0
-        self.credit = 0 if relays else None  # the relay says it itself
-        self.places = places  # goes on from the worker before: its bits on the board do
-        self.awaited = self.leaving = False
+        self.owed = 0  # how many of these are not called off
+        # Tasks that it may have; None: as many as are in flight for each. A relay says it itself.
+        self.credit = 0 if relays else None
+        # Tasks that it was sent so far; goes on from the worker before: its bits on the board do.
+        self.places = places
+        self.awaited = False  # whether it has not begun the epoch of this token
+        self.leaving = False  # whether it is sent no more tasks
 
 
 class WorkerPool:
@@ -154,19 +149,6 @@ class WorkerPool:
         memory_budget: Bytes of shared memory to stay within, None for no limit.
         remote: Starts the process that stands for workers elsewhere; None: there are none. It gets
             no reader's tasks.
-
-    Attributes:
-        workers: The processes.
-        pipes: What they are talked to by.
-        arena: Where batches lie.
-        notices: For the consumer, of how workers were started.
-        page: What viewers in other processes are shown of the loader.
-        num_workers: How many there are to be; while that comes about, a few more or fewer live.
-        token: That of the epoch whose tasks are wanted.
-        point: Gives where a reader of an iterable dataset is that begins in another process: a
-            place at its next task, or before; None: nobody has said.
-        patient: Whether the first batch of an epoch waits until all workers have left the one
-            before: then one that hangs there is found.
 
     Raises:
         LoaderError: No worker can be started from here, or there is no memory.
@@ -202,11 +184,16 @@ class WorkerPool:
         self._ready: deque[Outcome] = deque()  # not received yet
         self._awaited = 0  # how many workers have not begun the epoch of this token
         self._begun = 1  # the token that the tasks are of; another one is shown when they are not
+        # Gives where a reader of an iterable dataset is that begins in another process: a
+        # place at its next task, or before; None: nobody has said.
         self.point: Callable[[int], Any] | None = None
         self._due = self._resized = False
         self._dead: int | None = None  # the sentinel of a worker that is gone
+        # How many there are to be; while that comes about, a few more or fewer live.
         self.num_workers = num_workers
-        self.token = 1
+        self.token = 1  # that of the epoch whose tasks are wanted
+        # Whether the first batch of an epoch waits until all workers have left the one
+        # before: then one that hangs there is found.
         self.patient = False
         try:
             with HeldBack():
@@ -215,15 +202,16 @@ class WorkerPool:
                 self._in_flight = in_flight
                 self._set_credit()
                 board = self._board = StatusBoard(arena.board)
+                # What viewers in other processes are shown of the loader.
                 self.page = LoaderPage(arena.board, 0 if remote is None else relay + 1)
-                pipes = self.pipes = Pipes()
+                pipes = self.pipes = Pipes()  # what they are talked to by
                 workers = self.workers = WorkerSet(arena, board, self.page, pipes)
                 self._finalizer = weakref.finalize(self, workers.close, unnoticed=True)
                 pipes.begin()
                 self._homes = ReaderHomes(turns, num_workers) if turns else None
                 board.token, board.workers = self.token, num_workers
                 workers.prepare(spec, num_workers, context, seed, remote, relay)
-                self.notices = workers.notices
+                self.notices = workers.notices  # for the consumer, of how workers were started
                 self._start_more()
         except BaseException as error:
             if hasattr(self, "_finalizer"):
@@ -490,11 +478,9 @@ class WorkerPool:
     def cancel(self, token: int | None = None) -> None:
         """Let the workers drop all tasks; they finish no more than the sample they are in.
 
-        May be called from any thread, the garbage collector's too, and in a forked copy of the
-        pool, where it does nothing. :meth:`resume` comes before the next task.
-
-        Args:
-            token: Do nothing if another epoch has begun since.
+        Not if another epoch has begun since that of ``token``. May be called from any thread, the
+        garbage collector's too, and in a forked copy of the pool, where it does nothing.
+        :meth:`resume` comes before the next task.
         """
         if not self.closed and token in (None, self.token):
             self.token += 1
@@ -531,12 +517,9 @@ class WorkerPool:
     def resize(self, num_workers: int, in_flight: int | None = None) -> None:
         """Change the number of workers; any thread may, at any time, and does not wait for it.
 
-        Those with the highest numbers leave: each finishes what it has, and gets no more. Readers
-        of an iterable dataset are served by others then, from their next batch on.
-
-        Args:
-            num_workers: How many there are to be, from 1 to :data:`MOST_WORKERS`.
-            in_flight: Tasks that may be in flight at the same time; None: as before.
+        To 1 to :data:`MOST_WORKERS`, with so many tasks in flight; None: as before. Those with the
+        highest numbers leave: each finishes what it has, and gets no more. Readers of an iterable
+        dataset are served by others then, from their next batch on.
         """
         if in_flight is not None:
             self._in_flight = in_flight

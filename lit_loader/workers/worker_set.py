@@ -47,25 +47,16 @@ class WorkerSet:
 
     Knows nothing of the pool, so that it can be closed when that is gone. Starts none before
     :meth:`launch`.
-
-    Attributes:
-        processes: The workers' by their numbers.
-        num_workers: How many there are to be.
-        relay: The number of the worker that stands for those elsewhere; None: there is none.
-        starter: What starts those here.
-        starting: The workers that are not up yet.
-        notices: For the consumer, of how workers were started.
-        closed: Whether closing has begun. From then on nothing here is used any more.
     """
 
-    starter: Starter | None = None
-    notices: deque[Notice]
+    starter: Starter | None = None  # what starts those here
+    notices: deque[Notice]  # for the consumer, of how workers were started
 
     def __init__(self, arena: Arena, board: StatusBoard, page: LoaderPage, pipes: Pipes) -> None:
         self.pid = os.getpid()
-        self.processes: dict[int, WorkerProcess] = {}
-        self.starting: set[int] = set()
-        self.closed = False
+        self.processes: dict[int, WorkerProcess] = {}  # the workers' by their numbers
+        self.starting: set[int] = set()  # the workers that are not up yet
+        self.closed = False  # whether closing has begun. From then on nothing here is used any more
         self._arena, self._board, self._page, self._pipes = arena, board, page, pipes
         self._stacks = StackFile()
         self._remote: Any = None
@@ -81,7 +72,7 @@ class WorkerSet:
         relay: int,
     ) -> None:
         """Get ready to start them, by their base seed; and the relay, whose number is given."""
-        self.num_workers = num_workers
+        self.num_workers = num_workers  # how many there are to be
         self._stacks.open()
         self._links = Links(
             worker=0,
@@ -96,7 +87,7 @@ class WorkerSet:
             results=Descriptor(self._pipes.results_end),
             stacks=Descriptor(self._stacks.fd),
         )
-        self.relay = None if remote is None else relay
+        self.relay = None if remote is None else relay  # who stands for those elsewhere
         self._remote_workers = 0 if remote is None else spec.remote_workers
         self.starter = make_starter(context, self._links, spec)
         self._forks, self.notices = self.starter.forks, self.starter.notices
@@ -231,8 +222,7 @@ class WorkerSet:
     def close(self, unnoticed: bool = False) -> None:
         """End the processes, in steps of growing force; close the files. Every step is taken.
 
-        Args:
-            unnoticed: Called by a finalizer, which can raise nothing.
+        ``unnoticed``: called by a finalizer, which can raise nothing.
         """
         if os.getpid() != self.pid:
             return  # a forked copy: everything here belongs to the process that made it
@@ -275,11 +265,7 @@ class WorkerSet:
 
 
 def explain_limit(error: BaseException, num_workers: int) -> None:
-    """Name the limit that was met, if it is that of open files.
-
-    Raises:
-        LoaderError: It is.
-    """
+    """Name the limit that was met in a LoaderError, if it is that of open files."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         raise LoaderError(
             f"num_workers={num_workers} need more open files than may be had (3 a worker and "
