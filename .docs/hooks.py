@@ -18,16 +18,17 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("conf", "examples", "lit_loader", "tests", ".github", ".agents")
 LINKED = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]+)")
 SKILL = ".agents/skills/lit-loader/SKILL.md"
-TORCHS = {"default_convert", "get_worker_info", "__version__"}
+TORCHS = {"default_convert", "get_worker_info"}
 FENCED = re.compile(r"^( *)```.*?^\1```$", flags=re.MULTILINE | re.DOTALL)
 
 
 def public_names() -> list[str]:
     """What ``import lit_loader`` gives, read and not imported: torch is not needed here."""
     for node in ast.parse((ROOT / "lit_loader" / "__init__.py").read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return [name for name in ast.literal_eval(node.value) if name not in TORCHS]
-    raise RuntimeError("lit_loader/__init__.py has no __all__")
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_NAMES_IN":
+            names = " ".join(ast.literal_eval(node.value).values()).split()
+            return sorted(name for name in names if name not in TORCHS)
+    raise RuntimeError("lit_loader/__init__.py has no _NAMES_IN")
 
 
 def api_pages() -> dict[str, str]:
