@@ -188,6 +188,7 @@ class WorkerPool:
         # place at its next task, or before; None: nobody has said.
         self.point: Callable[[int], Any] | None = None
         self._due = self._resized = False
+        self._idle = False  # whether a worker may have nothing to do
         self._dead: int | None = None  # the sentinel of a worker that is gone
         # How many there are to be; while that comes about, a few more or fewer live.
         self.num_workers = num_workers
@@ -289,16 +290,17 @@ class WorkerPool:
                     waiting.rotate(1)
                     return
 
+    def _idle_workers(self) -> list[_Worker]:
+        """Workers that have nothing, and could be given another's task."""
+        if self._homes is not None or len(self._hands) < 2:
+            return []
+        return [w for w in [*self._hands.values()] if not w.queue and not w.leaving]
+
     def _copy_for_the_idle(self) -> None:
         """Give workers that have nothing a second copy of what is queued behind another task."""
-        if self._homes is not None or len(self._hands) < 2:
-            return
-        idle = [w for w in [*self._hands.values()] if not w.queue and not w.leaving]
-        if not idle:
-            return
         with self._lock:
             starting, relay = self.workers.starting, self.workers.relay
-            for worker in idle:
+            for worker in self._idle_workers():
                 # Another thread may have submitted: then the copy would be queued, too.
                 if worker.queue or worker.number == relay or worker.number in starting:
                     continue
@@ -353,10 +355,15 @@ class WorkerPool:
                 continue
             try:
                 left = _FOR_EVER if deadline is None else max(0.0, deadline - time.monotonic())
-                came = self.pipes.wait(min(left, _STRAGGLING))
+                if self._idle:
+                    self._idle = bool(self._idle_workers())
+                # Else nobody could take a copy: a short time costs more than a long one.
+                patience = _STRAGGLING if self._idle else _FOR_EVER
+                came = self.pipes.wait(min(left, patience))
                 if came is None:
-                    self._copy_for_the_idle()
-                    came = left > _STRAGGLING and self.pipes.wait(left)
+                    if self._idle:
+                        self._copy_for_the_idle()
+                    came = left > patience and self.pipes.wait(left)
             except Ended as ended:
                 self._dead = ended.sentinel
                 self._read_all()  # what it and others had finished comes out before
@@ -418,6 +425,8 @@ class WorkerPool:
                 worker.queue.popleft()
             else:
                 worker.queue.remove(copy)
+            if not worker.queue:
+                self._idle = True
             if copy.off:
                 self._board.call_off(worker.number, copy.place, False)
             else:
@@ -586,6 +595,7 @@ class WorkerPool:
             self._divide()
 
     def _take_on(self, started: Iterable[int]) -> None:
+        self._idle = True
         for number in started:
             places = self._places.get(number, 0)
             self._hands[number] = _Worker(number, places, number == self.workers.relay)
