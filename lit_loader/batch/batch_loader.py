@@ -20,9 +20,8 @@ from typing import Any
 from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.batch.collate import default_collate
 from lit_loader.batch.digest import mark_of
-from lit_loader.batch.fetch import IterableFetcher, MapFetcher, as_read
+from lit_loader.batch.fetch import IterableFetcher, MapFetcher, TolerantMapFetcher, as_read
 from lit_loader.batch.sample_errors import OMITTED, Attempts
-from lit_loader.batch.tolerant_fetch import TolerantMapFetcher
 from lit_loader.context import reading
 from lit_loader.seeding import generator_lock
 from lit_loader.seeding.find_generators import LATE, GeneratorWatch, HeldGenerators
