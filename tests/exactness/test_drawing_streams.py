@@ -1,14 +1,11 @@
-"""Streams whose draws decide what comes next: cut, killed and resized, and every sample compared.
+"""Streams whose draws decide what comes next: states of older versions, and what cannot be found.
 
-One table: kinds of streams, generators, who has the state, readers, workers. What a resume gives is
-what would have come, and where that cannot be, the user is told.
+The table of kinds, generators and states, cut, killed and resized, is in test_exactness.py.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
-import signal
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -17,15 +14,13 @@ from torch.utils.data import get_worker_info
 
 from lit_loader import DataLoader
 from tests.support.drawing_streams import (
-    GENERATORS,
-    KINDS,
     STATES,
     OfALocalGenerator,
     OnDataset,
     stream,
 )
 from tests.support.exact import through_file
-from tests.support.samples import uncollated, worker_pids
+from tests.support.samples import uncollated
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.* has no state_dict and load_state_dict"),
@@ -57,16 +52,6 @@ def loader(
     return DataLoader(dataset, size, num_workers=workers, seed=5, collate_fn=uncollated, **options)
 
 
-def cases() -> Iterator[Any]:
-    """All of them; by default some of each kind, of each state and generator."""
-    several = list(itertools.product(KINDS, GENERATORS, STATES, (None, 2)))
-    for number, (kind, generator, state, shards) in enumerate(several):
-        case = Case(kind, generator, state, shards)
-        slow = number % 29 or (kind == "lopsided mixture" and shards)
-        marks = [pytest.mark.slow] if slow else []
-        yield pytest.param(case, marks=marks, id=f"{kind}, {generator}, {state}, {shards}")
-
-
 def check(make: Callable[[], DataLoader[Any]], stops: slice = slice(None)) -> None:
     """Cut it everywhere, resume there, and once more a batch later."""
     with make() as one:
@@ -86,64 +71,6 @@ def check(make: Callable[[], DataLoader[Any]], stops: slice = slice(None)) -> No
             with make() as again:
                 again.load_state_dict(state)
                 assert list(again) == expected[stop + 1 :], stop
-
-
-@pytest.mark.parametrize("case", list(cases()))
-def test_cut_at_every_batch(case: Case) -> None:
-    check(case.loader)
-
-
-FEW = [
-    *(Case(kind, "random", "dataset") for kind in ("filter", "shuffled buffer")),
-    *(Case(kind, "own numpy", "iterator", 4) for kind in ("buffer", "mixture")),
-]
-MANY = [
-    Case(kind, generator, state, shards)
-    for kind, generator in zip(KINDS, itertools.cycle(GENERATORS), strict=False)
-    for state in STATES
-    for shards in (None, 4)
-]
-
-
-def some(many: list[Case]) -> list[Any]:
-    return [
-        *FEW,
-        *(pytest.param(case, marks=pytest.mark.slow) for case in many if case not in FEW),
-    ]
-
-
-@pytest.mark.usefixtures("by_fork")
-@pytest.mark.parametrize("case", some(MANY))
-def test_cut_with_workers(case: Case) -> None:
-    check(lambda: case.loader(2), stops=slice(3, None, 5))
-
-
-@pytest.mark.usefixtures("by_fork")
-@pytest.mark.parametrize("case", some(MANY))
-def test_a_worker_is_killed(case: Case) -> None:
-    with case.loader(2) as one:
-        expected = list(one)
-    got = []
-    with case.loader(2) as hurt:
-        for number, batch in enumerate(iterator := iter(hurt)):
-            got.append(batch)
-            if number in (3, 8):
-                os.kill(worker_pids(iterator)[number % 2], signal.SIGKILL)
-    assert got == expected
-
-
-@pytest.mark.usefixtures("by_fork")
-@pytest.mark.parametrize("case", some([case for case in MANY if case.shards])[2:])
-def test_resized(case: Case) -> None:
-    with case.loader() as one:
-        expected = list(one)
-    got = []
-    with case.loader(1) as resized:
-        for number, batch in enumerate(resized):
-            got.append(batch)
-            if size := {2: 3, 7: 2, 10: 1}.get(number):
-                resized.resize(size)
-    assert got == expected
 
 
 @pytest.mark.parametrize("seeding", ["batch", "sample"])

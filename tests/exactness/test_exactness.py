@@ -1,112 +1,413 @@
-"""The same bytes however they are loaded, stopped and resumed: compared with one process's run.
+"""(Data, options, fault, stop) → bytes: whatever happens, the batches are those of one process.
 
-Starting spawned workers takes seconds. Forked workers therefore go through the whole matrix of
-numbers of workers, seedings and places to stop; spawn and forkserver go through the seedings and
-the places with one set of persistent workers each, and meet the other methods when resumed.
+A `Case` is what is loaded, and how. Each test does one thing to all of them, and compares every
+byte with a loader without workers to which nothing happens: other workers, states taken behind each
+batch and resumed, workers that are killed, other numbers of workers in mid-epoch. The default run
+has some of the cells of each kind.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+import os
 import random
+import signal
 from collections import Counter
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
-from lit_loader import DataLoader
-from tests.support.exact import Augmented, digests, noisy_collate, taken, through_file
+from lit_loader import CachedDataset, DataLoader, MixtureDataset, MixtureStream
+from lit_loader.data.cached_dataset import MappedDataset
+from lit_loader.data.mixture_sampler import MixtureSampler
+from tests.cache.data import Decoded, ManyAtOnce
+from tests.exactness import test_cached as cached
+from tests.exactness import test_reads as reads
+from tests.mixture import test_own_generators as mixed
+from tests.support import drawing_streams, shard_data
+from tests.support.exact import (
+    Augmented,
+    EveryOther,
+    Pairs,
+    SamplerWithStatefulIterator,
+    Shared,
+    SharedWithIteratorState,
+    SharedWithState,
+    StatefulSampler,
+    digests,
+    noisy_collate,
+    taken,
+    through_file,
+    with_states,
+)
+from tests.support.samples import worker_pids
+from tests.support.stateful_data import SAMPLERS, STREAMS, sampling
 
-BATCHES = 7
-STOPS = (0, 1, 3, BATCHES - 1, BATCHES)
-WORKERS = (0, 1, 2, 4)
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.filterwarnings("ignore:.* has no state_dict"),
+    pytest.mark.filterwarnings("ignore:.*has a source that has no state_dict"),
+    pytest.mark.filterwarnings("ignore::lit_loader.WorkerRestartWarning"),
+    pytest.mark.filterwarnings("ignore:.*is a random generator that was made while"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
+
+LENGTH = 26
 
 
-def make(**options: Any) -> DataLoader[Any]:
-    options = {"batch_size": 4, "shuffle": True, "seed": 11} | options
-    return DataLoader(Augmented(), collate_fn=noisy_collate, **options)
+class Case(NamedTuple):
+    """What is loaded.
+
+    Attributes:
+        dataset: Makes the dataset.
+        options: Makes the loader's options, anew for each: some samplers have a place.
+        readers: A stream that is shared out among so many workers is another with others; None:
+            workers are all the same to it.
+        following: Whether the epoch after a resumed one is known: what a program's own stream gives
+            next may depend on all that it has drawn.
+        plain: Makes what a clean run reads.
+    """
+
+    dataset: Callable[[], Any]
+    options: Callable[[], dict[str, Any]] = dict
+    readers: int | None = None
+    following: bool = True
+    plain: Callable[[], Any] | None = None
+
+    def loader(self, workers: int = 0, *, clean: bool = False, **more: Any) -> DataLoader[Any]:
+        """Load it by so many workers, or by as many as it must be."""
+        workers = workers if self.readers is None else self.readers
+        options = {"batch_size": 4, "seed": 11, "num_workers": workers, **self.options(), **more}
+        if "batch_sampler" in options:
+            del options["batch_size"]
+        if clean and "reads" in options:
+            options["reads"] = 0
+        make = self.plain if clean and self.plain is not None else self.dataset
+        return DataLoader(make(), **options)
+
+
+# What is loaded --------------------------------------------------------------------------------
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(8)
+
+
+def by(sampler: Any) -> dict[str, Any]:
+    return {"sampler": sampler}
+
+
+def batched(sampler: Any) -> dict[str, Any]:
+    return {"batch_sampler": BatchSampler(sampler, 4, drop_last=False)}
+
+
+WEIGHTS = torch.arange(1.0, LENGTH + 1).tolist()
+ORDERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "order": lambda: {},
+    "shuffle": lambda: {"shuffle": True},
+    "shuffle, single": lambda: {"batch_size": None, "shuffle": True},
+    "shuffle, by sample": lambda: {"shuffle": True, "seeding": "sample"},
+    "shuffle, noisy": lambda: {"shuffle": True, "collate_fn": noisy_collate},
+    "random": lambda: by(RandomSampler(range(LENGTH))),
+    "random, replaced": lambda: by(RandomSampler(range(LENGTH), replacement=True, num_samples=30)),
+    "random, generator": lambda: by(RandomSampler(range(LENGTH), generator=generator())),
+    "weighted": lambda: by(WeightedRandomSampler(WEIGHTS, LENGTH)),
+    "weighted, generator": lambda: by(
+        WeightedRandomSampler(WEIGHTS, LENGTH, generator=generator())
+    ),
+    "subset": lambda: by(SubsetRandomSampler(range(3, 20))),
+    "subset, generator": lambda: by(SubsetRandomSampler(range(3, 20), generator=generator())),
+    "list": lambda: by([5, 3, 1, 1, 2, 9, 20, 25, 0]),
+    "custom": lambda: by(EveryOther(LENGTH)),
+    "stateful": lambda: by(StatefulSampler(LENGTH)),
+    "stateful iterator": lambda: by(SamplerWithStatefulIterator(LENGTH)),
+    "batches": lambda: batched(SequentialSampler(range(LENGTH))),
+    "batches, random": lambda: batched(RandomSampler(range(LENGTH))),
+    "batches, generator": lambda: batched(RandomSampler(range(LENGTH), generator=generator())),
+    "batches, stateful": lambda: batched(StatefulSampler(LENGTH)),
+    "custom batches": lambda: {"batch_sampler": Pairs(LENGTH)},
+}
+"""Options that order the samples of a map-style dataset."""
+
+SHUFFLED: dict[str, Any] = {"shuffle": True}
+OF_MIXTURE = MixtureDataset([Augmented(10), Augmented(40), Augmented(20)], [5, 3, 2])
+
+
+def sampler_cases() -> Iterator[tuple[str, Case]]:
+    """Samplers of each kind that torchdata's protocol knows, by their use and what they draw."""
+    uses = ("sampler", "batch sampler", "in torch's batch sampler")
+    draws = (("torch", True, False), ("torch", False, True), ("python", True, True))
+    for use, kind, drawn in itertools.product(uses, SAMPLERS, draws):
+
+        def options(use: str = use, kind: str = kind, drawn: Any = drawn) -> dict[str, Any]:
+            return sampling(use, kind, LENGTH, *drawn)[1]
+
+        yield f"{kind} as {use}, {drawn}", Case(Augmented, options)
+
+
+def map_cases() -> Iterator[tuple[str, Case]]:
+    """Datasets that are read by index."""
+    for name, options in ORDERS.items():
+        yield name, Case(functools.partial(Augmented, LENGTH), options)
+    yield from sampler_cases()
+    mixing = functools.partial(MixtureSampler, OF_MIXTURE, epoch_length=30, seed=1)
+    yield "mixture", Case(lambda: OF_MIXTURE, lambda: by(mixing()))
+    for place, (name, dataset) in enumerate(reads.KINDS.items()):
+        seeding = ("batch", "sample")[place % 2]
+        options = {**SHUFFLED, "reads": (1, 3, 16)[place % 3], "seeding": seeding}
+        yield f"reads, {name}", Case(dataset, functools.partial(dict, options))
+    for kind, seeding in itertools.product((Decoded, ManyAtOnce), ("batch", "sample")):
+        for memory in ("1 MB", 5000):
+            yield (
+                f"cached, {kind.__name__}, {seeding}, {memory}",
+                Case(
+                    lambda kind=kind, memory=memory: MappedDataset(
+                        CachedDataset(kind(), memory), cached.Numbers()
+                    ),
+                    functools.partial(dict, SHUFFLED, seeding=seeding),
+                    plain=lambda kind=kind: MappedDataset(kind(), cached.Numbers()),
+                ),
+            )
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"batch_size": None},
+    {"batch_size": 1},
+    {"drop_last": True},
+    {"on_sample_error": "skip"},
+    {"seeding": "sample"},
+    {"rank": 1, "num_replicas": 2},
+]
+
+
+def stream_cases() -> Iterator[tuple[str, Case]]:
+    """Streams whose readers are no workers (``num_shards``), and those that are a worker each."""
+    sharded = functools.partial(dict, num_shards=4, batch_size=3)
+    for kind, keeps in itertools.product(shard_data.KINDS, (False, True)):
+        make = functools.partial(shard_data.KINDS[kind], 45, "torch", keeps)
+        yield f"shards, {kind}{', keeps' * keeps}", Case(make, sharded, following=False)
+    for kind in (reads.Stream, reads.AwaitedStream):
+        options = functools.partial(dict, num_shards=3, reads=4)
+        yield f"reads, {kind.__name__}", Case(kind, options, following=False)
+    rows = lambda: cached.Rows(  # noqa: E731
+        MappedDataset(CachedDataset(Decoded(), "1 MB"), cached.Numbers())
+    )
+    plain = lambda: cached.Rows(MappedDataset(Decoded(), cached.Numbers()))  # noqa: E731
+    yield "cached, a stream", Case(rows, lambda: {"num_shards": 3}, plain=plain)
+    every = itertools.product(
+        drawing_streams.KINDS, drawing_streams.GENERATORS, drawing_streams.STATES
+    )
+    for place, (kind, drawn, state) in enumerate(every):
+        make = functools.partial(drawing_streams.stream, kind, drawn, state)
+        shards = {"num_shards": 2} if place % 2 else {}
+        options = functools.partial(dict, shards, batch_size=3)
+        readers = None if shards else (0, 1, 2)[place // 2 % 3]
+        name = f"drawing, {kind}, {drawn}, {state}"
+        yield name, Case(make, options, readers, following=False)
+    of_sources = (mixed.stateless, mixed.with_state, mixed.nested, mixed.buffered,
+                  mixed.buffered_late, mixed.buffered_within)  # fmt: skip
+    for sources, shards in itertools.product(of_sources, (None, 1, 2)):
+        make = functools.partial(mixture_of, sources, weights=[3, 1], exhausted="drop", seed=1)
+        options = functools.partial(dict, num_shards=shards, batch_size=2)
+        name = f"mixed, {sources.__name__}, {shards}"
+        yield name, Case(make, options, None if shards else 0, following=False)
+    for exhausted, length in (("stop", None), ("drop", None), ("repeat", 120)):
+        make = functools.partial(
+            mixture_of, mixed.with_state, epoch_length=length, exhausted=exhausted, seed=7
+        )
+        yield f"mixed, {exhausted}", Case(make, readers=2)
+    lengths = [(12, 12), (5, 17), (0, 9), (14,), (7, 10, 2)]
+    for kind, shares in itertools.product(
+        (Shared, SharedWithIteratorState, SharedWithState), lengths
+    ):
+        make = functools.partial(kind, *shares)
+        yield f"{kind.__name__}, {shares}", Case(make, readers=len(shares))
+    several = itertools.product(STREAMS, ("no", "own", "torch", "python", "numpy"), (False, True))
+    for place, (kind, shuffle, keeps) in enumerate(several):
+        make = functools.partial(STREAMS[kind], 22, shuffle, keeps)
+        options = functools.partial(dict, OPTIONS[place % len(OPTIONS)])
+        name = f"{kind}, {shuffle}{', keeps' * keeps}, {options()}"
+        yield name, Case(make, options, readers=(0, 2)[place // 7 % 2], following=False)
+
+
+def mixture_of(sources: Callable[[], Any], **options: Any) -> MixtureStream:
+    return MixtureStream(sources(), **options)
+
+
+CASES = {**dict(map_cases()), **dict(stream_cases())}
+
+
+def some(every: int, names: Iterable[str] = CASES, first: int = 0) -> list[Any]:
+    """The default run has one of so many of them."""
+    return [
+        pytest.param(name, marks=[] if place % every == first else [pytest.mark.slow])
+        for place, name in enumerate(names)
+    ]
+
+
+MOVABLE = [name for name, case in CASES.items() if case.readers is None]
+IN_WORKERS = [name for name, case in CASES.items() if case.readers != 0]
+
+
+@functools.cache
+def reference(name: str) -> list[list[str]]:
+    """Three epochs to which nothing happens: in this process, if they may be."""
+    with CASES[name].loader(clean=True) as loader:
+        epochs = [digests(loader) for _ in range(3)]
+    assert epochs[0]
+    return epochs
 
 
 def generators_state() -> tuple[Any, ...]:
     return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
 
 
-@cache
-def reference(seeding: str) -> list[list[str]]:
-    """Three uninterrupted epochs in this process."""
-    loader = make(seeding=seeding)
-    epochs = [digests(loader) for _ in range(3)]
-    assert len({batch for epoch in epochs for batch in epoch}) == 3 * BATCHES
-    return epochs
+# What happens to it ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seeding", ["batch", "sample"])
-@pytest.mark.parametrize("workers", WORKERS)
-def test_epochs_are_equal_for_any_number_of_workers(workers: int, seeding: str) -> None:
-    before = generators_state()
-    with make(num_workers=workers, seeding=seeding, persistent_workers=workers > 0) as loader:
-        assert [digests(loader) for _ in range(3)] == reference(seeding)
+@pytest.mark.parametrize("name", some(17, IN_WORKERS))
+@pytest.mark.parametrize("workers", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+def test_epochs_are_equal_for_any_number_of_workers(workers: int, name: str) -> None:
+    expected, before = reference(name), generators_state()
+    # A stream whose dataset is drawn from or counts, and lives on in a worker, is its own affair.
+    stay = CASES[name].following
+    with CASES[name].loader(workers, persistent_workers=stay) as loader:
+        assert [digests(loader) for _ in expected] == expected
     assert generators_state() == before
 
 
-@pytest.mark.parametrize("seeding", ["batch", "sample"])
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("stop", STOPS)
-def test_stopped_and_resumed_twice(workers: int, seeding: str, stop: int) -> None:
-    """Each resume has other workers, prefetching and order of completion than the run before."""
-    expected = reference(seeding)
-    second, third = (WORKERS[(WORKERS.index(workers) + step) % 4] for step in (1, 2))
-    again = min(stop + 2, BATCHES)
-
-    with make(num_workers=workers, seeding=seeding) as loader:
-        assert digests(loader) == expected[0]
-        got, _ = taken(loader, stop)
-        assert got == expected[1][:stop]
-        state = through_file(loader.state_dict())
-
-    with make(
-        num_workers=second, seeding=seeding, prefetch_factor=3 if second else None
-    ) as resumed:
-        resumed.load_state_dict(state)
-        got, _ = taken(resumed, again - stop)
-        assert got == expected[1][stop:again]
-        state = through_file(resumed.state_dict())
-
-    with make(
-        num_workers=third, seeding=seeding, prefetch_factor=1 if third else None, in_order=False
-    ) as resumed:
-        resumed.load_state_dict(state)
-        assert Counter(digests(resumed)) == Counter(expected[1][again:])
-        assert Counter(digests(resumed)) == Counter(expected[2])
+@pytest.mark.parametrize("name", some(9, first=1))
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_stopped_behind_each_batch_and_resumed_twice(name: str, workers: int) -> None:
+    check_resumes(name, workers, step=1 if workers == 0 and CASES[name].readers in (0, None) else 5)
 
 
-@pytest.mark.parametrize(
-    ("method", "seeding"), [("spawn", "batch"), ("spawn", "sample"), ("forkserver", "sample")]
-)
-def test_other_start_methods(method: str, seeding: str) -> None:
-    """One set of workers: every stop by loading in place."""
-    options = {
-        "multiprocessing_context": method,
-        "num_workers": 2,
-        "persistent_workers": True,
+@pytest.mark.parametrize("name", some(19, IN_WORKERS, first=3))
+def test_stopped_in_workers_and_resumed_by_others(name: str) -> None:
+    check_resumes(name, 2, step=5)
+
+
+def check_resumes(name: str, workers: int, step: int) -> None:
+    """In the second epoch, if the first one's end leaves it known; with other workers each time."""
+    case = CASES[name]
+    with case.loader(workers) as loader:
+        if case.following:
+            assert digests(loader) == reference(name)[0]
+        expected, states = with_states(loader)
+        between = through_file(loader.state_dict())
+        after = digests(loader) if case.following else None
+    assert expected == reference(name)[int(case.following)]
+    for stop in sorted({*range(0, len(expected), step), 1, len(expected)}):
+        second, third = ((0, 1), (1, 0))[stop % 2] if workers else (0, 0)
+        ahead = {"prefetch_factor": 3} if second and case.readers is None else {}
+        with case.loader(second, **ahead) as resumed:
+            resumed.load_state_dict(states[stop])
+            if not states[stop].get("since"):  # else it says since when its readers are these
+                assert through_file(resumed.state_dict()) == states[stop]
+            got, _ = taken(resumed, 1)
+            state = through_file(resumed.state_dict())
+        with case.loader(third) as again:
+            again.load_state_dict(state)
+            if got:
+                assert got + digests(again) == expected[stop:], stop
+            # When nothing was left, the first resume has come to the epoch's end.
+            if after is not None:
+                assert digests(again) == after, stop
+    if after is not None:
+        with case.loader(workers) as resumed:
+            resumed.load_state_dict(between)
+            assert digests(resumed) == after
+
+
+@pytest.mark.usefixtures("by_fork")
+@pytest.mark.parametrize("name", some(19, IN_WORKERS, first=5))
+def test_workers_are_killed(name: str) -> None:
+    expected, got = reference(name)[0], []
+    with CASES[name].loader(2) as loader:
+        for number, batch in enumerate(iterator := iter(loader)):
+            got += digests([batch])
+            if number in (1, 4):
+                pids = worker_pids(iterator)
+                os.kill(pids[number % len(pids)], signal.SIGKILL)
+    assert got == expected
+
+
+@pytest.mark.usefixtures("by_fork", "pinned")
+@pytest.mark.parametrize("name", some(13, MOVABLE, first=2))
+def test_resized(name: str) -> None:
+    """At random moments, several times in a row too; with options that are others for each case."""
+    case, chance = CASES[name], random.Random(name)
+    in_order = "by sample" in name or chance.random() < 0.7
+    options: dict[str, Any] = {
+        "persistent_workers": case.following and chance.random() < 0.5,
+        "pin_memory": chance.random() < 0.5,
+        "prefetch_factor": chance.randint(1, 3),
     }
-    expected = reference(seeding)
-    with make(seeding=seeding, **options) as loader:
+    with case.loader(chance.randint(1, 3), in_order=in_order, **options) as loader:
+        for expected in reference(name)[: 1 + case.following]:
+            found = []
+            for batch in loader:
+                found += digests([batch])
+                while chance.random() < 0.3:
+                    loader.resize(chance.randint(1, 6), chance.choice([None, 1, 3]))
+            assert found == expected if in_order else Counter(found) == Counter(expected)
+
+
+FEW = ["shuffle", "shuffle, by sample", "shards, dataset, keeps", "cached, Decoded, batch, 5000"]
+FEW += ["reads, plain", "drawing, shuffled buffer, own numpy, iterator"]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("name", FEW)
+def test_other_start_methods(name: str, method: str) -> None:
+    """One set of workers: every stop by loading in place."""
+    case, expected = CASES[name], reference(name)
+    stay = {"persistent_workers": True} if case.following else {}
+    with case.loader(2, multiprocessing_context=method, **stay) as loader:
         assert digests(loader) == expected[0]
-        for stop in STOPS:
-            loader.set_epoch(1)
-            got, iterator = taken(loader, stop)
-            assert got == expected[1][:stop]
+        if case.following:
+            for stop in (0, 1, 3, len(expected[1])):
+                loader.set_epoch(1)
+                got, iterator = taken(loader, stop)
+                assert got == expected[1][:stop]
+                loader.load_state_dict(through_file(loader.state_dict()))
+                assert digests(loader) == expected[1][stop:]
+                assert digests(loader) == expected[2]
+                del iterator
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["shuffle", "shards, iterator"])
+def test_out_of_order_loses_and_repeats_nothing(name: str, workers: int) -> None:
+    expected = Counter(reference(name)[0])
+    for stop in range(0, len(reference(name)[0]) + 1, 2):
+        with CASES[name].loader(workers, in_order=False, prefetch_factor=3) as loader:
+            got, _ = taken(loader, stop)
             state = through_file(loader.state_dict())
-            with make(seeding=seeding) as resumed:
+        for options in ({}, {"num_workers": 2, "in_order": False}):
+            with CASES[name].loader(**options) as resumed:
                 resumed.load_state_dict(state)
-                assert digests(resumed) == expected[1][stop:]
-            loader.load_state_dict(state)
-            assert digests(loader) == expected[1][stop:]
-            assert digests(loader) == expected[2]
-            del iterator
+                assert Counter(got) + Counter(digests(resumed)) == expected
+
+
+# What is particular ----------------------------------------------------------------------------
+
+
+def make(**options: Any) -> DataLoader[Any]:
+    options = {"batch_size": 4, "shuffle": True, "seed": 11} | options
+    return DataLoader(Augmented(), collate_fn=noisy_collate, **options)
 
 
 def test_sample_seeding_does_not_depend_on_the_batch_size() -> None:
@@ -115,19 +416,6 @@ def test_sample_seeding_does_not_depend_on_the_batch_size() -> None:
         return digests(row for batch in loader for row in batch)
 
     assert rows(4) == rows(5) == rows(26)
-
-
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("stop", range(BATCHES + 1))
-def test_out_of_order_loses_and_repeats_nothing(workers: int, stop: int) -> None:
-    expected = Counter(reference("batch")[0])
-    with make(num_workers=workers, in_order=False, prefetch_factor=3) as loader:
-        got, _ = taken(loader, stop)
-        state = through_file(loader.state_dict())
-    for options in ({}, {"num_workers": 2, "in_order": False}):
-        with make(**options) as resumed:
-            resumed.load_state_dict(state)
-            assert Counter(got) + Counter(digests(resumed)) == expected
 
 
 def test_the_parents_generators_are_not_touched_by_a_loop_left_early() -> None:

@@ -1,4 +1,7 @@
-"""`reads_ahead`: no byte depends on what is read ahead, whoever reads it, whatever goes wrong."""
+"""`reads_ahead`: no byte depends on what is read ahead, whoever reads it, whatever goes wrong.
+
+Epochs, resumes, deaths and resizes of its kinds of datasets are in test_exactness.py.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from torch.utils.data import DataLoader as TorchLoader
 import lit_loader
 from lit_loader import CachedDataset, DataLoader, MixtureDataset
 from lit_loader.errors import OptionError
-from tests.support.exact import Augmented, digests, taken, through_file
+from tests.support.exact import Augmented, digests, taken
 
 LENGTH = 26
 
@@ -120,29 +122,6 @@ def make(dataset: Any, **options: Any) -> DataLoader[Any]:
     return DataLoader(dataset, **({"batch_size": 4, "shuffle": True, "seed": 11} | options))
 
 
-@cache
-def reference(kind: str, seeding: str = "batch") -> list[list[str]]:
-    """Three epochs in this process, each sample read when it asks."""
-    loader = make(KINDS[kind](), seeding=seeding, reads=0)
-    return [digests(loader) for _ in range(3)]
-
-
-@pytest.mark.parametrize("reads", [1, 3, 16])
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", KINDS)
-def test_epochs_are_equal(kind: str, workers: int, reads: int) -> None:
-    with make(
-        KINDS[kind](), num_workers=workers, reads=reads, persistent_workers=workers > 0
-    ) as loader:
-        assert [digests(loader) for _ in range(3)] == reference(kind)
-
-
-@pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_by_sample_and_start_method(method: str) -> None:
-    with make(Read(), num_workers=2, seeding="sample", multiprocessing_context=method) as loader:
-        assert [digests(loader) for _ in range(3)] == reference("plain", "sample")
-
-
 def test_a_class_that_is_pickled_with_its_functions() -> None:
     pytest.importorskip("cloudpickle")
 
@@ -217,22 +196,6 @@ def test_a_read_that_asks_for_the_end_is_named(workers: int) -> None:
     with pytest.raises(RuntimeError, match=r"Leaving\.awaited raised SystemExit\('enough'\)"):
         list(DataLoader(dataset, 4, num_workers=workers))
     assert dataset[6].item() == 12
-
-
-@pytest.mark.parametrize("at", [0, 1, 3, 6])
-@pytest.mark.parametrize("persistent", [False, True])
-def test_resumed_and_left_early(at: int, persistent: bool) -> None:
-    expected = reference("plain")
-    with make(Read(), num_workers=2, persistent_workers=persistent) as loader:
-        first, iterator = taken(loader, at)
-        state = through_file(loader.state_dict())
-        del iterator
-        assert digests(loader) == expected[1 if at else 0]
-    assert first == expected[0][:at]
-    with make(Read(), num_workers=1, reads=5) as loader:
-        loader.load_state_dict(state)
-        assert digests(loader) == expected[0][at:]
-        assert digests(loader) == expected[1]
 
 
 class Once(Read):
@@ -409,7 +372,7 @@ def test_so_many_at_a_time_over_batches(workers: int) -> None:
 
 def test_the_check_of_exactness_agrees() -> None:
     with make(Read(), num_workers=1, check_exactness=3) as loader:
-        assert digests(loader) == reference("plain")[0]
+        assert digests(loader) == digests(make(Read(), reads=0))
 
 
 def test_pickled_and_used_by_threads_of_the_datasets_own() -> None:
@@ -461,34 +424,8 @@ class AwaitedStream(Stream):
         return torch.tensor([key, 7.0 * key], dtype=torch.float64)
 
 
-@cache
-def reference_of_stream(shards: int) -> list[list[str]]:
-    loader = make_stream(Stream(), num_shards=shards, reads=0)
-    return [digests(loader) for _ in range(2)]
-
-
 def make_stream(dataset: Any, **options: Any) -> DataLoader[Any]:
     return DataLoader(dataset, **({"batch_size": 4, "seed": 5, "num_shards": 3} | options))
-
-
-@pytest.mark.parametrize("kind", [Stream, AwaitedStream])
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_streams_are_equal(kind: Any, workers: int) -> None:
-    with make_stream(kind(), num_workers=workers, persistent_workers=workers > 0) as loader:
-        assert [digests(loader) for _ in range(2)] == reference_of_stream(3)
-
-
-@pytest.mark.filterwarnings("ignore:.*has no state_dict and load_state_dict:UserWarning")
-@pytest.mark.parametrize("at", [1, 5])
-def test_streams_are_resumed(at: int) -> None:
-    expected = reference_of_stream(3)[0]
-    with make_stream(Stream(), num_workers=2) as loader:
-        first, iterator = taken(loader, at)
-        state = through_file(loader.state_dict())
-        del iterator
-    with make_stream(Stream(), num_workers=1, reads=4) as loader:
-        loader.load_state_dict(state)
-        assert [*first, *digests(loader)] == expected
 
 
 def test_a_stream_outside_of_a_loader() -> None:

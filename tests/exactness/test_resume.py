@@ -1,4 +1,4 @@
-"""States: where they may be taken and loaded, with every kind of sampler, and what they cost."""
+"""States: where they may be taken and loaded, what they cost (and give: test_exactness.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     RandomSampler,
-    SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -22,90 +21,24 @@ from torch.utils.data import (
 )
 
 from lit_loader import DataLoader
+from tests.exactness.test_exactness import CASES
 from tests.support.exact import (
     Augmented,
-    EveryOther,
     Indices,
-    Pairs,
-    SamplerWithStatefulIterator,
-    StatefulSampler,
     digests,
     taken,
     through_file,
-    with_states,
 )
 
 LENGTH = 26
-WEIGHTS = torch.arange(1.0, LENGTH + 1).tolist()
+
+
+def make(source: str, **options: Any) -> DataLoader[Any]:
+    return CASES[source].loader(seed=3, **options)
 
 
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(8)
-
-
-def by(sampler: Any) -> dict[str, Any]:
-    return {"batch_size": 4, "sampler": sampler}
-
-
-def batched(sampler: Any) -> dict[str, Any]:
-    return {"batch_sampler": BatchSampler(sampler, 4, drop_last=False)}
-
-
-SOURCES: dict[str, Callable[[], dict[str, Any]]] = {
-    "order": lambda: {"batch_size": 4},
-    "shuffle": lambda: {"batch_size": 4, "shuffle": True},
-    "shuffle, single": lambda: {"batch_size": None, "shuffle": True},
-    "random": lambda: by(RandomSampler(range(LENGTH))),
-    "random, replaced": lambda: by(RandomSampler(range(LENGTH), replacement=True, num_samples=30)),
-    "random, generator": lambda: by(RandomSampler(range(LENGTH), generator=generator())),
-    "weighted": lambda: by(WeightedRandomSampler(WEIGHTS, LENGTH)),
-    "weighted, generator": lambda: by(
-        WeightedRandomSampler(WEIGHTS, LENGTH, generator=generator())
-    ),
-    "subset": lambda: by(SubsetRandomSampler(range(3, 20))),
-    "subset, generator": lambda: by(SubsetRandomSampler(range(3, 20), generator=generator())),
-    "list": lambda: by([5, 3, 1, 1, 2, 9, 20, 25, 0]),
-    "custom": lambda: by(EveryOther(LENGTH)),
-    "stateful": lambda: by(StatefulSampler(LENGTH)),
-    "stateful iterator": lambda: by(SamplerWithStatefulIterator(LENGTH)),
-    "batches": lambda: batched(SequentialSampler(range(LENGTH))),
-    "batches, random": lambda: batched(RandomSampler(range(LENGTH))),
-    "batches, generator": lambda: batched(RandomSampler(range(LENGTH), generator=generator())),
-    "batches, stateful": lambda: batched(StatefulSampler(LENGTH)),
-    "custom batches": lambda: {"batch_sampler": Pairs(LENGTH)},
-}
-
-
-def make(source: str, **options: Any) -> DataLoader[Any]:
-    return DataLoader(Augmented(LENGTH), seed=3, **SOURCES[source](), **options)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("source", SOURCES)
-def test_every_kind_of_sampler_at_every_position(source: str, workers: int) -> None:
-    """States of the second of three epochs; each is resumed, and some once more."""
-    with make(source, num_workers=workers) as loader:
-        digests(loader)
-        expected, states = with_states(loader)  # states[0]: behind the first epoch
-        between = through_file(loader.state_dict())
-        third = digests(loader)
-    assert not set(expected) & set(third)
-    step = max(1, len(expected) // 4) if workers else 1
-    for stop in sorted({*range(0, len(expected), step), len(expected)}):
-        with make(source, num_workers=0 if workers else stop % 2) as resumed:
-            resumed.load_state_dict(states[stop])
-            assert through_file(resumed.state_dict()) == states[stop]
-            got, _ = taken(resumed, 1)
-            state = through_file(resumed.state_dict())
-        with make(source) as again:
-            again.load_state_dict(state)
-            if got:
-                assert got + digests(again) == expected[stop:], stop
-            # When nothing was left, the first resume has come to the epoch's end.
-            assert digests(again) == third
-    with make(source) as resumed:
-        resumed.load_state_dict(between)
-        assert digests(resumed) == third
 
 
 def test_states_given_out_do_not_change() -> None:

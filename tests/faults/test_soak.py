@@ -1,56 +1,53 @@
-"""Soak: processes are killed all the time, for a long time, and nothing is lost and nothing grows.
+"""Soak: processes are killed all the time, and nothing is lost, nothing is wrong, nothing grows.
 
     export LIT_LOADER_SOAK_SECONDS=1200
     pytest -m slow -n 0 -s -o faulthandler_timeout=0 tests/faults/test_soak.py
 
-Several loaders (tests/support/soak_lanes.py) run side by side, each of them epoch after epoch and
-in a thread of its own. Meanwhile another thread picks a victim every few hundred milliseconds: a
-worker, the launcher, both, a launcher that has just been forked, the fork server. What is drawn
-comes from a seed, which is printed (``LIT_LOADER_SOAK_SEED``); what it meets is the machine's
-affair. Memory, descriptors, threads and processes of the first and the last quarter are compared.
-
-Two deaths in a row over one batch are an error, by design. The schedule leaves workers alone that
-are at a batch which was struck before; a signal may still come late and meet the next batch. Such
-errors are counted, must say just that, and cost that batch and no other.
+Loaders of every kind run side by side, each in a thread of its own; what they give is compared with
+what they gave before the first fault. Meanwhile another thread strikes every few hundred
+milliseconds: a worker, the launcher, both, a launcher that has just been forked, the fork server.
+What is drawn comes from a seed (``LIT_LOADER_SOAK_SEED``); what it meets is the machine's affair.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import gc
 import os
 import random
 import re
 import signal
 import statistics
+import tempfile
 import threading
 import time
+import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
 import pytest
+import torch
 
-from lit_loader import DataLoader
-from lit_loader.errors import WorkerRestartWarning
-from lit_loader.transport.status_board import Stage
-from lit_loader.workers.worker_pool import WorkerPool
-from tests.support.soak_lanes import SEED, WORKERS, Interrupted, Lane, interrupted_lane, lanes
+import lit_loader
+from lit_loader import CachedDataset, DataLoader, WorkerDiedError, WorkerTimeoutError
+from lit_loader.errors import LoaderError, WorkerRestartWarning
+from tests.support.faults import Noisy, StatefulStream, plain
+from tests.support.remote_threads import ThreadWorkers
 
 SECONDS = float(os.environ.get("LIT_LOADER_SOAK_SECONDS", "1200"))
-
-# By a thread: SIGALRM is ours here.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 600, method="thread")]
-
-SMOKE_SECONDS = 5.0
-
+SEED = int(os.environ.get("LIT_LOADER_SOAK_SEED", "0"))
+WORKERS = 2
+EPOCHS = 3  # different ones, which come around again
+TIMEOUT = 1.0
 PAUSE = (0.1, 0.5)  # seconds between two strikes
-
 STRIKES = {
     signal.SIGKILL: 35,
     signal.SIGSEGV: 15,
@@ -63,97 +60,291 @@ STRIKES = {
 }
 """What strikes how often, of a hundred; signals meet a worker, all others are killed by SIGKILL."""
 
+ALLOWED = {
+    "batch struck twice": r"Batch \d+ has ended 2 workers in a row and is not tried again",
+    "fork server killed twice": r"Python's fork server, which starts it, was killed",
+    "closed meanwhile": r"^the loader was closed",
+}
+"""Errors that are right where faults follow each other; what is behind them goes on."""
+
+
+# Loaders under fire ----------------------------------------------------------------------------
+
+
+class Stored(Noisy):
+    """What is read of a storage that is slow, fails, and hangs, whenever it likes."""
+
+    @lit_loader.reads_ahead
+    def read(self, index: int) -> int:
+        now = time.monotonic_ns() // 1000  # no random number: a read draws none
+        if now % 50 == 0:
+            raise OSError("the storage is busy")
+        threading.Event().wait(3 * TIMEOUT if now % 10_000 == 0 else 0.001 * (now % 4))
+        return 2 * index
+
+    def __getitem__(self, index: int) -> Any:
+        assert self.read(index) == 2 * index
+        return super().__getitem__(index)
+
+
+class Fixed(Noisy):
+    """Samples that draw nothing, and so can be kept in a cache."""
+
+    def __getitem__(self, index: int) -> Any:
+        noise, jitter = torch.full((self.width,), float(index)), np.full((2, 3), float(index))
+        return {"index": index, "noise": noise, "jitter": jitter}
+
+
+class Alarm(Exception):
+    """What the handler of SIGALRM raises, in the main thread's lane."""
+
+
+PIECES: tuple[Callable[[Any], Any], ...] = (
+    lambda batch: batch,
+    lambda batch: batch["index"],
+    lambda batch: batch["noise"][1:, ::3],
+    lambda batch: batch["noise"][0].view(-1).numpy(),
+    lambda batch: batch["jitter"].select(0, -1),
+)
+"""What a consumer keeps of a batch."""
+
+
+class Lane:
+    """A loader after the other, each iterated for some epochs; compared with the first of all.
+
+    Up to ``hold`` batches, or pieces of them, are kept, and looked at again when they are let go.
+    ``act`` is done to the loader before one batch in twenty.
+    """
+
+    def __init__(
+        self, name: str, dataset: Any, *, hold: int = 2,
+        act: Callable[[Lane, Any], object] | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        self.name, self.dataset, self.hold, self.act = name, dataset, hold, act
+        self.options = {"batch_size": 4, "seed": 7, "num_workers": WORKERS, **options}
+        if self.options["num_workers"]:
+            self.options = {
+                "persistent_workers": True, "multiprocessing_context": "fork", "timeout": TIMEOUT,
+                "max_worker_restarts": 10**6, **self.options,
+            }  # fmt: skip
+        self.in_order = self.options.get("in_order", True)
+        self.rng = random.Random(f"{SEED} {name}")
+        self.count: collections.Counter[str] = collections.Counter()
+        self.loader: Any = None
+        self.failure = ""
+        self.expected: list[list[Any]] = []
+
+    @contextlib.contextmanager
+    def made(self) -> Iterator[DataLoader[Any]]:
+        """A loader; of those with a cache or remote workers each has others."""
+        options, dataset = dict(self.options), self.dataset
+        with tempfile.TemporaryDirectory() as folder:
+            if self.name == "cached":
+                where = {"directory": folder, "key": "soak"} if self.rng.random() < 0.5 else {}
+                dataset = CachedDataset(dataset, memory="20 MB", **where)
+            if self.name == "beside remote ones":
+                options |= {"remote": ThreadWorkers(folder), "remote_workers": 2}
+            with DataLoader(dataset, **options) as loader:
+                yield loader
+
+    def prepare(self) -> None:
+        """Note what every epoch should give."""
+        with self.made() as loader:
+            for epoch in range(EPOCHS):
+                loader.set_epoch(epoch)
+                self.expected.append([plain(batch) for batch in loader])
+
+    def run(self, over: Callable[[], bool]) -> None:
+        """Iterate until told otherwise."""
+        try:
+            while not over():
+                with self.made() as self.loader:
+                    for _ in range(self.rng.randint(1, 9)):
+                        if not over():
+                            self.epoch(self.loader)
+                    self.count["restarts"] += self.loader.statistics().worker_restarts
+        except BaseException:
+            self.failure = f"{self.name}: {traceback.format_exc()}"
+
+    def epoch(self, loader: Any) -> None:
+        """Go through an epoch, or leave it in the middle."""
+        epoch = self.rng.randrange(EPOCHS)
+        loader.set_epoch(epoch)
+        expected = self.expected[epoch]
+        last = self.rng.randrange(len(expected)) if self.rng.random() < 0.2 else None
+        found, held, given_up = [], collections.deque[tuple[Any, Any]](), set[int]()
+        iterator = iter(loader)
+        while len(found) != last:
+            if self.act and self.rng.random() < 0.05:
+                self.act(self, loader)
+            try:
+                batch = self.take(iterator)
+            except StopIteration:
+                break
+            except LoaderError as error:
+                if self.allow(error) != "batch struck twice":
+                    last = len(found)
+                    break
+                if number := re.search(r"Batch (\d+) has ended", str(error)):
+                    given_up.add(int(number[1]))
+                continue
+            found.append(plain(batch))
+            piece = self.rng.choice(PIECES)(batch)
+            held.append((piece, plain(piece)))
+            del batch, piece
+            while len(held) > self.rng.randint(0, self.hold):
+                self.let_go(*held.popleft())
+        while held:
+            self.let_go(*held.popleft())
+        # A stream begins its reader again at such a batch; of others it is left out.
+        left_out = set() if isinstance(self.dataset, StatefulStream) else given_up
+        wanted = [batch for number, batch in enumerate(expected) if number not in left_out]
+        complete = last is None
+        if self.in_order:
+            right = found == (wanted if complete else wanted[: len(found)])
+        else:
+            more, less = (collections.Counter(map(repr, each)) for each in (found, wanted))
+            right = not more - less and (not complete or more == less)
+        assert right, f"epoch {epoch} is not what it was: {len(found)} of {len(wanted)} batches"
+        self.count.update(epochs=1, batches=len(found))
+
+    def take(self, iterator: Any) -> Any:
+        return next(iterator)
+
+    def let_go(self, kept: Any, before: Any) -> None:
+        assert plain(kept) == before, "what was kept has changed"
+
+    def allow(self, error: LoaderError) -> str:
+        """Count an error that may come where faults follow each other."""
+        [name] = [name for name, text in ALLOWED.items() if re.search(text, str(error))]
+        assert name != "batch struck twice" or isinstance(
+            error, (WorkerDiedError, WorkerTimeoutError)
+        )
+        self.count[name] += 1
+        return name
+
+    def pool(self) -> Any:
+        """What its batches come from at the moment."""
+        core = self.loader._core
+        return next((run.pool for run in core.runs if getattr(run, "pool", None)), core.pool)
+
+
+class Interrupted(Lane):
+    """In the main thread, which an alarm's handler interrupts; what was not given comes again."""
+
+    armed = False
+
+    def handle(self, *_: object) -> None:
+        if self.armed:
+            self.armed = False  # a second exception may break into what holds back the first
+            raise Alarm
+
+    def take(self, iterator: Any) -> Any:
+        before = signal.signal(signal.SIGALRM, self.handle)
+        try:
+            while True:
+                taken: list[Any] = []
+                if self.rng.random() < 0.3:
+                    signal.setitimer(signal.ITIMER_REAL, 10 ** self.rng.uniform(-5, -1))
+                try:
+                    self.armed = True
+                    # Not ``next(iterator)``: between its return and an assignment to a name an
+                    # exception would lose the batch, whoever gives it.
+                    for batch in iterator:
+                        taken.append(batch)
+                        break
+                    self.armed = False
+                except Alarm:
+                    self.count["interrupts"] += 1
+                    if not taken:
+                        continue
+                if not taken:
+                    raise StopIteration
+                return taken[0]
+        finally:
+            self.armed = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+
+def resize(lane: Lane, loader: Any) -> None:
+    loader.resize(lane.rng.randint(1, 2 * WORKERS))
+    lane.count["resizes"] += 1
+
+
+def close(lane: Lane, loader: Any) -> None:
+    """By another thread, while it is iterated."""
+    threading.Timer(0.1 * lane.rng.random(), loader.close).start()
+
+
+def lanes() -> list[Lane]:
+    images, stream = Noisy(160, 50), StatefulStream(160, 50)
+    return [
+        Lane("persistent", images, shuffle=True),
+        Lane("fresh", images, shuffle=True, persistent_workers=False, seeding="sample"),
+        Lane("stream", stream),
+        Lane("unordered", images, shuffle=True, in_order=False),
+        Lane("large", Noisy(24, 625_000), shuffle=True),  # a batch is 10 MB
+        Lane("held", Noisy(160, 5_000), hold=30, shuffle=True, prefetch_factor=4),
+        Lane("in process", images, num_workers=0, hold=20, shuffle=True),
+        Lane("fork server", images, shuffle=True, multiprocessing_context="forkserver"),
+        Lane("shards", stream, num_shards=5),
+        Lane("auto", images, shuffle=True, num_workers="auto"),
+        Lane("shards, auto", stream, num_shards=4, num_workers="auto"),
+        Lane("resized", images, shuffle=True, act=resize),
+        Lane("shards, resized", stream, num_shards=6, act=resize),
+        Lane("cached", Fixed(160, 50), shuffle=True),
+        Lane("reads ahead", Stored(80, 50), shuffle=True, reads=8, sample_retries=5),
+        Lane("beside remote ones", images, shuffle=True),
+        Lane("closed", images, shuffle=True, act=close),
+        Lane("stream, closed", stream, act=close),
+        Interrupted("interrupted", images, shuffle=True),
+    ]
+
+
 # The chaos -------------------------------------------------------------------------------------
 
 
-class Chaos:
-    """Strikes processes until told otherwise; what and when is drawn from a seed."""
-
-    def __init__(self, targets: list[Lane]) -> None:
-        self.targets = [lane for lane in targets if lane.with_workers["num_workers"]]
-        # Workers that begin as new interpreters take seconds to come up.
-        self.weights = [1 if lane.method == "fork" else 0.2 for lane in self.targets]
-        self.rng = random.Random(SEED)
-        self.struck: collections.Counter[str] = collections.Counter()
-        self.avoided = self.missed = 0
-        self._struck_at: dict[tuple[str, int], int] = {}  # lane, batch: which of its epochs
-
-    def run(self, stop: threading.Event) -> None:
-        """Strike until told otherwise."""
-        kinds, weights = zip(*STRIKES.items(), strict=True)
-        while not stop.wait(self.rng.uniform(*PAUSE)):
-            [lane] = self.rng.choices(self.targets, self.weights)
-            [kind] = self.rng.choices(kinds, weights)
-            worker, order = self.rng.randrange(WORKERS), self.rng.random() < 0.5
-            try:
-                if kind == "newborn launcher":
-                    done = self._strike_newborn(stop)
-                elif kind == "fork server":
-                    done = kill(lambda: forkserver._forkserver._forkserver_pid)
-                else:
-                    done = self._strike(lane, kind, worker, order)
-            # A pool changes meanwhile, or ends: then there is nothing to strike.
-            except (OSError, ValueError, LookupError, AttributeError, TypeError):
-                done = False
-            self.struck[str(getattr(kind, "name", kind))] += done
-            self.missed += not done
-
-    def _strike(self, lane: Lane, kind: Any, worker: int, order: bool) -> bool:
-        """Strike what a lane's batches come from; returns whether it was there."""
-        pool = lane.pool()
-        if pool is None:
-            return False
-        if kind == "launcher":
-            return kill(lambda: launcher_of(pool))
-        if kind == "launcher and workers":
-            finds = [lambda: launcher_of(pool)]
-            finds += [lambda at=at: pool.workers.pids[at] for at in pool.workers.started]
-            if not all([self._may_strike(lane, pool, at) for at in pool.workers.started]):
-                return False
-            return all([kill(find) for find in (finds if order else reversed(finds))])
-        return self._may_strike(lane, pool, worker) and kill(
-            lambda: pool.workers.pids[worker], kind
-        )
-
-    def _may_strike(self, lane: Lane, pool: WorkerPool, worker: int) -> bool:
-        """Whether the batch that a worker is at was not struck before; notes that it is now."""
-        row = pool._board.read(worker)
-        if row.stage not in Stage.BUSY:
-            return True
-        key = (lane.name, row.number)
-        if self._struck_at.get(key) == lane.epochs:
-            self.avoided += 1
-            return False
-        self._struck_at[key] = lane.epochs
-        return True
-
-    def _strike_newborn(self, stop: threading.Event) -> bool:
-        """Wait for the next launcher that is forked, and kill it before it has done much."""
-        before, until = children(), time.monotonic() + 1
-        while time.monotonic() < until and not stop.is_set():
-            found = children()
-            if found - before:
-                victim = min(found - before)
-                return kill(lambda pid=victim: pid)  # type: ignore[misc]
-            before = found
-            stop.wait(0.001)
-        return False
+def strike(targets: list[Lane], over: threading.Event) -> collections.Counter[str]:
+    """Strike until told otherwise; returns what has struck how often."""
+    rng, struck = random.Random(SEED), collections.Counter[str]()
+    kinds, weights = zip(*STRIKES.items(), strict=True)
+    while not over.wait(rng.uniform(*PAUSE)):
+        lane, [kind] = rng.choice(targets), rng.choices(kinds, weights)
+        # A pool changes meanwhile, or ends: then there is nothing to strike.
+        with contextlib.suppress(OSError, ValueError, LookupError, AttributeError, TypeError):
+            if kind == "newborn launcher":
+                kill(newborn(over))
+            elif kind == "fork server":
+                kill(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
+            elif kind == "launcher":
+                kill(lane.pool().workers.starter.pid)
+            elif kind == "launcher and workers":
+                victims = [lane.pool().workers.starter.pid, *lane.pool().workers.pids]
+                for pid in rng.sample(victims, len(victims)):
+                    kill(pid)
+            else:
+                kill(rng.choice(lane.pool().workers.pids), kind)
+            struck[str(getattr(kind, "name", kind))] += 1
+    return struck
 
 
-def kill(find: Callable[[], int], number: signal.Signals = signal.SIGKILL) -> bool:
-    """Send a signal to a process that is still the one that was meant."""
-    pid = find()
-    pidfd = os.pidfd_open(pid)
-    try:
-        if found := find() == pid:
-            signal.pidfd_send_signal(pidfd, number)
-    finally:
-        os.close(pidfd)
-    return found
+def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal to a process that is this one's, or one's that is."""
+    if os.getpgid(pid) == os.getpgrp() and pid != os.getpid():
+        os.kill(pid, number)
 
 
-def launcher_of(pool: Any) -> int:
-    return int(pool.workers.starter.pid)
+def newborn(over: threading.Event) -> int:
+    """Wait for the next launcher that is forked."""
+    before, until = children(), time.monotonic() + 1
+    while time.monotonic() < until and not over.is_set():
+        found = children()
+        if found - before:
+            return min(found - before)
+        before = found
+        over.wait(0.001)
+    raise LookupError("none was forked")
 
 
 def children() -> set[int]:
@@ -169,175 +360,36 @@ def children() -> set[int]:
 
 
 class Usage(NamedTuple):
-    """What all processes together have at one moment: bytes, and numbers of things."""
+    """What there is at one moment."""
 
-    parent: int  # its own memory
-    workers: int  # memory of launchers and workers, and their part of what is shared
-    arenas: int
-    descriptors: int  # of this process
+    parent: int  # its own memory, in bytes
+    below: int  # the memory of all processes below, and their part of what is shared
+    descriptors: int
     threads: int
-    processes: int  # launchers and workers
 
 
-def memory(pid: int | str, file: str, field: str) -> int:
-    """Bytes that the kernel tells of a process; 0 if that has ended."""
-    try:
-        text = Path(f"/proc/{pid}/{file}").read_text()
-    except OSError:
-        return 0
-    found = re.search(rf"^{field}:\s+(\d+) kB", text, re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0
+SLACK = Usage(64 << 20, 512 << 20, 128, 8)
+"""By how much the median of the last quarter may be above that of the first."""
 
 
-def usage(targets: Iterable[Lane]) -> Usage:
-    """What all take; workers whose number varies, with their descriptors, are not counted."""
-    pids: set[int] = {child.pid for child in psutil.Process().children(recursive=True)}
-    varying: set[int] = set()
-    arenas = 0
-    for lane in targets:
-        pool = lane.pool()
-        # Workers of a launcher that was killed are nobody's children any more.
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            if pool is not None and not pool.closed:
-                (varying if lane.varies else pids).update(pool.workers.pids)
-                arenas += os.fstat(pool.arena.fd).st_blocks * 512
-    return Usage(
-        memory("self", "status", "RssAnon"),
-        sum(memory(pid, "smaps_rollup", "Pss") for pid in pids - varying),
-        arenas,
-        len(os.listdir("/proc/self/fd")) - A_WORKER * len(varying),
-        threading.active_count(),
-        len(pids - varying),
-    )
+def usage() -> Usage:
+    """Ask the kernel."""
+    below = 0
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            below += child.memory_full_info().pss
+    status = Path("/proc/self/status").read_text()
+    anonymous = re.search(r"RssAnon:\s+(\d+) kB", status)
+    parent = int(anonymous[1]) * 1024 if anonymous else 0
+    return Usage(parent, below, len(os.listdir("/proc/self/fd")), threading.active_count())
 
 
-A_WORKER = 3
-"""Descriptors that the parent has of a worker."""
-
-SLACK = Usage(64 << 20, 512 << 20, 128 << 20, 32, 2, 8)
-"""By how much the median of the last quarter may be above that of the first. Workers of the fork
-server have 100 MB each, and are there or not."""
+def medians(entries: list[Usage]) -> Usage:
+    return Usage(*(int(statistics.median(column)) for column in zip(*entries, strict=True)))
 
 
-# The test --------------------------------------------------------------------------------------
-
-
-class Told:
-    """What the loaders warn of: restarts by their cause, and starts that were made again."""
-
-    def __init__(self) -> None:
-        self.restarts: collections.Counter[str] = collections.Counter()
-        self.starts: collections.Counter[str] = collections.Counter()
-
-    def __call__(self, message: Any, category: type, *_: Any) -> None:
-        text = str(message)
-        assert category is WorkerRestartWarning, text
-        first = text.splitlines()[0]
-        if again := re.match(r"the process that starts workers(?: \(pid \d+\))? (.*)", first):
-            assert text.endswith("Another one was forked, and nothing is lost."), text
-            self.starts[re.sub(r" \(.*|, most likely.*", "", again[1])] += 1
-            return
-        if "of remote_workers=" in first and "The others come up" in first:
-            self.starts["remote workers are late"] += 1
-            return
-        killed = re.search(
-            r"was killed by (\w+)|did not get on|exit code is not known|did not come up",
-            text,
-        )
-        assert killed and "nothing is lost" in text, text
-        self.restarts[killed[1] or killed[0]] += 1
-
-
-@contextlib.contextmanager
-def counted_warnings() -> Iterator[Told]:
-    """Count what is told."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = told = Told()  # type: ignore[assignment]
-        yield told
-
-
-class Watch:
-    """Looks at what everything costs from time to time, and says when it is over."""
-
-    def __init__(self, seconds: float, targets: list[Lane]) -> None:
-        self.targets, self.stop = targets, threading.Event()
-        self.found: list[Usage] = []
-        self._looked = time.monotonic()
-        self._end, self._interval = self._looked + seconds, min(10.0, seconds / 20)
-
-    def over(self) -> bool:
-        """Whether the time is up, or something has failed; the main thread asks often."""
-        now = time.monotonic()
-        if now - self._looked > self._interval:
-            self._looked = now
-            self.found.append(usage(self.targets))
-        if now > self._end or any(lane.failure for lane in self.targets):
-            self.stop.set()
-        return self.stop.is_set()
-
-
-def test_smoke() -> None:
-    soak(SMOKE_SECONDS)
-
-
-def test_soak() -> None:
-    found = soak(SECONDS)
-    quarter = len(found) // 4
-    for name, first, last in zip(
-        Usage._fields, medians(found[1 : 1 + quarter]), medians(found[-quarter:]), strict=True
-    ):
-        slack = getattr(SLACK, name)
-        assert last <= first + slack, f"{name} went from {first} to {last} (allowed: {slack} more)"
-
-
-def soak(seconds: float) -> list[Usage]:
-    """Let all lanes run, and see that nothing is lost and nothing left."""
-    print(f"\nLIT_LOADER_SOAK_SEED={SEED}")
-    interrupted = interrupted_lane()
-    threaded = lanes()
-    targets = [*threaded, interrupted]
-    for lane in targets:
-        lane.prepare()
-    with DataLoader(range(2), num_workers=1, multiprocessing_context="forkserver") as loader:
-        list(loader)  # the fork server stays
-    gc.collect()
-    before = left_over()
-    chaos = Chaos(targets)
-    watch = Watch(seconds, targets)
-    # Not of a ThreadPoolExecutor: what is forked in its threads cannot end with exit code 0.
-    threads = [threading.Thread(target=lane.run, args=(watch.stop.is_set,)) for lane in threaded]
-    with counted_warnings() as told, ThreadPoolExecutor(1) as pool:
-        striking = pool.submit(chaos.run, watch.stop)
-        for thread in threads:
-            thread.start()
-        interrupted.run(watch.over)
-        watch.stop.set()
-        for thread in threads:
-            thread.join()
-        striking.result()
-    report(targets, chaos, told, interrupted, watch.found)
-    failures = [lane.failure for lane in targets if lane.failure]
-    assert not failures, "\n".join(failures)
-    assert all(lane.epochs for lane in targets)
-    # An interrupt may come in the midst of telling.
-    untold = sum(lane.restarts for lane in targets) - sum(told.restarts.values())
-    assert 0 <= untold <= sum(interrupted.interrupts.values())
-    # At most one strike in fifty may meet a batch that was struck before.
-    unlucky = sum(lane.errors["batch struck twice in a row"] for lane in targets)
-    assert unlucky <= 1 + sum(chaos.struck.values()) // 50
-    # A worker whose launcher was killed is nobody's child; it ends by itself.
-    end = time.monotonic() + 10
-    gc.collect()
-    while (left := left_over()) != before and time.monotonic() < end:
-        os.sched_yield()
-    # A thread of a loader before this may have ended meanwhile.
-    assert (left[0], left[2]) == (before[0], before[2]) and left[1] <= before[1]
-    return watch.found
-
-
-def left_over() -> tuple[dict[str, int], int, set[int]]:
-    """Descriptors and threads of this process, and all that were forked from it and live."""
+def left_over() -> tuple[dict[str, int], set[int]]:
+    """Descriptors of this process by their kind, and all that were forked from it and live."""
     kinds: collections.Counter[str] = collections.Counter()
     for file in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the folder's own
@@ -348,31 +400,82 @@ def left_over() -> tuple[dict[str, int], int, set[int]]:
             ours = os.getpgid(pid) == os.getpgrp() and pid != os.getpid()
             if ours and "memfd:lit_loader " in Path(f"/proc/{pid}/maps").read_text():
                 forks.add(pid)
-    return kinds, threading.active_count(), forks
+    return kinds, forks
 
 
-def medians(entries: list[Usage]) -> Usage:
-    return Usage(*(int(statistics.median(column)) for column in zip(*entries, strict=True)))
+# The test --------------------------------------------------------------------------------------
 
 
-def report(
-    targets: list[Lane], chaos: Chaos, told: Told, interrupted: Interrupted, found: list[Usage]
-) -> None:
+@pytest.mark.parametrize("name", ["resized", "shards, resized", "interrupted"])
+def test_for_a_moment(name: str) -> None:
+    soak(1.0, [lane for lane in lanes() if lane.name == name])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 600, method="thread")  # SIGALRM is ours here
+def test_soak() -> None:
+    found = soak(SECONDS, lanes())
+    quarter = len(found) // 4
+    first, last = medians(found[1 : 1 + quarter]), medians(found[-quarter:])
+    print(f"  first quarter {first}\n  last quarter  {last}")
+    for name, then, now, slack in zip(Usage._fields, first, last, SLACK, strict=True):
+        assert now <= then + slack, f"{name} went from {then} to {now} (allowed: {slack} more)"
+
+
+def soak(seconds: float, targets: list[Lane]) -> list[Usage]:
+    """Let lanes run, and see that nothing is lost and nothing left; returns what it cost."""
+    print(f"\nLIT_LOADER_SOAK_SEED={SEED}")
     for lane in targets:
-        print(
-            f"  {lane.name}: {lane.epochs} epochs ({lane.left} left in the middle), "
-            f"{lane.batches} batches, {lane.pieces.checked} pieces kept, {lane.restarts} restarts, "
-            f"{lane.lost} lost, {lane.wrong} wrong, {dict(lane.errors)}"
-        )
-    print(f"  struck {dict(chaos.struck)} (left alone {chaos.avoided}, missed {chaos.missed})")
-    print(f"  interrupts {dict(interrupted.interrupts)}")
-    print(f"  told: restarts {dict(told.restarts)}, starts made again {dict(told.starts)}")
-    print(
-        f"  in all {sum(lane.batches for lane in targets)} batches, "
-        f"{sum(chaos.struck.values()) + sum(interrupted.interrupts.values())} faults, "
-        f"{sum(lane.lost for lane in targets)} lost, {sum(lane.wrong for lane in targets)} wrong"
-    )
-    quarter = max(1, len(found) // 4)
-    if found:
-        print(f"  first quarter {medians(found[:quarter])}")
-        print(f"  last quarter  {medians(found[-quarter:])}", flush=True)
+        lane.prepare()
+    if any("forkserver" in lane.options.values() for lane in targets):
+        with DataLoader(range(2), num_workers=1, multiprocessing_context="forkserver") as loader:
+            list(loader)  # the fork server stays
+    gc.collect()
+    before, over, found = left_over(), threading.Event(), [usage()]
+    end, interval = time.monotonic() + seconds, max(0.5, seconds / 100)
+
+    def watched() -> bool:
+        """Whether the time is up, or something has failed."""
+        while not over.wait(interval):
+            found.append(usage())
+            if time.monotonic() > end or any(lane.failure for lane in targets):
+                over.set()
+        return True
+
+    mains = [lane for lane in targets if isinstance(lane, Interrupted)]
+    # Not of a ThreadPoolExecutor: what is forked in its threads cannot end with exit code 0.
+    threads = [
+        threading.Thread(target=lane.run, args=(over.is_set,))
+        for lane in targets
+        if lane not in mains
+    ]
+    with warnings.catch_warnings(record=True) as told, ThreadPoolExecutor(2) as pool:
+        warnings.simplefilter("always")
+        with_workers = [lane for lane in targets if lane.options["num_workers"]]
+        striking, watching = pool.submit(strike, with_workers, over), pool.submit(watched)
+        for thread in threads:
+            thread.start()
+        for lane in mains:
+            lane.run(over.is_set)
+        for thread in threads:
+            thread.join()
+        over.set()
+        struck = striking.result()
+        assert watching.result()
+    for lane in targets:
+        print(f"  {lane.name}: {dict(lane.count)}")
+    total = functools.reduce(lambda one, lane: one + lane.count, targets, collections.Counter())
+    print(f"  struck {dict(struck)}\n  in all {dict(total)}")
+    failures = [lane.failure for lane in targets if lane.failure]
+    assert not failures, "\n".join(failures)
+    assert all(lane.count["epochs"] for lane in targets)
+    assert {warning.category for warning in told} <= {WorkerRestartWarning}
+    # A batch may be struck twice by chance, if seldom.
+    assert total["batch struck twice"] <= 1 + struck.total() // 20
+    # A worker whose launcher was killed is nobody's child; it ends by itself.
+    end = time.monotonic() + 10
+    gc.collect()
+    while (left := left_over()) != before and time.monotonic() < end:
+        os.sched_yield()
+    assert left == before
+    return found

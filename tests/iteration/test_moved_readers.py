@@ -1,11 +1,12 @@
-"""Readers of a stream move between workers at any moment: `resize`, ``num_workers="auto"``."""
+"""Readers of a stream move between workers at any moment: `resize`, ``num_workers="auto"``.
+
+That no byte is another for it is in tests/exactness/test_exactness.py.
+"""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
-import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch.utils.data import IterableDataset
 import lit_loader
 from lit_loader import DataLoader
 from tests.parity.tools import Gate
-from tests.support.samples import METHODS, Cursor
+from tests.support.samples import Cursor
 from tests.support.shard_data import KINDS
 
 pytestmark = [
@@ -28,93 +29,10 @@ pytestmark = [
 
 SHARDS, LENGTH = 4, 96
 
-Batches = list[bytes]
-
 
 def stream(kind: str, keeps: bool, workers: Any = 0, **options: Any) -> DataLoader[Any]:
     options = {"batch_size": 3, "num_shards": SHARDS, "seed": 7, **options}
     return DataLoader(KINDS[kind](LENGTH, "torch", keeps), num_workers=workers, **options)
-
-
-@functools.cache
-def reference(kind: str, keeps: bool) -> list[Batches]:
-    alone = stream(kind, keeps)
-    return [[batch.numpy().tobytes() for batch in alone] for _ in range(2)]
-
-
-def resized(loader: DataLoader[Any], chance: random.Random, most: int = 6) -> Iterator[bytes]:
-    """An epoch, with other numbers of workers wanted at random moments, several in a row too."""
-    for batch in loader:
-        yield batch.numpy().tobytes()
-        while chance.random() < 0.3:
-            loader.resize(chance.randint(1, most), chance.choice([None, 1, 3]))
-
-
-# The bytes ---------------------------------------------------------------------------------------
-
-WAYS = [*itertools.product(KINDS, (False, True), (False, True), METHODS, (True, False))]
-
-
-def ways() -> Iterator[Any]:
-    for way in WAYS:
-        _, keeps, persistent, method, in_order = way
-        default = method == "fork" and in_order and keeps == persistent
-        default |= way[:4] == ("iterator", True, True, "fork")
-        yield pytest.param(*way, marks=() if default else pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("kind", "keeps", "persistent", "method", "in_order"), [*ways()])
-def test_bytes(kind: str, keeps: bool, persistent: bool, method: str, in_order: bool) -> None:
-    chance, cheap = random.Random(f"{kind} {keeps} {persistent}"), method == "fork"
-    with stream(
-        kind, keeps, chance.randint(1, 3), persistent_workers=persistent, in_order=in_order,
-        multiprocessing_context=method, prefetch_factor=chance.randint(1, 3),
-    ) as loader:  # fmt: skip
-        for expected in reference(kind, keeps)[: 2 if cheap else 1]:
-            found = [*resized(loader, chance, 6 if cheap else 3)]
-            if not in_order:  # those of a reader come in order all the same
-                found, expected = (
-                    [batch for shard in range(SHARDS) for batch in batches if of(shard, batch)]
-                    for batches in (found, expected)
-                )
-            assert found == expected
-
-
-@pytest.mark.parametrize(
-    ("method", "epochs"),
-    [("spawn", 1), *(pytest.param(each, 2, marks=pytest.mark.slow) for each in METHODS[1:])],
-)
-def test_by_start_method(method: str, epochs: int) -> None:
-    """Down in the midst of an epoch, and up again in the next one, or after it."""
-    with stream("iterator", True, 2, persistent_workers=True, multiprocessing_context=method) as (
-        loader
-    ):
-        for workers, expected in zip((1, 2), reference("iterator", True)[:epochs], strict=False):
-            batches = iter(loader)
-            found = [next(batches) for _ in range(10)]
-            loader.resize(workers)
-            found += batches
-            assert [batch.numpy().tobytes() for batch in found] == expected
-
-
-def of(shard: int, batch: bytes) -> bool:
-    return bool(torch.frombuffer(bytearray(batch), dtype=torch.float64)[0] == shard)
-
-
-@pytest.mark.filterwarnings("ignore:.*resuming reads again")
-@pytest.mark.parametrize("kind", ["generator", "iterator"])
-def test_stopped_after_a_move_and_resumed(kind: str) -> None:
-    expected = reference(kind, True)[0]
-    for stop in (5, 12, 13):
-        with stream(kind, True, 3) as loader:
-            batches = resized(loader, random.Random(stop))
-            found = [*itertools.islice(batches, stop)]
-            state = loader.state_dict()
-        rest = stream(kind, True, 1)
-        rest.load_state_dict(state)
-        with rest:
-            found += resized(rest, random.Random(stop))
-        assert found == expected
 
 
 # What a move costs -------------------------------------------------------------------------------

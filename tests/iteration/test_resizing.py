@@ -23,7 +23,7 @@ from lit_loader.workers.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.workers.worker_set import WorkerSet
 from tests.parity.tools import Gate, wait_gone
 from tests.support.faults import Faults, Noisy, Strike, outcomes
-from tests.support.samples import METHODS, Call, Counting, Noted, Rows, ints, until, worker_pids
+from tests.support.samples import Call, Counting, Noted, Rows, ints, until, worker_pids
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("by_fork")]  # for pipes and gates
 
@@ -49,41 +49,7 @@ def noisy(num_workers: int, **options: Any) -> DataLoader[Any]:
     )
 
 
-def resized(loader: DataLoader[Any], seed: int, most: int = 4) -> list[Any]:
-    """An epoch, with other numbers of workers wanted at random moments, several in a row too."""
-    chance = random.Random(seed)
-    found = []
-    for batch in loader:
-        found += outcomes([batch])
-        while chance.random() < 0.3:
-            loader.resize(chance.randint(1, most), chance.choice([None, 1, 3]))
-    return found
-
-
 # The bytes ---------------------------------------------------------------------------------------
-
-WAYS = [*itertools.product(METHODS, *[(False, True)] * 3)]
-
-
-def is_default(way: tuple[Any, ...]) -> bool:
-    return way[0] == "fork" or way == ("spawn", True, True, True)
-
-
-@pytest.mark.parametrize(
-    ("method", "persistent", "pin", "in_order"),
-    [pytest.param(*way, marks=() if is_default(way) else pytest.mark.slow) for way in WAYS],
-)
-def test_bytes(method: str, persistent: bool, pin: bool, in_order: bool, pinned: None) -> None:
-    single = noisy(0)
-    with noisy(
-        2, persistent_workers=persistent, pin_memory=pin, in_order=in_order,
-        multiprocessing_context=method,
-    ) as loader:  # fmt: skip
-        for epoch in range(3 if method == "fork" else 1):
-            found, expected = resized(loader, epoch), outcomes(single)
-            if not in_order:
-                found, expected = sorted(map(repr, found)), sorted(map(repr, expected))
-            assert found == expected
 
 
 def test_an_epoch_begun_ahead_is_adopted(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from lit_loader.data.mixture import MixtureDataset, Schedule
 from lit_loader.data.mixture_sampler import MixtureSampler
 from lit_loader.data.mixture_stream import MixtureStream
 from tests.mixture.test_own_generators import Held, HeldWithState
-from tests.support.exact import Augmented, Epochs, digests, goes_on, through_file, with_states
+from tests.support.exact import Epochs, through_file
 
 pytestmark = pytest.mark.filterwarnings("ignore:MixtureStream has a source that has no state_dict")
 
@@ -179,26 +179,6 @@ def test_any_place_of_a_huge_mixture_is_reached_at_once() -> None:
     assert time.perf_counter() - began < 5  # drawing 10**9 would take minutes
 
 
-def tagged(**options: Any) -> DataLoader[Any]:
-    sources = MixtureDataset([Augmented(30), Augmented(200)], [1, 2])
-    made = MixtureSampler(sources, epoch_length=100, seed=4)
-    return DataLoader(sources, sampler=made, seed=3, **{"batch_size": 8, **options})
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_resume_in_mid_epoch(workers: int) -> None:
-    with tagged(num_workers=workers) as first:
-        digests(first)
-        expected, states = with_states(first)
-        after = digests(first)
-    assert len(pickle.dumps(states[5])) < 400
-    for stop in (0, 1, 6, len(expected)):
-        with tagged(num_workers=2 - workers) as resumed:
-            resumed.load_state_dict(states[stop])
-            assert digests(resumed) == expected[stop:]
-            assert digests(resumed) == after
-
-
 def test_ranks_share_the_stream_and_resume_elastically() -> None:
     def loader(replicas: int, rank: int) -> DataLoader[int]:
         made = sampler(epoch_length=96)
@@ -309,21 +289,6 @@ def test_streams_end_as_they_are_told(workers: int) -> None:
         assert len(numbers(loader)) == 21
 
 
-@pytest.mark.usefixtures("by_fork")  # many loaders, one after the other
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize(("exhausted", "length"), [("stop", None), ("drop", None), ("repeat", 190)])
-def test_streams_resume_in_mid_epoch(exhausted: str, length: int | None, workers: int) -> None:
-    def make() -> DataLoader[Any]:
-        return DataLoader(streams(exhausted, length), 8, num_workers=workers, seed=3)
-
-    with make() as first:
-        digests(first)
-        expected, states = with_states(first)
-        after = digests(first)
-    for stop in {0, 1, len(expected) // 2, len(expected) - 1, len(expected)}:
-        goes_on(make(), make(), states[stop], expected[stop:], after)
-
-
 def test_a_source_without_a_share_is_left_out() -> None:
     sources = MixtureStream([Held(0, 1), Held(100, 60)], epoch_length=50, exhausted="repeat")
     with DataLoader(sources, 5, num_workers=2) as loader:
@@ -363,7 +328,7 @@ class Drawn(Held):
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_all_readers_shuffle_a_source_alike(workers: int) -> None:
-    """Though each begins it in the midst of another batch; and after a resume it is the same."""
+    """Though each begins it in the midst of another batch."""
 
     def loader() -> DataLoader[Any]:
         mixture = MixtureStream(
@@ -372,13 +337,5 @@ def test_all_readers_shuffle_a_source_alike(workers: int) -> None:
         return DataLoader(mixture, 4, num_shards=3, num_workers=workers, seed=2)
 
     with loader() as one:
-        states, expected = [through_file(one.state_dict())], []
-        for batch in one:
-            expected.append(batch)
-            states.append(through_file(one.state_dict()))
-    numbers = [int(row[0]) for batch in expected for row in batch]
+        numbers = [int(row[0]) for batch in one for row in batch]
     assert numbers != sorted(numbers) == [*range(40), *range(100, 140)]
-    for stop in range(0, len(expected), 1 + 6 * bool(workers)):
-        with loader() as resumed:
-            resumed.load_state_dict(states[stop])
-            assert digests(resumed) == digests(expected[stop:])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -17,8 +15,6 @@ from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader, MixtureStream
-from tests.support.exact import digests, with_states
-from tests.support.samples import worker_pids
 
 pytestmark = pytest.mark.filterwarnings("ignore:MixtureStream has a source that has no state_dict")
 
@@ -124,62 +120,6 @@ def buffered_within() -> list[Any]:
 def loader(sources: Any, batch_size: int = 2, **options: Any) -> DataLoader[Any]:
     mixture = MixtureStream(sources(), weights=[3, 1], exhausted="drop", seed=1)
     return DataLoader(mixture, batch_size, seed=1, **options)
-
-
-@pytest.mark.parametrize("num_shards", [None, 1, 2])
-@pytest.mark.parametrize(
-    "sources", [stateless, with_state, nested, buffered, buffered_late, buffered_within]
-)
-def test_a_resume_from_every_place(sources: Any, num_shards: int | None) -> None:
-    options: dict[str, Any] = {} if num_shards is None else {"num_shards": num_shards}
-    expected, states = with_states(loader(sources, **options))
-    for stop in range(len(expected) + 1):
-        resumed = loader(sources, **options)
-        resumed.load_state_dict(states[stop])
-        assert digests(resumed) == expected[stop:], stop
-
-
-@pytest.mark.usefixtures("by_fork")
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("sources", [stateless, buffered_late])
-def test_a_resume_in_workers(sources: Any, workers: int) -> None:
-    with loader(sources, num_workers=workers, num_shards=2) as one:
-        expected, states = with_states(one)
-    for stop in (4, 8):
-        with loader(sources, num_workers=workers, num_shards=2) as resumed:
-            resumed.load_state_dict(states[stop])
-            assert digests(resumed) == expected[stop:]
-
-
-@pytest.mark.usefixtures("by_fork")
-@pytest.mark.parametrize("kinds", [(Held, Held), (HeldWithState, Buffered)])
-def test_a_resize_in_mid_epoch(kinds: tuple[type[Held], type[Held]]) -> None:
-    def sources() -> list[Any]:
-        return [kinds[0](0, 96), kinds[1](100, 48)]
-
-    options = {"num_shards": 4, "batch_size": 2}
-    expected = digests(loader(sources, **options))
-    got = []
-    with loader(sources, num_workers=1, **options) as resized:
-        for number, batch in enumerate(resized):
-            got.append(batch)
-            if number in (9, 20, 41):
-                resized.resize({9: 3, 20: 2, 41: 1}[number])
-    assert digests(got) == expected
-
-
-@pytest.mark.usefixtures("by_fork")
-@pytest.mark.filterwarnings("ignore::lit_loader.WorkerRestartWarning")
-def test_a_reader_that_dies_is_read_again() -> None:
-    options = {"num_shards": 2, "batch_size": 2}
-    expected = digests(loader(buffered_late, **options))
-    got = []
-    with loader(buffered_late, num_workers=2, **options) as hurt:
-        for number, batch in enumerate(batches := iter(hurt)):
-            got.append(batch)
-            if number in (5, 9):
-                os.kill(worker_pids(batches)[number % 2], signal.SIGKILL)
-    assert digests(got) == expected
 
 
 def test_who_reads_again_is_told() -> None:

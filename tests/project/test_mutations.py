@@ -57,7 +57,7 @@ MUTATIONS: Final = (
         "a resume begins one batch late",
         "plan, start = self._plan, number * self._size",
         "plan, start = self._plan, (number + (number > 0 == len(self._chunk[1]))) * self._size",
-        "exactness/test_exactness.py::test_stopped_and_resumed_twice",
+        "exactness/test_exactness.py::test_stopped_behind_each_batch_and_resumed_twice",
     ),
     Mutation(
         "a batch's seed is off by one",
@@ -111,7 +111,7 @@ MUTATIONS: Final = (
         "a reader that moves is a batch behind its place",
         "        for earlier in range(first, number, readers):\n",
         "        for earlier in range(first, number - readers, readers):\n",
-        "iteration/test_moved_readers.py::test_bytes",
+        "exactness/test_exactness.py::test_resized",
     ),
     Mutation(
         "a resize loses what a worker has that leaves",
@@ -155,7 +155,7 @@ MUTATIONS: Final = (
         "a state forgets where the sampler is",
         "            self.sampler_at(self._batches),\n            tuple(self._readers),",
         "            None,\n            tuple(self._readers),",
-        "exactness/test_resume.py::test_every_kind_of_sampler_at_every_position",
+        "exactness/test_exactness.py::test_stopped_behind_each_batch_and_resumed_twice",
     ),
     Mutation(
         "a bad sample is not counted",

@@ -29,15 +29,12 @@ _UNSEEN: Final = (
     "bench/test_bench_app.py::test_every_case_measures",
     "bench/test_bench_app.py::test_grid",
     "bench/test_bench_app.py::test_reports_agree",
-    "exactness/test_exactness.py::test_stopped_and_resumed_twice",
-    "exactness/test_resume.py::test_every_kind_of_sampler_at_every_position",
     "hydra/test_hydra.py::test_fragile_data",
     "hydra/test_hydra.py::test_preset_loads",
     "hydra/test_hydra.py::test_reproducible",
     "lightning/test_cli.py::test_a_file_describes_the_data",
     "lightning/test_cli.py::test_the_checkpoint_is_safe_to_load",
     "lightning/test_cli.py::test_the_command_line_goes_before_the_file",
-    "mixture/test_mixture.py::test_resume_in_mid_epoch",
     "sampling/test_token_budget.py::test_resume_in_mid_epoch",
 )
 """Tests that start processes without a word of it: a configuration has the number, say."""
