@@ -28,8 +28,6 @@ from lit_loader.bench.report import FORMAT
 from lit_loader.hydra.conf_folder import conf_folder
 from lit_loader.system.processors import usable_processors
 
-pytest.importorskip("rich")  # of which the modules above import nothing yet
-
 Run = Callable[..., tuple[int, Any]]
 
 
@@ -93,7 +91,6 @@ def program(directory: Path, *arguments: str, interrupt: bool = False) -> tuple[
 SOME = {
     "transport": "rows=32x",
     "start": "rows=fork\\,",
-    "workers": "rows=decoding\\,",
 }
 
 
@@ -121,9 +118,6 @@ def test_every_case_measures(case: str, overrides: list[str], run: Run) -> None:
         if torchs and torchs["figure"]:
             ratio = torchs["figure"]["median"] / ours["figure"]["median"]
             assert ours["vs_torch"]["median"] == pytest.approx(ratio)
-        if row["limit"]:
-            share = row["limit"]["median"] / ours["figure"]["median"]
-            assert ours["of_limit"]["median"] == pytest.approx(share)
 
 
 @pytest.mark.time
@@ -174,7 +168,7 @@ def test_reports_agree(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["cases=[trnsport]"], "unknown case 'trnsport': did you mean 'transport'?"),
         (
             ["cases=[growth]"],
-            "unknown case 'growth': there are transport, decoding, stragglers, busy, start, work",
+            "unknown case 'growth': there are transport, decoding, stragglers, busy, start",
         ),
         (["cases=[]"], "no case was chosen"),
         (["loaders=spld"], "unknown loader 'spld': did you mean 'spdl'?"),
@@ -223,7 +217,7 @@ def test_help_is_quick() -> None:
         "import sys; sys.argv = ['lit-loader-bench', '--help']\n"
         "from lit_loader.bench.app import main\n"
         "try: main()\n"
-        "finally: assert not {'torch', 'rich'} & set(sys.modules)"
+        "finally: assert 'torch' not in sys.modules"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
