@@ -11,14 +11,17 @@
 - ``start``: the time from making a loader to its first batch, by start methods and workers, for a
   dataset object that is small and one that is large (an array and many strings, all of which a
   start method other than fork has to carry over); then everything is ended again.
+- ``workers``: ``num_workers="auto"`` beside fixed numbers of workers. Each begins at nothing, as a
+  training does; the first 200 batches do not count.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from multiprocessing import get_all_start_methods
 from pathlib import Path
@@ -28,7 +31,7 @@ import numpy as np
 import torch
 
 from lit_loader.bench import datasets
-from lit_loader.bench.datasets import Pool, Sleeping, lengths, tensors
+from lit_loader.bench.datasets import Costing, Pool, Sleeping, lengths, tensors
 from lit_loader.bench.loaders import Open, OpenLoader, Setup
 from lit_loader.bench.machine import cpu_seconds
 from lit_loader.bench.rounds import (
@@ -40,7 +43,9 @@ from lit_loader.bench.rounds import (
     Subject,
     seconds_per_batch,
 )
-from lit_loader.bench.settings import Settings
+from lit_loader.bench.settings import OURS, Settings
+from lit_loader.loader import DataLoader
+from lit_loader.system.processors import usable_processors
 
 __all__ = ["ROWS"]
 
@@ -204,10 +209,67 @@ def _started(size: str, method: str, workers: int, name: str, session: Session) 
     session.compare(Measurement("start", name, "ms"), subjects, rounds=min(3, settings.rounds))
 
 
+_LOADS: Final[dict[str, tuple[tuple[float, float], tuple[float, float], float]]] = {
+    # name: (seconds of a processor, of waiting) a sample; the same later on; seconds of a step
+    "decoding, 2 ms a sample": ((2e-3, 0), (2e-3, 0), 1e-3),
+    "storage, 5 ms a sample": ((1e-4, 5e-3), (1e-4, 5e-3), 2e-3),
+    "storage, 20 ms a sample": ((1e-4, 2e-2), (1e-4, 2e-2), 5e-3),
+    "slow consumer, 20 ms a step": ((5e-4, 1e-3), (5e-4, 1e-3), 2e-2),
+    "storage, then decoding": ((1e-4, 5e-3), (2e-3, 0), 2e-3),
+    "decoding, then storage": ((2e-3, 0), (1e-4, 5e-3), 2e-3),
+}
+
+
+def _workers(settings: Settings) -> Rows:
+    return dict.fromkeys(_LOADS, _by_workers)
+
+
+def _by_workers(name: str, session: Session) -> None:
+    before, after, step = _LOADS[name]
+    quick, size = session.settings.quick, 4
+    warm, counted = (20, 10) if quick else (200, 200)
+    dataset = Costing((warm + counted + 64) * size, before, after, size * warm // 2)
+    cores = math.ceil(usable_processors())
+
+    @contextmanager
+    def subject(workers: Any) -> Iterator[Callable[[], Figures]]:
+        given: dict[str, Any] = {} if workers == "auto" else {"prefetch_factor": 3}
+        with DataLoader(dataset, size, num_workers=workers, **given) as loader:
+
+            def figures() -> Figures:
+                seconds = _after_a_while(loader, warm, counted, step)
+                found = {"": seconds * MICRO}
+                return {**found, "workers": loader.num_workers} if workers == "auto" else found
+
+            yield figures
+
+    numbers = (1, 4) if quick else sorted({1, 2, 4, 8, 16, 32, cores})
+    measurements = {
+        "": Measurement("workers", name, "µs/batch"),
+        "workers": Measurement("workers", f"… {name}", "workers in the end"),
+    }
+    names = {1: "1 worker", cores: f"all {cores} processors"}
+    subjects: dict[str, Subject] = {OURS: subject("auto")}
+    subjects |= {names.get(each, f"{each} workers"): subject(each) for each in numbers}
+    session.compare(measurements, subjects, uncounted=0)
+
+
+def _after_a_while(loader: DataLoader[Any], warm: int, counted: int, step: float) -> float:
+    began = time.perf_counter()
+    for number, _ in enumerate(loader, 1):
+        time.sleep(step)
+        if number == warm:
+            began = time.perf_counter()
+        elif number == warm + counted:
+            break
+    return (time.perf_counter() - began) / counted
+
+
 ROWS: Final[Mapping[str, Callable[[Settings], Rows]]] = {
     "transport": _transport,
     "decoding": _decoding,
     "stragglers": _stragglers,
     "busy": _busy,
     "start": _start,
+    "workers": _workers,
 }

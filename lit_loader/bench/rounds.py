@@ -103,6 +103,7 @@ class Session:
         measurements: Measurement | Mapping[str, Measurement],
         subjects: Mapping[str, Subject],
         rounds: int | None = None,
+        uncounted: int = 1,
     ) -> None:
         """Measure in rounds that take turns; all subjects stay open until the end.
 
@@ -126,7 +127,7 @@ class Session:
                     turns[name] = stack.enter_context(subject)
                 except Exception as error:  # whatever another library raises
                     fail(name, error)
-            for number in range(1 + rounds):
+            for number in range(uncounted + rounds):
                 found: dict[str, Figures] = {}
                 names, first = [*turns], number % max(1, len(turns))
                 for name in [*names[first:], *names[:first]]:
@@ -135,7 +136,7 @@ class Session:
                         found[name] = turns[name]()
                     except Exception as error:
                         fail(name, error)
-                if number:
+                if number >= uncounted:
                     ordered = [name for name in subjects if name in found]
                     for key, measurement in measurements.items():
                         measurement.rounds.append(

@@ -91,6 +91,7 @@ def program(directory: Path, *arguments: str, interrupt: bool = False) -> tuple[
 SOME = {
     "transport": "rows=32x",
     "start": "rows=fork\\,",
+    "workers": "rows=decoding\\,",
 }
 
 
@@ -168,7 +169,7 @@ def test_reports_agree(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["cases=[trnsport]"], "unknown case 'trnsport': did you mean 'transport'?"),
         (
             ["cases=[growth]"],
-            "unknown case 'growth': there are transport, decoding, stragglers, busy, start",
+            "unknown case 'growth': there are transport, decoding, stragglers, busy, start, work",
         ),
         (["cases=[]"], "no case was chosen"),
         (["loaders=spld"], "unknown loader 'spld': did you mean 'spdl'?"),
