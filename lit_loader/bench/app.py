@@ -1,7 +1,7 @@
 """The Hydra application: ``lit-loader-bench``, ``python -m lit_loader.bench``.
 
-Finds its configuration, ``conf/lit_loader/bench/default.yaml``. torch is imported in
-`runner`: ``--help`` stays quick.
+Finds its configuration, ``conf/lit_loader/bench/default.yaml``. torch and rich are
+imported in `runner`: ``--help`` stays quick.
 
 Exit codes: 0; 2: options are refused; 130: Ctrl-C.
 """

@@ -57,6 +57,7 @@ class Grid:
         session, settings = self._session, self._session.settings
         rounds = min(3, settings.rounds)  # a grid has many settings
         turns = len(self.points) * len(session.loaders)
+        session.expect((rounds + 1) * (turns + (self.auto is not None)))
         for number in range(rounds + 1):
             seconds = settings.grid.seconds / (1 if number else 4)
             for point in self.points:

@@ -1,4 +1,4 @@
-"""The report: tables, results.json, results.csv.
+"""The report: tables on a rich Console, results.json, results.csv.
 
 Called by `bench/runner.py`: tables as the cases end, files at the end of a run.
 """
@@ -11,10 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from lit_loader.bench.grid import Grid
 from lit_loader.bench.rounds import Measurement, Spread
 from lit_loader.bench.settings import CASES, OURS, Settings
-from lit_loader.statistics.sentences import table
 
 __all__ = ["FORMAT", "header", "show_case", "show_grid", "write"]
 
@@ -26,47 +30,58 @@ _COLUMNS: Final = (
 )  # fmt: skip
 
 
-def header(machine: Mapping[str, Any], settings: Settings) -> None:
+def header(console: Console, machine: Mapping[str, Any], settings: Settings) -> None:
     """Print where and with what it is measured."""
     rounds = "1 round" if settings.rounds == 1 else f"{settings.rounds} rounds"
-    quick = "; quick=true: these figures mean little" if settings.quick else ""
-    print(
-        f"lit-loader-bench  {machine['processor']}, {machine['cores']:g} usable cores, "
+    quick = "; [yellow]quick=true: these figures mean little[/]" if settings.quick else ""
+    for line in (
+        f"[bold]lit-loader-bench[/]  {machine['processor']}, {machine['cores']:g} usable cores, "
         f"{machine['memory_bytes'] / 2**30:.0f} GiB, load {machine['load']:.1f}, "
         f"{machine['system']}, Python {machine['python']}",
         ", ".join(f"{name} {version}" for name, version in machine["versions"].items()),
         f"{settings.num_workers} workers, prefetch_factor {settings.prefetch_factor} where nothing "
         f"else is said, {rounds}; medians, less is better{quick}",
-        sep="\n",
-        flush=True,
-    )
+    ):
+        console.print(line, highlight=False)
 
 
-def show_case(case: str, measurements: Sequence[Measurement]) -> None:
+def show_case(console: Console, case: str, measurements: Sequence[Measurement]) -> None:
     """Print the table of a case, if some of it was measured."""
-    rows = [row for each in measurements if each.case == case for row in _rows(each)]
-    if rows:
-        heads = ("", "loader", "median", "", "low to high", "× torch", "")
-        _show(f"{case}: {CASES[case][0]}", heads, rows)
+    columns = ("", "loader", "median", "", "low to high", "× torch", "")
+    rows = [list(_rows(measurement)) for measurement in measurements if measurement.case == case]
+    if not rows:
+        return
+    used = [n for n in range(len(columns)) if any(row[n] for group in rows for row in group)]
+    sheet = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for n in used:
+        number = n in (2, 4, 5)
+        sheet.add_column(columns[n], justify="right" if number else "left", no_wrap=0 < n < 6)
+    for group in rows:
+        for row in group:
+            sheet.add_row(*(row[n] for n in used))
+        sheet.add_section()
+    _show(console, f"{case}: {CASES[case][0]}", sheet)
 
 
-def _rows(measurement: Measurement) -> Iterator[list[str]]:
+def _rows(measurement: Measurement) -> Iterator[list[str | Text]]:
     """Lines of the table: what was loaded, loader, figures, what else is to be said."""
     title = measurement.name
     for name in measurement.loaders:
         figure, why = measurement.figure(name), measurement.cannot.get(name)
+        style = "bold" if name == OURS else ""
         if figure is None:
-            yield [title, name, "–", "", "", "", f"cannot: {why or 'not measured'}"]
+            note = Text(f"cannot: {why or 'not measured'}", style="dim")
+            yield [title, Text(name, style), "–", "", "", "", note]
         else:
             times = measurement.vs_torch(name)
             yield [
                 title,
-                name,
-                _number(figure.median),
+                Text(name, style),
+                Text(_number(figure.median), style),
                 measurement.unit,
                 _range(figure),
                 "" if times is None else f"{_number(times.median)} {_range(times, '({})')}".strip(),
-                f"then: {why}" if why else "",  # figures of some rounds only
+                Text(f"then: {why}" if why else "", "dim"),  # figures of some rounds only
             ]
         title = ""
 
@@ -83,41 +98,51 @@ def _range(spread: Spread, form: str = "{}") -> str:
     return form.format(within) if spread.low < spread.high else ""
 
 
-def _show(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    print("", title, "", *table(heads, rows), sep="\n", flush=True)
+def _show(console: Console, title: str, sheet: Table) -> None:
+    """Print a table below its title, which is not broken where the table is narrower."""
+    console.print(f"\n{title}", style="bold", markup=False, highlight=False, soft_wrap=True)
+    console.print(sheet)
 
 
-def show_grid(grid: Grid) -> None:
+def show_grid(console: Console, grid: Grid) -> None:
     """Print the user's own dataset: every setting, then what to use and why."""
     units: dict[str, tuple[str, Callable[[float], float]]] = {
         "seconds_per_batch": ("samples/s", lambda value: grid.samples / value),
-        "step_waits": ("step waits, %", lambda value: 100 * value),
-        "processor_seconds_per_batch": ("cpu µs/sample", lambda value: 1e6 * value / grid.samples),
-        "memory_megabytes": ("MB", float),
-        "first_batch_seconds": ("first batch, ms", lambda value: 1e3 * value),
-        "descriptors": ("open files", float),
-    }
+        "step_waits": ("step\nwaits, %", lambda value: 100 * value),
+        "processor_seconds_per_batch": (
+            "processor,\nµs/sample", lambda value: 1e6 * value / grid.samples,
+        ),
+        "memory_megabytes": ("memory,\nMB", float),
+        "first_batch_seconds": ("first\nbatch, ms", lambda value: 1e3 * value),
+        "descriptors": ("open\nfiles", float),
+    }  # fmt: skip
     points = [*grid.points, *([grid.auto] if grid.auto else [])]
     if not any(point.figure(OURS, "step_waits") for point in points):
         del units["step_waits"]
-    heads = ["workers", "prefetch", "loader", *(head for head, _ in units.values()), "busy", ""]
-    rows = []
+    heads = [head for head, _ in units.values()]
+    sheet = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("num_\nworkers", "prefetch\nfactor", "loader", *heads, "workers\nbusy"):
+        sheet.add_column(name, justify="left" if name == "loader" else "right", no_wrap=True)
+    if unable := any(point.cannot for point in grid.points):
+        sheet.add_column("", overflow="fold")
     for point in points:
         for loader in point.loaders:
             found = [(point.figure(loader, name), show) for name, (_, show) in units.items()]
             busy = point.statistics if loader == OURS and point.num_workers else None
-            rows.append(
-                [
-                    f"{'auto: ' if point is grid.auto else ''}{point.num_workers}",
-                    str(point.prefetch_factor or ""),
-                    f"{loader} ◀" if grid.chosen is point and loader == OURS else loader,
-                    *("–" if each is None else _number(show(each.median)) for each, show in found),
-                    "" if busy is None else f"{100 * busy.busy_fraction:.0f} %",
-                    point.cannot.get(loader, ""),
-                ]
+            chosen = grid.chosen is point and loader == OURS
+            sheet.add_row(
+                f"auto: {point.num_workers}" if point is grid.auto else str(point.num_workers),
+                str(point.prefetch_factor or ""),
+                f"{loader} ◀" if chosen else loader,
+                *("–" if each is None else _number(show(each.median)) for each, show in found),
+                "" if busy is None else f"{100 * busy.busy_fraction:.0f} %",
+                *[point.cannot.get(loader, "")] * unable,
+                style="bold green" if chosen else "",
             )
-    _show(f"your dataset: {grid.name} (◀: use this)", heads, rows)
-    print("", *grid.advice, sep="\n")
+        sheet.add_section()
+    _show(console, f"your dataset: {grid.name} (◀: use this)", sheet)
+    for line in grid.advice:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 # --- files ---

@@ -89,6 +89,7 @@ class Session:
     loaders: Mapping[str, Open]  # the chosen ones
     measurements: list[Measurement] = field(default_factory=list)  # with the one being made
     tick: Callable[[str], None] = lambda name: None  # before each turn, with whose it is
+    expect: Callable[[int], None] = lambda turns: None  # how many turns a row is going to take
 
     def subjects(
         self, dataset: Any, setup: Setup, figure: Callable[[OpenLoader], Figures]
@@ -114,6 +115,7 @@ class Session:
             measurements = {"": measurements}
         rounds = self.settings.rounds if rounds is None else rounds
         self.measurements += measurements.values()
+        self.expect((rounds + uncounted) * len(subjects))
         with contextlib.ExitStack() as stack:
             turns: dict[str, Callable[[], Figures]] = {}
 

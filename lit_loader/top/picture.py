@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from lit_loader.statistics.sentences import duration, table
+from lit_loader.statistics.sentences import duration
 from lit_loader.top.snapshot import Loader, Training
 
 __all__ = ["KEYS", "picture"]
@@ -95,10 +95,15 @@ _Columns = Mapping[str, Callable[[Any], str]]
 def _table(columns: _Columns, rows: Iterable[tuple[Any, str]], width: int) -> Iterator[_Line]:
     """A table's lines, of what the cells are made of, and the line's style."""
     rows = [*rows]
-    cells = [[cell(of) for cell in columns.values()] for of, _ in rows]
+    cells = [[*columns], *([cell(of) for cell in columns.values()] for of, _ in rows)]
     styles = [_UNDERLINED, *(style for _, style in rows)]
-    for text, style in zip(table([*columns], cells), styles, strict=True):
-        yield _Line(_cut(text, width), style)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for texts, style in zip(cells, styles, strict=True):
+        aligned = (
+            text.ljust(room) if head in ("loader", "stage", "") else text.rjust(room)
+            for head, text, room in zip(columns, texts, widths, strict=True)
+        )
+        yield _Line(_cut("  ".join(aligned).rstrip(), width), style)
 
 
 def _name(loader: Loader) -> str:
