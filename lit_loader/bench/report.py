@@ -17,16 +17,16 @@ from rich.table import Table
 from rich.text import Text
 
 from lit_loader.bench.grid import Grid
-from lit_loader.bench.rounds import Measurement, Spread
+from lit_loader.bench.rounds import LIMIT, Measurement, Spread
 from lit_loader.bench.settings import CASES, OURS, Settings
 
 __all__ = ["FORMAT", "header", "show_case", "show_grid", "write"]
 
-FORMAT: Final = 2  # of results.json
+FORMAT: Final = 1  # of results.json
 
 _COLUMNS: Final = (
-    "case", "row", "loader", "unit", "median", "low", "high", "rounds", "vs_torch",
-    "cannot",
+    "case", "row", "loader", "unit", "median", "low", "high", "rounds", "vs_torch", "of_limit",
+    "limit", "limit_by", "cannot",
 )  # fmt: skip
 
 
@@ -47,15 +47,15 @@ def header(console: Console, machine: Mapping[str, Any], settings: Settings) -> 
 
 def show_case(console: Console, case: str, measurements: Sequence[Measurement]) -> None:
     """Print the table of a case, if some of it was measured."""
-    columns = ("", "loader", "median", "", "low to high", "× torch", "")
+    columns = ("", "loader", "median", "", "low to high", "× torch", "of limit", "")
     rows = [list(_rows(measurement)) for measurement in measurements if measurement.case == case]
     if not rows:
         return
     used = [n for n in range(len(columns)) if any(row[n] for group in rows for row in group)]
     sheet = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for n in used:
-        number = n in (2, 4, 5)
-        sheet.add_column(columns[n], justify="right" if number else "left", no_wrap=0 < n < 6)
+        number = n in (2, 4, 5, 6)
+        sheet.add_column(columns[n], justify="right" if number else "left", no_wrap=0 < n < 7)
     for group in rows:
         for row in group:
             sheet.add_row(*(row[n] for n in used))
@@ -71,9 +71,9 @@ def _rows(measurement: Measurement) -> Iterator[list[str | Text]]:
         style = "bold" if name == OURS else ""
         if figure is None:
             note = Text(f"cannot: {why or 'not measured'}", style="dim")
-            yield [title, Text(name, style), "–", "", "", "", note]
+            yield [title, Text(name, style), "–", "", "", "", "", note]
         else:
-            times = measurement.vs_torch(name)
+            times, share = measurement.vs_torch(name), measurement.of_limit(name)
             yield [
                 title,
                 Text(name, style),
@@ -81,9 +81,14 @@ def _rows(measurement: Measurement) -> Iterator[list[str | Text]]:
                 measurement.unit,
                 _range(figure),
                 "" if times is None else f"{_number(times.median)} {_range(times, '({})')}".strip(),
+                "" if share is None else f"{100 * share.median:.0f} %",
                 Text(f"then: {why}" if why else "", "dim"),  # figures of some rounds only
             ]
         title = ""
+    limit = measurement.figure(LIMIT)
+    if limit is not None:
+        by = Text(measurement.limit_by, style="dim")
+        yield ["", "limit", _number(limit.median), measurement.unit, "", "", "", by]
 
 
 def _number(value: float) -> str:
@@ -165,19 +170,23 @@ def write(
     }
     lines: list[tuple[object, ...]] = [_COLUMNS]
     for m in measurements:
-        loaders = {}
+        row = {"case": m.case, "name": m.name, "unit": m.unit, "limit_by": m.limit_by}
+        limit, loaders = m.figure(LIMIT), {}
         for name in m.loaders:
-            figure, ratio, why = m.figure(name), m.vs_torch(name), m.cannot.get(name)
+            spreads = (m.figure(name), m.vs_torch(name), m.of_limit(name))
+            figure, torchs, best = (spread and spread._asdict() for spread in spreads)
             loaders[name] = {
-                "figure": figure and figure._asdict(),
+                "figure": figure,
                 "rounds": m.values(name),
-                "vs_torch": ratio and ratio._asdict(),
-                "cannot": why,
+                "vs_torch": torchs,
+                "of_limit": best,
+                "cannot": m.cannot.get(name),
             }
-            cells = (*(figure or ("", "", "")), len(m.values(name)), ratio and ratio.median, why)
-            lines.append((m.case, m.name, name, m.unit, *cells))
+            ratios = [spread and spread.median for spread in (*spreads[1:], limit)]
+            cells = (*(spreads[0] or ("", "", "")), len(m.values(name)), *ratios)
+            lines.append((m.case, m.name, name, m.unit, *cells, m.limit_by, m.cannot.get(name)))
         report["measurements"].append(
-            {"case": m.case, "name": m.name, "unit": m.unit, "loaders": loaders}
+            {**row, "limit": limit and limit._asdict(), "loaders": loaders}
         )
     (directory / "results.json").write_text(json.dumps(report, indent=1, ensure_ascii=False))
     with (directory / "results.csv").open("w", newline="") as file:

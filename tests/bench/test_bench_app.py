@@ -121,6 +121,9 @@ def test_every_case_measures(case: str, overrides: list[str], run: Run) -> None:
         if torchs and torchs["figure"]:
             ratio = torchs["figure"]["median"] / ours["figure"]["median"]
             assert ours["vs_torch"]["median"] == pytest.approx(ratio)
+        if row["limit"]:
+            share = row["limit"]["median"] / ours["figure"]["median"]
+            assert ours["of_limit"]["median"] == pytest.approx(share)
 
 
 @pytest.mark.time
