@@ -135,6 +135,7 @@ def test_every_loader_gives_the_batches(loader: str) -> None:
     opened = LOADERS[loader](Pool(setup.length(4), tensors(2)), setup)
     try:
         for _ in range(2):
+            opened.before_turn()
             batches = list(opened.epoch())
             assert len(batches) == 4 + 2 * setup.ahead
             assert {tuple(batch.shape) for batch in batches} == {(4, 2)}
@@ -164,6 +165,27 @@ def test_reports_agree(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "batch of 1" in printed
 
 
+# --- check ---
+
+
+def test_check_of_ratios(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("cases=busy", "rows=consumer", "loaders=[lit_loader,torch]")
+    _, report = run(*options)
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(json.dumps(report))
+    code, _ = run(*options, f"check={earlier}", "tolerance=0.95")
+    assert code == 0
+    assert "check: 2 of 2 ratios are as good as before" in capsys.readouterr().out
+    ours = report["measurements"][0]["loaders"]["lit_loader"]
+    ours["of_limit"]["median"] *= 100
+    earlier.write_text(json.dumps(report))
+    code, _ = run(*options, f"check={earlier}", "tolerance=0.95")
+    assert code == 1
+    printed = capsys.readouterr().out
+    assert "check: WORSE busy, steps of 5 ms, the consumer slower, of the limit: " in printed
+    assert "95 % are tolerated" in printed
+
+
 # --- refusals ---
 
 
@@ -185,6 +207,7 @@ def test_reports_agree(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["grid.auto=2"], "grid.auto must be true or false"),
         (["grid.seconds=0"], "grid.seconds must be more than 0"),
         (["rows=nothing", "cases=busy"], "no row of busy has 'nothing' in its name"),
+        (["check=/nowhere.json"], "check cannot be read: .*, got check=/nowhere.json"),
         (["dataset._target_=my.Data"], "dataset cannot be made: ModuleNotFoundError: "),
         (
             [f"dataset._target_={__name__}.Squares", "+loader.nun_workers=1"],
@@ -195,7 +218,7 @@ def test_reports_agree(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[s
             "dataset cannot be loaded: LookupError: no such file",
         ),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_refusals(run: Run, overrides: list[str], message: str) -> None:
     with pytest.raises(OptionError, match=message.replace("?", r"\?")) as caught:
@@ -228,7 +251,7 @@ def test_help_is_quick() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    for option in ("cases=", "loaders=", "rounds=", "dataset._target_="):
+    for option in ("cases=", "loaders=", "rounds=", "check=", "dataset._target_="):
         assert option in done.stdout
 
 
