@@ -4,7 +4,7 @@ Called by `bench/app.py` with its configuration; returns the exit code. Ctrl-C k
 
     options ─▶ Settings ─▶ rows of the chosen cases ─▶ Session.measurements ─▶ table as each case
                (checked)   or the grid of a dataset         │                  ends; at the end
-                                                            ╰─ Ctrl-C ─────▶   JSON, CSV, check
+                                                            ╰─ Ctrl-C ─────▶   JSON, CSV, PNG, check
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def run(cfg: Any, directory: Path) -> int:
     import torch
     from rich.console import Console
 
-    from lit_loader.bench import report
+    from lit_loader.bench import plots, report
     from lit_loader.bench.loaders import LOADERS
     from lit_loader.bench.machine import describe
     from lit_loader.bench.rounds import Session
@@ -67,6 +67,7 @@ def run(cfg: Any, directory: Path) -> int:
             torch.set_num_threads(threads)
     directory.mkdir(parents=True, exist_ok=True)
     written = report.write(directory, machine, session.measurements, grid, interrupted)
+    written += plots.write(directory, session.measurements, grid)
     lines, code = [f"\nwritten to {directory}: {', '.join(written)}"], 0
     if interrupted:
         code = 130  # as shells have it
