@@ -15,7 +15,6 @@ import pytest
 
 LONG: Final = (
     "batch/test_pad.py::test_through_a_worker[[]spawn*",
-    "batch/test_sample_errors.py::test_resuming_gives_the_rest[[]2 workers-*",
     "bench/test_bench_app.py::test_every_case_measures[[]decoding*",
     "bench/test_bench_app.py::test_every_case_measures[[]transport*",
     "hydra/test_hydra_commands.py::test_submitit_launcher",
