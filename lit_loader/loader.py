@@ -140,7 +140,7 @@ class DataLoader(_TorchLoader[T_co]):
         shard_tail: What the ranks do with samples that cannot be split evenly: "pad" repeats some,
             "drop" leaves them off, "keep" gives each sample once (ranks may differ in length). With
             num_shards: "pad" lets a rank's readers begin again until all ranks have as many
-            batches; "drop" ends the epoch before the first round that some reader has no batch for.
+            batches; "drop" is refused.
         max_worker_restarts: Workers that may be replaced in an epoch after they died or hung;
             0: their death is raised at once.
         on_sample_error: What becomes of a sample whose reading raises an exception: "raise" it;

@@ -43,11 +43,8 @@ SET_EPOCH = 0
 class BatchLoader:
     """Makes batches by a spec, in whichever process it lives.
 
-    Args:
-        spec: What to make.
-        worker: This reader's number among those of this rank: that of the worker (0 with
-            ``num_workers=0``), unless the spec says how many readers there are.
-        num_readers: Number of readers of this rank: of workers, unless the spec says.
+    ``worker`` is this reader's number among the ``num_readers`` of this rank: the worker's, unless
+    the spec says how many readers there are.
     """
 
     def __init__(self, spec: BatchSpec, worker: int = 0, num_readers: int = 1) -> None:
@@ -87,9 +84,6 @@ class BatchLoader:
         """Make a batch by one indexing, where the dataset is a table; None: `load` is to make it.
 
         No code of the user's runs and nothing is drawn, so no generator need be seeded.
-
-        Raises:
-            Cancelled: The batch is no longer wanted.
         """
         if self._table is None or type(indices) is not list:
             return None
@@ -106,13 +100,9 @@ class BatchLoader:
         return batch
 
     def load(self, indices: Any, number: int, epoch: int, seed: int, progress: Progress) -> Any:
-        """Make the batch ``number`` of an epoch that has this base seed.
+        """Make a batch of an epoch that has this base seed; a `BatchWithReport` if samples failed.
 
-        Returns:
-            The batch; a `BatchWithReport` where samples failed.
-
-        Raises:
-            Cancelled: The batch is no longer wanted.
+        Cancelled: it is no longer wanted.
         """
         # At every batch: loaders with num_workers=0 may take turns in one process.
         reading.epoch, reading.shard, reading.maker = epoch, self._share, self

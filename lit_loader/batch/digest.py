@@ -7,21 +7,18 @@ The first where batches are made again and compared: by `iteration/exactness_che
 from __future__ import annotations
 
 import hashlib
-import io
 import itertools
-import pickle
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lit_loader.seeding.generator_state import numpy_state, tape
-from lit_loader.seeding.seeds import canonical_pickle
+from lit_loader.seeding.seeds import canonical_pickle, tensor_bytes
 
-__all__ = ["Digest", "difference", "digest", "mark_of", "place_of", "tensor_bytes"]
+__all__ = ["Digest", "difference", "digest", "mark_of", "place_of"]
 
 Digest = dict[str, tuple[str, bytes]]
 """Path in a batch to what is there, in words, and a hash of its value."""
@@ -93,15 +90,6 @@ def _of_tensor(tensor: torch.Tensor) -> tuple[str, bytes]:
         return words, _hash(repr(tensor).encode())
 
 
-def tensor_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    """Give the bytes of a tensor's values in order, uint8 of shape (bytes,); not to be changed.
-
-    Raises if it has no such (it is sparse, nested or quantized, say).
-    """
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return plain.reshape(-1).view(torch.uint8).numpy()
-
-
 def _hash(data: bytes | memoryview) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
@@ -146,23 +134,10 @@ def mark_of(samples: Any, generators: Iterable[Any]) -> str:
 
 def place_of(state: Any) -> str:
     """Say what a stream's state is, all of it; empty: that cannot be said."""
-    file = io.BytesIO()
-    pickler = _Pickler(file, pickle.HIGHEST_PROTOCOL)
-    pickler.fast = True  # without memo: equal values give equal bytes, whether parts are shared
     try:
-        pickler.dump(state)
+        return _in_digits(canonical_pickle(state))
     except Exception:  # it contains itself, or cannot be pickled
         return ""
-    return _in_digits(file.getvalue())
-
-
-class _Pickler(pickle.Pickler):
-    """Writes tensors as their bytes, which is ten times as fast as to write their storages."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is not torch.Tensor:
-            return NotImplemented
-        return tuple, (str(obj.dtype), tuple(obj.shape), tensor_bytes(obj).tobytes())
 
 
 def _in_digits(data: bytes) -> str:

@@ -31,26 +31,9 @@ def as_read(dataset: Any) -> tuple[Any, Callable[[Any], Any] | None]:
         and kind.__getitem__ is Subset.__getitem__
         and as_read(dataset.dataset)[1] is None
     ):
-        return _InTurn(dataset), None
+        return dataset, None
     # A dataset may set it to None to say that it has none.
     return dataset, getattr(dataset, "__getitems__", None)
-
-
-class _InTurn:
-    """A subset's samples, each as its ``__getitems__`` reads it."""
-
-    def __init__(self, subset: Subset[Any]) -> None:
-        self._subset = subset
-
-    def __len__(self) -> int:
-        return len(self._subset)
-
-    def __getitem__(self, index: Any) -> Any:
-        subset = self._subset
-        inner: Any = subset.dataset
-        if isinstance(inner, Subset):
-            inner = as_read(inner)[0]
-        return inner[subset.indices[index]]
 
 
 class EndOfData(Exception):
@@ -58,14 +41,10 @@ class EndOfData(Exception):
 
 
 class MapFetcher:
-    """Reads samples of a map-style dataset.
+    """Reads samples of a map-style dataset: a batch's list of indices, or one index.
 
-    Args:
-        dataset: Anything with ``__getitem__``, or ``__getitems__``, which then gets the whole list
-            of indices at once.
-        batched: Whether ``indices`` is a batch's list of indices, or a single index.
-        before_sample: Called with each index before its sample is read; a dataset's
-            ``__getitems__`` then gets one index at a time. None: nothing is called.
+    ``before_sample`` is called with each index before its sample is read; a dataset's
+    ``__getitems__``, which else has the whole list, then gets one index at a time.
     """
 
     def __init__(
@@ -97,18 +76,10 @@ class MapFetcher:
 
 
 class IterableFetcher:
-    """Reads samples of an iterable dataset, in the order in which it gives them.
+    """Reads samples of an iterable dataset, which is iterated at once, in its order.
 
-    Args:
-        dataset: The dataset; iterated at once.
-        batch_size: Samples a batch; None gives single samples.
-        drop_last: Leave off a last batch that is not full.
-        state: What :meth:`state` gave where reading is to go on; None begins at the start.
-        before_iter: Called before ``iter(dataset)``, once the dataset has its state.
-        good: Passes over bad samples; None: every exception is raised.
-
-    Raises:
-        StateError: The dataset, or its iterator, cannot take the state.
+    ``state`` is what :meth:`state` gave where reading is to go on, ``good`` what passes over bad
+    samples (None: every exception is raised). For ``before_iter`` and errors see `Opened`.
     """
 
     def __init__(

@@ -52,11 +52,7 @@ class Table:
     def batch(
         self, indices: Sequence[int] | npt.NDArray[Any], empty: Empty | None = None
     ) -> list[torch.Tensor]:
-        """Return the batch of these samples: a tensor for each of the table's.
-
-        Raises:
-            Exception: There is no such sample, or it cannot be taken in this way.
-        """
+        """Return the batch of these samples, or raise that it cannot be taken in this way."""
         dataset = self._dataset
         while type(dataset) is Subset:
             indices = _chosen(dataset.indices, indices)

@@ -2,20 +2,22 @@
 
 Used by `bench/grid.py`. The setting: the fewest workers, then the fewest batches ahead, that come
 within 5 % of the fastest, which is named too; where the training step's time is known, that keep up
-with it. No workers only if any are slower. What bounds it: the first that applies in `_bound`.
+with it. No workers only if any are slower. What bounds it is the verdict on our loader's statistics
+(`statistics/verdict.py`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from lit_loader.bench.rounds import Spread
 from lit_loader.bench.settings import OURS, REFERENCE
 from lit_loader.statistics.records import LoaderStatistics
 from lit_loader.statistics.sentences import percent
-from lit_loader.statistics.verdict import CHEAPER, PLACES
+from lit_loader.statistics.verdict import PLACES, cause
 
 __all__ = ["FIGURES", "Point", "advise", "choose"]
 
@@ -26,8 +28,6 @@ FIGURES: Final = (
 """What is measured of a setting in a round; the last only where it is known how long a step is."""
 
 _NEAR: Final = 1.05  # times the fastest setting's time that is as good
-_BUSY: Final = 0.7  # part of the time from which on a worker or processor counts as busy
-_MOST: Final = 0.5  # part of the time that makes one thing its cause
 _HIDDEN: Final = 0.02  # part of a step that loading without workers may add to it
 
 
@@ -41,7 +41,6 @@ class Point:
     cannot: dict[str, str] = field(default_factory=dict)  # loader to why it has no figures
     statistics: LoaderStatistics | None = None  # of our loader, from its last round
     cpu: float = 0.0  # processors that were busy with it then, all its processes together
-    others: float = 0.0  # processors that were busy with other programs meanwhile
 
     def __str__(self) -> str:
         prefetch = f" prefetch_factor={self.prefetch_factor}" if self.num_workers else ""
@@ -71,21 +70,6 @@ class Point:
         assert spread is not None
         return spread.median
 
-    def mean(self, stage: str) -> float:
-        """Seconds of a stage of a batch."""
-        found: float = getattr(self.statistics, stage).mean
-        return found
-
-    @property
-    def costs(self) -> dict[str, float]:
-        """Seconds a batch of each stage, in whatever process does it."""
-        return {name: self.mean(name) for name in PLACES}
-
-    @property
-    def busy(self) -> float:
-        """How busy the workers were once they ran: what they did for a batch over what it took."""
-        return min(1.0, sum(self.costs.values()) / (self.seconds * max(1, self.num_workers)))
-
 
 def choose(points: Sequence[Point], step_ms: float | None = None) -> Point | None:
     """Choose a setting; None: our loader was measured in none."""
@@ -109,22 +93,22 @@ def advise(
     step_ms: float | None,
     samples: float,
     nbytes: int,
-    copy: float,
     cores: float,
 ) -> list[str]:
     """Say which setting to use, what bounds it, and what that is concluded from; a line each.
 
-    A batch has so many ``samples`` and ``nbytes``, which take ``copy`` seconds to be copied.
+    A batch has so many ``samples`` and ``nbytes``.
     """
     points = [point for point in points if point.measured]
     chosen = choose(points, step_ms)
-    if chosen is None:
+    if chosen is None or chosen.statistics is None:
         return ["nothing was measured, so there is nothing to advise"]
-    most = max(point.num_workers for point in points)
+    stages = {name: getattr(chosen.statistics, name).mean for name in (*PLACES, "decode")}
+    costs = ", ".join(f"{name} {_time(seconds)}" for name, seconds in stages.items())
     return [
         f"use {chosen}: {_use(chosen, points, samples)}{_step(chosen, step_ms)}",
-        f"bound by {_bound(chosen, copy, cores, most)}",
-        f"measured: {_measured(chosen, nbytes, copy)}",
+        f"bound: {_bound(chosen, chosen.statistics, cores)}",
+        f"measured: a batch of {nbytes / 1e6:.3g} MB: {costs}; {chosen.cpu:.1f} processors used",
     ]
 
 
@@ -155,62 +139,27 @@ def _step(chosen: Point, step_ms: float | None) -> str:
     return f"; no setting keeps up with steps of {step_ms:g} ms"
 
 
-def _bound(chosen: Point, copy: float, cores: float, most: int) -> str:
-    costs, busy = chosen.costs, percent(chosen.busy)
-    stage = max(costs, key=costs.__getitem__)
-    cheaper = CHEAPER[stage]
-    spent = f"{percent(costs[stage] / max(sum(costs.values()), 1e-12))} of it {PLACES[stage]}"
+def _bound(chosen: Point, statistics: LoaderStatistics, cores: float) -> str:
+    """What is said of a loop that does nothing but wait, once its workers are up."""
     if not chosen.num_workers:
         return (
-            "this process itself: making a batch costs less than handing it over does, "
-            f"{spent}: larger batches make workers worth while"
+            "making a batch costs this process less than handing it over does: larger batches make "
+            "workers worth while"
         )
-    if copy >= _MOST * chosen.seconds:
-        return (
-            f"memory: copying a batch once takes {_time(copy)}: "
-            "smaller types (uint8, bfloat16) until the data is on the accelerator help"
-        )
-    if chosen.busy < _BUSY:
-        if chosen.mean("decode") >= _MOST * chosen.seconds:
-            return (
-                "rebuilding batches in this process: return tensors or arrays, or fewer of them, "
-                "instead of objects that take long to unpickle"
-            )
-        return (
-            f"handing batches over: workers were only {busy} busy; larger batches cost less for "
-            "each sample"
-        )
-    computing = min(1.0, chosen.cpu / max(chosen.busy * chosen.num_workers, 1e-12))
-    idle = cores - chosen.cpu - chosen.others
-    if computing < _BUSY and idle < (1 - _BUSY) * cores and chosen.others > chosen.cpu:
-        return (
-            f"other programs, which kept {chosen.others:.1f} of {cores:g} processors busy: workers "
-            f"were {busy} busy, {spent}, and had a processor for {percent(computing)} of that; "
-            "measure again on a quiet machine"
-        )
-    if computing < _BUSY and chosen.cpu < _BUSY * cores:
-        more = f"; try grid.num_workers=[{2 * most}]" if chosen.num_workers == most else ""
-        return (
-            f"waiting, {spent}: workers were {busy} busy and computed for {percent(computing)} of "
-            f"that, so more of them than there are processors help{more}"
-        )
-    advice = f"more workers do not help: {cheaper}"
-    if most < cores:
-        advice = (
-            f"there are {cores:g} processors: try grid.num_workers=[{int(cores)}], or {cheaper}"
-        )
-    return f"processors: workers were {busy} busy, {spent}; {advice}"
-
-
-def _measured(chosen: Point, nbytes: int, copy: float) -> str:
-    costs = ", ".join(f"{name} {_time(seconds)}" for name, seconds in chosen.costs.items())
-    text = f"a batch of {nbytes / 1e6:.3g} MB: {costs}"
-    if not chosen.num_workers:
-        return text
-    return (
-        f"{text} in a worker, decode {_time(chosen.mean('decode'))} here; one copy {_time(copy)}; "
-        f"workers {percent(chosen.busy)} busy; {chosen.cpu:.1f} processors used"
+    seconds = max(statistics.seconds - statistics.startup, 1e-9)
+    workers = tuple(
+        replace(each, busy_fraction=min(1.0, each.busy / seconds)) for each in statistics.workers
     )
+    busy = max(sum(each.busy_fraction for each in workers), 1e-9)
+    running = replace(
+        statistics,
+        workers=workers,
+        seconds=seconds,
+        waited=statistics.waited - statistics.startup,
+        startup=0.0,
+        processor_fraction=min(1.0, chosen.cpu / busy),
+    )
+    return cause(running, chosen.num_workers, math.ceil(cores), True)
 
 
 def _time(seconds: float) -> str:

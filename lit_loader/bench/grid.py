@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from lit_loader.bench.advice import FIGURES, Point, advise, choose
-from lit_loader.bench.limits import copy_seconds, nbytes
+from lit_loader.bench.limits import nbytes
 from lit_loader.bench.loaders import Open, OpenLoader, Setup
-from lit_loader.bench.machine import cpu_seconds, machine_seconds, memory_and_descriptors
+from lit_loader.bench.machine import cpu_seconds, memory_and_descriptors
 from lit_loader.bench.rounds import Session, Spread, in_one_line
 from lit_loader.bench.settings import OURS
 from lit_loader.config.loader_config import LoaderConfig
@@ -43,7 +43,7 @@ class Grid:
         self._session, wanted = session, session.settings.grid
         self.name = type(self._dataset).__qualname__
         self.samples = float(self._config.batch_size or 1)  # a batch, on the mean
-        self._nbytes, self._copy = 0, 0.0
+        self._nbytes = 0
         self.points = [
             Point(workers, prefetch)
             for workers in dict.fromkeys(wanted.num_workers)
@@ -78,8 +78,6 @@ class Grid:
             reasons = [why for point in self.points for why in point.cannot.values()]
             if len(reasons) == turns:
                 raise OptionError(f"dataset cannot be loaded: {reasons[0]}")
-        if self._nbytes:
-            self._copy = copy_seconds(self._nbytes)
 
     def _load(self, point: Point, name: str, open_: Open, seconds: float) -> tuple[float, ...]:
         """`FIGURES` of one setting."""
@@ -105,12 +103,9 @@ class Grid:
         self._nbytes = nbytes(batch)
         if point is self.auto:
             epoch, _ = _clocked(opened.epoch, epoch, seconds)
-        all_used, began = machine_seconds(), time.perf_counter()
         epoch, found = _clocked(opened.epoch, epoch, seconds)
         if ours:
             point.cpu = found[1] / found[0]
-            others = (machine_seconds() - all_used) / (time.perf_counter() - began) - point.cpu
-            point.others = max(0.0, others)
             point.statistics = opened.loader.statistics()
             self.samples = point.statistics.samples / max(1, point.statistics.batches)
         if step_ms is not None:  # the part of the time in which a step waits
@@ -150,7 +145,6 @@ class Grid:
             step_ms=self._session.settings.grid.step_ms,
             samples=self.samples,
             nbytes=self._nbytes,
-            copy=self._copy,
             cores=usable_processors(),
         )
         auto, fixed = self.auto, [point for point in self.points if point.measured]
@@ -171,7 +165,6 @@ class Grid:
             "dataset": self.name,
             "samples_per_batch": self.samples,
             "bytes_per_batch": self._nbytes,
-            "copy_seconds": self._copy,
             "chosen": chosen and _named(chosen),
             "advice": self.advice,
             "points": [

@@ -20,7 +20,7 @@ from lit_loader.system import linux
 from lit_loader.system.processors import usable_processors
 
 __all__ = [
-    "cpu_seconds", "describe", "machine_seconds", "memory_and_descriptors", "wait_until_idle",
+    "cpu_seconds", "describe", "memory_and_descriptors", "wait_until_idle",
 ]  # fmt: skip
 
 
@@ -86,12 +86,6 @@ def memory_and_descriptors() -> tuple[float, int]:
                         shared[found.st_dev, found.st_ino] = 512 * found.st_blocks
     memory += sum(size for which, size in shared.items() if which not in mapped)
     return memory / 1e6, most
-
-
-def machine_seconds() -> float:
-    """Processor time that all programs of the machine have used, in seconds."""
-    times = psutil.cpu_times()
-    return float(times.user + times.nice + times.system)
 
 
 def wait_until_idle(seconds: float = 5.0) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
@@ -157,19 +157,21 @@ class LoaderState:
                 f"state has version {brief(version)}, but {known}: resume with the release of "
                 "lit_loader that the state was taken with"
             )
-        if not is_epoch(epoch := state.get("epoch")):
-            raise damaged("epoch must be a whole number", epoch)
-        for name in ("batches", "samples"):
-            if not is_count(value := state.get(name)):
-                raise damaged(f"{name} must be a whole number of at least 0", value)
+
+        def field(name: str, fits: Callable[[Any], bool], wanted: str, default: Any = None) -> Any:
+            value = state.get(name, default)
+            if not fits(value):
+                raise damaged(f"{name} must be {wanted}", value)
+            return value
+
+        count = "a whole number of at least 0"
+        epoch = field("epoch", is_epoch, "a whole number")
+        batches, samples = field("batches", is_count, count), field("samples", is_count, count)
         fingerprint = _checked_fingerprint(state.get("fingerprint"))
-        requested = state.get("requested")
-        if not (requested is None or is_epoch(requested)):
-            raise damaged("requested must be an epoch's number or None", requested)
-        since = state.get("since", 0)
-        if not is_count(since):
-            raise damaged("since must be a whole number of at least 0", since)
-        batches = _checked_batches(state["batches"])
+        asked = "an epoch's number or None"
+        requested = field("requested", lambda value: value is None or is_epoch(value), asked)
+        since = field("since", is_count, count, 0)
+        batches = _checked_batches(batches)
         ahead = _checked_ahead(state.get("ahead", ()), batches)
         sampler = checked_sampler_state(state.get("sampler"))
         points = _checked_workers(state.get("workers"), fingerprint.get("num_workers"))
@@ -182,7 +184,7 @@ class LoaderState:
         position = Position(
             epoch, 0, batches, ahead, sampler, tuple(points or ()), False, requested, since
         )
-        return cls(position, state["samples"], fingerprint, numbers)
+        return cls(position, samples, fingerprint, numbers)
 
     def check(self, fingerprint: Fingerprint, elastic: Collection[str] = ELASTIC) -> None:
         """Make sure that the state is one of a loader like this one.

@@ -23,7 +23,7 @@ from lit_loader.errors import StateError
 from lit_loader.system.interrupts import let_handlers_through
 
 __all__ = [
-    *("DEEPEST", "MAX_BATCHES", "MAX_COUNT", "PRIMITIVES"),
+    *("MAX_BATCHES", "MAX_COUNT", "PRIMITIVES"),
     *("alike", "brief", "damaged", "is_count", "is_epoch", "own_part", "restore", "resuming"),
 ]
 
@@ -33,13 +33,9 @@ MAX_COUNT: Final = 2**62
 MAX_BATCHES: Final = 2**40
 """Batches of an epoch are below it: their numbers travel to the workers in so many bits."""
 
-DEEPEST: Final = 100
-"""Levels of dicts and lists in a part of a state; copying and pickling go down by recursion."""
-
 PRIMITIVES: Final = (int, float, str, bool, type(None))
 
 _SHOWN = 80
-_CONTAINERS = (dict, list, tuple, set, frozenset)
 
 
 def is_count(value: object, below: int = MAX_COUNT) -> TypeGuard[int]:
@@ -72,10 +68,6 @@ def damaged(constraint: str, value: object, of: str = "state") -> StateError:
 
 def own_part(name: str, value: Any) -> Any:
     """Copy a part of a state that is a user's, and may contain itself; or a StateError."""
-    if type(value) in PRIMITIVES:
-        return value
-    if _is_too_deep(value):
-        raise damaged(f"{name} must not be nested more than {DEEPEST} levels deep", value)
     try:
         return copy.deepcopy(value)
     except Exception as error:
@@ -114,24 +106,6 @@ def _told(error: Exception) -> str:
     if len(message) > 2 * _SHOWN:
         message = f"{message[: 2 * _SHOWN - 3]}..."
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
-
-
-def _is_too_deep(value: object) -> bool:
-    """Whether a walk down from here, as copying it makes one, goes below `DEEPEST` levels."""
-    seen: set[int] = set()
-    # The walk goes in the order of a recursive one, by which the depth of what is met twice is
-    # decided: first child first, so it stands last on the stack.
-    walk: list[tuple[Any, int]] = [(value, 1)]
-    while walk:
-        part, depth = walk.pop()
-        if id(part) in seen or not isinstance(part, _CONTAINERS):
-            continue
-        if depth > DEEPEST:
-            return True
-        seen.add(id(part))
-        children = [*part.keys(), *part.values()] if isinstance(part, dict) else list(part)
-        walk += [(child, depth + 1) for child in reversed(children)]
-    return False
 
 
 def alike(one: Any, other: Any) -> bool:

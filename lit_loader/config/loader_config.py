@@ -194,13 +194,12 @@ class LoaderConfig:
                 f"readers: use {' or '.join(map(str, dict.fromkeys(fitting)))}, "
                 f"got num_shards={shards} and num_replicas={replicas}"
             )
-        for name, needed in (("in_order", True), ("memory_budget", None)):
-            if self.shard_tail == "drop" and getattr(self, name) != needed:
-                yield (
-                    "shard_tail='drop' with num_shards holds each round back until it is whole: "
-                    f"leave {name} at {needed!r}, or pass shard_tail='pad' or 'keep', got "
-                    f"{self._shown(name)} and num_shards={shards}"
-                )
+        if self.shard_tail == "drop":
+            yield (
+                "shard_tail='drop' is for map-style datasets, since nobody knows beforehand which "
+                "reader of a stream ends first: pass 'pad', which repeats batches until all ranks "
+                f"have as many, or 'keep', got num_shards={shards} and shard_tail='drop'"
+            )
         if self.seeding == "worker":
             yield (
                 "num_shards makes readers that do not depend on workers: set seeding to 'batch' or "

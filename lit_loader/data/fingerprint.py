@@ -30,8 +30,8 @@ import torch
 from torch.utils.data import Dataset
 
 from lit_loader import __version__
-from lit_loader.batch.digest import tensor_bytes
 from lit_loader.seeding.find_generators import CLOSED, root_of
+from lit_loader.seeding.seeds import tensor_bytes
 
 __all__ = ["environment", "fingerprint"]
 

@@ -55,7 +55,7 @@ from lit_loader.statistics.auto_workers import AutoWorkers
 from lit_loader.statistics.recorder import WINDOW, Recorder
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics, MemoryUse
 from lit_loader.streams.job_store import Talks
-from lit_loader.streams.tail import ShardTail, least_depth, tail_of
+from lit_loader.streams.tail import ShardTail, tail_of
 from lit_loader.system.cgroups import own_memory
 from lit_loader.system.interrupts import HeldBack, let_handlers_through
 from lit_loader.transport import loader_page
@@ -196,8 +196,7 @@ class LoaderCore:
         loader, auto = self.loader, self.auto
         usual = DEFAULT_PREFETCH if auto is None else auto.setting.prefetch
         depth: int = (loader.prefetch_factor or usual) * loader.num_workers
-        depth += 0 if self._remote is None else self._remote.count
-        return max(depth, least_depth(self.shards, loader.shard_tail))
+        return depth + (0 if self._remote is None else self._remote.count)
 
     @property
     def _remote(self) -> RemoteWorkers | None:

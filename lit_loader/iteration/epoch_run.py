@@ -382,7 +382,7 @@ class EpochRun(LoaderIterator[T_co]):
                     return Outcome(-1, error=error)
                 feed.check_end()
                 return None
-            if tail and not tail.admits(start.position, line.hold):
+            if tail and not tail.admits(start.position):
                 self.disconnect(reusable=True)
                 line.clear()
                 return None
@@ -471,8 +471,6 @@ class EpochRun(LoaderIterator[T_co]):
             if isinstance(feed, ReaderFeed):
                 pool.point = start.position.reader
                 feed.restart(line)
-                if self._tail:
-                    self._tail.restarted(start.position)
             else:
                 if line is before:
                     line.submit_again()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,10 +37,6 @@ T_co = TypeVar("T_co", covariant=True)
 _Making = BatchLoader | Readers
 
 
-_Made = tuple[int, Any, Exception | None, int]
-"""A batch's number; the batch, or what is raised in its place; how many samples it has."""
-
-
 class InProcessIterator(LoaderIterator[T_co]):
     """``num_workers=0``: makes each batch when it is asked for, in the calling thread.
 
@@ -66,18 +61,14 @@ class InProcessIterator(LoaderIterator[T_co]):
         self._task: Any = None
         self._drawn = -1  # the batch that the task is of
         self._draws = True
-        self._held: deque[_Made] = deque()
 
     def _next(self, start: EpochStart) -> T_co:
         asked = time.monotonic_ns()
         loader, tail, position = self._loader or self._begin(start), self._tail, start.position
         while True:
-            if tail is not None and not tail.admits(position, self._hold):
+            if tail is not None and not tail.admits(position):
                 raise self._end(start)
-            held = bool(self._held)
-            number, batch, error, samples = (
-                self._held.popleft() if held else self._make(loader, start)
-            )
+            number, batch, error, samples = self._make(loader, start)
             reader = number % (position.num_readers or 1)
             if error is not None:
                 if isinstance(error, EndOfData):
@@ -108,7 +99,7 @@ class InProcessIterator(LoaderIterator[T_co]):
         if self.observer is not None:
             self._show(start, number, self._task, batch)
         progress, indices, arrived = self._progress, self._task, time.monotonic_ns()
-        fetched, given = asked if held else progress.fetched, arrived
+        fetched, given = progress.fetched, arrived
         if self._pin is not None:
             batch = self._pin(batch)
             given = time.monotonic_ns()
@@ -138,20 +129,8 @@ class InProcessIterator(LoaderIterator[T_co]):
         self._given = given
         return batch  # type: ignore[no-any-return]
 
-    def _hold(self, wait: bool) -> bool | None:
-        """Make a batch ahead of its turn: see `Hold` in `streams/tail.py`."""
-        loader, start = self._loader, self._start
-        assert loader is not None and start is not None
-        if not wait:
-            return None
-        made = self._make(loader, start)
-        if isinstance(made[2], EndOfData):  # it comes again, in its turn
-            return False
-        self._held.append(made)
-        return True
-
-    def _make(self, loader: _Making, start: EpochStart) -> _Made:
-        """Make the next batch, or the exception in its place; it is noted when it has its turn."""
+    def _make(self, loader: _Making, start: EpochStart) -> tuple[int, Any, Exception | None, int]:
+        """Make the next batch: its number; it, or what is raised in its place; its samples."""
         task = self._next_task(start)
         self._progress.begin(-1)
         number = self._number
@@ -210,9 +189,6 @@ class InProcessIterator(LoaderIterator[T_co]):
             self._number = self._reached(self._start)
             if self._start.batches is None:
                 self._begun.clear()
-                self._held.clear()
-                if self._tail is not None:
-                    self._tail.restarted(self._start.position)
                 self._loader.begin_epoch()  # an iterator that was interrupted has often ended
 
     def _next_task(self, start: EpochStart) -> Any:

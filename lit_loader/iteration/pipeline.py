@@ -238,14 +238,6 @@ class Pipeline:
         outcome.unpack(pool.divide)
         return outcome
 
-    def hold(self, wait: bool) -> bool | None:
-        """Take the next outcome ahead of its turn: see `Hold` in `streams/tail.py`."""
-        following = self.take() if wait else self.take_at_once()
-        if following is None:
-            return None
-        self.ready.append(following)
-        return not following.ended
-
     def _next(self) -> Outcome | None:
         pool, healer, began = self.pool, self.healer, 0.0
         assert pool is not None

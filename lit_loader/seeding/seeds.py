@@ -30,6 +30,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lit_loader.seeding import generator_lock
 
@@ -45,6 +46,7 @@ __all__ = [
     "seed_globals",
     "seed_streams",
     "seed_worker",
+    "tensor_bytes",
 ]
 
 # --- what `lit_loader.get_rng` gives: it follows from the sample alone ---
@@ -199,10 +201,28 @@ def _fingerprint(index: Any) -> int:
 def canonical_pickle(value: Any) -> bytes:
     """Pickle a value so that equal ones give equal bytes."""
     file = io.BytesIO()
-    pickler = pickle.Pickler(file, protocol=4)
+    pickler = _Pickler(file, protocol=4)
     pickler.fast = True  # without memo: equal values give equal bytes, whether parts are shared
     pickler.dump(value)
     return file.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Writes tensors as their bytes: what torch writes of a storage differs each time."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not torch.Tensor:
+            return NotImplemented
+        return tuple, (str(obj.dtype), tuple(obj.shape), tensor_bytes(obj).tobytes())
+
+
+def tensor_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    """Give the bytes of a tensor's values in order, uint8 of shape (bytes,); not to be changed.
+
+    Raises if it has no such (it is sparse, nested or quantized, say).
+    """
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8).numpy()
 
 
 class BaseSeed:

@@ -22,7 +22,7 @@ from typing import Final
 from lit_loader.statistics.records import LoaderStatistics, StageTimes
 from lit_loader.statistics.sentences import counted, duration, percent
 
-__all__ = ["CHEAPER", "PLACES", "verdict"]
+__all__ = ["PLACES", "cause", "verdict"]
 
 LITTLE: Final = 0.02  # part of the time that the trainer may wait without advice about it
 MUCH: Final = 0.1  # part of the time from which on the transfer to the device is mentioned
@@ -43,7 +43,7 @@ PLACES: Final = {
     "collate": "in collate_fn",
     "encode": "writing batches into shared memory",
 }
-CHEAPER: Final = {
+_CHEAPER: Final = {
     "fetch": "make __getitem__ cheaper",
     "collate": "make collate_fn cheaper (the default one stacks tensors where they are needed)",
     "encode": "return tensors or arrays, which are copied, instead of objects, which are pickled",
@@ -80,12 +80,12 @@ def verdict(
     else:
         parts = [
             f"the trainer waited {percent(fraction)} of the time",
-            _cause(statistics, num_workers, cores, persistent_workers),
+            cause(statistics, num_workers, cores, persistent_workers),
         ]
     return "; ".join([*parts, *_besides(statistics, transfer, cores)])
 
 
-def _cause(
+def cause(
     statistics: LoaderStatistics, num_workers: int, cores: int | None, persistent_workers: bool
 ) -> str:
     """Why the trainer waited, and what would help."""
@@ -202,14 +202,21 @@ def _workers(statistics: LoaderStatistics, num_workers: int, cores: int | None) 
     text = f"workers were {percent(busy)} busy, {percent(share)} of it {PLACES[stage]}: "
     if storage := _storage(statistics):
         return text + storage
+    computing = statistics.processor_fraction
+    few = cores is not None and computing * busy * num_workers < BUSY * cores
     if statistics.why_so_many:
-        text += CHEAPER[stage]
+        text += _CHEAPER[stage]
+    elif 0 < computing < BUSY and few:
+        text += (
+            f"they computed for {percent(computing)} of that and waited for the rest, so more "
+            f"workers help, also more than there are processors, or {_CHEAPER[stage]}"
+        )
     elif statistics.nodes:
-        text += f"raise remote_workers or {CHEAPER[stage]}"
+        text += f"raise remote_workers or {_CHEAPER[stage]}"
     elif cores is None or num_workers < cores:
-        text += f"add workers or {CHEAPER[stage]}"
+        text += f"add workers or {_CHEAPER[stage]}"
     else:
-        text += CHEAPER[stage]
+        text += _CHEAPER[stage]
         text += f"; there are {cores} cores, so add workers only if these wait for files or network"
     return text + (_slowest(statistics) if stage == "fetch" else "")
 

@@ -34,14 +34,10 @@ _loaders: Counter[str] = Counter()  # of each kind
 
 
 class Word(NamedTuple):
-    """What a rank has said: how many batches it has, and whether these are all.
-
-    ``lead`` of them were given before the epoch was resumed; only under ``shard_tail="drop"``.
-    """
+    """What a rank has said: how many batches it has, and whether these are all."""
 
     batches: int = 0
     final: bool = False
-    lead: int = 0
     done: bool = False  # whether it asks no more
 
 
@@ -173,5 +169,5 @@ class JobStore:
 
 
 def _read(data: bytes) -> Word:
-    batches, final, lead, done = map(int, bytes(data).decode().split())
-    return Word(batches, bool(final), lead, bool(done))
+    batches, final, done = map(int, bytes(data).decode().split())
+    return Word(batches, bool(final), bool(done))

@@ -9,30 +9,22 @@ An iterator has one of these, if the ranks have to agree. Before each
 batch it asks `admits`, and after it calls `given`. Each rank says of how many batches it is sure,
 and when there will be no more. Whether all are to give a batch follows from what they have said,
 and not from when: all come to the same answer. Batches are counted from where the epoch was begun,
-or resumed; under "drop", where rounds count, those before are added, of which a rank may have more
-than another one: its lead, after a resume by more ranks in the midst of a round.
+or resumed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
-from lit_loader.checkpoint.position import EpochPosition, ReadPoint, Shards
+from lit_loader.checkpoint.position import EpochPosition, Shards
 from lit_loader.context import reading
 from lit_loader.describe import short_repr
 from lit_loader.errors import LoaderError
 from lit_loader.streams.job_store import LONGEST_PAUSE, JobStore, Talks, Word
 
-__all__ = ["ShardTail", "least_depth", "tail_of"]
-
-Hold = Callable[[bool], bool | None]
-"""Has the next outcome ready ahead of its turn: called with whether to wait for it. Returns whether
-it is a batch (False: a reader's end), or None if it is not there."""
-
-ROUNDS_AHEAD: Final = 2
-"""Rounds that workers are to be ahead, so that one is asked about while another is given out."""
+__all__ = ["ShardTail", "tail_of"]
 
 _SHORTEST_PAUSE: Final = 0.0001  # seconds until others are asked again
 
@@ -52,20 +44,18 @@ class ShardTail:
         job: JobStore | None,
         where: str,
         promised: Sequence[int] = (),
-        *,
-        lead: int = 0,
     ) -> None:
         self._rank, self._job, self._where = rank, job, where
         self._promised = promised[rank] if promised else None
         self._words: list[Word | None] = [Word(count, final=True) for count in promised]
-        self._own = Word(lead=lead)
+        self._own = Word()
         if not promised:
             self._words = [None] * ranks
             self._words[rank] = self._own
         self._sure = 0  # batches that all are to give, as far as is known
         self._number = 0  # of the batch that was admitted last
 
-    def admits(self, position: EpochPosition, hold: Hold) -> bool:
+    def admits(self, position: EpochPosition) -> bool:
         """Whether there is to be another batch; waits for the other ranks where it must."""
         self._number = position.since + 1
         return not position.padding or self.agreed(self._number)
@@ -89,12 +79,9 @@ class ShardTail:
             raise LoaderError(
                 f"rank {self._rank} of {len(self._words)} in {self._where} has no batch that it "
                 "could repeat, and others have more: its readers are all empty; give each at least "
-                "one sample, pass fewer num_shards, or shard_tail='drop' or 'keep'"
+                "one sample, pass fewer num_shards, or shard_tail='keep'"
             )
         return True
-
-    def restarted(self, position: EpochPosition) -> None:
-        """Note that what was ready ahead is lost, and will be made again."""
 
     def end(self) -> None:
         """Note that the epoch is over for all ranks."""
@@ -103,7 +90,7 @@ class ShardTail:
             self._own = self._own._replace(done=True)
 
     def tell(self, count: int, final: bool = False) -> None:
-        """Say that this rank has so many batches, its lead counted; ``final``: and no more.
+        """Say that this rank has so many batches; ``final``: and no more.
 
         A LoaderError if there are not as many as was promised.
         """
@@ -119,21 +106,19 @@ class ShardTail:
                 "shard_length(index, count) give what __iter__ gives that reader"
             )
 
-    def agreed(self, number: int, come: Callable[[], bool] = lambda: False) -> bool:
+    def agreed(self, number: int) -> bool:
         """Whether all ranks are to give a batch of this number, from 1 on; waits until it is known.
 
-        ``come`` has more of this rank's own come in, and returns whether it has. A LoaderError if
-        another rank says nothing.
+        A LoaderError if another rank says nothing.
         """
         asked, pause = time.monotonic(), 0.0
         while number > self._sure:
             verdict = self._verdict(number)
             if verdict is not None:
                 return verdict
-            if not come():
-                time.sleep(pause)
-                pause = min(2 * pause + _SHORTEST_PAUSE, LONGEST_PAUSE)
-                self._hear(number, time.monotonic() - asked)
+            time.sleep(pause)
+            pause = min(2 * pause + _SHORTEST_PAUSE, LONGEST_PAUSE)
+            self._hear(number, time.monotonic() - asked)
         return True
 
     def _verdict(self, number: int) -> bool | None:
@@ -155,7 +140,7 @@ class ShardTail:
         silent = [
             rank
             for rank, word in enumerate(self._words)
-            if word is None or not (word.final or word.batches >= number + self._most)
+            if word is None or not (word.final or word.batches >= number)
         ]
         raise LoaderError(
             f"rank {silent[0]} has not said for {waited:,.0f} s (the job's timeout) whether it has "
@@ -163,85 +148,6 @@ class ShardTail:
             "iterates another loader; if it is late, init_process_group(timeout=...) gives it more "
             "time; if ranks are to stop apart, pass shard_tail='keep'"
         )
-
-    @property
-    def _most(self) -> int:
-        """The largest lead that is known."""
-        return max(word.lead for word in self._words if word is not None)
-
-
-class WholeRounds(ShardTail):
-    """``shard_tail="drop"``: a batch is given if all ranks have all of its round.
-
-    The rest of the round is waited for before its first batch is given. ``points`` are where this
-    rank's readers begin.
-    """
-
-    def __init__(self, *told: Any, points: Sequence[ReadPoint]) -> None:
-        self._begun = [point.batches for point in points]
-        super().__init__(*told, lead=sum(self._begun))
-        self._round = min(self._begun)
-        self._full = 0  # batches since the start, in rounds that are full as far as is seen
-        self._seen = 0  # batches since the start that are ready or given out
-        self._ended = False
-        if any(point.ended or point.before for point in points):
-            self._end()
-
-    def admits(self, position: EpochPosition, hold: Hold) -> bool:
-        number = position.since + 1
-        self._come(number, hold)
-        return self.agreed(number, lambda: self._come(number, hold))
-
-    def given(self, position: EpochPosition) -> None:
-        """Nothing: the round was told of when it was there."""
-
-    def begins_again(self, position: EpochPosition) -> bool:
-        """Never: a reader's end is everyone's."""
-        return False
-
-    def _come(self, number: int, hold: Hold) -> bool:
-        """Note what is ready, waiting for it if it is needed; returns whether there was any."""
-        before, lead = self._seen, self._own.lead
-        while not self._ended:
-            there = hold(self._full + lead < number + self._most)
-            if there is None:
-                break
-            self._note(there)
-        return self._seen > before
-
-    def _note(self, batch: bool) -> None:
-        if not batch:
-            self._end()
-            return
-        self._seen += 1
-        # Readers that are a round ahead have no turn in the first one, after a resume.
-        if self._seen == sum(max(0, self._round + 1 - begun) for begun in self._begun):
-            self._round += 1
-            if self._seen > self._full:
-                self._full = self._seen
-                self.tell(self._full + self._own.lead)
-
-    def _end(self) -> None:
-        self._ended = True
-        self.tell(self._full + self._own.lead, final=True)
-
-    def restarted(self, position: EpochPosition) -> None:
-        points = [position.reader(reader) for reader in range(len(self._begun))]
-        self._seen = position.since
-        self._round = min(point.batches for point in points)
-
-    def _verdict(self, number: int) -> bool | None:
-        known, most = [word for word in self._words if word is not None], self._most
-        if any(word.final and word.batches < number + most for word in known):
-            return False
-        if len(known) == len(self._words):
-            self._sure = min(word.batches for word in known) - most
-        return True if number <= self._sure else None
-
-
-def least_depth(shards: Shards | None, tail: str) -> int:
-    """How many batches workers must be ahead at least: a round is given when all of it is there."""
-    return ROUNDS_AHEAD * len(shards.mine) if shards is not None and tail == "drop" else 0
 
 
 def tail_of(
@@ -251,21 +157,16 @@ def tail_of(
 
     A LoaderError if the ranks have no way to tell each other.
     """
-    tail = loader.shard_tail
-    if shards is None or tail == "keep" or (tail == "pad" and shards.replicas == 1):
+    if shards is None or loader.shard_tail == "keep" or shards.replicas == 1:
         return None
     rank, ranks, epoch = shards.rank, shards.replicas, start.start.epoch
     name = type(loader.dataset).__name__
     where = f"epoch {epoch} of {name}"
-    promised, job = None, None
-    if ranks > 1:
-        resumed = bool(start.start.readers)  # and so on all ranks
-        promised = _promised(loader, shards.count, ranks, epoch, resumed)
-    if ranks > 1 and promised is None:
-        kind = f"{name}/{shards.count}/{ranks}/{tail}"
-        job = talks.begin(kind, epoch, start, rank, ranks, where)
-    told = rank, ranks, job, where, promised or ()
-    return ShardTail(*told) if tail == "pad" else WholeRounds(*told, points=start.now().readers)
+    resumed = bool(start.start.readers)  # and so on all ranks
+    promised, job = _promised(loader, shards.count, ranks, epoch, resumed), None
+    if promised is None:
+        job = talks.begin(f"{name}/{shards.count}/{ranks}", epoch, start, rank, ranks, where)
+    return ShardTail(rank, ranks, job, where, promised or ())
 
 
 def _promised(loader: Any, count: int, ranks: int, epoch: int, resumed: bool) -> list[int] | None:
@@ -290,7 +191,4 @@ def _promised(loader: Any, count: int, ranks: int, epoch: int, resumed: bool) ->
             )
     size = loader.batch_size or 1
     batches = [number // size if loader.drop_last else -(-number // size) for number in samples]
-    shares = [batches[rank::ranks] for rank in range(ranks)]
-    if loader.shard_tail == "drop":
-        return [len(share) * min(share) for share in shares]
-    return [sum(share) for share in shares]
+    return [sum(batches[rank::ranks]) for rank in range(ranks)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import email
+import email.message
 import inspect
 import pickle
 import re
@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import lit_loader
 from lit_loader import errors
@@ -84,16 +85,44 @@ def test_sdist_builds_and_tests_anywhere(distributions: Path) -> None:
     assert names >= {"examples/train.py", "pyproject.toml", "tests/project/test_package.py"}
 
 
-def test_metadata_are_of_use_to_a_package_index(distributions: Path) -> None:
+@pytest.fixture(scope="module")
+def metadata(distributions: Path) -> email.message.Message:
     (wheel,) = distributions.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith("dist-info/METADATA"))
-        said = email.message_from_bytes(archive.read(name))
-    assert said["Description-Content-Type"] == "text/markdown"
-    text = said.get_payload()
+        return email.message_from_bytes(archive.read(name))
+
+
+def test_metadata_are_of_use_to_a_package_index(metadata: email.message.Message) -> None:
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    text = metadata.get_payload()
     assert isinstance(text, str) and "A data loader for PyTorch" in text
     links = re.findall(r"\]\((.*?)\)", text)
     assert links and all(link.startswith("#") or "://" in link for link in links)
+
+
+def test_the_pins_admit_the_dependencies_with_every_python(metadata: email.message.Message) -> None:
+    """README's commands install with ``-c constraints.txt``, whatever the Python."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]
+    needs = [Requirement(line) for line in metadata.get_all("Requires-Dist", ())]
+    kinds = [kind.split(" :: ")[-1] for kind in metadata.get_all("Classifier", ())]
+    pythons = [kind for kind in kinds if re.fullmatch(r"3\.\d+", kind)]
+    assert "3.10" in pythons
+    for python in pythons:
+        for extra in ("", "examples", "dev"):
+            environment = {"python_version": python, "extra": extra}
+            versions = {
+                pin.name: str(pin.specifier).removeprefix("==")
+                for pin in pins
+                if pin.marker is None or pin.marker.evaluate(environment)
+            }
+            for need in needs:
+                if need.name in versions and (
+                    need.marker is None or need.marker.evaluate(environment)
+                ):
+                    version = versions[need.name]
+                    assert need.specifier.contains(version, prereleases=True), (python, str(need))
 
 
 @pytest.mark.parametrize("name", sorted(set(lit_loader.__all__) - {"__version__"}))

@@ -72,7 +72,9 @@ def test_integers_of_any_kind_are_the_same_sample(index: Any) -> None:
 def test_seeds_of_samples_are_the_same_in_each_process() -> None:
     program = (
         "from lit_loader.seeding.seeds import sample_seed\n"
-        "print([sample_seed(5, i) for i in ('a', ('a', 1), frozenset('abcdef'), b'x', 1.5)])"
+        "from torch import tensor\n"
+        "indices = ['a', ('a', 1), frozenset('abcdef'), b'x', 1.5, tensor([1, 2]), [tensor(1.5)]]\n"
+        "print([sample_seed(5, i) for i in indices])"
     )
     answers = {
         subprocess.run(

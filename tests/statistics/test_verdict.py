@@ -168,3 +168,16 @@ def test_accidents(waited: float) -> None:
     found = run(waited, 0.9, worker_restarts=2, sample_errors=1)
     words = verdict(found, num_workers=1)
     assert words.endswith("; 2 workers had to be replaced; 1 sample could not be read")
+
+
+@pytest.mark.parametrize(
+    ("computing", "cores", "expected"),
+    [
+        (0.3, 4, "they computed for 30 % of that and waited for the rest, so more workers help"),
+        (0.3, 1, "make __getitem__ cheaper; there are 1 cores"),  # for a processor, then
+        (0.9, 4, "add workers or make __getitem__ cheaper"),
+    ],
+)
+def test_workers_that_wait(computing: float, cores: int, expected: str) -> None:
+    found = run(0.9, 0.9, 0.9, 0.9, processor_fraction=computing)
+    assert expected in verdict(found, num_workers=3, cores=cores)

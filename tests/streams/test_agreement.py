@@ -5,16 +5,14 @@ from __future__ import annotations
 import itertools
 import random
 from datetime import timedelta
-from typing import Literal
 
 import pytest
 import torch
 from torch.distributed import HashStore, distributed_c10d
 
 from lit_loader import LoaderError
-from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.streams.job_store import JobStore, Talks
-from lit_loader.streams.tail import ShardTail, WholeRounds
+from lit_loader.streams.tail import ShardTail
 
 
 @pytest.fixture(autouse=True)
@@ -29,24 +27,18 @@ def store(monkeypatch: pytest.MonkeyPatch) -> HashStore:
     return made
 
 
-Tail = Literal["drop", "pad"]
-
-
-def tails(tail: Tail, ranks: int, subject: str = "a") -> list[ShardTail]:
-    told = [
-        (rank, ranks, JobStore(subject, rank, ranks, "epoch 3"), "epoch 3") for rank in range(ranks)
+def tails(ranks: int, subject: str = "a") -> list[ShardTail]:
+    return [
+        ShardTail(rank, ranks, JobStore(subject, rank, ranks, "epoch 3"), "epoch 3")
+        for rank in range(ranks)
     ]
-    if tail == "pad":
-        return [ShardTail(*each) for each in told]
-    return [WholeRounds(*each, points=[ReadPoint()]) for each in told]
 
 
-@pytest.mark.parametrize("tail", ["drop", "pad"])
-def test_all_come_to_the_same_answer_whenever_they_read(tail: Tail) -> None:
+def test_all_come_to_the_same_answer_whenever_they_read() -> None:
     drawn = random.Random(4)
     for trial in range(30):
         lengths = [drawn.randrange(5) for _ in range(3)]
-        ends = tails(tail, 3, str(trial))
+        ends = tails(3, str(trial))
         words = [
             (rank, count, count == length)
             for rank, length in enumerate(lengths)
@@ -61,20 +53,20 @@ def test_all_come_to_the_same_answer_whenever_they_read(tail: Tail) -> None:
         assert told == lengths
         for rank, number in itertools.product(range(3), range(1, 7)):
             answers[rank].append(ends[rank].agreed(number))
-        count = min(lengths) if tail == "drop" else max(lengths)
+        count = max(lengths)
         assert answers == [[True] * count + [False] * (6 - count)] * 3
 
 
 def test_a_rank_that_is_not_heard_of() -> None:
-    one, _ = tails("drop", 2)
-    one.tell(1)
-    text = r"rank 1 has not said for \d+ s \(the job's timeout\) whether it has a batch 1 in epoch"
+    one, _ = tails(2)
+    one.tell(1, final=True)
+    text = r"rank 1 has not said for \d+ s \(the job's timeout\) whether it has a batch 2 in epoch"
     with pytest.raises(LoaderError, match=text):
-        one.agreed(1)
+        one.agreed(2)
 
 
 def test_a_rank_that_leaves() -> None:
-    one, other = tails("pad", 2)
+    one, other = tails(2)
     one.tell(2, final=True)
     other.tell(3)
     del other
@@ -84,7 +76,7 @@ def test_a_rank_that_leaves() -> None:
 
 
 def test_a_store_that_is_gone(store: HashStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, _ = tails("drop", 2)
+    one, _ = tails(2)
     one.tell(1)
 
     def lost(*_: object) -> None:
@@ -92,7 +84,7 @@ def test_a_store_that_is_gone(store: HashStore, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("lit_loader.streams.job_store._read", lost)
     with pytest.raises(LoaderError, match="store, in the first rank's process, is lost in epoch 3"):
-        one.agreed(1)
+        one.agreed(2)
 
 
 def test_fewer_processes_than_ranks() -> None:

@@ -57,12 +57,7 @@ def stage(readers: list[Reader], tail: str, ranks: int, taken: int | None) -> li
     """Let each rank take so many batches; give the readers and the numbers of these."""
     shares = [readers[rank::ranks] for rank in range(ranks)]
     own = [sum(reader.own for reader in share) for share in shares]
-    if tail == "drop":
-        rounds = min(reader.batches for reader in readers)
-        there = min(sum(max(0, rounds - each.at) for each in share) for share in shares)
-        counts = [there] * ranks
-    else:
-        counts = [max(own)] * ranks if tail == "pad" else own
+    counts = [max(own)] * ranks if tail == "pad" else own
     given: list[list[Any]] = []
     for share, count in zip(shares, counts, strict=True):
         count = count if taken is None else min(count, taken)
@@ -109,8 +104,6 @@ def test_the_model() -> None:
 
     assert lengths("keep", (2, None)) == [[17, 11]]
     assert lengths("pad", (2, None)) == [[17, 17]]
-    assert lengths("drop", (2, None)) == [[6, 6]]
-    assert lengths("drop", (1, None)) == [[12]]
     assert lengths("pad", (1, None)) == [[28]]
     assert lengths("pad", (4, 5), (2, None)) == [[5, 5, 5, 5], [7, 7]]
 
@@ -119,11 +112,8 @@ def test_two_ranks(tmp_path: Path) -> None:
     check(
         [
             ("generator", "pad", 0, [(2, None)]),
-            ("generator", "drop", 0, [(2, None)]),
             ("iterator", "pad", 2, [(2, 14), (2, None)]),
-            ("iterator", "drop", 2, [(2, 3), (2, None)]),
             ("promising", "pad", 1, [(2, None)]),
-            ("promising", "drop", 0, [(2, None)]),
             ("promising", "pad", 0, [(2, 13), (2, None)]),
         ],
         2,
@@ -135,7 +125,6 @@ def test_four_ranks_then_two_then_one(tmp_path: Path) -> None:
     check(
         [
             ("both", "pad", 1, [(4, 6), (2, 3), (1, None)]),
-            ("generator", "drop", 0, [(4, 1), (2, 2), (1, None)]),
             ("promising", "pad", 0, [(4, None)]),  # some begin again and again
         ],
         4,
@@ -146,33 +135,21 @@ def test_four_ranks_then_two_then_one(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["generator", "iterator", "both", "promising"])
 @pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("tail", ["pad", "drop"])
-def test_many_stages(kind: str, workers: int, tail: str, tmp_path: Path) -> None:
+def test_many_stages(kind: str, workers: int, tmp_path: Path) -> None:
     chains: list[list[tuple[int, int | None]]] = [
         [(4, None)],
         [(2, 1), (4, 1), (1, 3), (2, None)],
         [(1, 3), (4, None)],
+        [(4, 9), (4, None)],
+        [(4, 7), (4, 1), (2, 1), (4, None)],
+        [(4, 4), (2, 1), (2, 4), (1, 2), (4, None)],
     ]
-    if tail == "drop":
-        chains += [
-            [(4, 2), (4, None)],
-            [(4, 1), (2, 1), (4, None)],
-            [(4, 2), (4, 1), (1, None)],
-        ]
-    else:
-        chains += [
-            [(4, 9), (4, None)],
-            [(4, 7), (4, 1), (2, 1), (4, None)],
-            [(4, 4), (2, 1), (2, 4), (1, 2), (4, None)],
-        ]
-    check([(kind, tail, workers, chain) for chain in chains], 4, tmp_path)
+    check([(kind, "pad", workers, chain) for chain in chains], 4, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("tail", "workers"), [("drop", 0), pytest.param("pad", 1, marks=pytest.mark.slow)]
-)
-def test_a_rank_that_is_killed(tail: str, workers: int) -> None:
-    said = run_program(Path(lonely_rank.__file__), tail, workers)
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_rank_that_is_killed(workers: int) -> None:
+    said = run_program(Path(lonely_rank.__file__), "pad", workers)
     assert re.search(r"^\d+ rank 1 has not said for \d+ s", said, re.MULTILINE), said
     assert said.endswith("[0, -9]\n")
 
