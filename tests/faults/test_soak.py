@@ -6,6 +6,7 @@
 Loaders of every kind run side by side, each in a thread of its own; what they give is compared with
 what they gave before the first fault. Meanwhile another thread strikes every few hundred
 milliseconds: a worker, the launcher, both, a launcher that has just been forked, the fork server.
+Others never rest, so that forks copy locks in any state.
 What is drawn comes from a seed (``LIT_LOADER_SOAK_SEED``); what it meets is the machine's affair.
 """
 
@@ -15,11 +16,16 @@ import collections
 import contextlib
 import functools
 import gc
+import importlib
+import io
+import json
+import logging
 import os
 import random
 import re
 import signal
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -302,6 +308,35 @@ def lanes() -> list[Lane]:
     ]
 
 
+# Threads that never rest -----------------------------------------------------------------------
+
+
+def deeds() -> list[Callable[[], object]]:
+    """What a training program's other threads may be at while workers are forked."""
+    log = logging.getLogger("lit_loader.tests.soak")
+    log.propagate = False
+    log.addHandler(logging.StreamHandler(io.StringIO()))
+    matrix = torch.rand(120, 120)
+
+    def imported() -> None:
+        sys.modules.pop("wave", None)
+        importlib.import_module("wave")
+
+    return [
+        lambda: matrix @ matrix,
+        lambda: np.empty(20_000).sum(),
+        lambda: log.warning("%s", "." * 500),
+        imported,
+        lambda: [bytearray(1 << 18) for _ in range(20)],
+        lambda: json.loads(json.dumps({"numbers": list(range(200))})),
+    ]
+
+
+def repeat(deed: Callable[[], object], over: threading.Event) -> None:
+    while not over.wait(0.001):
+        deed()
+
+
 # The chaos -------------------------------------------------------------------------------------
 
 
@@ -455,6 +490,7 @@ def soak(seconds: float, targets: list[Lane]) -> list[Usage]:
         for lane in targets
         if lane not in mains
     ]
+    threads += [threading.Thread(target=repeat, args=(deed, over)) for deed in deeds()]
     with warnings.catch_warnings(record=True) as told, ThreadPoolExecutor(2) as pool:
         warnings.simplefilter("always")
         with_workers = [lane for lane in targets if lane.options["num_workers"]]
