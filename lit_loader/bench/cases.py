@@ -1,4 +1,4 @@
-"""The cases: `ROWS` has, by a case's name, what measures its rows, by theirs.
+"""The cases: `ROWS` has, by a case's name, the function that plans its rows.
 
 - ``transport``: samples cost next to nothing, so what is measured is what a loader adds.
 - ``decoding``: real decoding, where what a loader adds should vanish. Two figures each: the time a
@@ -8,6 +8,9 @@
 - ``busy``: a training loop that holds the GIL in pure Python for 5 ms at a time. What a loader does
   in threads of the training process has to wait for the GIL. The consumer is slower than the
   workers together, or these are.
+- ``start``: the time from making a loader to its first batch, by start methods and workers, for a
+  dataset object that is small and one that is large (an array and many strings, all of which a
+  start method other than fork has to carry over); then everything is ended again.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
+from multiprocessing import get_all_start_methods
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,17 +29,18 @@ import torch
 
 from lit_loader.bench import datasets
 from lit_loader.bench.datasets import Pool, Sleeping, lengths, tensors
-from lit_loader.bench.loaders import OpenLoader, Setup
-from lit_loader.bench.machine import cpu_seconds, wait_until_idle
+from lit_loader.bench.loaders import Open, OpenLoader, Setup
+from lit_loader.bench.machine import cpu_seconds
 from lit_loader.bench.rounds import (
-    A_BATCH,
     MICRO,
-    PROCESSOR,
     Figures,
+    Measurement,
     Rows,
     Session,
+    Subject,
     seconds_per_batch,
 )
+from lit_loader.bench.settings import Settings
 
 __all__ = ["ROWS"]
 
@@ -64,16 +70,29 @@ _KINDS: Final[Mapping[str, tuple[Callable[[], Any], int | None, int, Any]]] = {
 }  # fmt: skip
 
 
+def _transport(settings: Settings) -> Rows:
+    return dict.fromkeys(_KINDS, _handed_over)
+
+
 def _handed_over(name: str, session: Session) -> None:
     make, size, full, collate_fn = _KINDS[name]
     batches = session.settings.count(full)
     setup = Setup(size, *session.settings.workers, collate_fn=collate_fn)
     dataset = Pool(setup.length(batches), make(), labelled="+ 32 ints" in name)
-    session.compare("transport", name, dataset, setup, partial(_a_batch, setup, batches))
+    subjects = session.subjects(dataset, setup, partial(_a_batch, setup, batches))
+    session.compare(Measurement("transport", name, "µs/batch"), subjects)
 
 
 def _a_batch(setup: Setup, batches: int, opened: OpenLoader) -> Figures:
-    return {A_BATCH: seconds_per_batch(opened, skip=setup.ahead, batches=batches) * MICRO}
+    return {"": seconds_per_batch(opened, skip=setup.ahead, batches=batches) * MICRO}
+
+
+def _decoding(settings: Settings) -> Rows:
+    return {
+        "JPEG 500x375, crop, flip": partial(_decoded, datasets.JpegImages, 16, 40),
+        "text, 512 tokens": partial(_decoded, partial(datasets.Texts, tokens=512), 32, 60),
+        "Parquet row groups": _parquet,
+    }
 
 
 def _parquet(name: str, session: Session) -> None:
@@ -92,20 +111,36 @@ def _decoded(make: Callable[[int], Any], size: int, full: int, name: str, sessio
         before = cpu_seconds()
         figures = _a_batch(setup, batches, opened)
         # Of whole epochs: what is made ahead of one is made ahead of the next one, too.
-        wait_until_idle()
-        return {**figures, PROCESSOR: (cpu_seconds() - before) / len(dataset) * MICRO}
+        opened.after_turn()
+        return {**figures, "cpu": (cpu_seconds() - before) / len(dataset) * MICRO}
 
-    session.compare("decoding", name, dataset, setup, figure, units=(A_BATCH, PROCESSOR))
+    measurements = {
+        "": Measurement("decoding", name, "µs/batch"),
+        "cpu": Measurement("decoding", f"{name}: processor", "µs/sample"),
+    }
+    session.compare(measurements, session.subjects(dataset, setup, figure))
+
+
+def _stragglers(settings: Settings) -> Rows:
+    return {"32 samples of 1 ms, 1 % of 50 ms": _straggling}
 
 
 def _straggling(name: str, session: Session) -> None:
     batches = session.settings.count(100, quick=8)
     setup = Setup(32, 4, session.settings.prefetch_factor)
     dataset = Sleeping(setup.length(batches), 1e-3, slow=0.01, times=50)
-    session.compare("stragglers", name, dataset, setup, partial(_a_batch, setup, batches))
+    subjects = session.subjects(dataset, setup, partial(_a_batch, setup, batches))
+    session.compare(Measurement("stragglers", name, "µs/batch"), subjects)
 
 
 _STEP: Final = 5e-3  # seconds
+
+
+def _busy(settings: Settings) -> Rows:
+    return {  # the workers together need so much of a step for a batch
+        "steps of 5 ms, the consumer slower": partial(_beside_steps, 0.8),
+        "steps of 5 ms, the workers slower": partial(_beside_steps, 1.2),
+    }
 
 
 def _hold_the_gil() -> None:
@@ -115,28 +150,64 @@ def _hold_the_gil() -> None:
 
 
 def _beside_steps(share: float, name: str, session: Session) -> None:
-    """The workers together need this share of a step for a batch."""
     batches = session.settings.count(200, quick=10)
     setup = Setup(1, *session.settings.workers)
     dataset = Sleeping(setup.length(batches), share * _STEP * setup.num_workers)
 
     def figure(opened: OpenLoader) -> Figures:
         taken = seconds_per_batch(opened, skip=setup.ahead, batches=batches, step=_hold_the_gil)
-        return {A_BATCH: taken * MICRO}
+        return {"": taken * MICRO}
 
-    session.compare("busy", name, dataset, setup, figure)
+    subjects = session.subjects(dataset, setup, figure)
+    session.compare(Measurement("busy", name, "µs/batch"), subjects)
 
 
-ROWS: Final[Mapping[str, Rows]] = {
-    "transport": dict.fromkeys(_KINDS, _handed_over),
-    "decoding": {
-        "JPEG 500x375, crop, flip": partial(_decoded, datasets.JpegImages, 16, 40),
-        "text, 512 tokens": partial(_decoded, partial(datasets.Texts, tokens=512), 32, 60),
-        "Parquet row groups": _parquet,
-    },
-    "stragglers": {"32 samples of 1 ms, 1 % of 50 ms": _straggling},
-    "busy": {
-        "steps of 5 ms, the consumer slower": partial(_beside_steps, 0.8),
-        "steps of 5 ms, the workers slower": partial(_beside_steps, 1.2),
-    },
+def _start(settings: Settings) -> Rows:
+    rows: Rows = {}
+    for size in ("small", "large"):
+        for method in get_all_start_methods():
+            few = (1, 2) if method == "fork" else (1,)
+            for workers in few if settings.quick else (1, 8, 32):
+                name = f"{size} dataset, {method}, {workers} workers"
+                rows[name] = partial(_started, size, method, workers)
+    return rows
+
+
+def _started(size: str, method: str, workers: int, name: str, session: Session) -> None:
+    settings = session.settings
+    dataset: Any = Pool(4096, tensors(16))
+    if size == "large":
+        megabytes, count = (1, 1_000) if settings.quick else (200, 500_000)
+        dataset.array = np.ones(megabytes * 125_000)
+        dataset.names = [f"images/{number:09d}.jpg" for number in range(count)]
+    setup = Setup(16, workers, settings.prefetch_factor, False, start_method=method)
+
+    def first_batch(open_: Open) -> Figures:
+        begin = time.perf_counter()
+        opened = open_(dataset, setup)
+        try:
+            epoch = opened.epoch()
+            next(epoch)
+            taken = time.perf_counter() - begin
+            # Its workers end with it; SPDL's iterator ends them only when it is closed.
+            getattr(epoch, "close", lambda: None)()
+            del epoch
+        finally:
+            opened.close()
+        return {"": taken * 1e3}
+
+    subjects: dict[str, Subject] = {
+        loader: nullcontext(partial(first_batch, open_))
+        for loader, open_ in session.loaders.items()
+    }
+    # Three rounds at most: 32 workers by spawn take a minute where there are two processors.
+    session.compare(Measurement("start", name, "ms"), subjects, rounds=min(3, settings.rounds))
+
+
+ROWS: Final[Mapping[str, Callable[[Settings], Rows]]] = {
+    "transport": _transport,
+    "decoding": _decoding,
+    "stragglers": _stragglers,
+    "busy": _busy,
+    "start": _start,
 }

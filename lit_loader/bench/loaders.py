@@ -32,6 +32,8 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch.utils.data import default_collate, default_convert
 
+from lit_loader.bench.machine import wait_until_idle
+
 __all__ = ["LOADERS", "CannotRun", "Open", "OpenLoader", "Setup"]
 
 
@@ -46,7 +48,9 @@ class Setup:
     batch_size: int | None  # None: samples are passed on one by one
     num_workers: int = 2
     prefetch_factor: int = 2
+    persistent: bool = True  # whether the workers outlive an epoch
     collate_fn: Callable[[list[Any]], Any] | None = None  # None: torch's default
+    start_method: str | None = None  # of the workers; None: Python's default
     options: Mapping[str, Any] = field(default_factory=dict)  # further ones, by torch's names
 
     @property
@@ -74,6 +78,10 @@ class OpenLoader:
         """Begin an epoch; gives its batches. May be left before its end."""
         return iter(self.loader)
 
+    def after_turn(self) -> None:
+        """Wait until the workers are idle, unclocked."""
+        wait_until_idle()
+
     def close(self) -> None:
         """End all that was started."""
         close = getattr(self.loader, "close", None)
@@ -96,7 +104,8 @@ def _of_torchs_options(module: str, name: str, dataset: Any, setup: Setup) -> Op
     if setup.num_workers:
         options |= {
             "prefetch_factor": setup.prefetch_factor,
-            "persistent_workers": True,
+            "persistent_workers": setup.persistent,
+            "multiprocessing_context": setup.start_method,
             # A worker of torch's that has too many open files prints that and sends nothing:
             # without a limit its loaders would wait for it for ever.
             "timeout": 0.0 if module.startswith("lit_loader") else 120.0,
@@ -126,6 +135,7 @@ def _spdl(dataset: Any, setup: Setup) -> OpenLoader:
         prefetch_factor=setup.prefetch_factor,
         collate_fn=setup.collate_fn,
         in_order=True,
+        multiprocessing_context=setup.start_method,
     )
     return _Spdl(loader)
 
@@ -142,6 +152,8 @@ class _Grain(OpenLoader):
 def _grain(dataset: Any, setup: Setup) -> OpenLoader:
     import grain
 
+    if setup.start_method not in (None, "spawn"):
+        raise CannotRun(f"it starts its processes by spawn, not by {setup.start_method}")
     source = grain.MapDataset.source(dataset)
     collate = _AsArrays(setup)
     if setup.batch_size is None:

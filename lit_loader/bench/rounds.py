@@ -13,24 +13,25 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from lit_loader.bench.loaders import CannotRun, Open, OpenLoader, Setup
-from lit_loader.bench.machine import wait_until_idle
 from lit_loader.bench.settings import REFERENCE, Settings
 
 __all__ = [
-    "A_BATCH", "MICRO", "PROCESSOR", "Figures", "Measurement", "Rows", "Session", "Spread",
+    "MICRO", "Figures", "Measurement", "Rows", "Session", "Spread", "Subject",
     "in_one_line", "seconds_per_batch",
 ]  # fmt: skip
 
 MICRO: Final = 1e6  # microseconds a second: the unit of most rows
 
-A_BATCH, PROCESSOR = "µs/batch", "processor µs/sample"  # units of rows
-
-Figures: TypeAlias = Mapping[str, float]  # unit to figure
+# Name of a measurement of the row ("" where there is one only) to figure.
+Figures: TypeAlias = Mapping[str, float]
+# What is measured: entered, a loader with its workers say, for all rounds; a call is a turn.
+Subject: TypeAlias = AbstractContextManager[Callable[[], Figures]]
 # What a case plans: what is loaded, to what measures it, which is called with that.
 Rows: TypeAlias = "dict[str, Callable[[str, Session], None]]"
 
@@ -89,50 +90,75 @@ class Session:
     measurements: list[Measurement] = field(default_factory=list)  # with the one being made
     tick: Callable[[str], None] = lambda name: None  # before each turn, with whose it is
 
+    def subjects(
+        self, dataset: Any, setup: Setup, figure: Callable[[OpenLoader], Figures]
+    ) -> dict[str, Subject]:
+        """All chosen loaders, each opened with the same options and measured by `figure`."""
+        return {
+            name: _loader(open_, dataset, setup, figure) for name, open_ in self.loaders.items()
+        }
+
     def compare(
         self,
-        case: str,
-        name: str,
-        dataset: Any,
-        setup: Setup,
-        figure: Callable[[OpenLoader], Figures],
-        units: Sequence[str] = (A_BATCH,),
+        measurements: Measurement | Mapping[str, Measurement],
+        subjects: Mapping[str, Subject],
+        rounds: int | None = None,
     ) -> None:
-        """Measure a row in rounds in which the loaders take turns; all stay open until the end.
+        """Measure in rounds that take turns; all subjects stay open until the end.
 
-        ``figure`` gives a loader's figures, one for each of the ``units``. A round is taken in when
-        it is complete, so that an interrupt leaves whole ones.
+        Figures go to the measurement of their name. A round is taken in when it is complete, so
+        that an interrupt leaves whole ones.
         """
-        measurements = [Measurement(case, name, unit) for unit in units]
-        self.measurements += measurements
+        if isinstance(measurements, Measurement):
+            measurements = {"": measurements}
+        rounds = self.settings.rounds if rounds is None else rounds
+        self.measurements += measurements.values()
         with contextlib.ExitStack() as stack:
-            opened: dict[str, OpenLoader] = {}
+            turns: dict[str, Callable[[], Figures]] = {}
 
-            def fail(loader: str, error: Exception) -> None:
-                opened.pop(loader, None)
-                for measurement in measurements:
-                    measurement.cannot[loader] = in_one_line(error)
+            def fail(name: str, error: Exception) -> None:
+                turns.pop(name, None)
+                for measurement in measurements.values():
+                    measurement.cannot[name] = in_one_line(error)
 
-            for loader, open_ in self.loaders.items():
+            for name, subject in subjects.items():
                 try:
-                    opened[loader] = open_(dataset, setup)
-                    stack.callback(opened[loader].close)
+                    turns[name] = stack.enter_context(subject)
                 except Exception as error:  # whatever another library raises
-                    fail(loader, error)
-            for number in range(1 + self.settings.rounds):
+                    fail(name, error)
+            for number in range(1 + rounds):
                 found: dict[str, Figures] = {}
-                loaders, first = [*opened], number % max(1, len(opened))
-                for loader in [*loaders[first:], *loaders[:first]]:
-                    self.tick(loader)
+                names, first = [*turns], number % max(1, len(turns))
+                for name in [*names[first:], *names[:first]]:
+                    self.tick(name)
                     try:
-                        found[loader] = figure(opened[loader])
+                        found[name] = turns[name]()
                     except Exception as error:
-                        fail(loader, error)
-                    wait_until_idle()
+                        fail(name, error)
                 if number:
-                    ordered = [loader for loader in self.loaders if loader in found]
-                    for each in measurements:
-                        each.rounds.append({loader: found[loader][each.unit] for loader in ordered})
+                    ordered = [name for name in subjects if name in found]
+                    for key, measurement in measurements.items():
+                        measurement.rounds.append(
+                            {name: found[name][key] for name in ordered if key in found[name]}
+                        )
+
+
+@contextlib.contextmanager
+def _loader(
+    open_: Open, dataset: Any, setup: Setup, figure: Callable[[OpenLoader], Figures]
+) -> Iterator[Callable[[], Figures]]:
+    opened = open_(dataset, setup)
+
+    def turn() -> Figures:
+        try:
+            return figure(opened)
+        finally:
+            opened.after_turn()
+
+    try:
+        yield turn
+    finally:
+        opened.close()
 
 
 def seconds_per_batch(

@@ -104,7 +104,7 @@ def _plan(settings: Settings) -> dict[str, Rows]:
 
     wanted = settings.rows
     plan = {
-        case: {name: run for name, run in ROWS[case].items() if (wanted or "") in name}
+        case: {name: run for name, run in ROWS[case](settings).items() if (wanted or "") in name}
         for case in settings.cases
     }
     if not any(plan.values()):

@@ -24,6 +24,7 @@ CASES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "decoding": ("real decoding", ("PIL", "pyarrow")),
     "stragglers": ("1 % of the samples take 50 times as long, 4 workers, in order", ()),
     "busy": ("a consumer that holds the GIL for 5 ms at a time", ()),
+    "start": ("time from making a loader to its first batch", ()),
 }
 """Case to what it shows, and to packages it imports beyond those of every run."""
 

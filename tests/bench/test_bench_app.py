@@ -90,6 +90,7 @@ def program(directory: Path, *arguments: str, interrupt: bool = False) -> tuple[
 # Of these cases only so much in every run of the tests: starting processes takes long.
 SOME = {
     "transport": "rows=32x",
+    "start": "rows=fork\\,",
 }
 
 
@@ -131,6 +132,7 @@ def test_every_loader_gives_the_batches(loader: str) -> None:
             batches = list(opened.epoch())
             assert len(batches) == 4 + 2 * setup.ahead
             assert {tuple(batch.shape) for batch in batches} == {(4, 2)}
+            opened.after_turn()
     finally:
         opened.close()
 
@@ -166,7 +168,7 @@ def test_reports_agree(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["cases=[trnsport]"], "unknown case 'trnsport': did you mean 'transport'?"),
         (
             ["cases=[growth]"],
-            "unknown case 'growth': there are transport, decoding, stragglers, busy",
+            "unknown case 'growth': there are transport, decoding, stragglers, busy, start",
         ),
         (["cases=[]"], "no case was chosen"),
         (["loaders=spld"], "unknown loader 'spld': did you mean 'spdl'?"),
@@ -228,9 +230,9 @@ def test_help_is_quick() -> None:
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
-    # The full transport case would take minutes; it is interrupted in its first rows.
+    # The full start case would take minutes; it is interrupted in its first rows.
     code, out, _ = program(
-        tmp_path, "cases=[busy,transport]", "rows=s", "loaders=[lit_loader,torch]",
+        tmp_path, "cases=[busy,start]", "rows=workers", "loaders=[lit_loader,torch]",
         "rounds=1", f"hydra.run.dir={tmp_path / 'run'}", interrupt=True,
     )  # fmt: skip
     assert code == 130, out
