@@ -4,21 +4,25 @@
 - ``decoding``: real decoding, where what a loader adds should vanish. Two figures each: the time a
   batch; and the processor time a sample that all processes together take, user and system.
 - ``stragglers``: one sample in a hundred takes 50 times as long. The samples sleep, so four workers
-  can keep busy on any number of processors.
+  can keep busy on any number of processors; the limit is the mean cost of a batch over four.
 - ``busy``: a training loop that holds the GIL in pure Python for 5 ms at a time. What a loader does
   in threads of the training process has to wait for the GIL. The consumer is slower than the
-  workers together, or these are.
+  workers together, or these are; the limit is what the slower one takes by itself.
 - ``start``: the time from making a loader to its first batch, by start methods and workers, for a
   dataset object that is small and one that is large (an array and many strings, all of which a
   start method other than fork has to carry over); then everything is ended again.
+- ``workers``: ``num_workers="auto"`` beside fixed numbers of workers. Each begins at nothing, as a
+  training does; the first 200 batches do not count. The limit is the best fixed number of the
+  round; for the workers that there are in the end, the fewest that come near it.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from multiprocessing import get_all_start_methods
 from pathlib import Path
@@ -28,10 +32,12 @@ import numpy as np
 import torch
 
 from lit_loader.bench import datasets
-from lit_loader.bench.datasets import Pool, Sleeping, lengths, tensors
+from lit_loader.bench.datasets import Costing, Pool, Sleeping, lengths, tensors
+from lit_loader.bench.limits import Limit
 from lit_loader.bench.loaders import Open, OpenLoader, Setup
 from lit_loader.bench.machine import cpu_seconds
 from lit_loader.bench.rounds import (
+    LIMIT,
     MICRO,
     Figures,
     Measurement,
@@ -40,7 +46,9 @@ from lit_loader.bench.rounds import (
     Subject,
     seconds_per_batch,
 )
-from lit_loader.bench.settings import Settings
+from lit_loader.bench.settings import OURS, Settings
+from lit_loader.loader import DataLoader
+from lit_loader.system.processors import usable_processors
 
 __all__ = ["ROWS"]
 
@@ -80,7 +88,8 @@ def _handed_over(name: str, session: Session) -> None:
     setup = Setup(size, *session.settings.workers, collate_fn=collate_fn)
     dataset = Pool(setup.length(batches), make(), labelled="+ 32 ints" in name)
     subjects = session.subjects(dataset, setup, partial(_a_batch, setup, batches))
-    session.compare(Measurement("transport", name, "µs/batch"), subjects)
+    subjects[LIMIT] = nullcontext(Limit(dataset, setup, max(1, batches // 10)))
+    session.compare(Measurement("transport", name, "µs/batch", Limit.by), subjects)
 
 
 def _a_batch(setup: Setup, batches: int, opened: OpenLoader) -> Figures:
@@ -115,10 +124,20 @@ def _decoded(make: Callable[[int], Any], size: int, full: int, name: str, sessio
         return {**figures, "cpu": (cpu_seconds() - before) / len(dataset) * MICRO}
 
     measurements = {
-        "": Measurement("decoding", name, "µs/batch"),
+        "": Measurement("decoding", name, "µs/batch", Limit.by),
         "cpu": Measurement("decoding", f"{name}: processor", "µs/sample"),
     }
-    session.compare(measurements, session.subjects(dataset, setup, figure))
+    subjects = session.subjects(dataset, setup, figure)
+    subjects[LIMIT] = nullcontext(Limit(dataset, setup, max(2, batches // 8)))
+    session.compare(measurements, subjects)
+
+
+def _slept(seconds: float, times: int) -> float:
+    """What a sleep takes, in fact and now."""
+    begin = time.perf_counter()
+    for _ in range(times):
+        time.sleep(seconds)
+    return (time.perf_counter() - begin) / times
 
 
 def _stragglers(settings: Settings) -> Rows:
@@ -126,11 +145,19 @@ def _stragglers(settings: Settings) -> Rows:
 
 
 def _straggling(name: str, session: Session) -> None:
+    workers, size, usual = 4, 32, 1e-3
     batches = session.settings.count(100, quick=8)
-    setup = Setup(32, 4, session.settings.prefetch_factor)
-    dataset = Sleeping(setup.length(batches), 1e-3, slow=0.01, times=50)
+    setup = Setup(size, workers, session.settings.prefetch_factor)
+    dataset = Sleeping(setup.length(batches), usual, slow=0.01, times=50)
+    more = sum(dataset.seconds) / len(dataset) - usual
+
+    def bound() -> Figures:
+        return {"": size * (_slept(usual, 50) + more) / workers * MICRO}
+
+    limit_by = f"mean cost of a batch / {workers} workers"
     subjects = session.subjects(dataset, setup, partial(_a_batch, setup, batches))
-    session.compare(Measurement("stragglers", name, "µs/batch"), subjects)
+    subjects[LIMIT] = nullcontext(bound)
+    session.compare(Measurement("stragglers", name, "µs/batch", limit_by), subjects)
 
 
 _STEP: Final = 5e-3  # seconds
@@ -152,14 +179,23 @@ def _hold_the_gil() -> None:
 def _beside_steps(share: float, name: str, session: Session) -> None:
     batches = session.settings.count(200, quick=10)
     setup = Setup(1, *session.settings.workers)
-    dataset = Sleeping(setup.length(batches), share * _STEP * setup.num_workers)
+    seconds = share * _STEP * setup.num_workers
+    dataset = Sleeping(setup.length(batches), seconds)
 
     def figure(opened: OpenLoader) -> Figures:
         taken = seconds_per_batch(opened, skip=setup.ahead, batches=batches, step=_hold_the_gil)
         return {"": taken * MICRO}
 
+    def bound() -> Figures:
+        begin = time.perf_counter()
+        for _ in range(20):
+            _hold_the_gil()
+        step = (time.perf_counter() - begin) / 20
+        return {"": max(step, _slept(seconds, 5) / setup.num_workers) * MICRO}
+
     subjects = session.subjects(dataset, setup, figure)
-    session.compare(Measurement("busy", name, "µs/batch"), subjects)
+    subjects[LIMIT] = nullcontext(bound)
+    session.compare(Measurement("busy", name, "µs/batch", "the slower of the two"), subjects)
 
 
 def _start(settings: Settings) -> Rows:
@@ -204,10 +240,79 @@ def _started(size: str, method: str, workers: int, name: str, session: Session) 
     session.compare(Measurement("start", name, "ms"), subjects, rounds=min(3, settings.rounds))
 
 
+_LOADS: Final[dict[str, tuple[tuple[float, float], tuple[float, float], float]]] = {
+    # name: (seconds of a processor, of waiting) a sample; the same later on; seconds of a step
+    "decoding, 2 ms a sample": ((2e-3, 0), (2e-3, 0), 1e-3),
+    "storage, 5 ms a sample": ((1e-4, 5e-3), (1e-4, 5e-3), 2e-3),
+    "storage, 20 ms a sample": ((1e-4, 2e-2), (1e-4, 2e-2), 5e-3),
+    "slow consumer, 20 ms a step": ((5e-4, 1e-3), (5e-4, 1e-3), 2e-2),
+    "storage, then decoding": ((1e-4, 5e-3), (2e-3, 0), 2e-3),
+    "decoding, then storage": ((2e-3, 0), (1e-4, 5e-3), 2e-3),
+}
+
+
+def _workers(settings: Settings) -> Rows:
+    return dict.fromkeys(_LOADS, _by_workers)
+
+
+def _by_workers(name: str, session: Session) -> None:
+    before, after, step = _LOADS[name]
+    quick, size = session.settings.quick, 4
+    warm, counted = (20, 10) if quick else (200, 200)
+    dataset = Costing((warm + counted + 64) * size, before, after, size * warm // 2)
+    fixed: dict[int, float] = {}
+    cores = math.ceil(usable_processors())
+
+    @contextmanager
+    def subject(workers: Any) -> Iterator[Callable[[], Figures]]:
+        given: dict[str, Any] = {} if workers == "auto" else {"prefetch_factor": 3}
+        with DataLoader(dataset, size, num_workers=workers, **given) as loader:
+
+            def figures() -> Figures:
+                seconds = _after_a_while(loader, warm, counted, step)
+                if workers == "auto":
+                    return {"": seconds * MICRO, "workers": loader.num_workers}
+                fixed[workers] = seconds
+                return {"": seconds * MICRO}
+
+            yield figures
+
+    def best() -> Figures:
+        found = min(fixed.values())
+        few = min(workers for workers, seconds in fixed.items() if seconds <= 1.05 * found)
+        fixed.clear()
+        return {"": found * MICRO, "workers": few}
+
+    numbers = (1, 4) if quick else sorted({1, 2, 4, 8, 16, 32, cores})
+    among = f"of {', '.join(map(str, numbers))} workers"
+    most, fewest = f"the best {among}", f"the fewest {among} as good"
+    measurements = {
+        "": Measurement("workers", name, "µs/batch", most),
+        "workers": Measurement("workers", f"… {name}", "workers in the end", fewest),
+    }
+    names = {1: "1 worker", cores: f"all {cores} processors"}
+    subjects: dict[str, Subject] = {OURS: subject("auto")}
+    subjects |= {names.get(each, f"{each} workers"): subject(each) for each in numbers}
+    subjects[LIMIT] = nullcontext(best)
+    session.compare(measurements, subjects, uncounted=0)
+
+
+def _after_a_while(loader: DataLoader[Any], warm: int, counted: int, step: float) -> float:
+    began = time.perf_counter()
+    for number, _ in enumerate(loader, 1):
+        time.sleep(step)
+        if number == warm:
+            began = time.perf_counter()
+        elif number == warm + counted:
+            break
+    return (time.perf_counter() - began) / counted
+
+
 ROWS: Final[Mapping[str, Callable[[Settings], Rows]]] = {
     "transport": _transport,
     "decoding": _decoding,
     "stragglers": _stragglers,
     "busy": _busy,
     "start": _start,
+    "workers": _workers,
 }

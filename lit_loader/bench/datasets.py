@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import Dataset
 
 __all__ = [
-    "JpegImages", "ParquetGroups", "Pool", "Sleeping", "Texts", "lengths", "tensors",
+    "Costing", "JpegImages", "ParquetGroups", "Pool", "Sleeping", "Texts", "lengths", "tensors",
     "write_parquet",
 ]  # fmt: skip
 
@@ -74,6 +74,25 @@ class Sleeping(Dataset[int]):
 
     def __getitem__(self, index: int) -> int:
         time.sleep(self.seconds[index])
+        return index
+
+
+class Costing(_Sized):
+    """Samples that take a processor for some seconds, and wait for some; others from `at` on."""
+
+    def __init__(
+        self, length: int, before: tuple[float, float], after: tuple[float, float], at: int
+    ) -> None:
+        super().__init__(length)
+        self._costs, self._at = (before, after), at
+
+    def __getitem__(self, index: int) -> int:
+        computing, waiting = self._costs[index >= self._at]
+        if waiting:
+            time.sleep(waiting)
+        end = time.thread_time() + computing
+        while time.thread_time() < end:
+            pass
         return index
 
 

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from lit_loader.bench.advice import FIGURES, Point, advise, choose
+from lit_loader.bench.limits import nbytes
 from lit_loader.bench.loaders import Open, OpenLoader, Setup
 from lit_loader.bench.machine import cpu_seconds, memory_and_descriptors
 from lit_loader.bench.rounds import Session, Spread, in_one_line
@@ -57,6 +57,7 @@ class Grid:
         session, settings = self._session, self._session.settings
         rounds = min(3, settings.rounds)  # a grid has many settings
         turns = len(self.points) * len(session.loaders)
+        session.expect((rounds + 1) * (turns + (self.auto is not None)))
         for number in range(rounds + 1):
             seconds = settings.grid.seconds / (1 if number else 4)
             for point in self.points:
@@ -173,19 +174,6 @@ class Grid:
             ],
             "auto": auto and {"num_workers": auto.num_workers, **_figures(auto, OURS)},
         }
-
-
-def nbytes(value: Any) -> int:
-    """Bytes of the tensors, arrays and strings in a batch."""
-    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
-        return int(value.nbytes)
-    if isinstance(value, (str, bytes)):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(nbytes(item) for item in value.values())
-    if isinstance(value, (list, tuple)):
-        return sum(nbytes(item) for item in value)
-    return 8  # a number
 
 
 def _named(point: Point) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Measures loaders in rounds in which they take turns; figures and ratios.
+"""Measures loaders, and their limit, in rounds in which they take turns; figures and ratios.
 
 Taking turns, all meet the machine in the same moods: one round lets each be measured once, each
 time another one first. The first round is not counted: it starts workers and touches memory. What
@@ -22,11 +22,12 @@ from lit_loader.bench.loaders import CannotRun, Open, OpenLoader, Setup
 from lit_loader.bench.settings import REFERENCE, Settings
 
 __all__ = [
-    "MICRO", "Figures", "Measurement", "Rows", "Session", "Spread", "Subject",
+    "LIMIT", "MICRO", "Figures", "Measurement", "Rows", "Session", "Spread", "Subject",
     "in_one_line", "seconds_per_batch",
 ]  # fmt: skip
 
 MICRO: Final = 1e6  # microseconds a second: the unit of most rows
+LIMIT: Final = "limit"  # the name, in a round's figures, of what no loader can undercut
 
 # Name of a measurement of the row ("" where there is one only) to figure.
 Figures: TypeAlias = Mapping[str, float]
@@ -56,17 +57,18 @@ class Measurement:
     case: str
     name: str  # what was loaded
     unit: str
-    rounds: list[dict[str, float]] = field(default_factory=list)  # loader to figure
+    limit_by: str = ""  # what the limit is, in words
+    rounds: list[dict[str, float]] = field(default_factory=list)  # loader, or LIMIT, to figure
     cannot: dict[str, str] = field(default_factory=dict)  # loader to why it has no figures
 
     @property
     def loaders(self) -> list[str]:
         """Loaders with a figure, or with a reason for having none."""
         found = dict.fromkeys(name for figures in self.rounds for name in figures)
-        return list(found | dict.fromkeys(self.cannot))
+        return [name for name in found | dict.fromkeys(self.cannot) if name != LIMIT]
 
     def values(self, name: str) -> list[float]:
-        """The figures of a loader round by round."""
+        """The figures of a loader (or of the limit), round by round."""
         return [figures[name] for figures in self.rounds if name in figures]
 
     def figure(self, name: str) -> Spread | None:
@@ -75,10 +77,16 @@ class Measurement:
 
     def vs_torch(self, name: str) -> Spread | None:
         """How many times torch's figure is a loader's: above 1 it is better than torch."""
-        if name == REFERENCE:
-            return None
-        both = [figures for figures in self.rounds if REFERENCE in figures and figures.get(name)]
-        return Spread.of([figures[REFERENCE] / figures[name] for figures in both])
+        return None if name == REFERENCE else self._ratio(REFERENCE, name)
+
+    def of_limit(self, name: str) -> Spread | None:
+        """The limit over a loader's figure: 1 is the best there can be."""
+        return self._ratio(LIMIT, name)
+
+    def _ratio(self, upper: str, lower: str) -> Spread | None:
+        """One's figure over another's, of the rounds in which both were measured."""
+        both = [figures for figures in self.rounds if upper in figures and figures.get(lower)]
+        return Spread.of([figures[upper] / figures[lower] for figures in both])
 
 
 @dataclass
@@ -89,6 +97,7 @@ class Session:
     loaders: Mapping[str, Open]  # the chosen ones
     measurements: list[Measurement] = field(default_factory=list)  # with the one being made
     tick: Callable[[str], None] = lambda name: None  # before each turn, with whose it is
+    expect: Callable[[int], None] = lambda turns: None  # how many turns a row is going to take
 
     def subjects(
         self, dataset: Any, setup: Setup, figure: Callable[[OpenLoader], Figures]
@@ -103,6 +112,7 @@ class Session:
         measurements: Measurement | Mapping[str, Measurement],
         subjects: Mapping[str, Subject],
         rounds: int | None = None,
+        uncounted: int = 1,
     ) -> None:
         """Measure in rounds that take turns; all subjects stay open until the end.
 
@@ -113,6 +123,7 @@ class Session:
             measurements = {"": measurements}
         rounds = self.settings.rounds if rounds is None else rounds
         self.measurements += measurements.values()
+        self.expect((rounds + uncounted) * len(subjects))
         with contextlib.ExitStack() as stack:
             turns: dict[str, Callable[[], Figures]] = {}
 
@@ -126,16 +137,17 @@ class Session:
                     turns[name] = stack.enter_context(subject)
                 except Exception as error:  # whatever another library raises
                     fail(name, error)
-            for number in range(1 + rounds):
+            for number in range(uncounted + rounds):
                 found: dict[str, Figures] = {}
-                names, first = [*turns], number % max(1, len(turns))
-                for name in [*names[first:], *names[:first]]:
+                names = [name for name in turns if name != LIMIT]
+                first = number % max(1, len(names))
+                for name in [*names[first:], *names[:first], *([LIMIT] if LIMIT in turns else [])]:
                     self.tick(name)
                     try:
                         found[name] = turns[name]()
                     except Exception as error:
                         fail(name, error)
-                if number:
+                if number >= uncounted:
                     ordered = [name for name in subjects if name in found]
                     for key, measurement in measurements.items():
                         measurement.rounds.append(
@@ -150,6 +162,7 @@ def _loader(
     opened = open_(dataset, setup)
 
     def turn() -> Figures:
+        opened.before_turn()
         try:
             return figure(opened)
         finally:

@@ -1,18 +1,18 @@
-"""One run of the benchmark: plans the rows, measures them, reports.
+"""One run of the benchmark: plans the rows, measures them under a progress bar, reports.
 
 Called by `bench/app.py` with its configuration; returns the exit code. Ctrl-C keeps what there is::
 
     options ─▶ Settings ─▶ rows of the chosen cases ─▶ Session.measurements ─▶ table as each case
                (checked)   or the grid of a dataset         │                  ends; at the end
-                                                            ╰─ Ctrl-C ─────▶   JSON, CSV
+                                                            ╰─ Ctrl-C ─────▶   JSON, CSV, PNG, check
 """
 
 from __future__ import annotations
 
-import shutil
-import sys
+import contextlib
+import os
 import warnings
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ from lit_loader.bench.settings import Settings, require_packages
 from lit_loader.errors import OptionError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from lit_loader.bench.rounds import Rows, Session
 
 __all__ = ["run"]
@@ -39,15 +41,18 @@ def run(cfg: Any, directory: Path) -> int:
     require_packages(() if user is not None else settings.cases)
 
     import torch
+    from rich.console import Console
 
-    from lit_loader.bench import report
+    from lit_loader.bench import plots, report
     from lit_loader.bench.loaders import LOADERS
     from lit_loader.bench.machine import describe
     from lit_loader.bench.rounds import Session
 
+    earlier = None if options["check"] is None else report.read(Path(options["check"]))
     names = settings.loaders if user is None else settings.grid.loaders
     session = Session(settings, {name: LOADERS[name] for name in names})
     machine = describe(names)
+    console = Console(width=_width())
     threads = torch.get_num_threads()
     with warnings.catch_warnings():
         # Wanted: more workers than processors, in every case but few. And torchdata's own affair.
@@ -56,17 +61,25 @@ def run(cfg: Any, directory: Path) -> int:
         # What torch makes of its own workers. Forked workers of other loaders inherit it.
         torch.set_num_threads(1)
         try:
-            report.header(machine, settings)
-            interrupted, grid = _measure(session, user)
+            report.header(console, machine, settings)
+            interrupted, grid = _measure(session, console, user)
         finally:
             torch.set_num_threads(threads)
     directory.mkdir(parents=True, exist_ok=True)
     written = report.write(directory, machine, session.measurements, grid, interrupted)
-    print(f"\nwritten to {directory}: {', '.join(written)}")
-    return 130 if interrupted else 0  # as shells have it
+    written += plots.write(directory, session.measurements, grid)
+    lines, code = [f"\nwritten to {directory}: {', '.join(written)}"], 0
+    if interrupted:
+        code = 130  # as shells have it
+    elif earlier is not None:
+        checks, worse = report.compare(earlier, session.measurements, options["tolerance"])
+        lines, code = lines + checks, int(worse)
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return code
 
 
-def _measure(session: Session, user: Any) -> tuple[bool, Any]:
+def _measure(session: Session, console: Console, user: Any) -> tuple[bool, Any]:
     """Measure the cases, or the user's dataset if there is one, and print the tables.
 
     Gives whether it was interrupted, and the `Grid` of the user's dataset.
@@ -78,23 +91,21 @@ def _measure(session: Session, user: Any) -> tuple[bool, Any]:
     interrupted, case = False, ""
     try:
         if grid is not None:
-            session.tick = partial(_say, "your dataset")
-            grid.measure()
+            with _progress("your dataset", session):
+                grid.measure()
         else:
             for case, rows in _plan(session.settings).items():
-                for number, (name, measure) in enumerate(rows.items(), 1):
-                    session.tick = partial(_say, f"{case}, {number}/{len(rows)} {name}")
-                    measure(name, session)
-                _say()
-                report.show_case(case, session.measurements)
+                with _progress(case, session) as say:
+                    for number, (name, measure) in enumerate(rows.items(), 1):
+                        say(f"{number}/{len(rows)} {name} · ")
+                        measure(name, session)
+                report.show_case(console, case, session.measurements)
     except KeyboardInterrupt:
         interrupted = True
-        _say()
-        print("\ninterrupted: what was measured so far follows")
-        report.show_case(case, session.measurements)
+        console.print("\ninterrupted: what was measured so far follows", style="yellow")
+        report.show_case(console, case, session.measurements)
     if grid is not None:
-        _say()
-        report.show_grid(grid)
+        report.show_grid(console, grid)
     return interrupted, grid
 
 
@@ -115,8 +126,32 @@ def _plan(settings: Settings) -> dict[str, Rows]:
     return {case: rows for case, rows in plan.items() if rows}
 
 
-def _say(*parts: str) -> None:
-    """Say on a terminal what is measured now, in a line that is written over and over."""
-    if sys.stderr.isatty():
-        text = " · ".join(parts)[: shutil.get_terminal_size().columns - 1]
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+@contextlib.contextmanager
+def _progress(title: str, session: Session) -> Iterator[Callable[[str], None]]:
+    """A progress bar on stderr, gone when done; gives what says which row is measured."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    with Progress(
+        TextColumn(title),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[row]}{task.description}", markup=False),
+        console=Console(stderr=True),
+        transient=True,
+        auto_refresh=False,  # no thread that draws beside what is measured: drawn between turns
+    ) as progress:
+        task = progress.add_task("", row="", total=0)
+        session.tick = lambda who: progress.update(task, description=who, advance=1, refresh=True)
+        session.expect = lambda turns: progress.update(
+            task, total=(progress.tasks[task].total or 0) + turns
+        )
+        yield lambda row: progress.update(task, row=row)
+
+
+def _width() -> int | None:
+    """Columns to print; None: those of the terminal. A file or pipe gets enough for the tables."""
+    if os.environ.get("COLUMNS", "").isdigit():
+        return int(os.environ["COLUMNS"])
+    return None if os.isatty(1) else 140

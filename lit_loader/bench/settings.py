@@ -25,6 +25,7 @@ CASES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "stragglers": ("1 % of the samples take 50 times as long, 4 workers, in order", ()),
     "busy": ("a consumer that holds the GIL for 5 ms at a time", ()),
     "start": ("time from making a loader to its first batch", ()),
+    "workers": ('num_workers="auto" beside fixed numbers, from a start at nothing', ()),
 }
 """Case to what it shows, and to packages it imports beyond those of every run."""
 
@@ -117,7 +118,7 @@ class Settings:
 
 def require_packages(cases: Iterable[str]) -> None:
     """Make sure that what reports and cases import is installed; OptionError says how to."""
-    modules = ["psutil", *(m for case in cases for m in CASES[case][1])]
+    modules = ["rich", "matplotlib", "psutil", *(m for case in cases for m in CASES[case][1])]
     missing = ", ".join(name for name in dict.fromkeys(modules) if not _installed(name))
     if missing:
         missing = missing.replace("PIL", "pillow")

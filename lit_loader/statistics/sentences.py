@@ -1,17 +1,16 @@
-"""Words in which loaders and workers are spoken of, and tables.
+"""Words in which loaders and workers are spoken of.
 
-Shared by the verdict, by what is said of workers that died or hang (`workers/healer.py`), by the
-viewer and the benchmark. Imports neither torch nor NumPy.
+Shared by the verdict, by what is said of workers that died or hang (`workers/healer.py`), and by
+the viewer. Imports neither torch nor NumPy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from lit_loader.transport.status_board import Stage
 
-__all__ = ["NOT_KNOWN", "counted", "doing", "duration", "percent", "table"]
+__all__ = ["NOT_KNOWN", "counted", "doing", "duration", "percent"]
 
 NOT_KNOWN: Final = object()
 
@@ -54,16 +53,3 @@ def doing(stage: int, batch: str | None, position: int = -1, index: Any = NOT_KN
         return f"{at} {batch}"
     sample = f"sample {position} of {batch}"
     return f"{at} {sample}" if index is NOT_KNOWN else f"{at} index {index!r} ({sample})"
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Write a table: a line of heads, and one for each row; words to the left, figures right."""
-    lines = [heads, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(
-            text.ljust(width) if head in ("", "loader", "stage") else text.rjust(width)
-            for head, text, width in zip(heads, line, widths, strict=True)
-        ).rstrip()
-        for line in lines
-    ]

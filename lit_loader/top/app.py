@@ -1,8 +1,9 @@
 """``lit-loader-top [PID]``: once, as text or JSON, or live, until ``q``.
 
-torch is not imported: the viewer starts quickly.
+rich is imported only where something is drawn; torch is not at all: the viewer starts quickly.
 
-Exit codes: 0; 1: there is nothing to be seen; 2: arguments are refused; 130: Ctrl-C.
+Exit codes: 0; 1: there is nothing to be seen; 2: arguments are refused, or rich is missing; 130:
+Ctrl-C.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import dataclasses
 import json
 import os
 import select
-import shutil
 import sys
 import termios
 import time
@@ -23,13 +23,17 @@ from typing import Any, Final, TextIO
 
 from lit_loader.system import linux
 from lit_loader.top.discovery import NotFound
-from lit_loader.top.picture import picture
 from lit_loader.top.snapshot import Training, Worker
 from lit_loader.top.watch import Watch
 
 __all__ = ["command", "main"]
 
 NAME: Final = "lit-loader-top"
+
+_RICH: Final = (
+    f"{NAME} draws with rich, which is not installed: pip install 'lit_loader[top]' "
+    "(--json does without)"
+)
 
 
 def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
@@ -81,6 +85,12 @@ def main(given: Sequence[str] | None = None) -> int:
     try:
         if not linux.HERE:
             raise NotFound("it finds trainings by what /proc says of processes: use it on Linux")
+        if not options.json:
+            try:
+                import rich  # noqa: F401
+            except ImportError:
+                print(_RICH, file=sys.stderr)
+                return 2
         if options.once or not sys.stdout.isatty():
             return _once(options)
         return _live(options)
@@ -111,7 +121,12 @@ def _once(options: argparse.Namespace) -> int:
         json.dump(_report(trainings), sys.stdout, indent=2)
         print()
         return 0
-    _draw(trainings)
+    from rich.console import Console
+
+    from lit_loader.top.picture import picture
+
+    console = Console()
+    console.print(picture(trainings, console.width))
     if not options.stacks and any(worker.stalled for worker in _workers(trainings)):
         print("add --stacks to see at which line the stalled workers are")
     return 0
@@ -128,12 +143,18 @@ def _report(trainings: Sequence[Training], error: str | None = None) -> dict[str
 
 
 def _live(options: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.live import Live
+
+    from lit_loader.top.picture import picture
+
+    console = Console()
     watch = Watch(options.pid)
     trainings = watch.look()
-    with _keyboard(), _screen():
+    with _keyboard(), Live(console=console, screen=True, auto_refresh=False) as live:
         until, pressed = time.monotonic() + options.interval, ""
         while "q" not in pressed:
-            _draw(trainings, live=True)
+            live.update(picture(trainings, console.width, live=True), refresh=True)
             pressed = _pressed(until - time.monotonic())
             if "s" in pressed or "c" in pressed:
                 watch.clear()
@@ -148,28 +169,9 @@ def _live(options: argparse.Namespace) -> int:
                 break
         else:
             return 0
-    _draw(trainings)
+    console.print(picture(trainings, console.width))
     print(f"{NAME}: {ended}", file=sys.stderr)
     return 0
-
-
-def _draw(trainings: Sequence[Training], live: bool = False) -> None:
-    """Print what is to be seen; ``live``: where it stood before, as far as there is room."""
-    size, coloured = shutil.get_terminal_size(), sys.stdout.isatty()
-    text = picture(trainings, size.columns, live, coloured)
-    if live:
-        text = "\x1b[H" + "\x1b[K\n".join(text.split("\n")[: size.lines]) + "\x1b[J"
-    print(text, end="" if live else "\n", flush=True)
-
-
-@contextlib.contextmanager
-def _screen() -> Iterator[None]:
-    """Have the terminal show another screen, and then again what it showed."""
-    print("\x1b[?1049h\x1b[?25l", end="", flush=True)
-    try:
-        yield
-    finally:
-        print("\x1b[?25h\x1b[?1049l", end="", flush=True)
 
 
 @contextlib.contextmanager

@@ -1,74 +1,61 @@
-"""Trainings written for a terminal.
+"""Trainings drawn for a terminal, by rich.
 
 ::
 
     training ─┬─ a table of its loaders, one line each, ranks below each other
-              ├─ the workers of each
+              ├─ the workers of each, loaders side by side where there is room
               ├─ what stands out; what limits in the long run; the stacks that were asked for
               ╰─ the last restarts and bad samples
 """
 
 from __future__ import annotations
 
-import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
-from lit_loader.statistics.sentences import duration, table
-from lit_loader.top.snapshot import Loader, Training
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from lit_loader.statistics.sentences import duration
+from lit_loader.top.snapshot import Loader, Training, Worker
 
 __all__ = ["KEYS", "picture"]
 
 KEYS: Final = "q quit   s show the Python stacks of stalled workers   c clear"
 
+_SIDE_BY_SIDE: Final = 66  # columns that a table of workers needs at least
 _ROWS: Final = 8  # workers of a loader that are shown while it runs
+
 _EVENTS: Final = 3
 _FINDINGS: Final = 6
+_STYLES: Final = {"dead": "bold red", "idle": "dim", "starting": "cyan", "worker_init_fn": "cyan"}
 _OLD: Final = 2.0  # seconds from which on the age of a loader's figures is remarked upon
 
-_BOLD, _DIM, _UNDERLINED, _RED, _YELLOW, _MARKED = "1", "2", "4", "1;31", "33", "1;7;33"
-"""What a terminal is told to show a line in (ECMA-48, SGR)."""
 
-_STYLES: Final = {"dead": _RED, "idle": _DIM, "starting": "36", "worker_init_fn": "36"}
-
-
-class _Line(NamedTuple):
-    text: str
-    style: str = ""
-
-
-def picture(
-    trainings: Sequence[Training], width: int, live: bool = False, coloured: bool = False
-) -> str:
-    """Write trainings for a terminal of so many columns; the workers where it is only one.
+def picture(trainings: Sequence[Training], width: int, live: bool = False) -> RenderableType:
+    """Draw trainings for a terminal of so many columns; the workers where it is only one.
 
     While it is ``live``: which keys there are, and the workers that something is the matter with.
     """
-    lines = [_Line(KEYS, _DIM)] if live else []
+    parts: list[RenderableType] = [Text(KEYS, style="dim", no_wrap=True)] if live else []
     for training in trainings:
-        lines += [_title(training, width), *_loaders(training, width)]
+        parts += [_title(training, width), _loaders(training, width)]
         if len(trainings) == 1:
-            lines += [*_workers(training, width, _ROWS if live else None), _Line("")]
-        lines += _sentences(training)
+            parts += [Text(""), *_workers(training, width, _ROWS if live else None), Text("")]
+        parts += _sentences(training)
         if len(trainings) == 1:
-            lines += [*_stacks(training), *_events(training, width)]
+            parts += [*_stacks(training), *_events(training, width)]
     if len(trainings) > 1:
-        lines.append(_Line("lit-loader-top PID shows the workers of one", _DIM))
-    return "\n".join(
-        f"\x1b[{style}m{part}\x1b[0m" if coloured and style else part
-        for text, style in lines
-        for part in textwrap.wrap(_plain(text), width) or [""]
-    )
+        parts.append(Text("lit-loader-top PID shows the workers of one", style="dim"))
+    return Group(*parts)
 
 
 def _plain(text: str) -> str:
     """Leave out what a terminal would take for a command."""
     return "".join(sign if sign.isprintable() else " " for sign in text)
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
 
 
 def _bytes(nbytes: int | None) -> str:
@@ -83,105 +70,137 @@ def _shown(value: Any, form: str = "") -> str:
     return "–" if value is None else format(value, form)
 
 
-def _title(training: Training, width: int) -> _Line:
-    when, room = time.strftime("%H:%M:%S"), max(10, width - 10)
-    return _Line(f"{_cut(f'pid {training.pid}  {training.command}', room):<{room}}  {when}", _BOLD)
+def _title(training: Training, width: int) -> Text:
+    when = time.strftime("%H:%M:%S")
+    title = Text(no_wrap=True, overflow="ellipsis")
+    title.append(f"pid {training.pid}", style="bold")
+    title.append(f"  {_plain(training.command)}")
+    title.truncate(max(10, width - len(when) - 2), overflow="ellipsis", pad=True)
+    return title.append(f"  {when}", style="dim")
 
 
-_Columns = Mapping[str, Callable[[Any], str]]
-"""Name to what is in the cells; the first are the most important, for a line is cut off."""
+_Column = tuple[str, int, Callable[[Any], str | Text]]
+"""Its name, how wide the table must be for it, what is in its cells."""
 
 
-def _table(columns: _Columns, rows: Iterable[tuple[Any, str]], width: int) -> Iterator[_Line]:
-    """A table's lines, of what the cells are made of, and the line's style."""
-    rows = [*rows]
-    cells = [[cell(of) for cell in columns.values()] for of, _ in rows]
-    styles = [_UNDERLINED, *(style for _, style in rows)]
-    for text, style in zip(table([*columns], cells), styles, strict=True):
-        yield _Line(_cut(text, width), style)
+def _table(first: Sequence[str], columns: Sequence[_Column], width: int) -> Table:
+    """A table with those columns for which there is room."""
+    table = Table(box=None, header_style="underline", pad_edge=False, padding=(0, 1))
+    for name in [*first, *(name for name, least, _ in columns if width >= least)]:
+        table.add_column(
+            name,
+            justify="left" if name in ("loader", "stage", "") else "right",
+            no_wrap=True,
+            overflow="ellipsis",
+            max_width=None if name != "loader" else 40 if width >= 100 else 20,
+        )
+    return table
 
 
-def _name(loader: Loader) -> str:
-    return f"{loader.role} {loader.dataset}".strip() if loader.problem is None else "?"
+def _cells(of: Loader | Worker, columns: Sequence[_Column], width: int) -> list[str | Text]:
+    return [cell(of) for _, least, cell in columns if width >= least]
+
+
+def _name(loader: Loader) -> Text:
+    text = Text(_plain(loader.role), style="bold")
+    return text.append(f"{' ' if loader.role else ''}{_plain(loader.dataset)}", style="default")
 
 
 def _rate(loader: Loader) -> str:
     return ",.1f" if (loader.batches_per_second or 0) < 100 else ",.0f"
 
 
-def _wait(loader: Loader) -> str:
-    if _is_stuck(loader):
-        return f"for {duration(loader.state_seconds or 0)}"
-    return "idle" if loader.state == "idle" else _shown(loader.wait_share, ".0%")
-
-
-def _is_stuck(loader: Loader) -> bool:
-    return loader.state == "waiting" and (loader.state_seconds or 0) >= 1
+def _wait(loader: Loader) -> Text:
+    if loader.state == "waiting" and (loader.state_seconds or 0) >= 1:
+        return Text(f"for {duration(loader.state_seconds or 0)}", style="bold red")
+    if loader.state == "idle":
+        return Text("idle", style="dim")
+    return Text(
+        _shown(loader.wait_share, ".0%"), "yellow" if (loader.wait_share or 0) >= 0.1 else ""
+    )
 
 
 def _workers_of(loader: Loader) -> str:
     return f"{loader.num_workers}{f'+{len(loader.nodes)} nodes' if loader.remote_workers else ''}"
 
 
-_LOADER: Final[_Columns] = {
-    "loader": lambda each: _cut(_name(each), 20),
-    "epoch": lambda each: str(each.epoch),
-    "batch": lambda each: f"{each.batches:,}" + (f"/{each.length:,}" if each.length else ""),
-    "/s": lambda each: _shown(each.batches_per_second, _rate(each)),
-    "wait": _wait,
-    "ready": lambda each: f"{each.ready}/{each.ahead}",
-    "restarts": lambda each: f"{each.restarts:,}",
-    "bad": lambda each: f"{each.bad_samples:,}",
-    "workers": _workers_of,
-    "shared": lambda each: _bytes(each.shared_memory),
-    "batch_size": lambda each: _shown(each.batch_size, ","),
-}
-
-_WORKER: Final[_Columns] = {
-    "worker": lambda each: str(each.worker),
-    "stage": lambda each: f"{each.stage} {(each.node or '').partition('.')[0]}".strip(),
-    "batch": lambda each: _shown(each.batch, ","),
-    "sample": lambda each: _shown(each.sample, ","),
-    "index": lambda each: _shown(each.index),
-    "for": lambda each: "–" if each.seconds is None else duration(each.seconds),
-    "cpu": lambda each: _shown(each.cpu, ".0%"),
-    "memory": lambda each: _bytes(each.memory),
-    "pid": lambda each: _shown(each.pid),
-    "made": lambda each: f"{each.made:,}",
-    "": lambda each: each.doing or "",
-}
+def _fault(number: int, style: str) -> Text:
+    return Text(f"{number:,}", style if number else "dim")
 
 
-def _loaders(training: Training, width: int) -> Iterator[_Line]:
-    """A line for each loader, below the process that has it where there are several."""
+_LOADER: Final[Sequence[_Column]] = (
+    ("loader", 0, _name),
+    ("epoch", 0, lambda each: str(each.epoch)),
+    ("batch", 0, lambda each: f"{each.batches:,}" + (f"/{each.length:,}" if each.length else "")),
+    ("/s", 0, lambda each: _shown(each.batches_per_second, _rate(each))),
+    ("wait", 0, _wait),
+    ("ready", 0, lambda each: f"{each.ready}/{each.ahead}"),
+    ("of how many", 100, lambda each: _shown(each.batch_size, ",")),
+    ("workers", 100, _workers_of),
+    ("shared", 100, lambda each: _bytes(each.shared_memory)),
+    ("restarts", 70, lambda each: _fault(each.restarts, "red")),
+    ("bad", 70, lambda each: _fault(each.bad_samples, "yellow")),
+)
+
+
+def _loaders(training: Training, width: int) -> Table:
+    """A line for each loader of each rank."""
+    ranks = len(training.ranks) > 1
+    room = width - 20 if ranks and width < 100 else width
+    table = _table(("rank", "pid") if ranks else (), _LOADER, room)
     for rank in training.ranks:
-        if len(training.ranks) > 1:
-            yield _Line(f"rank {_shown(rank.rank)}  pid {rank.pid}", _BOLD)
-        rows = (
-            (each, _RED if _is_stuck(each) else _DIM if each.state == "idle" else "")
-            for each in rank.loaders or [Loader(dataset="no loader now")]
-        )
-        yield from _table(_LOADER, rows, width)
-
-
-def _workers(training: Training, width: int, most: int | None) -> Iterator[_Line]:
-    """The workers of each loader."""
-    for rank in training.ranks:
+        first = [_shown(rank.rank), str(rank.pid)] if ranks else []
         for loader in rank.loaders:
+            known = loader.problem is None
+            cells = _cells(loader, _LOADER, room) if known else [Text("?", "yellow")]
+            table.add_row(*first, *cells)
+        if not rank.loaders:
+            table.add_row(*first, Text("no loader at this moment", style="dim"))
+    return table
+
+
+_WORKER: Final[Sequence[_Column]] = (
+    ("pid", 76, lambda each: _shown(each.pid)),
+    ("stage", 0, lambda each: f"{each.stage} {_plain(each.node or '').partition('.')[0]}".strip()),
+    ("batch", 0, lambda each: _shown(each.batch, ",")),
+    ("sample", 0, lambda each: _shown(each.sample, ",")),
+    ("index", 0, lambda each: _shown(each.index)),
+    ("for", 0, lambda each: "–" if each.seconds is None else duration(each.seconds)),
+    ("cpu", 0, lambda each: _shown(each.cpu, ".0%")),
+    ("memory", 0, lambda each: _bytes(each.memory)),
+    ("made", 90, lambda each: f"{each.made:,}"),
+    ("", 90, lambda each: each.doing or ""),
+)
+
+
+def _workers(training: Training, width: int, rows: int | None) -> list[RenderableType]:
+    """The workers of each loader; side by side where several fit."""
+    pairs = [(rank, loader) for rank in training.ranks for loader in rank.loaders]
+    known = [(rank, loader) for rank, loader in pairs if loader.problem is None]
+    beside = min(max(1, width // _SIDE_BY_SIDE), max(1, len(known)))
+    tables: list[RenderableType] = []
+    for rank, loader in known:
+        table = _worker_table(loader, width // beside - (beside > 1), rows)
+        if len(known) > 1:
             number = "" if rank.rank is None else f"rank {rank.rank}  "
-            yield _Line("")
-            if len(training.loaders()) > 1:
-                yield _Line(f"{number}{_name(loader)}", _BOLD)
-            # Those first that something is the matter with.
-            urgent = sorted(loader.workers, key=lambda w: (w.stage != "dead", not w.stalled))
-            shown = sorted(urgent[:most], key=lambda each: each.worker)
-            styles = [_STYLES.get(w.stage, _YELLOW if w.stalled else "") for w in shown]
-            yield from _table(_WORKER, zip(shown, styles, strict=True), width)
-            if len(shown) < len(loader.workers):
-                yield _Line(f"and {len(loader.workers) - len(shown)} more", _DIM)
+            table.title, table.title_justify = Text(number).append_text(_name(loader)), "left"
+        tables.append(table)
+    return [Columns(tables, padding=(0, 1))] if beside > 1 else tables
 
 
-def _sentences(training: Training) -> Iterator[_Line]:
+def _worker_table(loader: Loader, width: int, rows: int | None) -> Table:
+    table = _table(("worker",), _WORKER, width)
+    # Those first that something is the matter with.
+    shown = sorted(loader.workers, key=lambda each: (each.stage != "dead", not each.stalled))[:rows]
+    for worker in sorted(shown, key=lambda each: each.worker):
+        style = _STYLES.get(worker.stage, "bold yellow" if worker.stalled else "")
+        table.add_row(str(worker.worker), *_cells(worker, _WORKER, width), style=style)
+    if len(shown) < len(loader.workers):
+        table.caption = Text(f"and {len(loader.workers) - len(shown)} more", style="dim")
+    return table
+
+
+def _sentences(training: Training) -> Iterator[Text]:
     """What stands out in each loader, what it says itself, and how old its figures are."""
     several = len(training.loaders()) > 1
     for rank in training.ranks:
@@ -191,35 +210,38 @@ def _sentences(training: Training) -> Iterator[_Line]:
             where = ", ".join(name for name in names if name) + ": " if several else ""
             texts = loader.findings if loader.problem is None else [loader.problem]
             for text in texts[:_FINDINGS]:
-                yield _Line(f"▲ {where}{text}", _YELLOW)
+                yield Text(f"▲ {where}{_plain(text)}", style="yellow")
             if loader.verdict:
-                text = f"  {where}so far: {loader.verdict}"
+                text = f"  {where}so far: {_plain(loader.verdict)}"
                 if loader.age >= _OLD:
                     text += f" (figures of {duration(loader.age)} ago; workers are live)"
-                yield _Line(text)
+                yield Text(text)
 
 
-def _stacks(training: Training) -> Iterator[_Line]:
+def _stacks(training: Training) -> Iterator[Text]:
     for worker in [each for loader in training.loaders() for each in loader.workers]:
         if worker.stack is None and worker.stack_problem is None:
             continue
         when = time.strftime("%H:%M:%S", time.localtime(worker.stack_time))
-        yield _Line("")
-        yield _Line(f"Python stack of worker {worker.worker}, at {when}", _BOLD)
+        text = Text(f"\nPython stack of worker {worker.worker}, at {when}\n", style="bold")
         if worker.stack_problem is not None:
-            yield _Line(f"  {worker.stack_problem}", _YELLOW)
+            text.append(f"  {_plain(worker.stack_problem)}\n", style="not bold yellow")
         elif not worker.stack:
-            yield _Line("  there is no Python code in it", _DIM)
+            text.append("  there is no Python code in it\n", style="not bold dim")
         for frame in worker.stack or ():
-            mark, style = ("▶ ", _MARKED) if frame.user else ("  ", "")
-            yield _Line(f"{mark}{frame.file}:{frame.line} in {frame.function}", style)
+            mark, style = ("▶ ", "bold reverse yellow") if frame.user else ("  ", "not bold")
+            where = f"{mark}{frame.file}:{frame.line} in {frame.function}"
+            text.append(f"{_plain(where)}\n", style=style)
             if frame.code:
-                yield _Line(f"      {frame.code}", style)
+                text.append(f"      {_plain(frame.code)}\n", style=style)
+        yield text
 
 
-def _events(training: Training, width: int) -> Iterator[_Line]:
+def _events(training: Training, width: int) -> Iterator[Text]:
     events = [event for loader in training.loaders() for event in loader.events]
     for event in sorted(events, key=lambda event: event.time)[-_EVENTS:]:
         when = time.strftime("%H:%M:%S", time.localtime(event.time))
-        text = _cut(f"{when} {event.kind}: {event.text}", 2 * width - 10)
-        yield _Line(text, _RED if event.kind == "restart" else _YELLOW)
+        text = Text(f"{when} {event.kind}: ", style="red" if event.kind == "restart" else "yellow")
+        text.append(_plain(event.text), style="default")
+        text.truncate(2 * width - 10, overflow="ellipsis")
+        yield text

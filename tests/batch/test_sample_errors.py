@@ -476,24 +476,6 @@ def test_there_is_no_end_of_skipping_in_a_row() -> None:
 # --- going on later ---
 
 
-@pytest.mark.parametrize("dataset", [Choosy, Stream, StatefulStream])
-@pytest.mark.filterwarnings("ignore:.*has no state_dict:UserWarning")
-def test_resuming_gives_the_rest(dataset: Any, workers: int) -> None:
-    def loader() -> DataLoader[Any]:
-        return DataLoader(dataset(), batch_size=2, num_workers=workers, seed=4,
-                          on_sample_error="skip")  # fmt: skip
-
-    with loader() as whole:
-        everything = [batch.tolist() for batch in whole]
-    for taken in range(len(everything) + 1):
-        with loader() as first, loader() as second:
-            iterator = iter(first)
-            for _ in range(taken):
-                next(iterator)
-            second.load_state_dict(first.state_dict())
-            assert [batch.tolist() for batch in second] == everything[taken:]
-
-
 # --- what is no bad sample ---
 
 

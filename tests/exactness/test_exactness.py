@@ -31,10 +31,12 @@ from torch.utils.data import (
 from lit_loader import CachedDataset, DataLoader, MixtureDataset, MixtureStream
 from lit_loader.data.cached_dataset import MappedDataset
 from lit_loader.data.mixture_sampler import MixtureSampler
+from tests.batch import test_sample_errors
 from tests.cache.data import Decoded, ManyAtOnce
 from tests.exactness import test_cached as cached
 from tests.exactness import test_reads as reads
 from tests.mixture import test_own_generators as mixed
+from tests.seeding import test_get_rng
 from tests.support import drawing_streams, shard_data
 from tests.support.exact import (
     Augmented,
@@ -167,6 +169,8 @@ def map_cases() -> Iterator[tuple[str, Case]]:
         seeding = ("batch", "sample")[place % 2]
         options = {**SHUFFLED, "reads": (1, 3, 16)[place % 3], "seeding": seeding}
         yield f"reads, {name}", Case(dataset, functools.partial(dict, options))
+    yield "get_rng", Case(test_get_rng.Noisy, functools.partial(dict, SHUFFLED))
+    yield "bad samples", tolerant(test_sample_errors.Choosy)
     for kind, seeding in itertools.product((Decoded, ManyAtOnce), ("batch", "sample")):
         for memory in ("1 MB", 5000):
             yield (
@@ -179,6 +183,12 @@ def map_cases() -> Iterator[tuple[str, Case]]:
                     plain=lambda kind=kind: MappedDataset(kind(), cached.Numbers()),
                 ),
             )
+
+
+def tolerant(kind: Any) -> Case:
+    return Case(
+        kind, functools.partial(dict, batch_size=2, on_sample_error="skip"), following=False
+    )
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -201,6 +211,13 @@ def stream_cases() -> Iterator[tuple[str, Case]]:
     for kind in (reads.Stream, reads.AwaitedStream):
         options = functools.partial(dict, num_shards=3, reads=4)
         yield f"reads, {kind.__name__}", Case(kind, options, following=False)
+    for name, make in test_get_rng.STREAMS.items():
+        yield f"get_rng, {name}", Case(make, lambda: {"num_shards": 3, "batch_size": 3})
+    for kind, readers in itertools.product(
+        (test_sample_errors.Stream, test_sample_errors.StatefulStream), (0, 2)
+    ):
+        name = f"bad samples, {kind.__name__}, {readers}"
+        yield name, tolerant(kind)._replace(readers=readers)
     rows = lambda: cached.Rows(  # noqa: E731
         MappedDataset(CachedDataset(Decoded(), "1 MB"), cached.Numbers())
     )

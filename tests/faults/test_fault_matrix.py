@@ -13,7 +13,6 @@ import contextlib
 import functools
 import itertools
 import os
-import random
 import select
 import signal
 import time
@@ -245,42 +244,6 @@ def test_what_is_one_batchs_error(cell: Cell, pinned: None, tmp_path: Path) -> N
         for batches in expected:
             assert same(cell.kind, outcomes(loader), batches)
     assert faults.struck == len(faults.strikes)
-
-
-# While the number of workers changes -----------------------------------------------------------
-
-RESIZED = [
-    cell
-    for fault, point, kind, persistent, pin in itertools.product(
-        (*DEATHS, "loop"), POINTS, ("map", "shards"), (False, True), (False, True)
-    )
-    if point != "granting"
-    and not missing(cell := Cell(fault, point, kind, persistent, pin, "fork"))
-]
-
-
-def resized(cell: Cell) -> Any:
-    plain = cell.fault == "SIGKILL" and cell.pin == (cell.point in ("taking", "sending", "idle"))
-    if cell.kind == "shards":
-        plain &= cell.point in ("taking", "fetching", "sent", "resuming", "ending")
-    return pytest.param(
-        cell, id=str(cell), marks=() if plain and cell.persistent else pytest.mark.slow
-    )
-
-
-@pytest.mark.parametrize("cell", [resized(cell) for cell in RESIZED])
-def test_while_it_is_resized(cell: Cell, pinned: None, tmp_path: Path) -> None:
-    """A fault strikes anyone, who may be coming, staying or leaving; readers move meanwhile."""
-    expected = clean(cell.kind)[: 1 + cell.persistent]
-    faults, chance = Faults(tmp_path, strike_of(cell)), random.Random(str(cell))
-    with only_restarts_told(), loader_of(cell, faults) as loader:
-        for batches in expected:
-            found = []
-            for batch in loader:
-                found += outcomes([batch])
-                loader.resize(chance.randint(1, 4))
-            assert found == batches
-    assert faults.struck <= 1
 
 
 # The start methods, one pool for many faults -------------------------------------------------

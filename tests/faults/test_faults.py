@@ -6,17 +6,14 @@ used up); how they are healed is in test_recovery.py and test_fault_matrix.py.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from lit_loader import DataLoader
-from lit_loader.errors import TransportError, WorkerDiedError, WorkerError, WorkerTimeoutError
+from lit_loader.errors import TransportError, WorkerError, WorkerTimeoutError
 from tests.parity.tools import PROMPT, Gate, wait_gone
 from tests.support.samples import (
     METHODS,
@@ -24,87 +21,12 @@ from tests.support.samples import (
     Call,
     Counting,
     Rows,
-    hang,
     ints,
     uncollated,
     worker_pids,
 )
 
 PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
-
-
-class Once:
-    """True the first time it is asked, in whichever process, and never again."""
-
-    def __init__(self) -> None:
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.write(self._write, b"!")
-
-    def __call__(self) -> bool:
-        try:
-            return bool(os.read(self._read, 1))
-        except BlockingIOError:
-            return False
-
-    def close(self) -> None:
-        os.close(self._read)
-        os.close(self._write)
-
-
-@pytest.fixture
-def once() -> Iterator[Once]:
-    made = Once()
-    yield made
-    made.close()
-
-
-def killed(number: int) -> Callable[[], None]:
-    return lambda: os.kill(os.getpid(), number)
-
-
-DEATHS = {
-    "SIGKILL": (killed(signal.SIGKILL), "killed by SIGKILL, "),
-    "SIGSEGV": (killed(signal.SIGSEGV), "killed by SIGSEGV, by a crash in native code"),
-    "SIGTERM": (killed(signal.SIGTERM), "killed by SIGTERM, at the request"),
-    "SIGALRM": (killed(signal.SIGALRM), "killed by SIGALRM, whose sender"),
-    "SIGABRT": (killed(signal.SIGABRT), "killed by SIGABRT, by native code"),
-    "_exit": (lambda: os._exit(7), "exited by itself with code 7"),
-    "_exit 0": (lambda: os._exit(0), "exited by itself with code 0"),
-}
-
-
-def dying_at(index: int, how: str, once: Once) -> Any:
-    """A sample function that ends its process, once, at ``index``."""
-
-    def sample(i: int) -> int:
-        if i == index and once():
-            DEATHS[how][0]()
-            hang()
-        return i
-
-    return sample
-
-
-@pytest.mark.parametrize("how", DEATHS)
-@PERSISTENT
-def test_a_death_is_told_and_the_epoch_goes_on(how: str, persistent: bool, once: Once) -> None:
-    with DataLoader(
-        Call(dying_at(9, how, once), 24), batch_size=2, num_workers=2, max_worker_restarts=0,
-        persistent_workers=persistent,
-    ) as loader:  # fmt: skip
-        iterator = iter(loader)
-        found = []
-        with pytest.raises(WorkerDiedError) as caught:  # for batch 4, or before it
-            for _ in range(6):
-                found.append(next(iterator).tolist())
-        said = str(caught.value)
-        assert DEATHS[how][1] in said
-        assert "fetching index 9 (sample 1 of batch 4, indices [8, 9])" in said
-        assert "num_workers=0 shows errors in place" in said
-        found += [batch.tolist() for batch in iterator]
-        assert found == [[start, start + 1] for start in range(0, 24, 2)]
-        assert ints(loader) == list(range(24))  # and the loader is usable again
 
 
 def test_sys_exit_is_an_error_of_the_sample() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import platform
 import random
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch.utils.data import Dataset
 
 import lit_loader
@@ -152,7 +154,8 @@ def test_a_viewer_tells_remote_from_local(tmp_path: Path) -> None:
         [training] = Watch(os.getpid()).look()
         [seen] = [each for each in training.loaders() if each.remote_in_flight]
         statistics = loader.statistics()
-        text = picture([training], 140)
+        drawn = Console(record=True, width=140, file=io.StringIO())
+        drawn.print(picture([training], 140))
     assert (seen.num_workers, seen.remote_in_flight) == (1, 4)
     assert seen.nodes == [platform.node()]
     assert seen.remote_batches >= statistics.remote_batches > 0
@@ -161,6 +164,7 @@ def test_a_viewer_tells_remote_from_local(tmp_path: Path) -> None:
     assert relay.stage == "relay" and relay.pid and relay.memory
     assert relay.doing == "remote workers can be at 4 batches"
     assert [each.node is None for each in seen.workers] == [True, False, False, True]
+    text = drawn.export_text()
     assert "1+1 nodes" in text and f"on node {platform.node()}" in text
 
 

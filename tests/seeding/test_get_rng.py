@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
 import random
-import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -38,20 +36,6 @@ class Noisy(Dataset[Tensor]):
 
     def __getitem__(self, index: int) -> Tensor:
         return torch.tensor([float(index), get_rng().random(), get_rng().random()])
-
-
-class Killed(Noisy):
-    """Ends the first worker that comes to some index."""
-
-    def __init__(self, folder: Path) -> None:
-        self.mark = folder / "killed"
-
-    def __getitem__(self, index: int) -> Tensor:
-        get_rng().random(5)
-        if index == 11 and get_worker_info() is not None and not self.mark.exists():
-            self.mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(index)
 
 
 class Flaky(Noisy):
@@ -135,27 +119,6 @@ def test_a_sample_that_comes_twice() -> None:
     loader = DataLoader(Noisy(), batch_sampler=[[3, 3], [4, 3]], seed=7)
     (first, second), (_, third) = [batch.tolist() for batch in loader]
     assert first == second == third
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_resume_in_mid_epoch(workers: int) -> None:
-    with DataLoader(Noisy(), num_workers=2 - workers, **OPTIONS) as loader:
-        iterator = iter(loader)
-        taken = [content(next(iterator)) for _ in range(3)]
-        state = loader.state_dict()
-    with DataLoader(Noisy(), num_workers=workers, **OPTIONS) as loader:
-        loader.load_state_dict(state)
-        rest = [content(batch) for _ in range(2) for batch in loader]
-    assert taken + rest == reference()
-
-
-def test_a_worker_that_is_killed(tmp_path: Path) -> None:
-    expected = epochs(Killed(tmp_path))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", lit_loader.WorkerRestartWarning)
-        assert epochs(Killed(tmp_path), 2) == expected
-    assert (tmp_path / "killed").exists()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -276,21 +239,6 @@ def test_streams(kind: str, workers: int) -> None:
     assert len({tuple(row) for row in rows[:, 1:3].tolist()}) >= len(rows) - 2 * 2 * 2
     if kind == "plain":
         assert sorted(rows[:, 0].tolist()) == sorted([*range(LENGTH)] * 2)
-
-
-@pytest.mark.filterwarnings("ignore:Stream has no state_dict")
-@pytest.mark.parametrize("stop", [1, 2, 4, 6])
-@pytest.mark.parametrize("kind", STREAMS)
-def test_a_stream_that_is_resumed(kind: str, stop: int) -> None:
-    expected = epochs(STREAMS[kind](), **STREAM)
-    options = {**OPTIONS, **STREAM}
-    with DataLoader(STREAMS[kind](), num_workers=2, **options) as loader:
-        iterator = iter(loader)
-        taken = [content(next(iterator)) for _ in range(stop)]
-        state = loader.state_dict()
-    with DataLoader(STREAMS[kind](), **options) as loader:
-        loader.load_state_dict(state)
-        assert taken + [content(b) for _ in range(2) for b in loader] == expected
 
 
 def test_outside_of_a_loader(monkeypatch: pytest.MonkeyPatch) -> None:

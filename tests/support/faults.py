@@ -68,8 +68,11 @@ def _raise() -> None:
 FAULTS: Final[dict[str, Callable[[], object]]] = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "SIGALRM": lambda: os.kill(os.getpid(), signal.SIGALRM),
+    "SIGABRT": lambda: os.kill(os.getpid(), signal.SIGABRT),
     "SIGSEGV": _crash,
     "_exit": lambda: os._exit(7),
+    "_exit 0": lambda: os._exit(0),
     "SIGSTOP": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "loop": _loop,
     "exception": _raise,

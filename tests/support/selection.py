@@ -15,7 +15,6 @@ import pytest
 
 LONG: Final = (
     "batch/test_pad.py::test_through_a_worker[[]spawn*",
-    "batch/test_sample_errors.py::test_resuming_gives_the_rest[[]2 workers-*",
     "bench/test_bench_app.py::test_every_case_measures[[]decoding*",
     "bench/test_bench_app.py::test_every_case_measures[[]transport*",
     "hydra/test_hydra_commands.py::test_submitit_launcher",
@@ -45,8 +44,6 @@ THINNED: Final = {
     "faults/test_interrupts.py::test_some_instructions": 2,
     "faults/test_fault_matrix.py::test_a_full_memory_budget": 3,
     "faults/test_fault_matrix.py::test_the_parent_is_killed": 2,
-    "faults/test_fault_matrix.py::test_while_it_is_resized": 2,
-    "faults/test_faults.py::test_a_death_is_told_and_the_epoch_goes_on": 2,
     "faults/test_lifecycle.py::test_the_loop_ends_the_program": 2,
     "lightning/test_flags.py::test_flags": 3,
     "lightning/test_flags.py::test_modes_of_several_training_sets": 5,

@@ -98,12 +98,11 @@ def test_arguments_are_refused(
     assert text in capsys.readouterr().err
 
 
-def test_there_is_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_rich(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "rich", None)
     monkeypatch.setattr(processes, "own_pids", lambda: iter(()))
-    assert app.main(["--once"]) == 1
-    assert "lit-loader-top: no loader found: " in capsys.readouterr().err
+    assert app.main(["--once"]) == 2
+    assert "pip install 'lit_loader[top]' (--json does without)" in capsys.readouterr().err
     assert app.main(["--once", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["trainings"] == [] and report["error"].startswith("no loader found: ")

@@ -6,6 +6,7 @@ lets it go on.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from lit_loader.top import app, watch
 from lit_loader.top.picture import picture
@@ -100,9 +102,11 @@ def test_why_is_said(training: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("width", [80, 140])
 def test_the_picture(training: Any, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "STALLED", 0.0)
-    seen = look(training, asked=True)
-    text, styled = (picture(seen, width, live=True, coloured=each) for each in (False, True))
-    lines = text.splitlines()
+    console = Console(width=width, height=40, record=True, file=io.StringIO())
+    console.print(picture(look(training, asked=True), width, live=True))
+    styled = console.export_text(styles=True, clear=False)
+    text = console.export_text()
+    lines = [line.rstrip() for line in text.splitlines()]
     assert max(map(len, lines)) <= width
     assert "9/16" in text and "3/4" in text and "37" in text
     at = next(place for place, line in enumerate(lines) if line.startswith("▶ "))

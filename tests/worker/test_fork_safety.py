@@ -2,7 +2,7 @@
 
 A fork copies the locks that other threads hold, and nobody in the copy will ever release them. Here
 a thread holds one lock at the fork for certain: each that a worker needs before the user's code
-begins. Threads that never rest, at many things: ``test_many_starts.py``.
+begins. Threads that never rest, at many things: ``tests/faults/test_soak.py``.
 """
 
 from __future__ import annotations
