@@ -270,19 +270,12 @@ class BatchLoader:
         return mark_of(samples, [*held, *self.rng.last])
 
     def _new_map_fetcher(self) -> MapFetcher:
-        spec, by_sample = self._spec, self._spec.seeding == "sample"
+        spec = self._spec
         self.rng.together = bool(spec.batched and as_read(spec.dataset)[1])
-        if spec.tolerance.none:
-            before_sample = self._reseed_for if by_sample else None
-            return MapFetcher(spec.dataset, spec.batched, before_sample)
-        return TolerantMapFetcher(
-            spec.dataset,
-            spec.batched,
-            self._attempts,
-            together=not by_sample,
-            from_all=spec.own_order,
-            seed_for=self._replacement_seed,
-        )
+        if not spec.tolerance.none:
+            return TolerantMapFetcher(spec, self._attempts, self._replacement_seed)
+        before_sample = self._reseed_for if spec.seeding == "sample" else None
+        return MapFetcher(spec.dataset, spec.batched, before_sample)
 
     def _new_attempts(self) -> Attempts:
         """What reads single samples, if some may fail."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, NoReturn
 
+from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.fetch import MapFetcher
 from lit_loader.batch.sample_errors import BAD, NOT_REPLACED, OMITTED, Attempts, TooMany, annotate
 from lit_loader.seeding.seeds import extend
@@ -37,26 +38,17 @@ class TolerantMapFetcher(MapFetcher):
     First all samples of the batch are read, then the bad ones are replaced, where they are to be:
     so the good ones are made with the same random numbers whichever way the bad ones go.
 
-    ``together``: a dataset's ``__getitems__`` gets the whole batch at first, and single indices
-    only after an exception. ``from_all``: a replacement may be any sample of the dataset; else it
-    is another one of the batch, for only those has the user's sampler chosen. ``seed_for`` gives
-    the seed by which an index is replaced.
+    A dataset's ``__getitems__`` gets the whole batch at first (not with a seed for each sample),
+    and single indices after an exception. A replacement is any sample of the dataset; under a
+    user's sampler another one of the batch, for only those has it chosen. ``seed_for`` gives the
+    seed by which an index is replaced.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        batched: bool,
-        attempts: Attempts,
-        together: bool,
-        from_all: bool,
-        seed_for: Callable[[Any], int],
-    ) -> None:
-        super().__init__(dataset, batched)
-        self._attempts = attempts
-        self._together = together and self._many is not None
-        self._from_all = from_all
-        self._seed_for = seed_for
+    def __init__(self, spec: BatchSpec, attempts: Attempts, seed_for: Callable[[Any], int]) -> None:
+        super().__init__(spec.dataset, spec.batched)
+        self._attempts, self._seed_for = attempts, seed_for
+        self._together = spec.seeding != "sample" and self._many is not None
+        self._from_all = spec.own_order
 
     def fetch(self, indices: Any, progress: Progress) -> Any:
         """Return what can be had of ``[dataset[i] for i in indices]``."""

@@ -1,9 +1,9 @@
 """The Hydra application: ``lit-loader-bench``, ``python -m lit_loader.bench``.
 
-Finds its configuration, ``conf/lit_loader/bench/default.yaml``. torch and rich are
+Finds its configuration, ``conf/lit_loader/bench/default.yaml``. torch, rich and matplotlib are
 imported in `runner`: ``--help`` stays quick.
 
-Exit codes: 0; 2: options are refused; 130: Ctrl-C.
+Exit codes: 0; 1: ratios are worse than those of ``check``; 2: options are refused; 130: Ctrl-C.
 """
 
 from __future__ import annotations

@@ -3,16 +3,16 @@
 What had to be decided to be fair to each:
 
 - **torch, torchdata**: nothing; the options are theirs.
-- **SPDL** and **Grain** start their processes anew for each epoch. That is not clocked, for it is
-  the midst of an epoch that is; it counts in processor time, as it does for who uses them.
-  ``in_order=True`` for SPDL, as torch has it.
-- **Grain**'s worker processes hand NumPy arrays over by shared memory and pickle the rest, so the
-  collated tensors are given to it as arrays (a view, not a copy). Its threads for reading ahead are
-  off, as its documentation advises for data in memory.
+- **SPDL** starts its processes anew at each ``iter()``. Where workers are to persist it is given a
+  sampler without end, and an epoch is so many batches of the one iterator. ``in_order=True``, as
+  torch has it.
+- **Grain** likewise, by ``repeat()``. Its worker processes hand NumPy arrays over by shared memory
+  and pickle the rest, so the collated tensors are given to it as arrays (a view, not a copy). Its
+  threads for reading ahead are off, as its documentation advises for data in memory.
 
-A loader that begins the next epoch by itself also reads ahead while others are measured. So what is
-there at an epoch's begin is not clocked; and after each turn, workers are waited for until they are
-idle.
+An iterator without end, and any loader that begins the next epoch by itself, also reads ahead while
+others are measured. So the midst of an epoch is clocked; before each turn, what lies ready is taken
+from an iterator without end; and after each turn, workers are waited for until they are idle.
 
 Every process computes with one thread, which is what torch makes of its own workers.
 """
@@ -22,6 +22,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import itertools
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +32,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch
-from torch.utils.data import default_collate, default_convert
+from torch.utils.data import BatchSampler, SequentialSampler, default_collate, default_convert
 
 from lit_loader.bench.machine import wait_until_idle
 
@@ -74,6 +76,9 @@ class OpenLoader:
     def __init__(self, loader: Any) -> None:
         self.loader = loader
 
+    def before_turn(self) -> None:
+        """Take away what was made ahead, unclocked; here that comes first in the next epoch."""
+
     def epoch(self) -> Iterator[Any]:
         """Begin an epoch; gives its batches. May be left before its end."""
         return iter(self.loader)
@@ -114,13 +119,27 @@ def _of_torchs_options(module: str, name: str, dataset: Any, setup: Setup) -> Op
     return OpenLoader(kind(dataset, **{**options, **setup.options}))
 
 
-class _Spdl(OpenLoader):
+class _Endless(OpenLoader):
+    """An open loader whose one iterator has no end; workers persist within one iterator only."""
+
+    def __init__(self, iterator: Any, dataset: Any, setup: Setup, shared: Any = None) -> None:
+        super().__init__(iterator)
+        self._batches = math.ceil(len(dataset) / (setup.batch_size or 1))
+        self._ahead = 2 * max(1, setup.ahead)  # prefetching, and queues of such loaders besides
+        self._shared = shared  # SPDL's, with the dataset; it would stay to the end of the process
+
+    def before_turn(self) -> None:
+        for _ in itertools.islice(self.loader, self._ahead):
+            pass
+
+    def epoch(self) -> Iterator[Any]:
+        return itertools.islice(self.loader, self._batches)
+
     def close(self) -> None:
-        shared = vars(self.loader).get("_shmem")  # reach: spdl: its shared memory, to be closed
         super().close()
-        if shared is not None:  # with the dataset; it would stay to the end of the process
-            shared.close()
-            shared.unlink()
+        if self._shared is not None:
+            self._shared.close()
+            self._shared.unlink()
 
 
 def _spdl(dataset: Any, setup: Setup) -> OpenLoader:
@@ -128,25 +147,23 @@ def _spdl(dataset: Any, setup: Setup) -> OpenLoader:
 
     if setup.num_workers == 0:
         raise CannotRun("it has no mode without workers")
-    loader = get_pytorch_dataloader(
-        dataset,
-        batch_size=setup.batch_size,
-        num_workers=setup.num_workers,
-        prefetch_factor=setup.prefetch_factor,
-        collate_fn=setup.collate_fn,
-        in_order=True,
-        multiprocessing_context=setup.start_method,
-    )
-    return _Spdl(loader)
-
-
-class _Grain(OpenLoader):
-    def epoch(self) -> Iterator[Any]:
-        with _without_stderr():
-            batches = iter(self.loader)
-            first = next(batches)  # starts its processes
-        yield first
-        yield from batches
+    options: dict[str, Any] = {
+        "num_workers": setup.num_workers,
+        "prefetch_factor": setup.prefetch_factor,
+        "collate_fn": setup.collate_fn,
+        "in_order": True,
+        "multiprocessing_context": setup.start_method,
+    }
+    if not setup.persistent:
+        return OpenLoader(get_pytorch_dataloader(dataset, batch_size=setup.batch_size, **options))
+    sampler: Any = SequentialSampler(dataset)
+    if setup.batch_size is None:
+        options["sampler"] = _EndlessSampler(sampler)
+    else:
+        options["batch_sampler"] = _EndlessSampler(BatchSampler(sampler, setup.batch_size, False))
+    loader = get_pytorch_dataloader(dataset, batch_size=None, **options)
+    # reach: spdl: its shared memory, to be closed
+    return _Endless(iter(loader), dataset, setup, vars(loader).get("_shmem"))
 
 
 def _grain(dataset: Any, setup: Setup) -> OpenLoader:
@@ -155,6 +172,8 @@ def _grain(dataset: Any, setup: Setup) -> OpenLoader:
     if setup.start_method not in (None, "spawn"):
         raise CannotRun(f"it starts its processes by spawn, not by {setup.start_method}")
     source = grain.MapDataset.source(dataset)
+    if setup.persistent:
+        source = source.repeat(1_000_000)  # without end its own arithmetic overflows
     collate = _AsArrays(setup)
     if setup.batch_size is None:
         source = source.map(collate)
@@ -168,7 +187,12 @@ def _grain(dataset: Any, setup: Setup) -> OpenLoader:
         ),
         worker_init_fn=_one_thread,
     )
-    return _Grain(batches)
+    if not setup.persistent:
+        return OpenLoader(batches)
+    with _without_stderr():
+        iterator = iter(batches)
+        next(iterator)  # starts its processes; which batches an epoch has is all the same
+    return _Endless(iterator, dataset, setup)
 
 
 @contextlib.contextmanager
@@ -183,6 +207,20 @@ def _without_stderr() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
+
+
+class _EndlessSampler:
+    """A sampler, epoch after epoch."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from self._sampler
+
+    def __len__(self) -> int:
+        return len(self._sampler)
 
 
 class _AsArrays:

@@ -1,4 +1,4 @@
-"""The report: tables on a rich Console, results.json, results.csv.
+"""The report: tables on a rich Console, results.json, results.csv, a check against earlier ones.
 
 Called by `bench/runner.py`: tables as the cases end, files at the end of a run.
 """
@@ -19,8 +19,9 @@ from rich.text import Text
 from lit_loader.bench.grid import Grid
 from lit_loader.bench.rounds import LIMIT, Measurement, Spread
 from lit_loader.bench.settings import CASES, OURS, Settings
+from lit_loader.errors import OptionError
 
-__all__ = ["FORMAT", "header", "show_case", "show_grid", "write"]
+__all__ = ["FORMAT", "compare", "header", "read", "show_case", "show_grid", "write"]
 
 FORMAT: Final = 1  # of results.json
 
@@ -192,3 +193,46 @@ def write(
     with (directory / "results.csv").open("w", newline="") as file:
         csv.writer(file).writerows(lines)
     return ["results.json", "results.csv"]
+
+
+def read(path: Path) -> Mapping[str, Any]:
+    """Read the report of a run to compare with; an `OptionError` says why it is none."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise OptionError(f"check cannot be read: {error}, got check={path}") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise OptionError(
+            f"check must be a results.json of this benchmark (format {FORMAT}), got check={path}"
+        )
+    return found
+
+
+def compare(
+    earlier: Mapping[str, Any], measurements: Sequence[Measurement], tolerance: float
+) -> tuple[list[str], bool]:
+    """Compare our ratios with those of an earlier report; they may be lower by `tolerance`.
+
+    Times are not compared: they belong to a machine and its mood, and ratios far less so. Gives
+    lines to print, and whether anything is worse. Nothing in common counts as worse.
+    """
+    before = {(row["case"], row["name"]): row["loaders"] for row in earlier["measurements"]}
+    lines, pairs = [], 0
+    for m in measurements:
+        old = before.get((m.case, m.name), {}).get(OURS, {})
+        for key, said, ratio in (
+            ("vs_torch", "times as good as torch", m.vs_torch(OURS)),
+            ("of_limit", "of the limit", m.of_limit(OURS)),
+        ):
+            if ratio is None or not old.get(key):
+                continue
+            pairs, now, was = pairs + 1, ratio.median, old[key]["median"]
+            if now < was * (1 - tolerance):
+                lines.append(
+                    f"check: WORSE {m.case}, {m.name}, {said}: {now:.3g}, was {was:.3g} "
+                    f"({100 * (now / was - 1):+.0f} %, {100 * tolerance:.0f} % are tolerated)"
+                )
+    if not pairs:
+        return ["check: nothing of this run is in the earlier report: run the same cases"], True
+    good = f"check: {pairs - len(lines)} of {pairs} ratios are as good as before"
+    return [*lines, good], bool(lines)

@@ -162,6 +162,7 @@ def _loader(
     opened = open_(dataset, setup)
 
     def turn() -> Figures:
+        opened.before_turn()
         try:
             return figure(opened)
         finally:

@@ -4,7 +4,7 @@ Called by `bench/app.py` with its configuration; returns the exit code. Ctrl-C k
 
     options ─▶ Settings ─▶ rows of the chosen cases ─▶ Session.measurements ─▶ table as each case
                (checked)   or the grid of a dataset         │                  ends; at the end
-                                                            ╰─ Ctrl-C ─────▶   JSON, CSV
+                                                            ╰─ Ctrl-C ─────▶   JSON, CSV, PNG, check
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ def run(cfg: Any, directory: Path) -> int:
     import torch
     from rich.console import Console
 
-    from lit_loader.bench import report
+    from lit_loader.bench import plots, report
     from lit_loader.bench.loaders import LOADERS
     from lit_loader.bench.machine import describe
     from lit_loader.bench.rounds import Session
 
+    earlier = None if options["check"] is None else report.read(Path(options["check"]))
     names = settings.loaders if user is None else settings.grid.loaders
     session = Session(settings, {name: LOADERS[name] for name in names})
     machine = describe(names)
@@ -66,9 +67,16 @@ def run(cfg: Any, directory: Path) -> int:
             torch.set_num_threads(threads)
     directory.mkdir(parents=True, exist_ok=True)
     written = report.write(directory, machine, session.measurements, grid, interrupted)
-    line = f"\nwritten to {directory}: {', '.join(written)}"
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
-    return 130 if interrupted else 0  # as shells have it
+    written += plots.write(directory, session.measurements, grid)
+    lines, code = [f"\nwritten to {directory}: {', '.join(written)}"], 0
+    if interrupted:
+        code = 130  # as shells have it
+    elif earlier is not None:
+        checks, worse = report.compare(earlier, session.measurements, options["tolerance"])
+        lines, code = lines + checks, int(worse)
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return code
 
 
 def _measure(session: Session, console: Console, user: Any) -> tuple[bool, Any]:

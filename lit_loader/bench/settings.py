@@ -118,7 +118,7 @@ class Settings:
 
 def require_packages(cases: Iterable[str]) -> None:
     """Make sure that what reports and cases import is installed; OptionError says how to."""
-    modules = ["rich", "psutil", *(m for case in cases for m in CASES[case][1])]
+    modules = ["rich", "matplotlib", "psutil", *(m for case in cases for m in CASES[case][1])]
     missing = ", ".join(name for name in dict.fromkeys(modules) if not _installed(name))
     if missing:
         missing = missing.replace("PIL", "pillow")

@@ -29,12 +29,11 @@ from lit_loader.seeding.seeds import derive
 
 __all__ = [
     *("MixtureDataset", "Schedule", "Weights"),
-    *("announce_epoch", "in_short", "named_sources", "named_weights"),
+    *("announce_epoch", "named_sources", "named_weights"),
 ]
 
 Weights = Mapping[str, float] | Sequence[float]
 
-_SHOWN = 8
 _SCHEDULE = 1  # keeps these random numbers apart from those of `data/mixture_sampler.py`
 _BLOCK = 1024
 _SMALLEST = Fraction(1, 1_000_000)
@@ -77,7 +76,11 @@ class MixtureDataset(Dataset[Any]):
         return self.starts[-1]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({_listed(self.names, self.lengths, self.weights)})"
+        lengths, weights = (
+            short_repr(dict(zip(self.names, each, strict=True)))
+            for each in (self.lengths, self.weights)
+        )
+        return f"{type(self).__name__}(lengths={lengths}, weights={weights})"
 
     def locate(self, index: int) -> tuple[int, int]:
         """Give the number of the source that a sample comes from, and its index there.
@@ -162,20 +165,6 @@ def _length(name: str, dataset: Any) -> int:
             "MixtureDataset is of map-style datasets, a MixtureStream of iterable ones"
         )
     return len(dataset)
-
-
-def in_short(names: Sequence[str]) -> str:
-    """Names for a reader, the first few of them."""
-    return ", ".join([*map(repr, names[:_SHOWN]), *(["…"] if names[_SHOWN:] else [])])
-
-
-def _listed(names: Sequence[str], lengths: Sequence[int], weights: Sequence[float]) -> str:
-    """The sources for a reader, the first few of them."""
-    parts = [
-        f"{name!r}: {length:,} samples, weight {weight}"
-        for name, length, weight in zip(names[:_SHOWN], lengths, weights, strict=False)
-    ]
-    return "; ".join([*parts, f"… {len(names)} sources in all"][: None if names[_SHOWN:] else -1])
 
 
 def announce_epoch(datasets: Iterable[Any], epoch: int) -> None:

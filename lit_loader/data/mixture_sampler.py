@@ -19,8 +19,8 @@ from torch.utils.data import Sampler
 
 from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
 from lit_loader.config.checks import flag, whole_number
-from lit_loader.data.mixture import MixtureDataset, Schedule, in_short
-from lit_loader.describe import public
+from lit_loader.data.mixture import MixtureDataset, Schedule
+from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.sampling.orders import CHUNK, EpochOrder, Indices
 from lit_loader.sampling.permutation import Permutation
@@ -71,7 +71,7 @@ class MixtureSampler(EpochOrder, Sampler[int]):
             )
         if not len(data_source):
             raise OptionError(
-                f"all sources of the mixture are empty ({in_short(data_source.names)}): there is "
+                f"all sources of the mixture are empty ({short_repr(data_source.names)}): there is "
                 "nothing to draw from, look at how the datasets are made"
             )
         self.epoch_length = len(data_source)

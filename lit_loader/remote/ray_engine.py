@@ -175,25 +175,6 @@ class RayEngine:
         blamed = not isinstance(error, lost) and _NODE_DIED not in str(error)
         return Fate(f"{type(error).__name__}: {_said(error):.300}", gone, blamed)
 
-    def room(self) -> str:
-        """Say how many processors the cluster has, for a message."""
-        import ray
-
-        try:
-            there, free = ray.cluster_resources(), ray.available_resources()
-            nodes = sum(1 for node in ray.nodes() if node["Alive"])
-        except Exception as error:
-            return f"the cluster does not answer ({type(error).__name__})"
-        config = self._config
-        needs = [] if config.cpus_per_worker == 1 else [f"{config.cpus_per_worker:g} processors"]
-        needs += [] if config.resources is None else [f"resources {dict(config.resources)}"]
-        needs += [] if config.label_selector is None else [f"labels {dict(config.label_selector)}"]
-        return (
-            f"the cluster has {there.get('CPU', 0):g} processors on {nodes} "
-            f"node{'' if nodes == 1 else 's'}, {free.get('CPU', 0):g} of them free"
-            + (f"; each needs {', '.join(needs)} of its node" if needs else "")
-        )
-
     def leave(self) -> None:
         """End all workers, and let go of the cluster."""
         import ray

@@ -148,7 +148,7 @@ class Relay:
             config.verify,
             lambda text: self.queue(partial(self.say, ExactnessWarning(text))),
         )
-        self._joined = self._asked_for_room = False
+        self._joined = self._told_of_missing = False
         self._unreachable = ""
         self._since: float | None = None  # when not all were up any more
         self._board.rest(self._worker)
@@ -279,9 +279,7 @@ class Relay:
         self._look_again.note(member.node, job.order, answer)
         nbytes = answer.size - SIZE
         if nbytes > job.task.capacity:
-            job.answer = (
-                answer.copy()
-            )  # what it lies in is let go of, and a Space may take its time
+            job.answer = answer.copy()  # what it lies in is let go of; a Space may take its time
             self._send(Need(self._worker, job.task.slot, nbytes))
         else:
             self._write(job, answer, job.task.slot, job.task.capacity)
@@ -393,9 +391,13 @@ class Relay:
         if self._since is None:
             self._since = now
         missing = now - self._since
-        if self._joined and missing >= _TELL_AFTER * self._patience and not self._asked_for_room:
-            self._asked_for_room = True
-            threading.Thread(target=self._ask_for_room, daemon=True).start()
+        if self._joined and missing >= _TELL_AFTER * self._patience and not self._told_of_missing:
+            self._told_of_missing = True
+            self.say(
+                f"{crew.up} of remote_workers={len(crew.members)} are up: see what the cluster has "
+                "(ray status), and what each asks for (remote.cpus_per_worker, remote.resources, "
+                "remote.label_selector). The others come up when there is room for them."
+            )
         # Joining has an end of its own.
         longest = _ALONE * self._patience if self._joined else _JOINING
         if self._alone and crew.up == 0 and missing >= longest:
@@ -407,18 +409,6 @@ class Relay:
                 "set num_workers"
             )
         return self._patience / 2 if again is None else min(again, self._patience / 2)
-
-    def _ask_for_room(self) -> None:
-        room = self._engine.room()  # may take a while, if the cluster does not answer
-        self.queue(partial(self._tell_of_room, room))
-
-    def _tell_of_room(self, room: str) -> None:
-        crew = self._crew
-        if crew.up < len(crew.members):
-            self.say(
-                f"{crew.up} of remote_workers={len(crew.members)} are up: {room}. The others come "
-                "up when there is room for them."
-            )
 
 
 def _engine(config: Any) -> RayEngine:

@@ -21,7 +21,7 @@ from lit_loader.checkpoint.untrusted_state import alike, resuming
 from lit_loader.config.checks import plain
 from lit_loader.errors import StateError
 from lit_loader.sampling.orders import EpochOrder
-from lit_loader.seeding.find_generators import find_generators
+from lit_loader.seeding.find_generators import find_generators, states_of
 from lit_loader.seeding.generator_state import preserved, tape
 from lit_loader.seeding.seeds import seed_globals
 
@@ -230,8 +230,7 @@ class UserSampler:
 
     def _tapes(self) -> list[tuple[type, Any]]:
         """Give what reads and writes each generator, and what it spawns others from."""
-        found = [generator for held in self._named.values() for generator in held]
-        found += [each.seed_seq for each in found if getattr(each, "seed_seq", None) is not None]
+        found = states_of([generator for held in self._named.values() for generator in held])
         return [(type(each), pair) for each in found if (pair := tape(each)) is not None]
 
     def _generators(self) -> dict[str, list[Any]]:
@@ -243,7 +242,7 @@ class UserSampler:
         users = [owner for owner in own if _is_users(owner)]
         if users:
             held = find_generators(*users, apart_from=(self._dataset,))
-            for path, generator in zip(held.paths, held.generators, strict=True):
+            for path, generator in held.pairs:
                 if generator is not first and not isinstance(generator, random.SystemRandom):
                     named.setdefault(path, []).append(generator)
         self._named = named

@@ -38,7 +38,7 @@ from lit_loader.seeding.seeds import derive
 
 __all__ = [
     *("CLOSED", "LATE", "GeneratorWatch", "HeldGenerators", "controls", "find_generators"),
-    *("instance_dict", "is_leaf", "root_of", "set_children"),
+    *("instance_dict", "is_leaf", "root_of", "set_children", "states_of"),
 ]
 
 MAX_DEPTH = 16
@@ -99,27 +99,28 @@ class HeldGenerators:
     def __init__(
         self, pairs: Iterable[tuple[str, Any]], cuts: Iterable[str] = (), shared: str | None = None
     ) -> None:
-        pairs, self.cuts, self.shared = list(pairs), [*cuts], shared
-        self.paths = [path for path, _ in pairs]
-        self.generators = [generator for _, generator in pairs]
+        self.pairs, self.cuts, self.shared = list(pairs), [*cuts], shared
+        self.paths = [path for path, _ in self.pairs]
+        self.generators = [generator for _, generator in self.pairs]
         # By path and not by number: what else is found must not change a generator's stream.
-        known = ((path, controls(generator)) for path, generator in pairs)
+        known = ((path, controls(generator)) for path, generator in self.pairs)
         self._reseeds = [(_hash(path), found[2]) for path, found in known if found]
-
-    def items(self) -> Iterator[tuple[str, Any]]:
-        """Give the paths with the generators."""
-        return zip(self.paths, self.generators, strict=True)
 
     @property
     def states(self) -> list[Any]:
-        """All that a draw changes: the generators, and the seed sequences that they spawn from."""
-        sequences = (getattr(generator, "seed_seq", None) for generator in self.generators)
-        return [*self.generators, *(each for each in sequences if each is not None)]
+        """All that a draw changes."""
+        return states_of(self.generators)
 
     def reseed(self, seed: int) -> None:
         """Reseed each generator in place, with a stream of its own derived from a 64-bit seed."""
         for name, reseed in self._reseeds:
             reseed(derive(seed, name))
+
+
+def states_of(generators: list[Any]) -> list[Any]:
+    """Give generators, and the seed sequences that they spawn from."""
+    sequences = (getattr(generator, "seed_seq", None) for generator in generators)
+    return [*generators, *(each for each in sequences if each is not None)]
 
 
 def find_generators(*roots: object, apart_from: Iterable[object] = ()) -> HeldGenerators:
@@ -475,7 +476,7 @@ class GeneratorWatch:
                 f"the search for random generators has not looked into {where}: generators there "
                 f"are not seeded, and batches may depend on the number of workers; {_ADVICE}"
             )
-        for path, generator in held.items():
+        for path, generator in held.pairs:
             if isinstance(generator, random.SystemRandom):
                 self._note(
                     f"{path} is a random.SystemRandom, which no seed determines: batches differ "
@@ -496,7 +497,7 @@ class GeneratorWatch:
     def follow(self) -> None:
         """Take those that a dataset has put in the places of the known ones, from its state."""
         if known := self.held.paths:
-            pairs = find_generators(*self.roots).items()
+            pairs = find_generators(*self.roots).pairs
             self.held = HeldGenerators(pair for pair in pairs if pair[0] in known)
 
     def begun_to_iterate(self) -> None:
@@ -507,7 +508,7 @@ class GeneratorWatch:
         if self._iterated or not self._warn:
             return
         self._iterated = True
-        for path, generator in find_generators(*self.roots).items():
+        for path, generator in find_generators(*self.roots).pairs:
             if path not in self.held.paths and not has_seed(generator):
                 self._note(
                     f"{path} is a random generator that was made while the dataset was iterated, "

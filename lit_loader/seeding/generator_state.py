@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lit_loader.seeding.find_generators import controls, find_generators
+from lit_loader.seeding.find_generators import controls, find_generators, states_of
 from lit_loader.seeding.generator_lock import Turn
 from lit_loader.seeding.seeds import seed_streams
 
@@ -213,8 +213,7 @@ class Rewind(AbstractContextManager[None]):
         *tapes: _Tape,
         seed: Callable[[], object] = lambda: None,
     ) -> None:
-        known = (found for each in held if (found := tape(each)) is not None)
-        self._tapes: list[_Tape] = [*tapes, (_capture, _install), *known]
+        self._tapes: list[_Tape] = [*tapes, (_capture, _install), *filter(None, map(tape, held))]
         self._marks: list[Any] = []
         self._seed = seed
 
@@ -278,10 +277,9 @@ class Draws:
             ("numpy.random", lambda: numpy_state(_numpy.get_bit_generator())),
             ("torch", torch.default_generator.get_state),
         ]
-        for path, generator in find_generators(self._root).items():
-            for each in (generator, getattr(generator, "seed_seq", None)):
-                if (found := tape(each)) is not None:
-                    readers.append((path, found[0]))
+        for path, generator in find_generators(self._root).pairs:
+            tapes = filter(None, map(tape, states_of([generator])))
+            readers += [(path, read) for read, _ in tapes]
         return readers
 
 

@@ -107,7 +107,7 @@ class JobStore:
             raise LoaderError(
                 f"{replicas} ranks must tell each other when their readers come to an end, "
                 f"through the job of torch.distributed, and {there}: call init_process_group "
-                "first, pass shard_tail='keep', or give the dataset shard_length(index, count)"
+                "first, or pass shard_tail='keep'"
             )
         store = common_store()
         if store not in _connections:

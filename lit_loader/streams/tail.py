@@ -1,4 +1,4 @@
-"""How the ranks come to the end of a stream together: ``shard_tail`` with ``num_shards``.
+"""How the ranks come to the end of a stream together: ``shard_tail="pad"`` with ``num_shards``.
 
 ::
 
@@ -15,12 +15,9 @@ or resumed.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any, Final
 
 from lit_loader.checkpoint.position import EpochPosition, Shards
-from lit_loader.context import reading
-from lit_loader.describe import short_repr
 from lit_loader.errors import LoaderError
 from lit_loader.streams.job_store import LONGEST_PAUSE, JobStore, Talks, Word
 
@@ -30,29 +27,17 @@ _SHORTEST_PAUSE: Final = 0.0001  # seconds until others are asked again
 
 
 class ShardTail:
-    """``shard_tail="pad"``: a batch of a rank's own is given at once.
+    """A batch of a rank's own is given at once.
 
     When its readers have come to their end they begin again, as long as another rank has as many
-    batches. ``promised``: the batches of each rank, where all are known beforehand. ``job`` has the
-    ranks' words; None: they are promised, or there is one rank alone.
+    batches.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        ranks: int,
-        job: JobStore | None,
-        where: str,
-        promised: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, rank: int, ranks: int, job: JobStore, where: str) -> None:
         self._rank, self._job, self._where = rank, job, where
-        self._promised = promised[rank] if promised else None
-        self._words: list[Word | None] = [Word(count, final=True) for count in promised]
         self._own = Word()
-        if not promised:
-            self._words = [None] * ranks
-            self._words[rank] = self._own
-        self._sure = 0  # batches that all are to give, as far as is known
+        self._words: list[Word | None] = [None] * ranks
+        self._words[rank] = self._own
         self._number = 0  # of the batch that was admitted last
 
     def admits(self, position: EpochPosition) -> bool:
@@ -85,26 +70,14 @@ class ShardTail:
 
     def end(self) -> None:
         """Note that the epoch is over for all ranks."""
-        if self._job is not None and not self._own.done:
+        if not self._own.done:
             self._job.end(self._own)
             self._own = self._own._replace(done=True)
 
     def tell(self, count: int, final: bool = False) -> None:
-        """Say that this rank has so many batches; ``final``: and no more.
-
-        A LoaderError if there are not as many as was promised.
-        """
-        self._own = self._own._replace(batches=count, final=final)
-        if self._promised is None:
-            self._words[self._rank] = self._own
-            if self._job is not None:
-                self._job.write(self._own)
-        elif final and count != self._promised:
-            raise LoaderError(
-                f"rank {self._rank} has {count:,} batches in {self._where}, but shard_length "
-                f"of its dataset promised {self._promised:,}, on which all ranks rely: let "
-                "shard_length(index, count) give what __iter__ gives that reader"
-            )
+        """Say that this rank has so many batches; ``final``: and no more."""
+        self._own = self._words[self._rank] = self._own._replace(batches=count, final=final)
+        self._job.write(self._own)
 
     def agreed(self, number: int) -> bool:
         """Whether all ranks are to give a batch of this number, from 1 on; waits until it is known.
@@ -112,38 +85,28 @@ class ShardTail:
         A LoaderError if another rank says nothing.
         """
         asked, pause = time.monotonic(), 0.0
-        while number > self._sure:
-            verdict = self._verdict(number)
-            if verdict is not None:
-                return verdict
+        while (verdict := self._verdict(number)) is None:
+            waited = time.monotonic() - asked
+            if waited > self._job.patience:
+                raise self._silence(waited, number)
             time.sleep(pause)
             pause = min(2 * pause + _SHORTEST_PAUSE, LONGEST_PAUSE)
-            self._hear(number, time.monotonic() - asked)
-        return True
+            for rank, word in enumerate(self._job.read()):
+                if word is not None and rank != self._rank:
+                    # A word may be older than one before, where two processes have the same rank.
+                    self._words[rank] = max(word, self._words[rank] or word)
+        return verdict
 
     def _verdict(self, number: int) -> bool | None:
-        """What follows from the words for a batch that is not known to be sure; None: nothing."""
-        self._sure = max(word.batches for word in self._words if word is not None)
-        if number <= self._sure:
+        """What follows from the words for a batch; None: nothing."""
+        if any(word is not None and number <= word.batches for word in self._words):
             return True
         return False if all(word is not None and word.final for word in self._words) else None
 
-    def _hear(self, number: int, waited: float) -> None:
-        """Read what the others have said last."""
-        assert self._job is not None
-        for rank, word in enumerate(self._job.read()):
-            if word is not None and rank != self._rank:
-                # A word may be older than one before, where two processes have the same rank.
-                self._words[rank] = max(word, self._words[rank] or word)
-        if waited <= self._job.patience or self._verdict(number) is not None:
-            return
-        silent = [
-            rank
-            for rank, word in enumerate(self._words)
-            if word is None or not (word.final or word.batches >= number)
-        ]
-        raise LoaderError(
-            f"rank {silent[0]} has not said for {waited:,.0f} s (the job's timeout) whether it has "
+    def _silence(self, waited: float, number: int) -> LoaderError:
+        silent = next(k for k, word in enumerate(self._words) if word is None or not word.final)
+        return LoaderError(
+            f"rank {silent} has not said for {waited:,.0f} s (the job's timeout) whether it has "
             f"a batch {number:,} in {self._where}: it has ended, is late, has left the epoch, or "
             "iterates another loader; if it is late, init_process_group(timeout=...) gives it more "
             "time; if ranks are to stop apart, pass shard_tail='keep'"
@@ -162,33 +125,5 @@ def tail_of(
     rank, ranks, epoch = shards.rank, shards.replicas, start.start.epoch
     name = type(loader.dataset).__name__
     where = f"epoch {epoch} of {name}"
-    resumed = bool(start.start.readers)  # and so on all ranks
-    promised, job = _promised(loader, shards.count, ranks, epoch, resumed), None
-    if promised is None:
-        job = talks.begin(f"{name}/{shards.count}/{ranks}", epoch, start, rank, ranks, where)
-    return ShardTail(rank, ranks, job, where, promised or ())
-
-
-def _promised(loader: Any, count: int, ranks: int, epoch: int, resumed: bool) -> list[int] | None:
-    """Give the batches of each rank, as the dataset's ``shard_length`` says; None: it is not known.
-
-    After a resume it is not used: where the other ranks' readers are is not known to this one.
-    """
-    promised = getattr(loader.dataset, "shard_length", None)
-    if not callable(promised) or resumed or loader.on_sample_error == "skip":
-        return None
-    place = reading.leave()
-    reading.epoch = epoch
-    try:
-        samples = [promised(index, count) for index in range(count)]
-    finally:
-        reading.return_to(place)
-    for index, number in enumerate(samples):
-        if type(number) is not int or number < 0:
-            raise LoaderError(
-                f"{type(loader.dataset).__name__}.shard_length({index}, {count}) must be the "
-                f"samples that this reader gives, a whole number, got {short_repr(number)}"
-            )
-    size = loader.batch_size or 1
-    batches = [number // size if loader.drop_last else -(-number // size) for number in samples]
-    return [sum(batches[rank::ranks]) for rank in range(ranks)]
+    job = talks.begin(f"{name}/{shards.count}/{ranks}", epoch, start, rank, ranks, where)
+    return ShardTail(rank, ranks, job, where)

@@ -28,7 +28,8 @@ from lit_loader.bench.report import FORMAT
 from lit_loader.hydra.conf_folder import conf_folder
 from lit_loader.system.processors import usable_processors
 
-pytest.importorskip("rich")  # of which the modules above import nothing yet
+for needed in ("rich", "matplotlib"):  # of which the modules above import nothing yet
+    pytest.importorskip(needed)
 
 Run = Callable[..., tuple[int, Any]]
 
@@ -105,7 +106,7 @@ SOME = {
         *(pytest.param(case, [], marks=pytest.mark.slow) for case in SOME),
     ],
 )
-def test_every_case_measures(case: str, overrides: list[str], run: Run) -> None:
+def test_every_case_measures(case: str, overrides: list[str], run: Run, tmp_path: Path) -> None:
     for module in settings.CASES[case][1]:
         pytest.importorskip(module)
     code, report = run(f"cases={case}", "loaders=[lit_loader,torch]", *overrides)
@@ -124,6 +125,7 @@ def test_every_case_measures(case: str, overrides: list[str], run: Run) -> None:
         if row["limit"]:
             share = row["limit"]["median"] / ours["figure"]["median"]
             assert ours["of_limit"]["median"] == pytest.approx(share)
+    assert (tmp_path / f"{case}.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.time
@@ -135,6 +137,7 @@ def test_every_loader_gives_the_batches(loader: str) -> None:
     opened = LOADERS[loader](Pool(setup.length(4), tensors(2)), setup)
     try:
         for _ in range(2):
+            opened.before_turn()
             batches = list(opened.epoch())
             assert len(batches) == 4 + 2 * setup.ahead
             assert {tuple(batch.shape) for batch in batches} == {(4, 2)}
@@ -160,8 +163,29 @@ def test_reports_agree(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[s
     figure = report["measurements"][0]["loaders"]["lit_loader"]["figure"]["median"]
     assert float(lines[0]["median"]) == figure
     printed = capsys.readouterr().out
-    assert f"written to {tmp_path}: results.json, results.csv" in printed
+    assert f"written to {tmp_path}: results.json, results.csv, transport.png" in printed
     assert "batch of 1" in printed
+
+
+# --- check ---
+
+
+def test_check_of_ratios(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("cases=busy", "rows=consumer", "loaders=[lit_loader,torch]")
+    _, report = run(*options)
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(json.dumps(report))
+    code, _ = run(*options, f"check={earlier}", "tolerance=0.95")
+    assert code == 0
+    assert "check: 2 of 2 ratios are as good as before" in capsys.readouterr().out
+    ours = report["measurements"][0]["loaders"]["lit_loader"]
+    ours["of_limit"]["median"] *= 100
+    earlier.write_text(json.dumps(report))
+    code, _ = run(*options, f"check={earlier}", "tolerance=0.95")
+    assert code == 1
+    printed = capsys.readouterr().out
+    assert "check: WORSE busy, steps of 5 ms, the consumer slower, of the limit: " in printed
+    assert "95 % are tolerated" in printed
 
 
 # --- refusals ---
@@ -185,6 +209,7 @@ def test_reports_agree(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["grid.auto=2"], "grid.auto must be true or false"),
         (["grid.seconds=0"], "grid.seconds must be more than 0"),
         (["rows=nothing", "cases=busy"], "no row of busy has 'nothing' in its name"),
+        (["check=/nowhere.json"], "check cannot be read: .*, got check=/nowhere.json"),
         (["dataset._target_=my.Data"], "dataset cannot be made: ModuleNotFoundError: "),
         (
             [f"dataset._target_={__name__}.Squares", "+loader.nun_workers=1"],
@@ -195,7 +220,7 @@ def test_reports_agree(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[s
             "dataset cannot be loaded: LookupError: no such file",
         ),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_refusals(run: Run, overrides: list[str], message: str) -> None:
     with pytest.raises(OptionError, match=message.replace("?", r"\?")) as caught:
@@ -223,12 +248,12 @@ def test_help_is_quick() -> None:
         "import sys; sys.argv = ['lit-loader-bench', '--help']\n"
         "from lit_loader.bench.app import main\n"
         "try: main()\n"
-        "finally: assert not {'torch', 'rich'} & set(sys.modules)"
+        "finally: assert not {'torch', 'rich', 'matplotlib'} & set(sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    for option in ("cases=", "loaders=", "rounds=", "dataset._target_="):
+    for option in ("cases=", "loaders=", "rounds=", "check=", "dataset._target_="):
         assert option in done.stdout
 
 
@@ -246,13 +271,14 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "run" / "results.json").read_text())
     assert report["interrupted"] is True
     assert "steps of 5 ms, the workers slower" in {row["name"] for row in report["measurements"]}
+    assert (tmp_path / "run" / "busy.png").exists()
 
 
 # --- the user's own dataset ---
 
 
 @pytest.mark.time
-def test_grid(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_grid(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, report = run(
         f"dataset._target_={__name__}.Squares", "+dataset.length=40", "loader.batch_size=8",
         "loader.shuffle=true", "grid.num_workers=[0,1]", "grid.prefetch_factor=[1,2]",
@@ -284,6 +310,7 @@ def test_grid(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.count(" lit_loader ◀ ") == 1
     assert grid["advice"][0] in printed and auto in printed
     assert f"auto: {number}" in printed
+    assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
 
 
 # --- how it measures ---

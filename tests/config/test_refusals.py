@@ -150,8 +150,8 @@ def mixture(weights: Any = None) -> MixtureDataset:
         ),
         (
             lambda: MixtureSampler(MixtureDataset({"a": [], "b": range(0)})),
-            "all sources of the mixture are empty ('a', 'b'): there is nothing to draw from, look "
-            "at how the datasets are made",
+            "all sources of the mixture are empty (['a', 'b']): there is nothing to draw from, "
+            "look at how the datasets are made",
         ),
     ],
 )

@@ -250,7 +250,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "room": (
         {"room": 1, "patience": 0.7},
-        "of remote_workers=2 are up: there are few threads.",
+        "of remote_workers=2 are up: see what the cluster has (ray status)",
     ),
     "versions": ({"versions": {"numpy": "0.1"}}, "numpy 0.1 there, "),
 }
@@ -330,7 +330,9 @@ def test_where_none_comes_up_and_none_is_here_there_is_an_error(tmp_path: Path) 
     remote = ThreadWorkers(str(tmp_path), room=0, patience=0.05)
     with (
         loader_of(Drawn(), 0, 2, remote) as loader,
-        pytest.warns(WorkerRestartWarning, match="0 of remote_workers=2 are up: there are few"),
+        pytest.warns(
+            WorkerRestartWarning, match="0 of remote_workers=2 are up: see what the cluster"
+        ),
         pytest.raises(LoaderError, match="remote_workers=2: none has come up for 1 s"),
     ):
         next(iter(loader))

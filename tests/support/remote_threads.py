@@ -146,9 +146,6 @@ class ThreadEngine:
     def explain(self, error: BaseException) -> Fate:
         return Fate(str(error), isinstance(error, DiedError), True)
 
-    def room(self) -> str:
-        return "there are few threads"
-
     def leave(self) -> None:
         for hand in self._hands:
             hand.end()

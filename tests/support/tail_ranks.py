@@ -52,18 +52,10 @@ class WithBothStates(Uneven, shard_data.WithBothStates):
     pass
 
 
-class Promising(Uneven, shard_data.Generator):
-    """Knows the lengths."""
-
-    def shard_length(self, index: int, count: int) -> int:
-        return LENGTHS[index]
-
-
 KINDS = {
     "generator": Generator,
     "iterator": WithIteratorState,
     "both": WithBothStates,
-    "promising": Promising,
 }
 
 
