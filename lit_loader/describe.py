@@ -40,7 +40,7 @@ def public(thing: _T) -> _T:
     where the names in them are known.
     """
     named: Any = thing
-    hints = vars(named).get("__annotations__") if isinstance(thing, type) else None
+    hints = inspect.get_annotations(named) if isinstance(thing, type) else None
     if hints:
         known = vars(sys.modules[named.__module__])
         texts = {name: getattr(hint, "__forward_arg__", hint) for name, hint in hints.items()}

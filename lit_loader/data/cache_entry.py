@@ -31,7 +31,7 @@ MISSING: Final = object()  # what is read where there is no entry, or one that c
 UNIT: Final = ALIGNMENT  # entries begin at, and take, whole multiples of so many bytes
 
 _HEADER: Final = struct.Struct("<8sQQQQ20xI")  # magic, index, size, place and size of descriptor …
-_MAGIC: Final = b"litcach2"  # … checksum; the last character is the format's version
+_MAGIC: Final = b"litcach3"  # … checksum; the last character is the format's version
 _CHECKED: Final = _HEADER.size - 4
 
 _FIRST_TRY: Final = 1 << 16

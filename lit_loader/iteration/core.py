@@ -588,8 +588,8 @@ class LoaderCore:
         if len(recorder.records) >= WINDOW:
             recorder.flush()
         auto = self.auto
-        if auto is None or not auto.add(record, again) or pool is None:
-            return
+        if auto is None or record.worker < 0 or not auto.add(record, again) or pool is None:
+            return  # what this process has made itself says nothing of workers
         loader, name = self.loader, type(self.loader.dataset).__name__
         if auto.decide(pool, name, loader.memory_budget, self.readers, loader.reads):
             self._tell_size()

@@ -192,8 +192,9 @@ class DirectWorker(WorkerProcess):
         reap(self._process)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Let go of it, when a fork server has said, too, that it has ended."""
         try:
+            reap(self._process)
             self._process.close()
         finally:
             super().close()
