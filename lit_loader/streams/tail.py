@@ -92,6 +92,7 @@ class ShardTail:
         self._store = _connections[store]
         self._keys = [f"lit_loader/{subject}/{each}" for each in range(ranks)]
         self._all_there = False
+        self._has_store = distributed.get_rank() == 0  # this process, as long as it lives
         # Seconds that ranks wait for one another: ``init_process_group(timeout=...)``.
         self._patience: float = store.timeout.total_seconds()
         self._own = Word()
@@ -131,7 +132,7 @@ class ShardTail:
         """Note that the epoch is over for all ranks: this one asks no more."""
         if self._own.done:
             return
-        if torch.distributed.get_rank() == 0:  # whose process has the store
+        if self._has_store:
             # Also at the end of a process that multiprocessing has started, where atexit is not.
             if self.farewell is not None:
                 self.farewell.cancel()
