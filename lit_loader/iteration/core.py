@@ -54,8 +54,7 @@ from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.auto_workers import AutoWorkers
 from lit_loader.statistics.recorder import WINDOW, Recorder
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics, MemoryUse
-from lit_loader.streams.job_store import Talks
-from lit_loader.streams.tail import ShardTail, tail_of
+from lit_loader.streams.tail import ShardTail, Talks, tail_of
 from lit_loader.system.cgroups import own_memory
 from lit_loader.system.interrupts import HeldBack, let_handlers_through
 from lit_loader.transport import loader_page

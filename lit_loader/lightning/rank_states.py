@@ -25,7 +25,7 @@ import torch.distributed
 from lit_loader.checkpoint.loader_state import merge_states
 from lit_loader.checkpoint.position import COUNT
 from lit_loader.errors import StateError
-from lit_loader.streams.job_store import common_store
+from lit_loader.streams.tail import common_store
 
 __all__ = ["RankStates"]
 

@@ -11,8 +11,7 @@ import torch
 from torch.distributed import HashStore, distributed_c10d
 
 from lit_loader import LoaderError
-from lit_loader.streams.job_store import JobStore, Talks
-from lit_loader.streams.tail import ShardTail
+from lit_loader.streams.tail import ShardTail, Talks
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +27,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> HashStore:
 
 
 def tails(ranks: int, subject: str = "a") -> list[ShardTail]:
-    return [
-        ShardTail(rank, ranks, JobStore(subject, rank, ranks, "epoch 3"), "epoch 3")
-        for rank in range(ranks)
-    ]
+    return [ShardTail(subject, rank, ranks, "epoch 3") for rank in range(ranks)]
 
 
 def test_all_come_to_the_same_answer_whenever_they_read() -> None:
@@ -82,7 +78,7 @@ def test_a_store_that_is_gone(store: HashStore, monkeypatch: pytest.MonkeyPatch)
     def lost(*_: object) -> None:
         raise RuntimeError("Connection reset by peer")
 
-    monkeypatch.setattr("lit_loader.streams.job_store._read", lost)
+    monkeypatch.setattr("lit_loader.streams.tail._word", lost)
     with pytest.raises(LoaderError, match="store, in the first rank's process, is lost in epoch 3"):
         one.agreed(2)
 
@@ -95,7 +91,7 @@ def test_fewer_processes_than_ranks() -> None:
 
 
 def test_an_end_behind_the_end_of_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = tails("drop", 2)
+    one, other = tails(2)
 
     def gone() -> int:
         raise ValueError("Default process group has not been initialized")
