@@ -37,7 +37,7 @@ class Point:
 
     num_workers: int
     prefetch_factor: int  # without workers 0
-    rounds: list[dict[str, tuple[float, ...]]] = field(default_factory=list)  # loader to FIGURES
+    rounds: list[dict[str, dict[str, float]]] = field(default_factory=list)  # loader to FIGURES
     cannot: dict[str, str] = field(default_factory=dict)  # loader to why it has no figures
     statistics: LoaderStatistics | None = None  # of our loader, from its last round
     cpu: float = 0.0  # processors that were busy with it then, all its processes together
@@ -54,9 +54,12 @@ class Point:
 
     def figure(self, loader: str, name: str = "seconds_per_batch") -> Spread | None:
         """One of `FIGURES`; None: not measured."""
+        return Spread.of(self.values(loader, name))
+
+    def values(self, loader: str, name: str) -> list[float]:
+        """One of `FIGURES`, round by round."""
         found = [figures[loader] for figures in self.rounds if loader in figures]
-        at = FIGURES.index(name)
-        return Spread.of([each[at] for each in found if len(each) > at])
+        return [figures[name] for figures in found if name in figures]
 
     @property
     def measured(self) -> bool:
