@@ -6,7 +6,6 @@ import fcntl
 import gc
 import multiprocessing
 import os
-import resource
 import signal
 import sys
 import threading
@@ -109,25 +108,6 @@ def nothing_left_behind() -> Iterator[None]:
             if thread.name == "lit_loader read":  # it ends with what it has read for
                 thread.join(5)
     assert not any(left().values()), left()
-
-
-@pytest.fixture(autouse=True)
-def unit_tests_start_no_process(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What children that have ended cost the kernel tells whether there were any.
-
-    Only in a run that asks for unit tests: elsewhere a child of an earlier test may end late.
-    """
-    if "unit" not in request.config.getoption("markexpr"):
-        yield
-        return
-
-    def ended() -> int:
-        return resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt
-
-    before = ended()
-    yield
-    if request.node.get_closest_marker("unit") and ended() != before:
-        pytest.fail("a test that starts a process: mark it 'process'")
 
 
 @pytest.fixture

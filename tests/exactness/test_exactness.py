@@ -30,7 +30,7 @@ from torch.utils.data import (
 
 from lit_loader import CachedDataset, DataLoader, MixtureDataset, MixtureStream
 from lit_loader.data.cached_dataset import MappedDataset
-from lit_loader.data.mixture_sampler import MixtureSampler
+from lit_loader.data.mixture import MixtureSampler
 from tests.batch import test_sample_errors
 from tests.cache.data import Decoded, ManyAtOnce
 from tests.exactness import test_cached as cached
@@ -198,16 +198,18 @@ OPTIONS: list[dict[str, Any]] = [
     {"drop_last": True},
     {"on_sample_error": "skip"},
     {"seeding": "sample"},
-    {"rank": 1, "num_replicas": 2},
+    {"rank": 1, "num_replicas": 2},  # the last one: of shards ranks take whole readers
 ]
 
 
 def stream_cases() -> Iterator[tuple[str, Case]]:
     """Streams whose readers are no workers (``num_shards``), and those that are a worker each."""
-    sharded = functools.partial(dict, num_shards=4, batch_size=3)
-    for kind, keeps in itertools.product(shard_data.KINDS, (False, True)):
+    every = itertools.product(shard_data.KINDS, (False, True))
+    for place, (kind, keeps) in enumerate(every):
         make = functools.partial(shard_data.KINDS[kind], 45, "torch", keeps)
-        yield f"shards, {kind}{', keeps' * keeps}", Case(make, sharded, following=False)
+        options = {"num_shards": 4, "batch_size": 3, **OPTIONS[place // 2 % 6]}
+        name = f"shards, {kind}{', keeps' * keeps}"
+        yield name, Case(make, functools.partial(dict, options), following=False)
     for kind in (reads.Stream, reads.AwaitedStream):
         options = functools.partial(dict, num_shards=3, reads=4)
         yield f"reads, {kind.__name__}", Case(kind, options, following=False)

@@ -93,9 +93,6 @@ def test_rounds_and_what_a_reader_is_told() -> None:
     assert get_worker_info() is None
 
 
-SLOW = pytest.mark.slow
-
-
 @pytest.mark.parametrize("kind", ["dataset", "generator"])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_take_every_so_many_a_batch(kind: str, ranks: int) -> None:
@@ -185,42 +182,6 @@ def test_a_reader_whose_worker_is_killed_is_named(tmp_path: Path) -> None:
         pytest.warns(WorkerRestartWarning, match=r"the next samples of shard \d of 4"),
     ):
         assert [content(batch) for batch in one] == expected
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_epochs(workers: int) -> None:
-    with loader(stream("both"), workers, persistent_workers=bool(workers)) as one:
-        epochs = [[content(batch) for batch in one] for _ in range(3)]
-        one.set_epoch(1)
-        assert [content(batch) for batch in one] == epochs[1]
-    assert epochs[0] == reference("both")
-    assert len({tuple(epoch) for epoch in epochs}) == 3
-    # Each begins with the dataset as it is here: its count of shifts goes no further than 1.
-    fresh = loader(stream("both"))
-    fresh.set_epoch(2)
-    assert [content(batch) for batch in fresh] == epochs[2]
-
-
-@pytest.mark.parametrize(
-    "options", [{"batch_size": None}, {"drop_last": True}, {"in_order": False}]
-)
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=SLOW), 3])
-def test_other_options(options: dict[str, Any], workers: int) -> None:
-    expected = [content(batch) for batch in loader(stream("iterator"), **options)]
-    for taken in (None, 7):
-        with loader(stream("iterator"), workers, **options) as one:
-            found = [content(batch) for batch in itertools.islice(one, taken)]
-            state = one.state_dict()
-        if taken is not None:
-            rest = loader(stream("iterator"), **options)
-            rest.load_state_dict(state)
-            found += [content(batch) for batch in rest]
-        if "in_order" in options:
-            assert by_shard(found) == by_shard(expected)
-        else:
-            assert found == expected
-    if "drop_last" in options:
-        assert {len(np.frombuffer(batch)) for batch in expected} == {COLUMNS * SIZE}
 
 
 class Bad(WithIteratorState):

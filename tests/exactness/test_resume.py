@@ -5,19 +5,15 @@ from __future__ import annotations
 import copy
 import itertools
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import (
-    BatchSampler,
-    RandomSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
+    DataLoader as TorchLoader,
 )
 from torch.utils.data import (
-    DataLoader as TorchLoader,
+    RandomSampler,
 )
 
 from lit_loader import DataLoader
@@ -35,10 +31,6 @@ LENGTH = 26
 
 def make(source: str, **options: Any) -> DataLoader[Any]:
     return CASES[source].loader(seed=3, **options)
-
-
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(8)
 
 
 def test_states_given_out_do_not_change() -> None:
@@ -175,55 +167,11 @@ def test_a_state_of_the_first_step_after_an_epoch_was_given_up(source: str, stop
         assert digests(resumed) == expected
 
 
-OF_TORCH: dict[str, Callable[[int], Any]] = {
-    "permutation": lambda n: RandomSampler(range(n), generator=generator()),
-    "draws": lambda n: RandomSampler(range(n), True, n + 40, generator()),
-    "weighted": lambda n: WeightedRandomSampler([1.0] * n, n, generator=generator()),
-    "subset": lambda n: SubsetRandomSampler(range(n), generator=generator()),
-}
-
-
-@pytest.mark.parametrize("length", [24, 26], ids=["even", "uneven"])
-@pytest.mark.parametrize("kind", OF_TORCH)
-def test_after_an_epoch_left_early_the_next_ones_are_torchs(kind: str, length: int) -> None:
-    def after(loader_class: Any, stop: int, batches: bool, reload: bool = False) -> list[Any]:
-        def make() -> Any:
-            sampler = OF_TORCH[kind](length)
-            if batches:
-                return loader_class(
-                    range(length), batch_sampler=BatchSampler(sampler, 4, drop_last=False)
-                )
-            return loader_class(range(length), 4, sampler=sampler)
-
-        loader = make()
-        iterator = iter(loader)
-        for _ in range(stop):
-            next(iterator)
-        del iterator
-        if reload:  # where the epoch was left, and the next one asked for
-            state, loader = loader.state_dict(), make()
-            loader.load_state_dict(state)
-            loader.set_epoch(1)
-        return [[batch.tolist() for batch in loader] for _ in range(2)]
-
-    whole = len(DataLoader(range(length), 4, sampler=OF_TORCH[kind](length)))
-    for batches in (False, True):
-        for stop in range(whole):
-            expected = after(TorchLoader, stop, batches)
-            assert after(DataLoader, stop, batches) == expected
-            if stop:
-                assert after(DataLoader, stop, batches, reload=True) == expected
-        # All batches, but not the end: as if it had been asked for.
-        ended = after(TorchLoader, whole, batches) if length % 4 else None
-        if ended is not None:
-            assert after(DataLoader, whole, batches) == ended
-
-
 def test_a_whole_epoch_is_one_whether_or_not_its_end_was_asked_for() -> None:
     """Lightning does not ask; torch's workers have drawn ahead to the end, and beyond nothing."""
 
     def after(loader_class: Any, workers: int, ask: bool) -> list[Any]:
-        sampler = OF_TORCH["permutation"](24)
+        sampler = RandomSampler(range(24), generator=torch.Generator().manual_seed(8))
         loader = loader_class(range(24), 4, sampler=sampler, num_workers=workers)
         iterator = iter(loader)
         for _ in range(6):

@@ -21,23 +21,20 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, RandomSampler, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import lit_loader
-from lit_loader import DataLoader, MixtureDataset, MixtureSampler, MixtureStream
+from lit_loader import DataLoader
 from lit_loader.seeding import generator_lock
+from tests.exactness.test_exactness import CASES as EXACT
 from tests.support.exact import (
     Augmented,
     EveryOther,
-    Pairs,
-    Shared,
-    SharedWithState,
     digests,
     noisy_collate,
 )
 from tests.support.samples import Call, own_generators
 
-SOURCES = MixtureDataset([Augmented(13), Augmented(13)], [1, 2])
 TABLE = TensorDataset(torch.arange(52.0).reshape(26, 2))
 
 
@@ -57,25 +54,16 @@ class Flaky(Augmented):
         return sample
 
 
+FEW = (
+    *("shuffle, noisy", "shuffle, by sample", "custom", "custom batches", "random", "mixture"),
+    *("get_rng", "get_rng, mixture", "bad samples", "reads, many", "shards, both"),
+    *("cached, a stream", "drawing, shuffled buffer, own torch, dataset"),
+)
 CASES: dict[str, Callable[[int], DataLoader[Any]]] = {
-    "batch": lambda seed: DataLoader(Augmented(), 3, collate_fn=noisy_collate, seed=seed),
-    "sample": lambda seed: DataLoader(Augmented(), 3, seed=seed, seeding="sample"),
+    **{name: lambda seed, name=name: EXACT[name].loader(seed=seed) for name in FEW},
     "worker": lambda seed: DataLoader(
         Call(lambda i: [i, random.gauss(0, 1), np.random.randn(), float(torch.randn(()))], 26),
         3, seed=seed, seeding="worker",
-    ),
-    "iterable": lambda seed: DataLoader(Shared(26), 3, collate_fn=noisy_collate, seed=seed),
-    "stateful iterable": lambda seed: DataLoader(SharedWithState(26), 3, seed=seed),
-    "sampler": lambda seed: DataLoader(Augmented(), 3, sampler=EveryOther(26), seed=seed),
-    "batch sampler": lambda seed: DataLoader(Augmented(), batch_sampler=Pairs(26), seed=seed),
-    "torch's sampler": lambda seed: DataLoader(
-        Augmented(), 3, sampler=RandomSampler(range(26)), seed=seed
-    ),
-    "mixture": lambda seed: DataLoader(
-        SOURCES, 3, sampler=MixtureSampler(SOURCES, epoch_length=26, seed=seed), seed=seed
-    ),
-    "mixed streams": lambda seed: DataLoader(
-        MixtureStream([Shared(26), Shared(26)], [1, 2], exhausted="drop", seed=seed), 3, seed=seed
     ),
     "table": lambda seed: DataLoader(TABLE, 3, sampler=EveryOther(26), seed=seed),
     "table in place": lambda seed: DataLoader(
@@ -316,7 +304,7 @@ def test_who_waits_for_long_is_told(impatient: Any) -> None:
 
 
 def _iterate() -> None:
-    os._exit(0 if len(epochs("batch", 1, 1)) == 9 else 1)
+    os._exit(0 if len(epochs("random", 1, 1)) == 7 else 1)
 
 
 def test_a_process_forked_while_a_batch_is_made_in_another_thread() -> None:
@@ -370,5 +358,5 @@ def test_a_signal_handler_that_iterates_a_loader() -> None:
             signal.signal(signal.SIGALRM, before)
 
     expected = batches(signal.SIG_IGN)
-    assert batches(lambda *_: found.append(epochs("sampler", 2, 1))) == expected
-    assert found == [epochs("sampler", 2, 1)]
+    assert batches(lambda *_: found.append(epochs("custom", 2, 1))) == expected
+    assert found == [epochs("custom", 2, 1)]

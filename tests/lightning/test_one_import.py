@@ -118,20 +118,3 @@ def test_fabric_shares_and_shuffles(runs: Runs) -> None:
         assert sorted(chain(*shares)) == sorted(EVERY)
     assert first != second
     assert [seen["fabric's"] for seen in runs.ranks] == [BATCHES, BATCHES]
-
-
-@pytest.mark.slow
-def test_four_ranks_then_two_then_one(tmp_path: Path) -> None:
-    script = Path(program.__file__)
-    path, seen, done = (), {}, 0
-    for ranks, size, steps in ((4, 2, 2), (2, 4, 5), (1, 8, 8)):
-        run_with_lightning(tmp_path, script, tmp_path, ranks, size, steps, *path)
-        files = [tmp_path / f"seen-{ranks}-{rank}.json" for rank in range(ranks)]
-        steps_of_all = zip(*(json.loads(file.read_text()) for file in files), strict=True)
-        seen[ranks] = [set(chain(*step)) for step in steps_of_all]
-        # Each global batch is the same, but that four ranks share 26 samples with two repeated.
-        left = seen[4][done:]
-        assert len(seen[ranks]) == len(left)
-        assert all(mine <= whole for mine, whole in zip(seen[ranks], left, strict=True))
-        assert sum(map(len, seen[ranks])) >= sum(map(len, left)) - 4
-        path, done = (tmp_path / f"{ranks}.ckpt",), steps

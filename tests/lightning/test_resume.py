@@ -29,17 +29,15 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnException
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, RandomSampler, WeightedRandomSampler
+from torch.utils.data import Dataset, IterableDataset, RandomSampler
 
 import lit_loader
 from lit_loader import DataLoader, LoaderDataModule, LoaderStateCallback, StateError
 from lit_loader.lightning import trainer_plugin
+from tests.exactness.test_exactness import ORDERS
 from tests.support.exact import (
     Augmented,
-    EveryOther,
-    SamplerWithStatefulIterator,
     SharedWithIteratorState,
-    StatefulSampler,
     digest,
 )
 from tests.support.lightning_runs import quiet_trainer
@@ -214,17 +212,13 @@ class Measured(Unmeasured):
         return sum(self.lengths)
 
 
-def generator() -> torch.Generator:
-    return torch.Generator().manual_seed(8)
-
-
 def streamed(kind: Any, workers: int) -> LoaderDataModule:
     options = {"batch_size": 4, "seed": 5, "num_workers": workers}
     return LoaderDataModule({"train": kind(11, 11) if workers else kind(22)}, options)
 
 
 def sampled(sampler: Callable[[], Any], workers: int) -> LoaderDataModule:
-    options = {"batch_size": 4, "seed": 5, "num_workers": workers, "sampler": sampler()}
+    options = {"batch_size": 4, "seed": 5, "num_workers": workers, **sampler()}
     return LoaderDataModule({"train": Augmented()}, options)
 
 
@@ -251,18 +245,10 @@ def in_data_module(loaders: Callable[[], Any]) -> LightningDataModule:
     return data
 
 
-SAMPLERS: dict[str, Callable[[], Any]] = {
-    "random": lambda: RandomSampler(range(26)),
-    "random with generator": lambda: RandomSampler(range(26), generator=generator()),
-    "weighted with generator": lambda: WeightedRandomSampler(
-        torch.arange(1.0, 27).tolist(), 26, generator=generator()
-    ),
-    "custom": lambda: EveryOther(26),
-    "stateful": lambda: StatefulSampler(26),
-    "stateful iterator": lambda: SamplerWithStatefulIterator(26),
-}
+SAMPLERS = ("random", "random, generator", "weighted, generator", "custom", "stateful",
+            "stateful iterator")  # fmt: skip
 SOURCES: dict[str, Callable[[int], Any]] = {
-    **{name: functools.partial(sampled, make) for name, make in SAMPLERS.items()},
+    **{name: functools.partial(sampled, ORDERS[name]) for name in SAMPLERS},
     **{
         f"{kind.__name__}, {workers} workers": lambda _, kind=kind, workers=workers: streamed(
             kind, workers

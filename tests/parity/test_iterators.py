@@ -94,16 +94,6 @@ def test_shuffled_iterators_are_independent(loader_class, num_workers):
     assert any(a != b for a, b in pairs)
 
 
-def test_a_loader_used_in_a_thread(loader_class, options):
-    found = []
-    thread = threading.Thread(
-        target=lambda: found.append(flat(loader_class(Squares(5), **options)))
-    )
-    thread.start()
-    thread.join(60)
-    assert found == [[0, 1, 4, 9, 16]]
-
-
 def test_loaders_in_several_threads(loader_class, num_workers):
     found = {}
 
@@ -169,13 +159,6 @@ def test_out_of_order_a_slow_batch_is_overtaken(loader_class, gate):
     assert 0 not in early
     gate.open()
     assert sorted(early + flat(iterator)) == list(range(12))
-
-
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_out_of_order_epochs_are_complete(loader_class, num_workers):
-    loader = loader_class(Squares(21), batch_size=2, num_workers=num_workers, in_order=False)
-    for _ in range(3):
-        assert sorted(flat(loader)) == [i * i for i in range(21)]
 
 
 def test_workers_work_at_the_same_time(loader_class):

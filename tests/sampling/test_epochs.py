@@ -67,18 +67,6 @@ def test_an_iterable_dataset_may_ask_when_it_is_iterated(workers: int) -> None:
             assert {int(x) for batch in loader for x in batch} == {epoch}
 
 
-def test_every_epoch_has_an_order_of_its_own_that_does_not_depend_on_the_past() -> None:
-    loader = DataLoader(Augmented(), 4, True, seed=1)
-    epochs = [digests(loader) for _ in range(4)]
-    assert len({tuple(epoch) for epoch in epochs}) == 4
-    for epoch in (2, 0, 3):
-        loader.set_epoch(epoch)
-        assert digests(loader) == epochs[epoch]
-    assert digests(loader) != epochs[3]
-    loader.sampler.set_epoch(1)
-    assert digests(loader) == epochs[1]
-
-
 def test_the_epoch_counts_up_when_a_loop_is_left_early() -> None:
     loader = DataLoader(Augmented(), 4, True, seed=1)
     second = [digests(loader) for _ in range(2)][1]

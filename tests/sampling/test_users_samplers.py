@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader, StateError, merge_states
@@ -251,6 +257,13 @@ GOING_ON: dict[str, Callable[[], Any]] = {
     "one by one": OneByOne,
     "in batches": Batches,
     "cut by torch": lambda: BatchSampler(Generator(), SIZE, False),  # type: ignore[arg-type]
+    "permutation": lambda: RandomSampler(DATA, generator=seeded(8)),
+    "draws": lambda: RandomSampler(DATA, True, LENGTH + 40, seeded(8)),
+    "weighted": lambda: WeightedRandomSampler([1.0] * LENGTH, LENGTH, generator=seeded(8)),
+    "subset": lambda: SubsetRandomSampler(range(LENGTH), generator=seeded(8)),
+    "in torch's batches": lambda: BatchSampler(
+        RandomSampler(DATA, generator=seeded(8)), SIZE, drop_last=False
+    ),
 }
 KINDS = TOLD | GOING_ON | {"global": Shuffles, "with a state": WithState}
 

@@ -67,14 +67,6 @@ class Cached(Drawing):
         return self.rng.random()
 
 
-class LazyElsewhere(Drawing):
-    def __init__(self) -> None:
-        self.transforms: list[Any] = [Lazy()]
-
-    def draw(self, index: int) -> float:
-        return float(self.transforms[0].draw(index))
-
-
 class LazyOnTheClass(Drawing):
     rngs: ClassVar[dict[str, random.Random]] = {}
 
@@ -82,77 +74,40 @@ class LazyOnTheClass(Drawing):
         return self.rngs.setdefault("rng", random.Random(1)).random()
 
 
-class Renewed(Drawing):
-    """Puts a generator in another's place at every epoch, and draws on from it."""
+class Holding(Drawing):
+    """Holds something, which a function may change before it draws; and so with an epoch."""
 
-    def __init__(self) -> None:
-        self.rng = random.Random(0)
-
-    def set_epoch(self, epoch: int) -> None:
-        self.rng = random.Random(epoch)
-
-    def draw(self, index: int) -> float:
-        return self.rng.random()
-
-
-class RenewedLazily(Drawing):
-    """Is told the epoch, and makes its generator with the first sample of it."""
-
-    rng: Any = None
+    def __init__(
+        self, held: Any, draw: Callable[[Any, int], Any], set_epoch: Any = lambda self, epoch: None
+    ) -> None:
+        self.held, self.drawing, self.told = held, draw, set_epoch
 
     def set_epoch(self, epoch: int) -> None:
-        self.rng = None
+        self.told(self, epoch)
 
     def draw(self, index: int) -> float:
-        self.rng = self.rng or random.Random(1)
-        return float(self.rng.random())
+        return float(self.drawing(self, index))
 
 
-class RenewedInside(Drawing):
-    """Does so in the first sample of a worker."""
-
-    def __init__(self) -> None:
-        self.rng, self.fresh = random.Random(0), False
-
-    def draw(self, index: int) -> float:
-        if not self.fresh:
-            self.rng, self.fresh = random.Random(1), True
-        return self.rng.random()
+def put(holding: Any, rng: Any) -> Any:
+    """Put a generator in another's place."""
+    holding.held = rng
+    return rng
 
 
-class Fleeting(Drawing):
-    """A generator a sample, a function of the index; the draws are what they would be alone."""
+def renewed_inside() -> Holding:
+    """With the first sample of a worker."""
 
-    def __init__(self) -> None:
-        self.rng = np.random.default_rng(0)
+    def draw(self: Holding, index: int) -> float:
+        if not hasattr(self, "fresh"):
+            self.held, self.fresh = random.Random(1), True  # type: ignore[attr-defined]
+        return float(self.held.random())
 
-    def draw(self, index: int) -> float:
-        self.rng = np.random.default_rng(index)
-        return float(self.rng.random())
-
-
-class Long(Drawing):
-    def __init__(self) -> None:
-        self.transforms: list[Any] = [Lazy() for _ in range(300)]
-        for transform in self.transforms:
-            transform.rng = np.random.default_rng(1)
-
-    def draw(self, index: int) -> float:
-        return float(self.transforms[280 + index % 3].draw(index))
-
-
-class ModuleAttribute(Drawing):
-    def draw(self, index: int) -> float:
-        return held_elsewhere.GENERATOR.random()
+    return Holding(random.Random(0), draw)
 
 
 class Config:
     rng = random.Random(1)
-
-
-class ClassAttribute(Drawing):
-    def draw(self, index: int) -> float:
-        return Config.rng.random()
 
 
 class Inside(Drawing):
@@ -244,12 +199,32 @@ HIDDEN: dict[str, Callable[[Any], Callable[[], float]]] = {
     "torch": lambda _: functools.partial(torch.randn, (), generator=torch.Generator()),
 }
 KINDS: dict[str, Callable[[], Drawing]] = {
-    kind.__name__: kind
-    for kind in (
-        *(Lazy, Cached, LazyElsewhere, LazyOnTheClass, RenewedLazily),
-        *(Renewed, RenewedInside, Fleeting, Long, ModuleAttribute, ClassAttribute),
-    )
-} | {name: functools.partial(Inside, hide) for name, hide in HIDDEN.items()}
+    "lazy": Lazy,
+    "cached": Cached,
+    "lazy, elsewhere": lambda: Holding([Lazy()], lambda self, i: self.held[0].draw(i)),
+    "lazy, on the class": LazyOnTheClass,
+    "one of many": lambda: Holding(
+        [Inside(lambda rng: rng.random) for _ in range(300)],
+        lambda self, i: self.held[280 + i % 3].draw(i),
+    ),
+    # Another one takes its place: with an epoch, with its first sample, or with a worker's.
+    "renewed": lambda: Holding(
+        random.Random(0),
+        lambda self, i: self.held.random(),
+        lambda self, epoch: put(self, random.Random(epoch)),
+    ),
+    "renewed, lazily": lambda: Holding(
+        None,
+        lambda self, i: (self.held or put(self, random.Random(1))).random(),
+        lambda self, epoch: put(self, None),
+    ),
+    "renewed, inside": renewed_inside,
+    # One for each sample, a function of the index: the draws are what they would be alone.
+    "fleeting": lambda: Holding(None, lambda self, i: put(self, np.random.default_rng(i)).random()),
+    "a module's": lambda: Holding(None, lambda self, i: held_elsewhere.GENERATOR.random()),
+    "a class's": lambda: Holding(None, lambda self, i: Config.rng.random()),
+    **{name: functools.partial(Inside, hide) for name, hide in HIDDEN.items()},
+}
 
 
 def epoch(dataset: Drawing, workers: int, backwards: bool = False, **options: Any) -> list[Any]:

@@ -3,8 +3,7 @@
 A test is of the kind ``process`` if its text, or that of the fixtures, helpers and constants that
 it names, starts workers, programs or a Trainer. If the number of workers is a parameter, that
 decides for each cell. What cannot be seen so is in a table, or has the marker. Of the others, those
-that neither measure time nor are left out of a default run are ``unit``, and ``tests/conftest.py``
-watches that they start no process.
+that neither measure time nor are left out of a default run are ``unit``.
 """
 
 from __future__ import annotations

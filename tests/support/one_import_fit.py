@@ -138,19 +138,5 @@ def main(root: Path, ranks: int) -> None:
         torch.distributed.barrier()
 
 
-def link(root: Path, ranks: int, batch_size: int, steps: int, path: Path | None = None) -> None:
-    """One run of a chain, each on other ranks: goes on from a checkpoint, leaves one."""
-    model = OwnModule(batch_size=batch_size)
-    run = trainer(root, ranks, SaveAt(root / f"{ranks}.ckpt", steps))
-    run.fit(model, ckpt_path=path, weights_only=True)
-    (root / f"seen-{ranks}-{run.global_rank}.json").write_text(json.dumps(model.seen))
-    if ranks > 1:
-        torch.distributed.barrier()
-
-
 if __name__ == "__main__":
-    folder, numbers = Path(sys.argv[1]), [int(word) for word in sys.argv[2:5]]
-    if len(numbers) == 1:
-        main(folder, *numbers)
-    else:
-        link(folder, *numbers, *map(Path, sys.argv[5:]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))
