@@ -37,7 +37,7 @@ class Point:
 
     num_workers: int
     prefetch_factor: int  # without workers 0
-    rounds: list[dict[str, tuple[float, ...]]] = field(default_factory=list)  # loader to FIGURES
+    rounds: list[dict[str, dict[str, float]]] = field(default_factory=list)  # loader to FIGURES
     cannot: dict[str, str] = field(default_factory=dict)  # loader to why it has no figures
     statistics: LoaderStatistics | None = None  # of our loader, from its last round
     cpu: float = 0.0  # processors that were busy with it then, all its processes together
@@ -54,9 +54,12 @@ class Point:
 
     def figure(self, loader: str, name: str = "seconds_per_batch") -> Spread | None:
         """One of `FIGURES`; None: not measured."""
+        return Spread.of(self.values(loader, name))
+
+    def values(self, loader: str, name: str) -> list[float]:
+        """One of `FIGURES`, round by round."""
         found = [figures[loader] for figures in self.rounds if loader in figures]
-        at = FIGURES.index(name)
-        return Spread.of([each[at] for each in found if len(each) > at])
+        return [figures[name] for figures in found if name in figures]
 
     @property
     def measured(self) -> bool:
@@ -103,11 +106,12 @@ def advise(
     chosen = choose(points, step_ms)
     if chosen is None or chosen.statistics is None:
         return ["nothing was measured, so there is nothing to advise"]
+    most = max(point.num_workers for point in points)
     stages = {name: getattr(chosen.statistics, name).mean for name in (*PLACES, "decode")}
     costs = ", ".join(f"{name} {_time(seconds)}" for name, seconds in stages.items())
     return [
         f"use {chosen}: {_use(chosen, points, samples)}{_step(chosen, step_ms)}",
-        f"bound: {_bound(chosen, chosen.statistics, cores)}",
+        f"bound: {_bound(chosen, chosen.statistics, cores, most)}",
         f"measured: a batch of {nbytes / 1e6:.3g} MB: {costs}; {chosen.cpu:.1f} processors used",
     ]
 
@@ -139,7 +143,7 @@ def _step(chosen: Point, step_ms: float | None) -> str:
     return f"; no setting keeps up with steps of {step_ms:g} ms"
 
 
-def _bound(chosen: Point, statistics: LoaderStatistics, cores: float) -> str:
+def _bound(chosen: Point, statistics: LoaderStatistics, cores: float, most: int) -> str:
     """What is said of a loop that does nothing but wait, once its workers are up."""
     if not chosen.num_workers:
         return (
@@ -158,6 +162,8 @@ def _bound(chosen: Point, statistics: LoaderStatistics, cores: float) -> str:
         waited=statistics.waited - statistics.startup,
         startup=0.0,
         processor_fraction=min(1.0, chosen.cpu / busy),
+        # More are not advised where more were measured, and did not help.
+        why_so_many="as measured" if chosen.num_workers < most else "",
     )
     return cause(running, chosen.num_workers, math.ceil(cores), True)
 

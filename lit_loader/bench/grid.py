@@ -61,7 +61,7 @@ class Grid:
         for number in range(rounds + 1):
             seconds = settings.grid.seconds / (1 if number else 4)
             for point in self.points:
-                figures: dict[str, tuple[float, ...]] = {}
+                figures: dict[str, dict[str, float]] = {}
                 for name, open_ in session.loaders.items():
                     session.tick(f"{point} · {name}")
                     if name in point.cannot:
@@ -79,7 +79,7 @@ class Grid:
             if len(reasons) == turns:
                 raise OptionError(f"dataset cannot be loaded: {reasons[0]}")
 
-    def _load(self, point: Point, name: str, open_: Open, seconds: float) -> tuple[float, ...]:
+    def _load(self, point: Point, name: str, open_: Open, seconds: float) -> dict[str, float]:
         """`FIGURES` of one setting."""
         options = _options(self._config, point, self._dataset, ours=name == OURS)
         setup = Setup(
@@ -94,7 +94,7 @@ class Grid:
 
     def _figures(
         self, point: Point, opened: OpenLoader, begin: float, seconds: float, *, ours: bool
-    ) -> tuple[float, ...]:
+    ) -> dict[str, float]:
         epoch = opened.epoch()
         batch = next(epoch, None)
         if batch is None:
@@ -105,14 +105,14 @@ class Grid:
             epoch, _ = _clocked(opened.epoch, epoch, seconds)
         epoch, found = _clocked(opened.epoch, epoch, seconds)
         if ours:
-            point.cpu = found[1] / found[0]
+            point.cpu = found["processor_seconds_per_batch"] / found["seconds_per_batch"]
             point.statistics = opened.loader.statistics()
             self.samples = point.statistics.samples / max(1, point.statistics.batches)
         if step_ms is not None:  # the part of the time in which a step waits
             step = step_ms / 1e3
             _, more = _clocked(opened.epoch, epoch, seconds / 2, step)
-            found = *found, max(0.0, 1 - step / more[0])
-        return first, *found
+            found["step_waits"] = max(0.0, 1 - step / more["seconds_per_batch"])
+        return {"first_batch_seconds": first, **found}
 
     def _load_auto(self, point: Point, seconds: float, counts: bool) -> None:
         """Load with ``num_workers="auto"``; it is left out where that is refused."""
@@ -151,7 +151,8 @@ class Grid:
         if auto is not None and auto.measured and auto.statistics and fixed:
             best = min(fixed, key=lambda point: point.seconds)
             pairs = zip(best.rounds, auto.rounds, strict=False)
-            times = Spread.of([a[OURS][1] / b[OURS][1] for a, b in pairs if OURS in a])
+            of_both = [(a[OURS], b[OURS]) for a, b in pairs if OURS in a]
+            times = Spread.of([a["seconds_per_batch"] / b["seconds_per_batch"] for a, b in of_both])
             lines.append(
                 f'num_workers="auto" came to {auto.num_workers} ({auto.statistics.why_so_many}): '
                 f"{times.median if times else 0:.2f} times as fast as the fastest, {best}"
@@ -182,19 +183,13 @@ def _named(point: Point) -> dict[str, Any]:
 
 
 def _figures(point: Point, loader: str) -> dict[str, Any]:
-    found = [figures[loader] for figures in point.rounds if loader in figures]
-    named = zip(FIGURES, zip(*found, strict=True), strict=False)  # without steps nothing waits
-    none: dict[str, Any] = {name: [] for name in FIGURES}
-    return {
-        **none,
-        **{name: list(each) for name, each in named},
-        "cannot": point.cannot.get(loader),
-    }
+    values = {name: point.values(loader, name) for name in FIGURES}
+    return {**values, "cannot": point.cannot.get(loader)}
 
 
 def _clocked(
     begin_epoch: Callable[[], Iterator[Any]], epoch: Iterator[Any], seconds: float, step: float = 0
-) -> tuple[Iterator[Any], tuple[float, ...]]:
+) -> tuple[Iterator[Any], dict[str, float]]:
     """Go on for so many seconds, epoch after epoch, with a step that sleeps behind each batch.
 
     Gives the iterator of the last epoch; of `FIGURES` those behind the first batch.
@@ -209,7 +204,13 @@ def _clocked(
         if step:
             time.sleep(step)
     passed, used = time.perf_counter() - begin, cpu_seconds() - used
-    return epoch, (passed / count, used / count, *memory_and_descriptors())
+    memory, descriptors = memory_and_descriptors()
+    return epoch, {
+        "seconds_per_batch": passed / count,
+        "processor_seconds_per_batch": used / count,
+        "memory_megabytes": memory,
+        "descriptors": descriptors,
+    }
 
 
 def _made(name: str, node: Any) -> Any:

@@ -216,8 +216,8 @@ def _workers(statistics: LoaderStatistics, num_workers: int, cores: int | None) 
     elif cores is None or num_workers < cores:
         text += f"add workers or {_CHEAPER[stage]}"
     else:
-        text += _CHEAPER[stage]
-        text += f"; there are {cores} cores, so add workers only if these wait for files or network"
+        text += f"{_CHEAPER[stage]}; there are {cores} cores"
+        text += "" if computing else ", so add workers only if these wait for files or network"
     return text + (_slowest(statistics) if stage == "fetch" else "")
 
 

@@ -190,8 +190,10 @@ def test_workers_that_end_with_their_epoch_have_not_died() -> None:
     viewer.start()
     try:
         loader = DataLoader(range(8), batch_size=4, num_workers=2)
-        for _ in range(10):
+        for epoch in range(1000):
             assert len(list(loader)) == 2
+            if found and epoch >= 10:  # on a busy machine a look takes many epochs
+                break
     finally:
         ended.set()
         viewer.join()
