@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lit_loader.context import get_shard as get_shard
     from lit_loader.data.cached_dataset import CachedDataset as CachedDataset
     from lit_loader.data.mixture import MixtureDataset as MixtureDataset
-    from lit_loader.data.mixture_sampler import MixtureSampler as MixtureSampler
+    from lit_loader.data.mixture import MixtureSampler as MixtureSampler
     from lit_loader.data.mixture_stream import MixtureStream as MixtureStream
     from lit_loader.data.shared_dataset import shared_dataset as shared_dataset
     from lit_loader.errors import ExactnessWarning as ExactnessWarning
@@ -61,8 +61,7 @@ _NAMES_IN = {
     "lit_loader.config.ray_workers": "RayWorkers",
     "lit_loader.context": "get_epoch get_rng get_shard",
     "lit_loader.data.cached_dataset": "CachedDataset",
-    "lit_loader.data.mixture": "MixtureDataset",
-    "lit_loader.data.mixture_sampler": "MixtureSampler",
+    "lit_loader.data.mixture": "MixtureDataset MixtureSampler",
     "lit_loader.data.mixture_stream": "MixtureStream",
     "lit_loader.data.shared_dataset": "shared_dataset",
     "lit_loader.errors": (

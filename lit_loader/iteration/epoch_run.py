@@ -254,8 +254,7 @@ class EpochRun(LoaderIterator[T_co]):
             try:
                 ready = self._advance(start)
                 if ready is not None and (ready.memory is not None or ready.failure is not None):
-                    pool = self.line.pool
-                    ready.unpack(None if pool is None else pool.divide)
+                    ready.unpack()
             except BaseException as error:
                 self._broken_off(start, error)
                 raise

@@ -235,7 +235,7 @@ class Pipeline:
                 self._arrived[came.number] = came
         except (WorkerDeath, PoolClosed):
             return None
-        outcome.unpack(pool.divide)
+        outcome.unpack()
         return outcome
 
     def _next(self) -> Outcome | None:
@@ -263,7 +263,7 @@ class Pipeline:
                     continue
                 self._expected[0].popleft()  # as nearly always
             if self._unpacks:
-                outcome.unpack(pool.divide)
+                outcome.unpack()
             return outcome
         return None
 

@@ -118,6 +118,7 @@ class JobStore:
         self._keys = [f"lit_loader/{subject}/{each}" for each in range(replicas)]
         self._own = self._keys[rank]
         self._all_there = False
+        self._has_store = distributed.get_rank() == 0  # this process, as long as it lives
         # Seconds that ranks wait for one another: ``init_process_group(timeout=...)``.
         self.patience: float = store.timeout.total_seconds()
 
@@ -142,7 +143,7 @@ class JobStore:
     def end(self, word: Word) -> None:
         """Write the last word of this rank, which asks no more."""
         self.write(word._replace(done=True))
-        if torch.distributed.get_rank() == 0:  # whose process has the store
+        if self._has_store:
             # Also at the end of a process that multiprocessing has started, where atexit is not.
             if self.farewell is not None:
                 self.farewell.cancel()

@@ -30,9 +30,8 @@ from typing import Any
 from lit_loader.batch.batch_loader import BEGINNING, BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.digest import place_of
-from lit_loader.batch.fetch import EndOfData, IterableFetcher
+from lit_loader.batch.fetch import EndOfData, GoodSamples, IterableFetcher
 from lit_loader.batch.sample_errors import OMITTED
-from lit_loader.batch.tolerant_fetch import GoodSamples
 from lit_loader.batch.worker_info import show_in_place_of
 from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.checkpoint.untrusted_state import resuming

@@ -140,6 +140,7 @@ class Lease(np.ndarray[Any, np.dtype[np.uint8]]):
     """
 
     slot: Slot
+    arena: Arena  # whose the slot is; and so who says how the batch is to lie
 
 
 def over(memory: Bytes | memoryview) -> Bytes:
@@ -331,7 +332,7 @@ class Arena:
             self._expect(max(largest, self._expected))
         self._leased.add(slot)
         lease: Lease = Lease((nbytes,), np.uint8, *slot.place)
-        lease.slot = slot
+        lease.slot, lease.arena = slot, self
         slot.watch = weakref.ref(lease, partial(self._returned, slot))
         return lease
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from lit_loader.batch.batch_spec import BatchWithReport
 from lit_loader.errors import TransportError
 from lit_loader.system.interrupts import let_handlers_through
-from lit_loader.transport.codec import Divide, decode
+from lit_loader.transport.arena import Lease
+from lit_loader.transport.codec import decode
 from lit_loader.transport.messages import Reply, Status, position_of
 from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import BoardRow
@@ -35,7 +33,7 @@ class Outcome:
         self,
         number: int,
         reply: Reply | None = None,
-        memory: NDArray[np.uint8] | None = None,
+        memory: Lease | None = None,
         failure: RemoteError | None = None,
         error: BaseException | None = None,
     ) -> None:
@@ -51,8 +49,11 @@ class Outcome:
         self.made: BatchWithReport | None = None  # what came with the batch, or None
         self.decode = self.pin = 0  # nanoseconds for rebuilding the batch, and for pinning it
 
-    def unpack(self, divide: Divide | None = None) -> None:
-        """Rebuild the batch, or the exception in its place; ``divide`` is as in `decode`."""
+    def unpack(self) -> None:
+        """Rebuild the batch, or the exception in its place.
+
+        Its own arena is told that the consumer has it: the workers may be others by now.
+        """
         memory, reply = self.memory, self.reply
         if memory is None or reply is None:
             if self.failure is not None and self.error is None:
@@ -60,7 +61,7 @@ class Outcome:
             return
         began, self.memory = time.monotonic_ns(), None
         try:
-            batch = decode(memory, reply.at, reply.nbytes, divide)
+            batch = decode(memory, reply.at, reply.nbytes, memory.arena.divide)
         except Exception as error:
             let_handlers_through(error)
             self.error = TransportError(

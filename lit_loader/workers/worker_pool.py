@@ -199,7 +199,7 @@ class WorkerPool:
         try:
             with HeldBack():
                 arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
-                self.arena, self.divide = arena, arena.divide
+                self.arena = arena
                 self._in_flight = in_flight
                 self._set_credit()
                 board = self._board = StatusBoard(arena.board)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.metadata
 import importlib.util
 import json
 import mmap
@@ -155,7 +156,7 @@ def test_reports_agree(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert code == 0
     assert report["format"] == FORMAT
     assert report["interrupted"] is False
-    assert report["machine"]["versions"]["torch"] == torch.__version__
+    assert report["machine"]["versions"]["torch"] == importlib.metadata.version("torch")
     assert report["machine"]["cores"] == usable_processors()
     with (tmp_path / "results.csv").open() as file:
         lines = list(csv.DictReader(file))

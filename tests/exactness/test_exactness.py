@@ -30,7 +30,7 @@ from torch.utils.data import (
 
 from lit_loader import CachedDataset, DataLoader, MixtureDataset, MixtureStream
 from lit_loader.data.cached_dataset import MappedDataset
-from lit_loader.data.mixture_sampler import MixtureSampler
+from lit_loader.data.mixture import MixtureSampler
 from tests.batch import test_sample_errors
 from tests.cache.data import Decoded, ManyAtOnce
 from tests.exactness import test_cached as cached

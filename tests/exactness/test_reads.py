@@ -9,6 +9,7 @@ import asyncio
 import os
 import random
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -266,8 +267,10 @@ def test_an_exception_has_index_and_stack(workers: int) -> None:
             next(batches)
     text = "".join(map(str, [raised.value, *getattr(raised.value, "__notes__", [])]))
     assert "no object 4" in text
-    assert "at index 4 (sample 0 of 4)" in text
+    if sys.version_info >= (3, 11):  # in this process the place is a note, which came with 3.11
+        assert "at index 4 (sample 0 of 4)" in text
     if workers:
+        assert "at index 4 (sample 0 of 4)" in text
         assert ", in read\n    raise KeyError" in text
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 import lit_loader
 from lit_loader import DataLoader
@@ -138,6 +139,44 @@ def told_by_child(function: Callable[[], str]) -> str:
         said = pipe.read()
     os.waitpid(child, 0)
     return said.decode()
+
+
+class OutOfTurn(Rows):
+    """The first sample is there when the other worker has made two."""
+
+    def __init__(self) -> None:
+        super().__init__(64)
+        self.made = multiprocessing.Event()
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 0:
+            self.made.wait(30)
+        if index == 3:
+            self.made.set()
+        return torch.full((25_000,), index)
+
+
+def test_what_came_in_before_other_workers_stays_in_a_forked_child() -> None:
+    """It lies in the memory of workers that its iterator has lost, and is no one else's then."""
+    with DataLoader(OutOfTurn(), batch_size=None, num_workers=2, persistent_workers=True) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        other = iter(loader)
+        next(other)  # which has the workers from here on
+        batch = next(iterator)
+        waiting, going = os.pipe()
+        answer, writing = os.pipe()
+        if (child := os.fork()) == 0:
+            os.read(waiting, 1)
+            os.write(writing, repr(batch.unique().tolist()).encode())
+            os._exit(0)
+        del batch
+        assert len(list(other)) == 63
+    os.write(going, b"!")
+    assert os.read(answer, 100) == b"[1]"
+    os.waitpid(child, 0)
+    for end in (waiting, going, answer, writing):
+        os.close(end)
 
 
 @PERSISTENT

@@ -20,8 +20,7 @@ from torch.utils.data import Dataset
 
 import lit_loader
 from lit_loader import DataLoader, OptionError, StateError
-from lit_loader.data.mixture import MixtureDataset, Schedule
-from lit_loader.data.mixture_sampler import MixtureSampler
+from lit_loader.data.mixture import MixtureDataset, MixtureSampler, Schedule
 from lit_loader.data.mixture_stream import MixtureStream
 from tests.mixture.test_own_generators import Held, HeldWithState
 from tests.support.exact import Epochs, through_file

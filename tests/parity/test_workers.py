@@ -57,7 +57,7 @@ def test_the_parent_stays_as_it_is(loader_class, num_workers):
 
 def test_a_worker_is_a_daemon_whose_info_cannot_be_changed(loader_class):
     def sample(index):
-        with pytest.raises(AttributeError):
+        with pytest.raises((AttributeError, RuntimeError)):  # torch 2.6: the second
             get_worker_info().id = 5
         process = multiprocessing.current_process()
         parent = multiprocessing.parent_process().pid

@@ -92,3 +92,14 @@ def test_fewer_processes_than_ranks() -> None:
         LoaderError, match="the job of torch.distributed, and this one has 3 processes"
     ):
         Talks().begin("Stream", 0, object(), 0, 4, "epoch 0")
+
+
+def test_an_end_behind_the_end_of_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = tails("drop", 2)
+
+    def gone() -> int:
+        raise ValueError("Default process group has not been initialized")
+
+    monkeypatch.setattr(torch.distributed, "get_rank", gone)
+    one.end()
+    other.end()

@@ -46,7 +46,11 @@ ENVIRONMENTS: Final = {
     "lowest": Versions(
         "3.10",
         # Lightning 2.5's progress bar does not work with a later rich.
-        ("torch==2.6.0", "lightning==2.5.0", "hydra-core==1.3.0", "numpy==1.25.0", "rich<14.1"),
+        # Under OmegaConf 2.4 every program of Hydra 1.3.0 prints a warning.
+        (
+            *("torch==2.6.0", "lightning==2.5.0", "hydra-core==1.3.0", "numpy==1.25.0"),
+            *("omegaconf<2.4", "rich<14.1"),
+        ),
     ),
     "3.12": Versions("3.12", ("torch==2.13.0",)),
     "3.13": Versions("3.13", ("torch==2.14.1", "torchvision==0.29.1")),
