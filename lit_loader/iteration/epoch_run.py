@@ -110,7 +110,9 @@ class SamplerFeed:
             line.owed += 1
             self._position += 1
         if line.owed == len(line.tasks):
-            line.lookahead = None  # else this epoch is all issued, and the next begun
+            line.lookahead = None
+        else:
+            self.epoch_issued = True  # for the next one is begun
 
     def restart(self, line: Pipeline) -> None:
         """Begin anew after an end that was none: there is no such."""

@@ -27,7 +27,7 @@ import numpy as np
 
 from lit_loader.accelerator.pin_memory import PinMemoryThread
 from lit_loader.errors import LoaderError
-from lit_loader.sampling.batch_plan import BatchPlan, ComputedBatches
+from lit_loader.sampling.batch_plan import BatchPlan, lookahead
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.transport.messages import position_of, task_number
@@ -164,21 +164,19 @@ class Pipeline:
                 self.submit(number, indices, self.epoch, self.seed)
 
     def begins(self, start: EpochStart, plan: BatchPlan | None) -> bool:
-        """Whether these tasks begin with the first batches of an epoch, and all of it are right.
+        """Whether these tasks are the first batches of an epoch, and of those that follow it.
 
-        Those of an epoch before it would stay for ever, in the place of others.
+        A dataset that has grown meanwhile, say, has more batches in the epoch than were begun of it
+        before the next one was.
         """
-        epoch, place = start.epoch, 0
-        if next(iter(self.tasks), None) != task_number(epoch, 0) or start.seed != self.seed:
+        if not self.tasks or plan is None or not plan.is_computed or start.seed != self.seed:
             return False
-        if plan is None or not plan.is_computed:
-            return False
-        batches = iter(ComputedBatches(plan, epoch, start.seed))
-        while (number := task_number(epoch, place)) in self.tasks:
-            if not np.array_equal(next(batches, ()), self.tasks[number]):
+        expected = lookahead(plan, start.epoch - 1, start.seed)
+        for number, indices in self.tasks.items():
+            epoch, place, wanted = next(expected, (0, 0, ()))
+            if number != task_number(epoch, place) or not np.array_equal(wanted, indices):
                 return False
-            place += 1
-        return place > 0
+        return True
 
     def settle(self) -> None:
         """Count out what was given out last; may be interrupted, and done again."""

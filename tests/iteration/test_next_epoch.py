@@ -193,6 +193,19 @@ def test_what_does_not_come_next_is_dropped(change: Callable[[Any], None], lengt
             assert plain(loader) == plain(reference)
 
 
+@pytest.mark.parametrize(("before", "after"), [(4, 5), (8, 12), (8, 16), (8, 30), (23, 30), (9, 5)])
+def test_a_dataset_that_grows_or_shrinks_between_epochs(before: int, after: int) -> None:
+    """In its own order what was begun of an epoch is right; and it may have more batches now."""
+    dataset = Call(int, before)
+    with DataLoader(dataset, 4, num_workers=2, persistent_workers=True) as loader:
+        assert ints(loader) == list(range(before))
+        dataset.length = after
+        iterator = iter(loader)
+        assert ints(next(iterator) for _ in range(len(loader))) == list(range(after))
+        assert next(iterator, None) is None
+        assert ints(loader) == list(range(after))
+
+
 @pytest.mark.parametrize("taken", range(1, 5))
 def test_after_a_break(taken: int) -> None:
     """Where an epoch is left, the next one begins at its own begin."""

@@ -66,6 +66,19 @@ def test_an_epoch_begun_ahead_is_adopted(tmp_path: Path) -> None:
         until(lambda: dataset.times() == 4 * 12 + 1)
 
 
+@pytest.mark.parametrize("given", range(4))
+def test_near_the_end_of_an_epoch_begun_ahead(given: int) -> None:
+    """The next one is begun, too, and fewer batches may be outstanding than are."""
+    with DataLoader(range(3), num_workers=3, prefetch_factor=3, persistent_workers=True) as loader:
+        assert ints(loader) == [0, 1, 2]
+        for _ in range(2):
+            iterator = iter(loader)
+            head = [next(iterator) for _ in range(given)]
+            loader.resize(1, prefetch_factor=1)
+            assert ints([*head, *iterator]) == [0, 1, 2]
+            loader.resize(3, prefetch_factor=3)
+
+
 def test_an_epoch_that_is_left(gate: Gate) -> None:
     """The handshake of the next one is with workers that leave, and with some that come."""
     with noisy(3, persistent_workers=True, prefetch_next_epoch=False) as loader:
