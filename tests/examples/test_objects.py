@@ -83,6 +83,7 @@ class Flaky(fsspec.get_filesystem_class("file")):  # type: ignore[misc]
         return bytes(super().cat_file(path, start=start, end=end))
 
 
+@pytest.mark.usefixtures("by_fork")
 @pytest.mark.filterwarnings("ignore:.*something drew from random:UserWarning")  # it does
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_failing_requests_change_no_byte(

@@ -56,6 +56,7 @@ def test_exceptions_that_mean_something_else_here(kind: type[BaseException]) -> 
 # Time ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("by_fork")
 def test_a_timeout_names_worker_sample_and_duration() -> None:
     gate = Gate()
 

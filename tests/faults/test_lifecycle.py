@@ -179,6 +179,7 @@ def test_what_came_in_before_other_workers_stays_in_a_forked_child() -> None:
         os.close(end)
 
 
+@pytest.mark.usefixtures("by_fork")
 @PERSISTENT
 @KIND
 def test_an_iterator_goes_on_in_a_forked_child(persistent: bool, iterable: bool) -> None:
@@ -223,6 +224,7 @@ def test_a_forked_child_takes_nothing_from_its_parent(persistent: bool, how: str
         assert ints(loader) == list(range(60))
 
 
+@pytest.mark.usefixtures("by_fork")
 def test_a_fork_while_another_thread_waits_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, waiting = Gate(), threading.Event()
     wait = Pipes.wait

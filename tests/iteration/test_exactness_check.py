@@ -96,6 +96,7 @@ def told(loader: DataLoader[Any], epochs: int = 1) -> list[str]:
     return [str(each.message) for each in caught]
 
 
+@pytest.mark.usefixtures("by_fork")
 @pytest.mark.parametrize("batches", [1, 3, 100])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
@@ -170,6 +171,7 @@ def test_an_error_the_second_time_is_a_difference() -> None:
     assert "batch was dict of 2, and then RuntimeError: 0 was read before" in message
 
 
+@pytest.mark.usefixtures("by_fork")
 def test_an_epoch_left_early_is_no_epoch() -> None:
     loader = DataLoader(Items(counter()), 4, num_workers=1, check_exactness=3)
     with warnings.catch_warnings(), loader:

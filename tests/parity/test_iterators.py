@@ -144,6 +144,7 @@ class OvertakenBy:
         return index
 
 
+@pytest.mark.usefixtures("by_fork")
 @pytest.mark.parametrize("persistent", [False, True])
 def test_batches_keep_their_order_however_the_workers_finish(loader_class, gate, persistent):
     loader = loader_class(
@@ -152,6 +153,7 @@ def test_batches_keep_their_order_however_the_workers_finish(loader_class, gate,
     assert flat(loader) == list(range(12))
 
 
+@pytest.mark.usefixtures("by_fork")
 def test_out_of_order_a_slow_batch_is_overtaken(loader_class, gate):
     loader = loader_class(Call(OvertakenBy(gate, opener=None), 12), num_workers=2, in_order=False)
     iterator = iter(loader)
