@@ -360,9 +360,10 @@ class WorkerPool:
                 # Else nobody could take a copy: a short time costs more than a long one.
                 patience = _STRAGGLING if self._idle else _FOR_EVER
                 came = self.pipes.wait(min(left, patience))
-                if came is None and left > patience:
-                    self._copy_for_the_idle()
-                    came = self.pipes.wait(left)
+                if came is None:
+                    if self._idle:
+                        self._copy_for_the_idle()
+                    came = left > patience and self.pipes.wait(left)
             except Ended as ended:
                 self._dead = ended.sentinel
                 self._read_all()  # what it and others had finished comes out before
