@@ -485,7 +485,9 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.workers.started == wanted, (
             "there are more workers than are wanted, or fewer"
         )
-        for _ in range(9):
+        for _ in range(60):  # a Resume of each epoch that was begun may stand before
+            if not self.pool._copies:
+                break
             for number in range(3):
                 self.step(number, 8)
             self.receive(1)
