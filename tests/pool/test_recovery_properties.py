@@ -391,9 +391,8 @@ def must_strike(case: Case, strike: Strike, expected: list[list[Any]]) -> bool:
         and strike.point not in ("fetching", "granting")  # few samples; room enough
         and case.epochs[strike.epoch].stop is None
         and strike.number < len(expected[strike.epoch])
-        and all(
-            epoch.workers != 0 for epoch in case.epochs[: strike.epoch]
-        )  # who would not have it
+        # Who goes on without workers has none that could be struck.
+        and all(epoch.workers != 0 for epoch in case.epochs[: strike.epoch])
     )
 
 
