@@ -24,7 +24,7 @@ from lit_loader.batch.fetch import IterableFetcher, MapFetcher, TolerantMapFetch
 from lit_loader.batch.sample_errors import OMITTED, Attempts
 from lit_loader.context import reading
 from lit_loader.seeding import generator_lock
-from lit_loader.seeding.find_generators import LATE, GeneratorWatch
+from lit_loader.seeding.find_generators import LATE, GeneratorWatch, HeldGenerators
 from lit_loader.seeding.generator_state import Rewind
 from lit_loader.seeding.seeds import BatchRng, derive, extend, sample_seed, seed_globals
 from lit_loader.system.interrupts import let_handlers_through
@@ -55,6 +55,7 @@ class BatchLoader:
         self._watch: GeneratorWatch | None = None  # of the dataset and functions, once it reads
         self._unwatched = self._looked = 0  # batches until generators are looked for; times of it
         self._rewind: Rewind | None = None
+        self._rewound: HeldGenerators | None = None  # those that it takes back
         self.rng = BatchRng(spec.batched)
         self._attempts = self._new_attempts()
         self.reads = spec.read_ahead()
@@ -285,7 +286,9 @@ class BatchLoader:
         return Attempts(spec.tolerance, self._mark, lambda: self._rewind.back())  # type: ignore[union-attr]
 
     def _mark(self, index: Any) -> None:
-        self._rewind = Rewind(self._watch.held.states)  # type: ignore[union-attr]
+        held = self._watch.held  # type: ignore[union-attr]
+        if self._rewind is None or self._rewound is not held:
+            self._rewind, self._rewound = Rewind(held.states), held
         self._rewind.mark()
         self.rng.attempt(index)
 
