@@ -345,6 +345,9 @@ def repeat(deed: Callable[[], object], over: threading.Event) -> None:
 
 # The chaos -------------------------------------------------------------------------------------
 
+Find = Callable[[], int]
+"""Gives the id of a process that is meant; asked again before it is struck."""
+
 
 def strike(targets: list[Lane], over: threading.Event) -> collections.Counter[str]:
     """Strike until told otherwise; returns what has struck how often."""
@@ -354,26 +357,44 @@ def strike(targets: list[Lane], over: threading.Event) -> collections.Counter[st
         lane, [kind] = rng.choice(targets), rng.choices(kinds, weights)
         # A pool changes meanwhile, or ends: then there is nothing to strike.
         with contextlib.suppress(OSError, ValueError, LookupError, AttributeError, TypeError):
-            if kind == "newborn launcher":
-                kill(newborn(over))
-            elif kind == "fork server":
-                kill(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
-            elif kind == "launcher":
-                kill(lane.pool().workers.starter.pid)
-            elif kind == "launcher and workers":
-                victims = [lane.pool().workers.starter.pid, *lane.pool().workers.pids]
-                for pid in rng.sample(victims, len(victims)):
-                    kill(pid)
-            else:
-                kill(rng.choice(lane.pool().workers.pids), kind)
+            for find in victims(kind, lane, rng, over):
+                kill(find, kind if isinstance(kind, signal.Signals) else signal.SIGKILL)
             struck[str(getattr(kind, "name", kind))] += 1
     return struck
 
 
-def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Send a signal to a process that is this one's, or one's that is."""
-    if os.getpgid(pid) == os.getpgrp() and pid != os.getpid():
-        os.kill(pid, number)
+def victims(kind: Any, lane: Lane, rng: random.Random, over: threading.Event) -> list[Find]:
+    """What is to be struck, one after the other."""
+    if kind == "newborn launcher":
+        victim = newborn(over)
+        return [lambda: victim]
+    if kind == "fork server":
+        return [lambda: forkserver._forkserver._forkserver_pid]  # type: ignore[attr-defined]
+    workers = lane.pool().workers
+    launcher: Find = lambda: workers.starter.pid  # noqa: E731
+    each: list[Find] = [
+        functools.partial(lambda at: workers.pids[at], at) for at in range(len(workers.pids))
+    ]
+    if kind == "launcher":
+        return [launcher]
+    if kind == "launcher and workers":
+        return rng.sample([launcher, *each], len(each) + 1)
+    return [rng.choice(each)]
+
+
+def kill(find: Find, number: signal.Signals) -> None:
+    """Send a signal to a process that is still the one that was meant; LookupError: it is not.
+
+    By no number: that of a launcher is 0 where there is none, which is this whole process group.
+    """
+    pid = find()
+    pidfd = os.pidfd_open(pid)
+    try:
+        if find() != pid:
+            raise LookupError("another one has taken its place")
+        signal.pidfd_send_signal(pidfd, number)
+    finally:
+        os.close(pidfd)
 
 
 def newborn(over: threading.Event) -> int:
