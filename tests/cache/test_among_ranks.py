@@ -76,10 +76,12 @@ def test_workers(method: str, tmp_path: Path) -> None:
     dataset = Decoded(notes=tmp_path)
     loader = DataLoader(cache(dataset), 4, num_workers=2, multiprocessing_context=method)
     assert [n for batch in loader for n in batch["label"].tolist()] == list(range(26))
+    made = dataset.made()
     child = Child(fills(dataset))
     assert child.line() == "True"
     child.end()
-    assert dataset.made() == list(range(26))
+    assert dataset.made() == made
+    assert {*made} == {*range(26)}
 
 
 def test_it_is_bounded(caplog: pytest.LogCaptureFixture) -> None:

@@ -87,14 +87,16 @@ def test_workers_share_it(method: str, persistent: bool, tmp_path: Path) -> None
         # Two that make the same sample at once both make it: the first epoch is to be over first.
         prefetch_next_epoch=False, shuffle=True,
     ) as loader:  # fmt: skip
-        for _ in range(2 if method == "spawn" else 3):
+        for epoch in range(2 if method == "spawn" else 3):
             labels = [n for batch in loader for n in batch["label"].tolist()]
             assert sorted(labels) == list(range(26))
-    assert dataset.made() == list(range(26))
+            if epoch == 0:  # in which an idle worker may make what another one has begun
+                made = dataset.made()
+    assert {*made} == {*range(26)}
     assert equal(cached[3], Decoded()[3])  # in this process, too
-    assert dataset.made() == list(range(26))
+    assert dataset.made() == made
     statistics = loader.statistics()
-    assert statistics.cache_misses == 26
+    assert statistics.cache_misses == len(made)
     assert statistics.cache_hits >= 26
     assert statistics.cache_bytes == cached.figures().bytes > 0
     assert "% from the cache" in str(statistics)
@@ -112,9 +114,10 @@ def test_a_full_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = dataset.made()
     # Two workers may take the last room at the same moment: one of them keeps nothing then.
     assert 0 < held.bytes <= 10 * SIZE + 70
-    once = sum(made.count(index) == 1 for index in range(26))
-    assert once == held.bytes // SIZE > 5
-    assert held.lacking == (26 - once) * SIZE
+    kept = held.bytes // SIZE
+    assert kept > 5
+    assert sum(made.count(index) < 4 for index in range(26)) == kept
+    assert held.lacking == (26 - kept) * SIZE
     cached = CachedDataset(Decoded(), 7 * SIZE + 70)
     for index in [*range(26)] * 2:
         cached[index]
@@ -179,8 +182,10 @@ def test_in_an_ordinary_file(missing: str, monkeypatch: pytest.MonkeyPatch) -> N
     loader = DataLoader(cached, 4, num_workers=2)
     for _ in range(2):
         assert [n for batch in loader for n in batch["label"].tolist()] == list(range(26))
-    assert cached.figures()[:2] == (26, 26)
+    hits, misses = cached.figures()[:2]
+    assert hits >= 26 and misses >= 26  # a straggling batch is read by two
     assert all(equal(cached[index], Decoded()[index]) for index in range(26))
+    assert cached.figures()[1] == misses
 
 
 @pytest.mark.parametrize(

