@@ -9,19 +9,23 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parents[2] / "lit_loader"
 
-WITHOUT_TORCH = (
-    "lit_loader",
-    "lit_loader.config.loader_config",
-    "lit_loader.context",
-    "lit_loader.errors",
-    "lit_loader.hydra.schema",
-    "lit_loader.hydra.searchpath_plugin",
-    "lit_loader.lightning.trainer_plugin",
-    "lit_loader.top.app",
-)
-"""What Hydra's plugins and other programs import without using a loader."""
+WITH_FRAMEWORKS = {"lightning", "hydra", "omegaconf"}
+LIGHT = {
+    # What Hydra's plugins and other programs import without using a loader.
+    "lit_loader.config.loader_config, lit_loader.context, lit_loader.errors": {"torch"},
+    "lit_loader.hydra.schema, lit_loader.hydra.searchpath_plugin": {"torch"},
+    "lit_loader.lightning.trainer_plugin": {"torch"},
+    "lit_loader; dir(lit_loader); lit_loader.LoaderConfig; lit_loader.OptionError": {
+        *("torch", "numpy"), *WITH_FRAMEWORKS,
+    },
+    "lit_loader; lit_loader.DataLoader": WITH_FRAMEWORKS,
+    "lit_loader.top.app": {"torch", "numpy", "rich", "psutil", "multiprocessing"},
+}  # fmt: skip
+"""What is imported, and what does not come with it."""
 
 ABOVE = {"bench", "hydra"}
 """Programs on top of the package, and what asks where it lies: they may import all of it."""
@@ -76,6 +80,8 @@ def test_a_package_itself_holds_a_docstring_only() -> None:
         assert len(tree.body) == 1 and ast.get_docstring(tree), path
 
 
-def test_light_modules_import_no_torch() -> None:
-    code = f"import sys, {', '.join(WITHOUT_TORCH)}; assert 'torch' not in sys.modules"
+@pytest.mark.parametrize("imported", LIGHT, ids=range(len(LIGHT)))
+def test_what_is_light_stays_light(imported: str) -> None:
+    heavy = f"{LIGHT[imported]} & set(sys.modules)"
+    code = f"import sys, {imported}; assert not {heavy}, {heavy}"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)

@@ -23,26 +23,6 @@ from tests.project.readmes import documented
 ROOT = Path(__file__).parents[2]
 
 
-def run_python(code: str) -> None:
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
-
-
-@pytest.mark.parametrize(
-    ("used", "heavy"),
-    [
-        ("dir(lit_loader); lit_loader.LoaderConfig; lit_loader.OptionError", {"torch", "numpy"}),
-        ("lit_loader.DataLoader", {"lightning"}),
-    ],
-    ids=["names", "loader"],
-)
-def test_import_is_light(used: str, heavy: set[str]) -> None:
-    heavy = {"lightning", "hydra", "omegaconf", *heavy}
-    run_python(
-        f"import sys, lit_loader; {used}; "
-        f"heavy = {heavy} & set(sys.modules); assert not heavy, heavy"
-    )
-
-
 def test_public_names_are_sorted_and_found() -> None:
     assert lit_loader.__all__ == sorted(lit_loader.__all__)
     assert set(lit_loader._MODULE_OF) == set(lit_loader.__all__) - {"__version__"}

@@ -21,7 +21,6 @@ from lit_loader import (
     SharedSequence,
     TokenBudgetBatchSampler,
     WorkerDiedError,
-    WorkerError,
 )
 
 # --- errors of workers ---
@@ -46,17 +45,6 @@ def test_a_death_has_no_second_traceback() -> None:
     assert "BoardRow" not in shown
     message = str(caught.value)
     assert "exited by itself with code 7: something in the dataset, collate_fn or" in message
-
-
-class Stopping(TensorDataset):
-    def __getitem__(self, index: int) -> Any:
-        raise StopIteration("at the end")
-
-
-def test_what_would_end_the_loop_says_so() -> None:
-    text = r"raised StopIteration\(at the end\), which would end the loop.*: raise another"
-    with pytest.raises(WorkerError, match=text):
-        next(iter(DataLoader(Stopping(torch.arange(3)))))
 
 
 # --- repr ---
