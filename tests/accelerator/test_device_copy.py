@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from lit_loader import DataLoader
-from lit_loader.accelerator import pin_memory
 from lit_loader.accelerator.device_copy import Staged
 from lit_loader.iteration import epoch_run
 from tests.support.samples import Call, Rows
@@ -48,16 +47,8 @@ def ahead(dataset: Any, **options: Any) -> DataLoader[Any]:
     return loader
 
 
-@pytest.fixture
-def pinning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An accelerator for the pin-memory thread; pinning is a copy."""
-    monkeypatch.setattr(pin_memory, "find_accelerator", lambda device: 0)
-    monkeypatch.setattr(pin_memory, "pin_batch", lambda batch: batch.clone())
-    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
-
-
 @PIN
-@pytest.mark.usefixtures("pinning")
+@pytest.mark.usefixtures("pinned")
 def test_what_is_there_is_staged_before_the_one_before_is_given(
     pin: bool, recorded: type[Recorded]
 ) -> None:
@@ -79,7 +70,7 @@ def test_what_is_there_is_staged_before_the_one_before_is_given(
 
 
 @PIN
-@pytest.mark.usefixtures("pinning")
+@pytest.mark.usefixtures("pinned")
 def test_a_batch_that_is_staged_is_not_delivered(pin: bool, recorded: type[Recorded]) -> None:
     loader = ahead(Rows(12), batch_size=2, prefetch_factor=8, pin_memory=pin)
     iterator = iter(loader)
@@ -95,7 +86,7 @@ def test_a_batch_that_is_staged_is_not_delivered(pin: bool, recorded: type[Recor
 
 
 @PIN
-@pytest.mark.usefixtures("pinning")
+@pytest.mark.usefixtures("pinned")
 def test_an_error_ahead_comes_in_its_turn(pin: bool, recorded: type[Recorded]) -> None:
     def sample(index: int) -> torch.Tensor:
         if index == 2:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.accelerator.pin_memory import pin_batch
 from lit_loader.errors import LoaderError, PinMemoryError
 from lit_loader.workers.pipes import Pipes
+from tests.support.faults import outcomes, plain
 from tests.support.samples import Call, Rows, hang, ints, uncollated
 
 ROOT = Path(__file__).parents[2]
@@ -50,19 +50,6 @@ def pinned_for(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def pin_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "lit_loader pin memory"]
-
-
-def outcomes(iterator: Iterator[Any]) -> list[Any]:
-    """All that an iterator gives; for an exception its type."""
-    found: list[Any] = []
-    while len(found) < 100:
-        try:
-            found.append(int(next(iterator)))
-        except StopIteration:
-            return found
-        except Exception as error:
-            found.append(type(error))
-    raise AssertionError(f"no end: {found}")
 
 
 # Containers ------------------------------------------------------------------------------------
@@ -240,8 +227,10 @@ def test_exceptions_of_pinning_are_handed_on(
     monkeypatch.setattr(pinning, "pin_tensor", pin)
     options: Any = {"persistent_workers": True} if persistent and num_workers else {}
     with DataLoader(range(6), num_workers=num_workers, pin_memory=True, **options) as loader:
+        expected = [plain(torch.tensor([number])) for number in range(6)]
+        expected[3] = RuntimeError
         for _ in range(2):
-            assert outcomes(iter(loader)) == [0, 1, 2, RuntimeError, 4, 5]
+            assert outcomes(loader) == expected
 
 
 @pytest.mark.parametrize("death", [SystemExit, KeyboardInterrupt])
@@ -273,19 +262,6 @@ def test_a_device_that_cannot_be_set(
     with pytest.raises(KeyError, match="3"):
         next(iterator)
     assert not pin_threads()
-
-
-def test_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    with DataLoader(range(6), num_workers=2, pin_memory=True, persistent_workers=True) as loader:
-        with pytest.warns(UserWarning, match="pin_memory=True has no effect") as caught:
-            iterator = iter(loader)
-        assert len(caught) == 1
-        assert caught[0].filename == __file__
-        assert int(next(iterator)) == 0
-        assert not pin_threads()
-        assert ints(iterator) == [1, 2, 3, 4, 5]
-        assert ints(loader) == list(range(6))  # warned once and not every epoch
 
 
 @pytest.mark.gpu

@@ -137,6 +137,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "sampler decides the order itself: leave shuffle at None": {"sampler": [1], "shuffle": True},
     "batch_sampler takes the place of batch_size: leave batch_size at 1, got batch_size=8":
         {"batch_sampler": [[1]], "batch_size": 8},
+    "batch_size at 1, got batch_size=None": {"batch_sampler": [[1]], "batch_size": None},
     "batch_sampler takes the place of shuffle": {"batch_sampler": [[1]], "shuffle": True},
     "batch_sampler takes the place of sampler": {"batch_sampler": [[1]], "sampler": [1]},
     "batch_sampler takes the place of drop_last": {"batch_sampler": [[1]], "drop_last": True},
@@ -149,6 +150,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "multiprocessing_context needs worker processes": {"multiprocessing_context": "fork"},
     "multiprocessing_context must be a multiprocessing context or one of 'fork":
         {"multiprocessing_context": "frok", "num_workers": 1},
+    "or one of 'fork', 'spawn', 'forkserver', got multiprocessing_context=<object object":
+        {"multiprocessing_context": object(), "num_workers": 1},
     "collate_fn must be a callable, got the string 'my.collate': pass the function itself, in "
     "Hydra as {_target_: hydra.utils.get_method, path: my.collate}": {"collate_fn": "my.collate"},
     "worker_init_fn must be a callable, got worker_init_fn=3": {"worker_init_fn": 3},
@@ -182,17 +185,18 @@ REFUSED: dict[str, dict[str, Any]] = {
     "memory_budget must be a number of bytes, or text such as '2 GB' or '512 MiB', got memo":
         {"memory_budget": "much"},
     "unknown option 'num_worker': did you mean 'num_workers'?": {"num_worker": 4},
-    "unknown option 'colour': options are batch_size, shuffle, sampler, ": {"colour": 4},
+    "unknown option 'colour': options are ": {"colour": 4},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_refused_in_one_line(message: str) -> None:
-    with pytest.raises(OptionError) as caught:
-        LoaderConfig.from_options(**REFUSED[message])
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert isinstance(caught.value, ValueError)
+    for make in (LoaderConfig.from_options, functools.partial(DataLoader, range(4))):
+        with pytest.raises(OptionError) as caught:
+            make(**REFUSED[message])
+        assert message in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert isinstance(caught.value, ValueError)
 
 
 def test_names_of_exceptions_become_classes() -> None:

@@ -1,8 +1,7 @@
-"""Options and states that are refused with one line that says what, why and what to do."""
+"""Options that are refused with one line that says what, why and what to do."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
@@ -18,7 +17,6 @@ from lit_loader import (
     MixtureSampler,
     MixtureStream,
     OptionError,
-    StateError,
     TokenBudgetBatchSampler,
 )
 from tests.support.samples import Call, Counting, Rows
@@ -35,10 +33,6 @@ def refused(attempt: Callable[[], object], kind: type[Exception] = OptionError) 
 
 
 # --- datasets ---
-
-
-class Bare:
-    pass
 
 
 def test_what_has_no_samples_is_refused_at_once() -> None:
@@ -58,8 +52,10 @@ def test_what_can_only_be_iterated_and_is_no_iterable_dataset() -> None:
         assert message.endswith("whose __iter__ begins it anew for each epoch")
 
 
-def test_whatever_has_samples_is_taken() -> None:
-    class Many(Bare):
+def test_what_gives_whole_batches_only_is_taken() -> None:
+    """What else has samples is loaded by tests/parity/test_batches.py."""
+
+    class Many:
         def __getitems__(self, indices: list[int]) -> list[int]:
             return indices
 
@@ -67,8 +63,6 @@ def test_whatever_has_samples_is_taken() -> None:
             return 4
 
     assert [batch.tolist() for batch in DataLoader(Many(), 2)] == [[0, 1], [2, 3]]  # type: ignore
-    for dataset in ([1], {0: 1}, range(1), np.arange(1), torch.arange(1), Counting(1)):
-        assert len(list(DataLoader(dataset))) == 1  # type: ignore[arg-type]
 
 
 # --- batch samplers ---
@@ -108,13 +102,6 @@ def test_a_sampler_of_ours_is_no_batch_sampler() -> None:
         "batch_sampler must give lists of indices, but MixtureSampler gives single ones: pass it "
         "as sampler, with batch_size"
     )
-
-
-@WORKERS
-def test_batches_need_not_be_lists(num_workers: int) -> None:
-    batches = [(0, 1), np.array([2, 3]), torch.tensor([4]), range(5, 7)]
-    loader = DataLoader(Call(int, 8), batch_sampler=batches, num_workers=num_workers)
-    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4], [5, 6]]
 
 
 # --- samplers and mixtures ---
@@ -236,33 +223,3 @@ def test_epochs_of_other_integer_types_and_below_zero() -> None:
     resumed.load_state_dict(state)
     [batch] = resumed
     assert batch.tolist() == order(-3)
-
-
-# --- states ---
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"workers": 7}, "state's workers must be a list, got 7"),
-        (
-            {"workers": [[1, None, False]]},
-            "state's workers must have a part for each of its num_workers=2, got 1",
-        ),
-        (
-            {"workers": [[1, None, False], None]},
-            "state's workers[1] must be [batches, the dataset's state, whether it has ended], got "
-            "None",
-        ),
-        ({"ahead": ["a"]}, "state's ahead must be a list of batch numbers, got ['a']"),
-        ({"requested": "1"}, "state's requested must be an epoch's number or None, got '1'"),
-    ],
-)
-def test_a_damaged_state(change: dict[str, Any], message: str) -> None:
-    with DataLoader(Counting(20), 2, num_workers=2) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        state = loader.state_dict()
-        assert len(state["workers"]) == 2
-        told = refused(lambda: loader.load_state_dict(state | change), StateError)
-    assert re.match(re.escape(message) + ".*: resume with a state as state_dict.. gave it$", told)

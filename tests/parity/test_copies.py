@@ -11,7 +11,7 @@ from torch.utils.data import RandomSampler
 
 import lit_loader
 
-from .datasets import Squares, Stream
+from .datasets import Squares
 from .tools import as_is, flat
 
 
@@ -31,11 +31,6 @@ def test_map_style(loader_class, num_workers, duplicate):
     assert twin is not loader
     assert list(twin) == list(loader) == [[0, 1], [4, 9], [16]]
     assert (twin.batch_size, twin.num_workers, len(twin)) == (2, num_workers, 3)
-
-
-def test_iterable_style(loader_class, duplicate):
-    twin = duplicate(loader_class(Stream(5), batch_size=2))
-    assert flat(twin) == [0, 1, 2, 3, 4]
 
 
 def test_shuffled_with_a_generator(loader_class, duplicate):
@@ -64,12 +59,6 @@ def test_copies_with_persistent_workers_are_independent(loader_class, duplicate)
     twin = duplicate(loader)
     pairs = [(int(a), int(b)) for a, b in zip(loader, twin, strict=True)]
     assert pairs == [(i * i, i * i) for i in range(6)]
-
-
-def test_a_loader_in_a_reference_cycle_can_be_used(loader_class, num_workers):
-    loader = loader_class(Squares(3), num_workers=num_workers)
-    loader.owner = {"loader": loader}
-    assert flat(loader) == [0, 1, 4]
 
 
 def test_a_copy_goes_on_by_itself() -> None:

@@ -195,18 +195,3 @@ def test_batches_before_a_samplers_exception_are_delivered(loader_class, num_wor
         for batch in iterator:
             values += flat([batch])
     assert values == [0, 1, 4]
-
-
-def test_a_loader_is_usable_after_an_exception(loader_class, num_workers):
-    broken = {"now": True}
-
-    def sample(index):
-        if broken["now"]:
-            raise ValueError("not yet")
-        return index
-
-    loader = loader_class(Call(sample, 3), num_workers=num_workers)
-    with raises(ValueError, match="not yet"):
-        list(loader)
-    broken["now"] = False
-    assert flat(loader) == [0, 1, 2]

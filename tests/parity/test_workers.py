@@ -223,22 +223,6 @@ METHODS = multiprocessing.get_all_start_methods()
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("as_object", [False, True], ids=["name", "context"])
-def test_map_style_by_start_method(loader_class, method, as_object):
-    context = multiprocessing.get_context(method) if as_object else method
-    loader = loader_class(
-        Squares(8),
-        batch_size=3,
-        num_workers=1,
-        multiprocessing_context=context,
-        persistent_workers=True,
-    )
-    for _ in range(2):
-        assert flat(loader) == [i * i for i in range(8)]
-    assert loader.multiprocessing_context.get_start_method() == method
-
-
-@pytest.mark.parametrize("method", METHODS)
 def test_iterable_style_by_start_method(loader_class, method):
     loader = loader_class(
         Interval(3, 10),
@@ -253,7 +237,7 @@ def test_iterable_style_by_start_method(loader_class, method):
 def test_facts_by_start_method(loader_class, method):
     """The same seeds too, as those of the first method."""
     facts, rows = Call(describe_worker, 2), []
-    for each in (method, METHODS[0]):
+    for each in (method, multiprocessing.get_context(METHODS[0])):
         options = {"num_workers": 1, "multiprocessing_context": each}
         options["generator"] = torch.Generator().manual_seed(3)
         rows.append(torch.cat(list(loader_class(Noise(), batch_size=2, **options))).tolist())
