@@ -11,7 +11,7 @@ import pytest
 
 from lit_loader import DataLoader, LoaderConfig
 from tests.support.commands import run_python
-from tests.support.hydra_apps import DATA, GROUPS, PRESETS
+from tests.support.hydra_apps import GROUPS, PRESETS
 
 PROGRAM = """
 import json
@@ -46,7 +46,7 @@ defaults:
   - lit_loader/loader@loader: default
   - _self_
 loader: {batch_size: 5, shuffle: true, seed: 3}
-dataset: {_target_: numbers_data.Numbers, length: 12}
+dataset: {_target_: builtins.range, _args_: [12]}
 """
 
 
@@ -56,7 +56,6 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("program")
     (directory / "configs").mkdir()
     (directory / "configs" / "train.yaml").write_text(PROGRAM_CONFIG)
-    (directory / "numbers_data.py").write_text(DATA)
     (directory / "app.py").write_text(PROGRAM)
     return directory / "app.py"
 
@@ -159,7 +158,7 @@ def launch(program: Path, directory: Path, *arguments: str) -> None:
     told = jobs(directory)
     assert [told[number]["num_workers"] for number in range(2)] == [1, 2]
     with DataLoader(range(12), batch_size=5, shuffle=True, seed=3) as loader:
-        expected = [[[float(index)] for index in batch.tolist()] for batch in loader]
+        expected = [batch.tolist() for batch in loader]
     assert [told[number]["batches"] for number in range(2)] == [expected] * 2
 
 

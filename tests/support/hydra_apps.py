@@ -32,23 +32,6 @@ GROUPS = {
 }
 PRESETS = sorted(GROUPS["loader"] - {"inherit", "cluster"})  # which needs Ray
 
-# The dataset of a project that has a file for it.
-DATA = """
-import torch
-from torch.utils.data import Dataset
-
-
-class Numbers(Dataset):
-    def __init__(self, length):
-        self.length = length
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        return torch.tensor([float(index)])
-"""
-
 
 class Numbers(Dataset[int]):
     """0, 1, 2, ..."""
