@@ -20,8 +20,7 @@ from lit_loader.system import processors
 from tests.support import programs
 from tests.support.huge_pages import collapse
 from tests.support.kinds import mark_kinds
-from tests.support.portable import leave_out_linux
-from tests.support.selection import leave_to_slow
+from tests.support.selection import leave_out_linux, leave_to_slow
 
 # Programs inherit what follows from whatever has started pytest, and are not to depend on it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -184,6 +183,15 @@ def processors_enough(monkeypatch: pytest.MonkeyPatch) -> None:
         "lit_loader.loader.advice_if_too_many",
         lambda num_workers: advise(num_workers) if num_workers > 64 else None,
     )
+
+
+@pytest.fixture
+def generators_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Put back what a test that seeds everything changes."""
+    from tests.support.samples import keeping_generators
+
+    with keeping_generators(monkeypatch):
+        yield
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""examples/train.py as a user runs it: another process, from some other directory."""
+"""examples/train.py and the notebook as a user runs them: in another process, from elsewhere."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ import pytest
 import torch
 
 from tests.support.commands import run_python
-from tests.support.programs import run_with_lightning
-from tests.support.recipes import TRAIN
-
-
-def run(directory: Path, *arguments: str, code: int = 0) -> str:
-    """Runs train.py in `directory`, checks its exit code and returns all it printed."""
-    return run_with_lightning(directory, TRAIN, *arguments, code=code)
+from tests.support.recipes import EXAMPLES, TRAIN, run
 
 
 def test_the_main_job(tmp_path: Path) -> None:
@@ -44,7 +38,7 @@ def test_the_main_job(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_overrides_reach_the_loaders(tmp_path: Path, method: str) -> None:
     printed = run(
-        tmp_path, "trainer.max_epochs=1", "loader.num_workers=1", "data.val.batch_size=512",
+        tmp_path, TRAIN, "trainer.max_epochs=1", "loader.num_workers=1", "data.val.batch_size=512",
         f"loader.multiprocessing_context={method}", f"hydra.run.dir={tmp_path}/run", "test=false",
     )  # fmt: skip
     assert "val: factory Digits, batch_size=512" in printed
@@ -55,22 +49,13 @@ def test_overrides_reach_the_loaders(tmp_path: Path, method: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("override", ["debug=fdr", "debug=overfit"])
 def test_debug_configurations(tmp_path: Path, override: str) -> None:
-    printed = run(tmp_path, override, "trainer.max_epochs=2")
-    assert "Warning" not in printed
+    printed = run(tmp_path, TRAIN, override, "trainer.max_epochs=2")
     (directory,) = (tmp_path / "outputs" / "debug" / "runs").iterdir()
     assert f"written to {directory}:" in printed
 
 
-@pytest.mark.slow
-def test_two_processes_share_each_epoch(tmp_path: Path) -> None:
-    printed = run(tmp_path, "trainer=ddp", "trainer.max_epochs=2", f"hydra.run.dir={tmp_path}/run")
-    assert "Warning" not in printed
-    assert printed.count("written to") == 1
-    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["steps"] == 2 * 9
-
-
 def test_mistyped_options_are_refused(tmp_path: Path) -> None:
-    printed = run(tmp_path, "+loader.nun_workers=4", code=1)
+    printed = run(tmp_path, TRAIN, "+loader.nun_workers=4", code=1)
     assert "unknown option 'nun_workers': did you mean 'num_workers'?" in printed
 
 
@@ -85,3 +70,35 @@ assert not {{"torch", "lightning"}} & set(sys.modules)
     printed = run_python(tmp_path, "-c", code)
     assert "# @package loader" in printed
     assert "num_workers: 2" in printed
+
+
+# --- the notebook, from its first cell to its last, by a kernel of Jupyter's ---
+
+NOTEBOOK = EXAMPLES / "five_minutes.ipynb"
+
+RUN_NOTEBOOK = """
+import sys
+import nbformat
+from nbclient import NotebookClient
+
+notebook = nbformat.read(sys.argv[1], 4)
+NotebookClient(notebook, timeout=100, kernel_name="python3").execute()
+for cell in notebook.cells:
+    for said in cell.get("outputs", []):
+        print(said.get("text") or said["data"]["text/plain"])
+"""
+
+
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    for needed in ("nbclient", "ipykernel"):
+        pytest.importorskip(needed)
+    program = tmp_path / "run.py"
+    program.write_text(RUN_NOTEBOOK)
+    said = run_python(
+        tmp_path, program, NOTEBOOK,
+        PYTHONPATH=str(EXAMPLES.parent), IPYTHONDIR=str(tmp_path), JUPYTER_CONFIG_DIR=str(tmp_path),
+        PYDEVD_DISABLE_FILE_VALIDATION="1",
+    )  # fmt: skip
+    assert "torch.Size([32, 64])" in said
+    assert " batches (" in said and "waited " in said  # the statistics
+    assert said.splitlines()[-1] == "(6, True)", said

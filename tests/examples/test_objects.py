@@ -14,17 +14,11 @@ from urllib.request import Request, urlopen
 import pytest
 
 from lit_loader import DataLoader
-from tests.support.recipes import EXAMPLES, TRAIN, importable, run
+from tests.support.recipes import EXAMPLES, TRAIN, run
 
 fsspec: Any = pytest.importorskip("fsspec")
 
 SECRET = "not-for-anybody-else"
-
-
-@pytest.fixture
-def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with importable(monkeypatch):
-        yield
 
 
 @pytest.fixture(params=["objects", "ranges"])

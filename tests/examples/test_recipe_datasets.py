@@ -1,93 +1,14 @@
-"""What the datasets of examples/ promise: each sample once, exact resume, files written once."""
+"""What the datasets of examples/ promise: the same images, whole batches, files written once.
+
+That a stream gives each sample once, and resumes, is in test_streams.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset
-
-from lit_loader import DataLoader
-from tests.support.recipes import importable
-
-
-@pytest.fixture(scope="module")
-def examples() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch, importable(patch):
-        yield
-
-
-def stream(make: Callable[[], IterableDataset[Any]], ranks: int, workers: int) -> list[Any]:
-    """Every batch of two epochs, of all ranks, as nested lists."""
-    found = []
-    for rank in range(ranks):
-        with DataLoader(
-            make(), batch_size=16, num_workers=workers, seed=3, num_replicas=ranks, rank=rank
-        ) as loader:
-            found.append([[part.tolist() for part in b] for _ in range(2) for b in loader])
-    return found
-
-
-@pytest.fixture(scope="module")
-def parquet(
-    examples: None, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[], IterableDataset[Any]]:
-    pytest.importorskip("pyarrow")
-    from tabular.files import TARGET, write
-    from tabular.row_groups import RowGroups
-
-    folder = tmp_path_factory.mktemp("parquet")
-    write(folder)
-    return lambda: RowGroups(folder / "train.parquet", TARGET, shuffle=True, seed=5)
-
-
-@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (1, 3), (2, 2)])
-def test_each_row_comes_once(
-    ranks: int, workers: int, parquet: Callable[[], IterableDataset[Any]]
-) -> None:
-    of_ranks = stream(parquet, ranks, workers)
-    assert len({len(batches) for batches in of_ranks}) == 1
-    half = len(of_ranks[0]) // 2
-    epochs = []
-    for epoch in (slice(half), slice(half, None)):
-        rows = [tuple(row) for batches in of_ranks for x, _ in batches[epoch] for row in x]
-        assert len(rows) == len(set(rows)) == 384
-        epochs.append(rows)
-    assert sorted(epochs[0]) == sorted(epochs[1])
-    assert epochs[0] != epochs[1]
-
-
-@pytest.fixture(scope="module")
-def tars(
-    examples: None, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[], IterableDataset[Any]]:
-    pytest.importorskip("webdataset")
-    from webshards.shards import pipeline, write
-
-    folder = tmp_path_factory.mktemp("tars")
-    write(folder)
-    return lambda: pipeline(folder, "train", 5, "pillow")
-
-
-@pytest.mark.process
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset leaves them so
-@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (2, 2)])
-def test_each_sample_of_the_shards_comes_once(
-    ranks: int, workers: int, tars: Callable[[], IterableDataset[Any]]
-) -> None:
-    from images.files import rendered
-
-    of_ranks = stream(tars, ranks, workers)
-    labels = [label for batches in of_ranks for _, y in batches for label in y]
-    # Augmented images are all different; the classes are as often as they should be.
-    expected = 2 * np.bincount([label for _, label in rendered("train")])
-    assert np.bincount(labels).tolist() == expected.tolist()
-    if ranks == 1:
-        assert stream(tars, ranks, 1) == of_ranks
 
 
 def test_a_cache_changes_no_image(examples: None, tmp_path: Path) -> None:

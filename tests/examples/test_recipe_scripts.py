@@ -5,19 +5,14 @@ from __future__ import annotations
 import difflib
 import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.support.recipes import EXAMPLES, importable
-
-
-@pytest.fixture
-def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with importable(monkeypatch):
-        yield
+from tests.support.programs import WITH_LIGHTNING, run_program
+from tests.support.recipes import EXAMPLES
 
 
 def script(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> None:
@@ -91,3 +86,50 @@ def test_migration_trains_the_same(examples: None) -> None:
     )
     assert len(before) == 5 * 28
     assert before == after
+
+
+# --- fabric.py: interrupted, resumed, in two processes ---
+
+STEPS = 17  # an epoch of 1,077 images in batches of 64
+
+
+@pytest.fixture
+def fabric(
+    examples: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., list[str]]:
+    """Runs the script; gives its lines."""
+
+    def run(*arguments: object) -> list[str]:
+        torch.set_num_threads(1)  # more only wait for each other where other work is going on
+        script(monkeypatch, "fabric.py", *map(str, arguments))
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def test_fabric_learns(fabric: Callable[..., list[str]]) -> None:
+    lines = fabric("--epochs", 3, "--workers", 1)
+    assert len(lines) == 3 * STEPS
+    losses = [float(line.split()[-1]) for line in lines]
+    assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
+
+
+@pytest.mark.parametrize("stop", [13, STEPS + 5])
+def test_fabric_goes_on_exactly(
+    stop: int, fabric: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "run.ckpt"
+    whole = fabric("--epochs", 2, "--workers", 0)
+    begun = fabric("--workers", 2, "--checkpoint", checkpoint, "--stop-after", stop)
+    assert begun == whole[:stop]
+    saved = stop // 10 * 10
+    loaded = torch.load(checkpoint, weights_only=True)
+    assert (loaded["step"], loaded["loader"]["epoch"]) == (saved, saved // STEPS)
+    assert fabric("--epochs", 2, "--workers", 1, "--checkpoint", checkpoint) == whole[saved:]
+
+
+def test_fabric_in_two_processes(tmp_path: Path) -> None:
+    arguments = ("--devices", 2, "--epochs", 1)
+    printed = run_program(EXAMPLES / "fabric.py", *arguments, modules=WITH_LIGHTNING, cwd=tmp_path)
+    steps = [line for line in printed.splitlines() if line.startswith("epoch 0 step ")]
+    assert len(steps) == -(-STEPS // 2)  # the first process's; each has half of the images

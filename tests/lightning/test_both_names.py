@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from lit_loader import LoaderDataModule, LoaderMonitor, LoaderStateCallback
-from tests.support import both_names as program
-from tests.support.both_names import BATCHES, EPOCHS, KINDS
+from lit_loader import DataLoader, LoaderDataModule, LoaderMonitor, LoaderStateCallback
 from tests.support.commands import run_python
+from tests.support.exact import Augmented
+from tests.support.lightning_runs import Saves, Sees, quiet_trainer
+
+LENGTH, BATCHES, EPOCHS = 22, 6, 2
+OPTIONS: dict[str, Any] = {"batch_size": 4, "seed": 5, "seeding": "sample"}
+KINDS = ("datasets", "swapped", "one import")
 
 NAMES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -26,15 +31,41 @@ def pl(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
+def data(pl: Any, kind: str) -> Any:
+    """A data module that loads the same batches in one of the ways that there are."""
+    if kind == "datasets":
+        return LoaderDataModule({"train": Augmented(LENGTH)}, OPTIONS, train={"shuffle": True})
+
+    class Data(pl.LightningDataModule):
+        def train_dataloader(self) -> Any:
+            if kind == "swapped":
+                return torch.utils.data.DataLoader(Augmented(LENGTH), 4, shuffle=True)
+            return DataLoader(Augmented(LENGTH), shuffle=True, **OPTIONS)
+
+    if kind == "swapped":
+        return LoaderDataModule.from_datamodule(Data(), seed=5, seeding="sample")
+    return Data()
+
+
+def fit(pl: Any, kind: str, root: Path, *callbacks: Any, resumed: Path | None = None) -> list[Any]:
+    """Trains with a Trainer of this name; returns what was seen."""
+    model = type("Model", (Sees, pl.LightningModule), {})()
+    trainer = quiet_trainer(root, pl.Trainer, max_epochs=EPOCHS, callbacks=[*callbacks])
+    trainer.fit(model, datamodule=data(pl, kind), ckpt_path=resumed, weights_only=True)
+    seen: list[Any] = model.seen
+    return seen
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("resumed_by", names, ids=NAMES)
 def test_a_checkpoint_of_either_goes_on_in_either(
     pl: Any, resumed_by: Any, kind: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.ckpt"
-    whole = program.fit(pl, kind, tmp_path, program.save_at(pl, path, BATCHES + 2))
+    saves = type("SaveAt", (Saves, pl.Callback), {})(path, BATCHES + 2)
+    whole = fit(pl, kind, tmp_path, saves)
     assert len(whole) == EPOCHS * BATCHES
-    assert program.fit(resumed_by, kind, tmp_path, resumed=path) == whole[BATCHES + 2 :]
+    assert fit(resumed_by, kind, tmp_path, resumed=path) == whole[BATCHES + 2 :]
 
 
 QUIET = """
@@ -56,15 +87,9 @@ def test_a_quietened_lightning_stays_quiet(name: str, tmp_path: Path) -> None:
     assert run_python(tmp_path, tmp_path / "quiet.py", name) == "made\n"
 
 
-def test_without_a_val_split_no_validation_is_asked_for(pl: Any, tmp_path: Path) -> None:
-    model = program.model(pl)
-    program.trainer(pl, tmp_path).fit(model, program.data(pl, "datasets"))
-    assert len(model.seen) == EPOCHS * BATCHES
-
-
 def test_ours_are_of_both_names(pl: Any) -> None:
     assert issubclass(LoaderDataModule, pl.LightningDataModule)
-    assert isinstance(program.data(pl, "swapped"), pl.LightningDataModule)
+    assert isinstance(data(pl, "swapped"), pl.LightningDataModule)
     assert all(issubclass(each, pl.Callback) for each in (LoaderMonitor, LoaderStateCallback))
 
 

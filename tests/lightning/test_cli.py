@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from lightning.pytorch.cli import LightningCLI
 
 from lit_loader import DataLoader, LoaderDataModule, OptionError
-from tests.support.lightning_runs import Noting, Points
+from tests.lightning.test_datamodule import Made
+from tests.support.lightning_runs import Noting
 
 pytest.importorskip("jsonargparse")
 
@@ -39,30 +36,9 @@ data:
 """
 
 
-class Ready(LoaderDataModule):
-    """Makes its own datasets; the constructor has an argument more."""
-
-    splits = ("train", "val")
-
-    def __init__(self, length: int = 7, **options: Any) -> None:
-        super().__init__(**options)
-        self.length = length
-
-    def make_dataset(self, split: str) -> Points:
-        return Points(self.length)
-
-
 @pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Hides pytest's own command line, and puts back the seed that LightningCLI sets."""
+def no_command_line_of_pytests(monkeypatch: pytest.MonkeyPatch, generators_kept: None) -> None:
     monkeypatch.setattr(sys, "argv", ["program"])
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(name, "0")
-    state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    yield
-    random.setstate(state[0])
-    np.random.set_state(state[1])
-    torch.set_rng_state(state[2])
 
 
 def fit(root: Path, *arguments: str, kind: Any = LoaderDataModule, config: str = CONFIG) -> Any:
@@ -101,18 +77,10 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
 
 def test_a_subclass_with_arguments_of_its_own(tmp_path: Path) -> None:
     config = CONFIG[: CONFIG.index("data:")] + "data: {length: 5}"
-    cli = fit(tmp_path, "--data.loader={batch_size: 2}", kind=Ready, config=config)
+    cli = fit(tmp_path, "--data.loader={batch_size: 2}", kind=Made, config=config)
     assert cli.model.seen("train") == [[0, 1], [2, 3], [4]] * 2
 
 
 def test_a_mistyped_option(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="loader: unknown option 'num_worker': did you mean 'num"):
         fit(tmp_path, "--data.loader.num_worker=3")
-
-
-def test_the_checkpoint_is_safe_to_load(tmp_path: Path) -> None:
-    cli = fit(tmp_path)
-    cli.trainer.save_checkpoint(tmp_path / "run.ckpt")
-    saved = torch.load(tmp_path / "run.ckpt", weights_only=True)
-    assert saved["datamodule_hyper_parameters"]["loader"]["batch_size"] == 4
-    assert "seed" in saved["datamodule_hyper_parameters"]["train"]

@@ -12,7 +12,6 @@ from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import (
-    IterableDataset,
     TensorDataset,
 )
 
@@ -20,9 +19,8 @@ import lit_loader
 from lit_loader import LoaderConfig, LoaderDataModule, OptionError
 from tests.parity.tools import wait_gone
 from tests.support import lightning_runs
-from tests.support.lightning_runs import Noting, quiet_trainer
-from tests.support.older_lightning import needs_2_6
-from tests.support.samples import worker_pids
+from tests.support.lightning_runs import Noting, Parallel, needs_2_6, quiet_trainer
+from tests.support.samples import Counting, worker_pids
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
 
@@ -35,11 +33,6 @@ class Points(lightning_runs.Points):
     def __init__(self, length: int = 12) -> None:
         type(self).made += 1
         super().__init__(length)
-
-
-class Stream(IterableDataset[Tensor]):
-    def __iter__(self) -> Any:
-        return iter(torch.zeros(4, 3))
 
 
 # --- datasets and factories ---
@@ -60,7 +53,7 @@ def test_factories_are_called_in_setup_and_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "dataset", [Points(), Stream(), [1, 2, 3], range(4), torch.zeros(3, 2), {0: "a"}]
+    "dataset", [Points(), Counting(4), [1, 2, 3], range(4), torch.zeros(3, 2), {0: "a"}]
 )
 def test_what_is_a_dataset(dataset: Any) -> None:
     data = LoaderDataModule({"train": dataset})
@@ -169,16 +162,12 @@ def test_fit_without_a_validation_split(tmp_path: Path) -> None:
 
 
 def test_ranks_come_from_the_trainer_unless_given() -> None:
-    class Parallel:
-        distributed_sampler_kwargs = {"num_replicas": 4, "rank": 3}  # noqa: RUF012
-        overfit_batches = 0.0
-
     data = LoaderDataModule(
         {"train": Points, "val": Points},
         {"shard_tail": "keep"},
         val={"num_replicas": 2, "rank": 0},
     )
-    data.trainer = Parallel()  # type: ignore[assignment]
+    data.trainer = Parallel(4, 3)  # type: ignore[assignment]
     loaders = data.train_dataloader(), data.val_dataloader()
     assert [(each.num_replicas, each.rank) for each in loaders] == [(4, 3), (2, 0)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,14 +13,13 @@ import torch
 from lightning.fabric.utilities.seed import pl_worker_init_function
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import BasePredictionWriter, LearningRateFinder
-from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
-from torch.utils.data import IterableDataset, WeightedRandomSampler
+from torch.utils.data import WeightedRandomSampler
 
 from lit_loader import DataLoader, LoaderDataModule
-from tests.support.lightning_runs import Noting, Points, quiet_trainer
-from tests.support.older_lightning import needs_2_6
+from tests.support.lightning_runs import Noting, Parallel, Points, needs_2_6, quiet_trainer
+from tests.support.samples import Counting
 
 SPLITS = ("train", "val", "test", "predict")
 IN_ORDER = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
@@ -152,19 +150,6 @@ def test_memory_validated_in_is_trained_in(
 # --- seeds ---
 
 
-@pytest.fixture
-def global_seeds() -> Iterator[None]:
-    """Puts back what seed_everything changes."""
-    kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PL_GLOBAL_SEED", "0")
-        patch.setenv("PL_SEED_WORKERS", "0")
-        yield
-    random.setstate(kept[0])
-    np.random.set_state(kept[1])
-    torch.set_rng_state(kept[2])
-
-
 class Draws(Points):
     """A draw of each global generator, and what torch calls the initial seed."""
 
@@ -174,7 +159,7 @@ class Draws(Points):
 
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
-@pytest.mark.usefixtures("global_seeds")
+@pytest.mark.usefixtures("generators_kept")
 @pytest.mark.parametrize("workers", [True, False])
 def test_seed_everything_seeds_workers(workers: bool, tmp_path: Path) -> None:
     """Lightning's worker_init_fn finds base seed + worker id; what is drawn stays ours to say."""
@@ -203,18 +188,6 @@ def test_seed_everything_seeds_workers(workers: bool, tmp_path: Path) -> None:
     torch.manual_seed(9)
     alone = DataLoader(Draws(), 1)
     assert torch.equal(torch.cat(rows), torch.cat([batch[0] for batch in alone]))
-
-
-def test_training_draws_nothing_in_the_main_process(tmp_path: Path) -> None:
-    def states() -> list[Any]:
-        return [random.getstate(), torch.get_rng_state().tolist(), np.random.get_state()[2]]
-
-    options = {"batch_size": 4, "num_workers": 2, "persistent_workers": True}
-    model = Noting()
-    data = LoaderDataModule({"train": Points, "val": Points}, options, train={"shuffle": True})
-    before = states()
-    quiet_trainer(tmp_path, max_epochs=2).fit(model, data)
-    assert states() == before
 
 
 # --- the Tuner ---
@@ -357,16 +330,11 @@ def test_prediction_writers_get_the_indices(order: str, workers: int, tmp_path: 
         assert (predicted == list(range(10))) == (order in ("as it is", "drop_last"))
 
 
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        return iter(torch.zeros(4, 3))
-
-
 UNKNOWN: dict[str, tuple[Any, dict[str, Any]]] = {
     "out of order": (Points, {"in_order": False}),
     "replaced samples": (Points, {"on_sample_error": "replace"}),
     "not batched": (Points, {"batch_size": None, "collate_fn": lambda sample: sample[None]}),
-    "iterable": (Stream, {}),
+    "iterable": (Counting(4, lambda number: torch.zeros(3)), {}),
 }
 
 
@@ -381,40 +349,15 @@ def test_unknown_indices_are_none_rather_than_wrong(name: str, tmp_path: Path) -
     assert {tuple(batch[2]) for batch in writer.batches} == {()}
 
 
-def test_canary_indices_come_from_lightnings_own_wrapper_alone(tmp_path: Path) -> None:
-    """sampling/shown_samplers.py: the private class that the prediction loop looks for."""
-    loop = quiet_trainer(tmp_path).predict_loop
-    wrapper = _IndexBatchSamplerWrapper(DataLoader(Points(), 4).batch_sampler)
-    for workers in (0, 2):
-        loader = DataLoader(Points(), batch_sampler=wrapper, num_workers=workers)
-        assert len(list(loader)) == 3
-        assert (
-            loop._get_batch_indices(loader) == loader.batch_sampler.seen_batch_indices == IN_ORDER
-        )
-    alike = type("Alike", (), {"batch_sampler": type("", (), {"seen_batch_indices": IN_ORDER})})
-    with pytest.warns(UserWarning, match="Couldn't infer the batch indices"):
-        assert loop._get_batch_indices(alike) == []
-
-
 # --- ranks ---
-
-
-class Parallel:
-    """What a data module asks of a Trainer, as one of a strategy with several ranks says it."""
-
-    overfit_batches = 0.0
-
-    def __init__(self, kwargs: Any, shard: bool = True) -> None:
-        self.distributed_sampler_kwargs = kwargs
-        self._accelerator_connector = type("", (), {"use_distributed_sampler": shard})
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_use_distributed_sampler_is_honoured(split: str) -> None:
     data = module()
-    data.trainer = Parallel({"num_replicas": 2, "rank": 1}, shard=False)  # type: ignore[assignment]
+    data.trainer = Parallel(2, 1, shard=False)  # type: ignore[assignment]
     assert list(map(len, data.make_loader(split))) == [4, 4, 4]
-    data.trainer = Parallel({"num_replicas": 2, "rank": 1})  # type: ignore[assignment]
+    data.trainer = Parallel(2, 1)  # type: ignore[assignment]
     assert list(map(len, data.make_loader(split))) == [4, 2]
 
 
@@ -433,7 +376,7 @@ def test_prediction_neither_pads_nor_drops(drop_last: bool) -> None:
             {"predict": lambda: Points(10)},
             {"batch_size": 2, "drop_last": drop_last, "shard_tail": "drop" if drop_last else "pad"},
         )
-        data.trainer = Parallel({"num_replicas": 3, "rank": rank})  # type: ignore[assignment]
+        data.trainer = Parallel(3, rank)  # type: ignore[assignment]
         loader = data.predict_dataloader()
         seen += [int(value) for batch in loader for value in batch[:, 0]]
         assert loader.batch_sampler is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import json
 import re
 from pathlib import Path
@@ -11,11 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import CombinedLoader
 
 from lit_loader import CachedDataset, DataLoader, LoaderDataModule
@@ -35,26 +32,15 @@ FIGURES = {
 }  # fmt: skip
 
 
-class Notes(Logger):
-    """A logger of nobody's: keeps what it is given, in order."""
+class Notes(DummyLogger):
+    """Keeps what it is given, in order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rows: list[tuple[int | None, dict[str, float]]] = []
 
-    @property
-    def name(self) -> str:
-        return "notes"
-
-    @property
-    def version(self) -> int:
-        return 0
-
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:  # type: ignore[override]
         self.rows.append((step, dict(metrics)))
-
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        pass
 
     def of(self, prefix: str = "loader/") -> list[tuple[int | None, dict[str, float]]]:
         """The rows of ours."""
@@ -344,22 +330,6 @@ def test_matplotlib_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_options_are_checked(option: str, value: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         LoaderMonitor(**{option: value})
-
-
-def test_in_hydra(tmp_path: Path) -> None:
-    (tmp_path / "app.yaml").write_text("defaults: [{lit_loader/callbacks@callbacks: monitor}]\n")
-    with initialize_config_dir(str(tmp_path), version_base="1.3"):
-        cfg = compose("app", overrides=["callbacks.loader_monitor.trace=here.json"])
-    node = cfg.callbacks.loader_monitor
-    monitor = instantiate(node)
-    assert type(monitor) is LoaderMonitor
-    assert monitor._files == {"trace": "here.json", "plot": None}
-    # The file's values are the defaults, and there are no others.
-    parameters = inspect.signature(LoaderMonitor).parameters
-    expected = {name: parameter.default for name, parameter in parameters.items()}
-    assert {key: value for key, value in node.items() if key != "_target_"} == {
-        **expected, "trace": "here.json",
-    }  # fmt: skip
 
 
 # --- transfer and step ---

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.fabric import Fabric
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.distributed import HashStore, distributed_c10d
@@ -24,7 +23,7 @@ from tests.support import sharded_fit
 from tests.support.exact import digest
 from tests.support.lightning_runs import SaveAt, quiet_trainer
 from tests.support.programs import WITH_LIGHTNING, run_program
-from tests.support.sharded_fit import BATCH_SIZE, EPOCHS, LENGTH, SHARDS, Model, options, stream
+from tests.support.sharded_fit import BATCH_SIZE, EPOCHS, LENGTH, Model, options, stream
 
 Seen = list[Any]
 BATCHES = LENGTH // BATCH_SIZE  # of an epoch, on all ranks
@@ -110,14 +109,6 @@ def test_a_checkpoint_of_one_rank_is_refused(tmp_path: Path) -> None:
         fit(tmp_path, 0, ckpt_path=path)
 
 
-def test_shards_of_another_number(tmp_path: Path) -> None:
-    path = tmp_path / "one.ckpt"
-    fit(tmp_path, 0, SaveAt(path, 3), max_steps=3)
-    data = LoaderDataModule({"train": stream()}, {**options(0), "num_shards": 2 * SHARDS})
-    with pytest.raises(StateError, match="num_shards=4, but this loader has num_shards=8"):
-        quiet_trainer(tmp_path).fit(Model(), data, ckpt_path=path, weights_only=True)
-
-
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> HashStore:
     """Pretend that this process is one of a job, whose store it has."""
@@ -186,14 +177,6 @@ def test_a_state_with_arrays(shards: int | None, tmp_path: Path) -> None:
     path = tmp_path / "one.ckpt"
     first = fit(None, callbacks=[SaveAt(path, 2)], max_steps=2)
     assert first + fit(path) == fit(None)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_fabric(workers: int) -> None:
-    fabric = Fabric(accelerator="cpu", devices=1)
-    loader = fabric.setup_dataloaders(DataLoader(stream(), **options(workers)))
-    expected = [step[2] for step in whole()[:BATCHES]]
-    assert [digest(batch) for batch in loader] == expected
 
 
 class Several(Model):

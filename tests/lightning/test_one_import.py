@@ -12,11 +12,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.lightning.test_strategies import check_prediction
+from tests.node.data import builders
 from tests.support import one_import_fit as program
-from tests.support.one_import_fit import BATCH_SIZE, EPOCHS, LENGTH, PREDICTED, OwnModule
+from tests.support.lightning_runs import quiet_trainer
+from tests.support.one_import_fit import BATCH_SIZE, OwnModule
 from tests.support.programs import run_with_lightning
+from tests.support.strategy_runs import BATCHES, EPOCHS, LENGTH
 
-BATCHES = 4  # of each rank: 26 samples, 13 for each
 EVERY = set(range(LENGTH))
 
 
@@ -43,7 +46,7 @@ class Runs(NamedTuple):
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("ranks")
     script = Path(program.__file__)
-    run_with_lightning(folder, script, folder, 2)
+    run_with_lightning(folder, script, folder)
     seen = [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in range(2)]
     return Runs(folder, seen)
 
@@ -77,7 +80,8 @@ def test_on_one_rank_it_goes_on_with_the_same_samples(
 ) -> None:
     model = OwnModule(batch_size=2 * BATCH_SIZE)
     path = runs.folder / f"{checkpoint}.ckpt"
-    program.trainer(tmp_path, 1).fit(model, ckpt_path=path, weights_only=True)
+    trainer = quiet_trainer(tmp_path, max_epochs=EPOCHS)
+    trainer.fit(model, ckpt_path=path, weights_only=True)
     left = zip(*(seen["whole"][done:] for seen in runs.ranks), strict=True)
     assert list(map(set, model.seen)) == [{*one, *other} for one, other in left]
 
@@ -105,9 +109,7 @@ def test_evaluation_is_shared_and_advised_of(runs: Runs) -> None:
 
 
 def test_prediction_writers_are_told_the_indices(runs: Runs) -> None:
-    written = [pair for seen in runs.ranks for pair in seen["written"]]
-    assert all(predictions == indices for predictions, indices in written)
-    assert sorted(chain(*(indices for _, indices in written))) == list(range(PREDICTED))
+    check_prediction(runs.folder, "given")
 
 
 def test_fabric_shares_and_shuffles(runs: Runs) -> None:
@@ -118,3 +120,11 @@ def test_fabric_shares_and_shuffles(runs: Runs) -> None:
         assert sorted(chain(*shares)) == sorted(EVERY)
     assert first != second
     assert [seen["fabric's"] for seen in runs.ranks] == [BATCHES, BATCHES]
+
+
+def test_a_dataset_with_a_shared_key_is_built_once(runs: Runs) -> None:
+    first, second = ({inode for _, inode in seen["shared"]} for seen in runs.ranks)
+    assert first == second and len(first) == 1 and first != {0}
+    numbers = sorted(number for seen in runs.ranks for number, _ in seen["shared"])
+    assert numbers == list(range(6))
+    assert len(builders(runs.folder / "built")) == 1

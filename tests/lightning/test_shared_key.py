@@ -1,4 +1,4 @@
-"""Datasets that are built once for all ranks, by one option of the data module."""
+"""Datasets that are built once, by an option of the data module; for ranks: test_one_import.py."""
 
 from __future__ import annotations
 
@@ -13,23 +13,10 @@ from omegaconf import OmegaConf
 
 from lit_loader import LoaderDataModule
 from tests.node.data import Bulk, builders, inode_of
-from tests.support import shared_fit
-from tests.support.programs import WITH_LIGHTNING, run_program
 
 
 def inode(data: Any) -> int:
     return inode_of(data.array)
-
-
-@pytest.mark.timeout(300)
-def test_ranks_share_it(tmp_path: Path) -> None:
-    run_program(Path(shared_fit.__file__), tmp_path, modules=WITH_LIGHTNING, timeout=280)
-    seen = [(tmp_path / f"seen-{rank}").read_text().splitlines() for rank in range(2)]
-    first, second = ({line.split()[1] for line in lines} for lines in seen)
-    assert first == second and len(first) == 1 and first != {"0"}
-    numbers = sorted(int(line.split()[0]) for lines in seen for line in lines)
-    assert numbers == list(range(6))
-    assert len(builders(tmp_path / "built")) == 1
 
 
 def test_factories(tmp_path: Path) -> None:

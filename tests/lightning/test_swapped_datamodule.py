@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import (
     BatchSampler,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     WeightedRandomSampler,
@@ -26,7 +24,8 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader, LoaderDataModule, OptionError
 from lit_loader.lightning.datamodule import SwappedDataModule, options_of
-from tests.support.lightning_runs import Noting, Points, SaveAt, quiet_trainer
+from tests.support.lightning_runs import Noting, Parallel, Points, SaveAt, quiet_trainer
+from tests.support.samples import Counting
 
 
 class Own(LightningDataModule):
@@ -141,13 +140,8 @@ def test_samplers_of_the_users_are_kept(sampler: Any) -> None:
     assert options_of(TorchLoader(POINTS, sampler=sampler))["sampler"] is sampler
 
 
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        return iter(torch.arange(7))
-
-
 def test_iterable_datasets() -> None:
-    batches = list(DataLoader(Stream(), **options_of(TorchLoader(Stream(), 3))))
+    batches = list(DataLoader(Counting(7), **options_of(TorchLoader(Counting(7), 3))))
     assert [batch.tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5], [6]]
 
 
@@ -307,12 +301,8 @@ def test_exceptions_reach_both(tmp_path: Path) -> None:
 
 
 def test_ranks_and_prediction() -> None:
-    class Parallel:
-        overfit_batches = 0.0
-        distributed_sampler_kwargs = {"num_replicas": 2, "rank": 1}  # noqa: RUF012
-
     data = swapped()
-    data.trainer = Parallel()  # type: ignore[assignment]
+    data.trainer = Parallel(2, 1)  # type: ignore[assignment]
     data.setup("predict")
     loader = data.predict_dataloader()
     assert [batch[:, 0].tolist() for batch in loader] == [[1, 3]]

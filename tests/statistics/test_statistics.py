@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import statistics as stdlib
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from lit_loader import DataLoader
-from lit_loader.errors import WorkerRestartWarning
 from lit_loader.statistics.recorder import WINDOW, Recorder
 from lit_loader.statistics.records import (
     BatchRecord,
@@ -89,28 +85,6 @@ def test_ready_batches() -> None:
             assert time.monotonic() < end
         list(iterator)
         assert loader.statistics().ready == 0
-
-
-class DiesOnce(Rows):
-    """Its process is killed at sample 5, if the file is not there yet."""
-
-    def __init__(self, lived: Path) -> None:
-        super().__init__(20)
-        self.lived = lived
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 5 and not self.lived.exists():
-            self.lived.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(index)
-
-
-def test_restarts_are_counted(tmp_path: Path) -> None:
-    loader = DataLoader(DiesOnce(tmp_path / "lived"), num_workers=2)
-    with pytest.warns(WorkerRestartWarning):
-        assert len(list(loader)) == 20
-    found = loader.statistics()
-    assert (found.worker_restarts, found.batches) == (1, 20)
 
 
 def bad_at_3_and_7(index: int) -> int:
@@ -204,17 +178,3 @@ def test_the_text_is_one_line() -> None:
         "mean ms a batch: fetch 12.5; 1 restart, 3 bad samples"
     )
     assert repr(found).startswith("LoaderStatistics(batches=64, samples=2000,")
-
-
-@pytest.mark.parametrize(("num_workers", "makers"), [(0, "this process"), (1, "1 worker")])
-def test_the_text_of_a_loader(num_workers: int, makers: str) -> None:
-    with DataLoader(Rows(8), 4, num_workers=num_workers) as loader:
-        assert str(loader.statistics()) == (
-            "0 batches (0 samples) in 0 s; waited 0% of it; 0 workers 0% busy; mean ms a batch: "
-            "none; 0 restarts, 0 bad samples"
-        )
-        list(loader)
-        text = str(loader.statistics())
-    assert text.startswith("2 batches (8 samples) in ")
-    assert f"; {makers} " in text
-    assert "; mean ms a batch: fetch " in text

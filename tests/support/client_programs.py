@@ -45,10 +45,24 @@ def instead_of_torchs() -> None:
     torch.utils.data.DataLoader = lit_loader.DataLoader  # type: ignore[misc]
 
 
-def accelerated(**options: Any) -> dict[str, Any]:
+ACCELERATE: dict[str, dict[str, Any]] = {
+    "accelerate": {},
+    "accelerate_split": {"split_batches": True},
+    "accelerate_uneven": {"even_batches": False},
+    "accelerate_dispatched": {"dispatch_batches": True},
+    "accelerate_seedable": {"use_seedable_sampler": True},
+    "accelerate_with_our_engine": {},
+}
+
+
+def accelerate(name: str) -> Any:
     from accelerate import Accelerator, DataLoaderConfiguration
 
-    config = DataLoaderConfiguration(**options)
+    if name == "accelerate_with_our_engine":
+        instead_of_torchs()
+    if name == "accelerate_seedable":
+        torch.manual_seed(1)  # its sampler is seeded from this, and must be on all ranks alike
+    config = DataLoaderConfiguration(**ACCELERATE[name])
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, dataloader_config=config)
     model = torch.nn.Linear(1, 1)
     model, optimizer, prepared = accelerator.prepare(
@@ -68,33 +82,7 @@ def accelerated(**options: Any) -> dict[str, Any]:
     return {"epochs": epochs, "steps": steps, "engine": f"{engine.__module__}.{engine.__name__}"}
 
 
-def accelerate() -> Any:
-    return accelerated()
-
-
-def accelerate_split() -> Any:
-    return accelerated(split_batches=True)
-
-
-def accelerate_uneven() -> Any:
-    return accelerated(even_batches=False)
-
-
-def accelerate_dispatched() -> Any:
-    return accelerated(dispatch_batches=True)
-
-
-def accelerate_seedable() -> Any:
-    torch.manual_seed(1)  # its sampler is seeded from this, and must be on all ranks alike
-    return accelerated(use_seedable_sampler=True)
-
-
-def accelerate_with_our_engine() -> Any:
-    instead_of_torchs()
-    return accelerated()
-
-
-def transformers(prepare: bool = True) -> Any:
+def transformers(name: str) -> Any:
     from transformers import Trainer, TrainingArguments
 
     class Model(torch.nn.Module):
@@ -110,7 +98,7 @@ def transformers(prepare: bool = True) -> Any:
     class Own(Trainer):
         def get_train_dataloader(self) -> Any:
             made = loader(collate_fn=labelled)
-            return self.accelerator.prepare(made) if prepare else made
+            return made if name == "transformers_unprepared" else self.accelerator.prepare(made)
 
     model = Model()
     arguments = TrainingArguments(
@@ -123,16 +111,12 @@ def transformers(prepare: bool = True) -> Any:
     return {"epochs": [model.seen[:half], model.seen[half:]]}
 
 
-def transformers_unprepared() -> Any:
-    return transformers(prepare=False)
-
-
 def labelled(samples: list[Tensor]) -> dict[str, Tensor]:
     x = torch.stack(samples)
     return {"x": x, "labels": torch.zeros_like(x)}
 
 
-def ignite() -> Any:
+def ignite(_: str) -> Any:
     from ignite.engine import Engine, Events
 
     epochs: list[Any] = []
@@ -143,7 +127,7 @@ def ignite() -> Any:
     return {"epochs": epochs}
 
 
-def skorch() -> Any:
+def skorch(_: str) -> Any:
     from skorch import NeuralNetRegressor
 
     class Seen(torch.nn.Linear):
@@ -165,31 +149,20 @@ def skorch() -> Any:
     return {"epochs": epochs, "predicted": len(net.predict(data))}
 
 
-def geometric() -> Any:
+def geometric(_: str) -> Any:
     instead_of_torchs()
     from torch_geometric.data import Data
-    from torch_geometric.loader import DataLoader, NeighborLoader
+    from torch_geometric.loader import DataLoader
 
-    edges = torch.tensor([[i, i + 1] for i in range(LENGTH - 1)]).T
-    graphs = [
-        Data(x=torch.full((3, 1), float(i)), edge_index=torch.tensor([[0, 1], [1, 2]]))
-        for i in range(LENGTH)
-    ]
-    epochs = []
+    edges = torch.tensor([[0, 1], [1, 2]])
+    graphs = [Data(x=torch.full((3, 1), float(i)), edge_index=edges) for i in range(LENGTH)]
     made = DataLoader(graphs, batch_size=BATCH_SIZE, shuffle=True, num_workers=2)
-    for _ in range(EPOCHS):
-        epochs.append([[int(each) for each in batch.x[::3, 0]] for batch in made])
-    result = {"epochs": epochs, "ours": isinstance(made, lit_loader.DataLoader)}
-    try:
-        whole = Data(x=torch.arange(float(LENGTH))[:, None], edge_index=edges)
-        sampled = NeighborLoader(whole, num_neighbors=[2], batch_size=BATCH_SIZE, num_workers=1)
-        result["neighbours"] = [batch.n_id[: batch.batch_size].tolist() for batch in sampled]
-    except ImportError as error:  # pyg-lib or torch-sparse, which have no wheels for every torch
-        result["neighbours"] = str(error)
-    return result
+    assert isinstance(made, lit_loader.DataLoader)
+    epochs = [[[int(i) for i in batch.x[::3, 0]] for batch in made] for _ in range(EPOCHS)]
+    return {"epochs": epochs}
 
 
-def monai() -> Any:
+def monai(_: str) -> Any:
     instead_of_torchs()
     from monai.data import DataLoader, Dataset
     from monai.transforms import Compose, EnsureTyped, RandScaleIntensityd
@@ -206,7 +179,7 @@ def monai() -> Any:
     return {"epochs": [[batch[0] for batch in digests(2)]]}
 
 
-def timm() -> Any:
+def timm(_: str) -> Any:
     instead_of_torchs()
     from timm.data.loader import MultiEpochsDataLoader
 
@@ -219,6 +192,6 @@ if __name__ == "__main__":
     name, folder = sys.argv[1], Path(sys.argv[2])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        seen = globals()[name]()
+        seen = globals()[name.partition("_")[0]](name)
     seen["warned"] = [str(each.message) for each in caught]
     (folder / f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps(seen))

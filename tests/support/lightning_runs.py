@@ -1,20 +1,43 @@
 """For the tests with Lightning.
 
 A dataset, a model that notes what it sees, a callback that saves on the way, and quiet Trainers.
+Releases of Lightning before 2.6, whose Trainer has no ``weights_only``, are given it: they load a
+checkpoint as ``torch.load`` does by default.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import lightning
+import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from tests.support import older_lightning  # noqa: F401
 from tests.support.exact import digests
+
+needs_2_6 = pytest.mark.skipif(
+    tuple(map(int, lightning.__version__.split(".")[:2])) < (2, 6),
+    reason="finders before Lightning 2.6 look further than they are asked to",
+)
+
+
+def _without(method: Any) -> Any:
+    @functools.wraps(method)
+    def call(*args: Any, weights_only: Any = None, **kwargs: Any) -> Any:
+        return method(*args, **kwargs)
+
+    return call
+
+
+for _name in ("fit", "validate", "test", "predict"):
+    if "weights_only" not in inspect.signature(getattr(Trainer, _name)).parameters:
+        setattr(Trainer, _name, _without(getattr(Trainer, _name)))
 
 
 class Points(Dataset[Tensor]):
@@ -89,8 +112,11 @@ def _indices(batch: Any) -> Any:
     return None if batch is None else [int(value) for value in batch[:, 0]]
 
 
-class Seen(LightningModule):
-    """Notes which samples, made with which random numbers, it is trained on."""
+class Sees:
+    """Mixed into a module: notes which samples, made with which random numbers, it is trained on.
+
+    The module is of either of Lightning's names.
+    """
 
     width = 8  # numbers of a sample
 
@@ -114,8 +140,12 @@ class Seen(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-class SaveAt(Callback):
-    """Saves a checkpoint after so many steps."""
+class Seen(Sees, LightningModule):
+    pass
+
+
+class Saves:
+    """Mixed into a callback: saves a checkpoint after so many steps."""
 
     def __init__(self, path: Path, steps: int) -> None:
         self.path, self.steps = path, steps
@@ -125,7 +155,21 @@ class SaveAt(Callback):
             trainer.save_checkpoint(self.path)
 
 
-def quiet_trainer(root: Path, **options: Any) -> Trainer:
+class SaveAt(Saves, Callback):
+    pass
+
+
+class Parallel:
+    """What a data module asks of a Trainer, as one of a strategy with several ranks says it."""
+
+    overfit_batches = 0.0
+
+    def __init__(self, num_replicas: int, rank: int, shard: bool = True) -> None:
+        self.distributed_sampler_kwargs = {"num_replicas": num_replicas, "rank": rank}
+        self._accelerator_connector = type("", (), {"use_distributed_sampler": shard})
+
+
+def quiet_trainer(root: Path, kind: Any = Trainer, **options: Any) -> Trainer:
     """One epoch on the CPU, with nothing printed or written, unless the options say otherwise."""
     quiet: dict[str, Any] = {
         "accelerator": "cpu",
@@ -137,4 +181,5 @@ def quiet_trainer(root: Path, **options: Any) -> Trainer:
         "enable_model_summary": False,
         "default_root_dir": root,
     }
-    return Trainer(**{**quiet, **options})
+    made: Trainer = kind(**{**quiet, **options})
+    return made

@@ -1,28 +1,30 @@
-"""Run as a script with a folder and a number of ranks; each rank writes what it saw.
+"""Run as a script with a folder: two ranks, each of which writes what it saw.
 
 What programs that know no loader but torch's do with ours, their import changed.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed
 from lightning.fabric import Fabric
-from lightning.pytorch import Callback, LightningDataModule, Trainer
-from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
 
-from lit_loader import DataLoader
+from lit_loader import DataLoader, LoaderDataModule
+from tests.node.data import Bulk
 from tests.support.exact import Augmented
-from tests.support.lightning_runs import SaveAt, quiet_trainer
-from tests.support.strategy_runs import BATCH_SIZE, EPOCHS, LENGTH, Model
-
-PREDICTED = 9
+from tests.support.lightning_runs import SaveAt
+from tests.support.samples import uncollated
+from tests.support.strategy_runs import BATCH_SIZE, LENGTH, PREDICTED, Model, Writer, trainer
 
 
 def loader(batch_size: int = BATCH_SIZE, workers: int = 0, **options: Any) -> DataLoader[Any]:
@@ -76,29 +78,29 @@ class Several(Model):
         return CombinedLoader([loader(), loader(shuffle=False)], "min_size")
 
 
-class Writer(BasePredictionWriter):
-    def __init__(self) -> None:
-        super().__init__("batch")
-        self.written: list[Any] = []
+class OfShared(Model):
+    """Notes each sample's number, and the file in memory that its worker has read it from."""
 
-    def write_on_batch_end(
-        self, trainer: Any, module: Any, prediction: Any, indices: Any, *_: Any
-    ) -> None:
-        self.written.append([prediction, list(indices)])
-
-
-def trainer(root: Path, ranks: int, *callbacks: Callback, **options: Any) -> Trainer:
-    options = {"devices": ranks, "max_epochs": EPOCHS, "num_sanity_val_steps": 0, **options}
-    strategy = "ddp" if ranks > 1 else "auto"
-    return quiet_trainer(root, strategy=strategy, callbacks=list(callbacks), **options)
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        for number, _, process, inode in batch:
+            assert process != os.getpid()
+            self.seen.append([int(number), inode])
+        return self.layer(torch.ones(self.width)).mean()
 
 
-def main(root: Path, ranks: int) -> None:
+def shared(folder: Path) -> LoaderDataModule:
+    """A dataset that one process builds for all."""
+    options = {"batch_size": 1, "num_workers": 1, "collate_fn": uncollated}
+    factory = functools.partial(Bulk, folder / "built")
+    return LoaderDataModule({"train": factory}, options, shared_key=str(folder))
+
+
+def main(root: Path) -> None:
     runs: dict[str, Any] = {}
 
     def fit(name: str, model: Any, *callbacks: Callback, data: Any = None, **options: Any) -> None:
         path = options.pop("path", None)
-        run = trainer(root, ranks, *callbacks, **options)
+        run = trainer(root, "ddp", *callbacks, num_sanity_val_steps=0, **options)
         run.fit(model, data, ckpt_path=path, weights_only=True)
         runs[name] = model.seen
 
@@ -110,6 +112,7 @@ def main(root: Path, ranks: int) -> None:
     fit("several", Several())
     fit("overfit", OwnModule(), overfit_batches=2)
     fit("reloaded", OwnModule(), reload_dataloaders_every_n_epochs=1)
+    fit("shared", OfShared(), data=shared(root), max_epochs=1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fit("whole, by all", OwnModule(), use_distributed_sampler=False)
@@ -120,23 +123,20 @@ def main(root: Path, ranks: int) -> None:
     model = Evaluated()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trainer(root, ranks).validate(model, OwnData(), verbose=False)
+        trainer(root, "ddp").validate(model, OwnData(), verbose=False)
     runs["evaluated"] = model.evaluated
     runs["advised"] = any("`DistributedSampler`" in str(each.message) for each in caught)
-    writer = Writer()
-    run = trainer(root, ranks, writer)
+    run = trainer(root, "ddp", Writer(root, "given"))
     run.predict(Model(), OwnData(), return_predictions=False)
-    runs["written"] = writer.written
 
-    fabric = Fabric(accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto")
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
     fabric.launch()
     setup = fabric.setup_dataloaders(loader())
     runs["fabric"] = [[batch[:, 0].int().tolist() for batch in setup] for _ in range(2)]
     runs["fabric's"] = len(setup)
     (root / f"seen-{run.global_rank}.json").write_text(json.dumps(runs))
-    if ranks > 1:
-        torch.distributed.barrier()
+    torch.distributed.barrier()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]))

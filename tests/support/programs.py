@@ -9,6 +9,7 @@ an interpreter for each, as do platforms other than Linux.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import select
@@ -122,19 +123,10 @@ class WarmProgram(subprocess.Popen[str]):
             return 0, 0
         return self.pid, self._server.ask({"reap": self.pid}, [])
 
-    def _internal_poll(self, _deadstate: int | None = None, **_: Any) -> int | None:
-        """As ``Popen``'s, with the waiting above."""
-        if self.returncode is None and self._waitpid_lock.acquire(False):
-            try:
-                if self.returncode is None:
-                    pid, status = self._try_wait(os.WNOHANG)
-                    if pid == self.pid:
-                        self._handle_exitstatus(status)
-            except OSError:
-                if _deadstate is not None:
-                    self.returncode = _deadstate
-            finally:
-                self._waitpid_lock.release()
+    def poll(self) -> int | None:
+        """As ``Popen``'s, by the waiting above."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
         return self.returncode
 
 
@@ -190,6 +182,11 @@ def run_program(
 
 def run_with_lightning(directory: Path, program: Path, *arguments: object, code: int = 0) -> str:
     """Run a program with a Trainer in a directory; returns all it printed."""
-    settings = {"cwd": directory, "stderr": subprocess.STDOUT, "modules": WITH_LIGHTNING}
+    settings: dict[str, Any] = {
+        "cwd": directory,
+        "stderr": subprocess.STDOUT,
+        "modules": WITH_LIGHTNING,
+    }
+    settings["timeout"] = 280  # a test has less, unless it is marked
     wide = {**default_environment(), "COLUMNS": "160"}
     return run_program(program, *arguments, code=code, environment=wide, **settings)

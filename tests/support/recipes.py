@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from tests.support.commands import run_python
 from tests.support.programs import run_with_lightning
+from tests.support.samples import keeping_generators
 
 # What all of them need; the tests that import this are skipped without.
 pytest.importorskip("matplotlib")
@@ -38,12 +37,7 @@ def run(directory: Path, script: Path, *arguments: str, code: int = 0, **environ
 def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Examples can be imported; generators and environment are put back afterwards."""
     monkeypatch.syspath_prepend(EXAMPLES)
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(name, "0")
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     threads = torch.get_num_threads()
-    yield
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-    torch.set_rng_state(states[2])
+    with keeping_generators(monkeypatch):
+        yield
     torch.set_num_threads(threads)

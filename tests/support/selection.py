@@ -1,8 +1,9 @@
-"""What the default run leaves to ``-m slow``, besides what is marked where it stands.
+"""What the default run leaves to ``-m slow``, and what Linux alone has, which others leave out.
 
 The default run is to be over in twelve minutes on two idle cores, ``-m unit`` in one. So of tests
 that start an interpreter or a Trainer for each cell it has one cell of a kind, and of the large
-matrices some cells in turn; ``-m slow`` runs the others.
+matrices some cells in turn; ``-m slow`` runs the others. ``LIT_LOADER_PORTABLE=1`` leaves out what
+is of Linux alone.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from typing import Final
 
 import pytest
 
+from lit_loader.system import linux
+
 LONG: Final = (
     "batch/test_pad.py::test_through_a_worker[[]spawn*",
     "bench/test_bench_app.py::test_every_case_measures[[]decoding*",
     "bench/test_bench_app.py::test_every_case_measures[[]transport*",
+    "examples/test_recipe_scripts.py::test_fabric_in_two_processes",
     "hydra/test_hydra_commands.py::test_submitit_launcher",
     "iteration/test_limits.py::test_a_full_disk_behind_the_temporary_directory[[]10m*",
     "iteration/test_limits.py::test_a_small_address_space_and_large_batches[[]3000 MB*",
-    "lightning/test_fabric.py::test_two_processes",
     "lightning/test_strategies.py::test_a_killed_rank_leaves_nothing_behind[[]ddp_fork*",
     "lightning/test_strategies.py::test_strategies[[]ddp_fork forkserver*",
     "lightning/test_strategies.py::test_strategies[[]ddp_notebook*",
@@ -31,7 +34,6 @@ LONG: Final = (
     "parity/test_workers.py::test_a_lambda_under_spawn_is_an_error[[]*-forkserver-*",
     "parity/test_workers.py::test_facts_by_start_method[[]*-spawn*",
     "parity/test_workers.py::test_iterable_style_by_start_method[[]*-spawn*",
-    "parity/test_workers.py::test_map_style_by_start_method[[]*-context-*",
     "sampling/test_epochs.py::test_a_dataset_learns_the_epoch_in_each_worker[[]spawn*",
     "sampling/test_token_budget.py::test_resume_in_mid_epoch[[]2-*",
     "system/test_pickling.py::test_a_session_with*[[]-c*",
@@ -50,8 +52,7 @@ THINNED: Final = {
     "lightning/test_flags.py::test_prediction_writers_get_the_indices": 5,
     "lightning/test_flags.py::test_memory_validated_in_is_trained_in": 3,
     "lightning/test_resume.py::test_several_loaders": 3,
-    "lightning/test_resume.py::test_another_batch_size": 3,
-    "lightning/test_resume.py::test_sources": 6,
+    "lightning/test_resume.py::test_another_batch_size": 2,
     "lightning/test_resume.py::test_combined_and_resumed_after_each_step": 3,
     "lightning/test_both_names.py::test_a_checkpoint_of_either_goes_on_in_either": 5,
     "parity/test_exceptions.py::test_an_iterator_survives_bad_samples": 3,
@@ -59,7 +60,6 @@ THINNED: Final = {
     "sampling/test_users_samplers.py::test_so_it_is_with_workers": 3,
     "tuning/test_controller.py::test_as_good_as_the_best_fixed_number": 3,
     "parity/test_batches.py::test_workers_take_turns": 3,
-    "parity/test_batches.py::test_an_index_keeps_its_type": 2,
     "iteration/test_exactness_check.py::test_what_is_not_exact_is_told_once": 2,
     "faults/test_fault_matrix.py::test_what_ends_or_stops_a_worker": 3,
     "iteration/test_next_epoch.py::test_epochs_are_what_they_are": 2,
@@ -71,6 +71,28 @@ THINNED: Final = {
     "statistics/test_statistics.py::test_a_delay_is_found_in_its_stage": 2,
 }
 """Test to how many cells one of them is of the default run."""
+
+
+_GIVEN_BACK: Final = "memory is given back by holes in a memfd"
+_LAUNCHER: Final = "workers come from a launcher"
+_FOUND: Final = "files in memory are found by their label"
+_SPARSE: Final = "a file takes its room on the disk beforehand"
+LINUX: Final = {
+    "iteration/test_limits.py::test_a_disk_that_says_it_is_full": _SPARSE,
+    "iteration/test_limits.py::test_a_full_disk_behind_the_temporary_directory": _SPARSE,
+    "iteration/test_limits.py::test_too_few_open_files_for_the_workers": (
+        "multiprocessing leaves a pipe open if there is no room for its second one"
+    ),
+    "memory/test_arena_memory.py": _GIVEN_BACK,
+    "memory/test_held_tensors.py": _GIVEN_BACK,
+    "node/": _FOUND,
+    "pool/test_recovery.py::test_one_warning_says_it_all[SIGKILL": "a launcher knows peaks",
+    "pool/test_recovery.py::test_the_launcher_is_killed": _LAUNCHER,
+    "top/": "/proc says what there is to be seen",
+    "worker/test_fork_safety.py": _LAUNCHER,
+    "worker/test_launcher.py": _LAUNCHER,
+}
+"""Beginning of a test's name to what is Linux's in it."""
 
 
 def leave_to_slow(items: list[pytest.Item]) -> None:
@@ -88,3 +110,11 @@ def leave_to_slow(items: list[pytest.Item]) -> None:
         name = function + bracket + cell
         if spawned or thinned or any(fnmatch.fnmatchcase(name, pattern) for pattern in LONG):
             item.add_marker("slow")
+
+
+def leave_out_linux(items: list[pytest.Item]) -> None:
+    """Skip what is of Linux alone, where the package does without."""
+    for item in items if not linux.HERE else ():
+        for begin, reason in LINUX.items():
+            if item.nodeid.removeprefix("tests/").startswith(begin):
+                item.add_marker(pytest.mark.skip(reason=f"on Linux alone: {reason}"))

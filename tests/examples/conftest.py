@@ -1,0 +1,16 @@
+"""The fixture ``examples``: modules of examples/ can be imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture
+def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Generators and environment are put back, and the modules forgotten, afterwards."""
+    from tests.support.recipes import importable
+
+    with importable(monkeypatch):
+        yield
