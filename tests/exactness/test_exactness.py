@@ -29,10 +29,16 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from lit_loader import CachedDataset, DataLoader, MixtureDataset, MixtureStream
+from lit_loader import (
+    CachedDataset,
+    DataLoader,
+    MixtureDataset,
+    MixtureStream,
+    TokenBudgetBatchSampler,
+)
 from lit_loader.data.cached_dataset import MappedDataset
 from lit_loader.data.mixture import MixtureSampler
-from tests.batch import test_sample_errors
+from tests.batch import test_sample_errors, test_tensor_table
 from tests.cache.data import Decoded, ManyAtOnce
 from tests.exactness import test_before_first_sample as before
 from tests.exactness import test_cached as cached
@@ -167,6 +173,9 @@ def map_cases() -> Iterator[tuple[str, Case]]:
     yield from sampler_cases()
     mixing = functools.partial(MixtureSampler, OF_MIXTURE, epoch_length=30, seed=1)
     yield "mixture", Case(lambda: OF_MIXTURE, lambda: by(mixing()))
+    for ranks in ({}, {"num_replicas": 2, "rank": 0}, {"num_replicas": 2, "rank": 1}):
+        options = functools.partial(lambda ranks: {"batch_sampler": budgeted(), **ranks}, ranks)
+        yield f"token budget, {ranks}", Case(functools.partial(Augmented, 60), options)
     for place, (name, dataset) in enumerate(reads.KINDS.items()):
         seeding = ("batch", "sample")[place % 2]
         options = {**SHUFFLED, "reads": (1, 3, 16)[place % 3], "seeding": seeding}
@@ -174,6 +183,7 @@ def map_cases() -> Iterator[tuple[str, Case]]:
     for seeding in ("batch", "sample"):
         options = functools.partial(dict, SHUFFLED, seeding=seeding)
         yield f"drawn in set_epoch, by {seeding}", Case(before.Permuted, options)
+    yield "table", Case(test_tensor_table.table, functools.partial(dict, SHUFFLED))
     yield "get_rng", Case(test_get_rng.Noisy, functools.partial(dict, SHUFFLED))
     yield "bad samples", tolerant(test_sample_errors.Choosy)
     for kind, seeding in itertools.product((Decoded, ManyAtOnce), ("batch", "sample")):
@@ -188,6 +198,11 @@ def map_cases() -> Iterator[tuple[str, Case]]:
                     plain=lambda kind=kind: MappedDataset(kind(), cached.Numbers()),
                 ),
             )
+
+
+def budgeted() -> TokenBudgetBatchSampler:
+    lengths = [1 + 7 * index % 40 for index in range(60)]
+    return TokenBudgetBatchSampler(lengths, 100, seed=1, num_replicas=2)
 
 
 def tolerant(kind: Any) -> Case:
@@ -225,6 +240,9 @@ def stream_cases() -> Iterator[tuple[str, Case]]:
     ):
         name = f"bad samples, {kind.__name__}, {readers}"
         yield name, tolerant(kind)._replace(readers=readers)
+    shards = functools.partial(dict, num_shards=3, batch_size=2, on_sample_error="skip")
+    yield "bad samples, Sources", tolerant(bad_sources)._replace(readers=0)
+    yield "bad samples, Shards", Case(test_sample_errors.Stream, shards, following=False)
     rows = lambda: cached.Rows(  # noqa: E731
         MappedDataset(CachedDataset(Decoded(), "1 MB"), cached.Numbers())
     )
@@ -278,6 +296,11 @@ def mixture_of(sources: Callable[[], Any], **options: Any) -> MixtureStream:
     return MixtureStream(sources(), **options)
 
 
+def bad_sources() -> MixtureStream:
+    sources: list[Any] = [test_sample_errors.Stream(), test_sample_errors.StatefulStream()]
+    return MixtureStream(sources, exhausted="drop")
+
+
 CASES = {**dict(map_cases()), **dict(stream_cases())}
 
 
@@ -285,8 +308,7 @@ def some(every: int, names: Iterable[str] = CASES, first: int = 0, also: str = "
     """The default run has one of so many of them, and those that match ``also``."""
     return [
         pytest.param(
-            name,
-            marks=[] if place % every == first or re.match(also, name) else [pytest.mark.slow],
+            name, marks=[] if place % every == first or re.match(also, name) else [pytest.mark.slow]
         )
         for place, name in enumerate(names)
     ]
@@ -296,7 +318,7 @@ MOVABLE = [name for name, case in CASES.items() if case.readers is None]
 IN_WORKERS = [name for name, case in CASES.items() if case.readers != 0]
 
 
-ALIKE = "bad samples, S|drawing, hidden|drawing, shuffled by the process's seed"
+ALIKE = "table|bad samples, S|drawing, hidden|drawing, shuffled by the process's seed"
 """What may have the same bytes in all epochs."""
 
 
@@ -330,9 +352,14 @@ def test_epochs_are_equal_for_any_number_of_workers(workers: int, name: str) -> 
     assert generators_state() == before
 
 
-@pytest.mark.parametrize(
-    "name", some(9, first=1, also="drawn in set_epoch|drawing, hidden|first drawn, Sh.*AtNext")
+PARTICULAR = (
+    *("table", "token budget", "bad samples, S[ho]", "drawn in set_epoch", "drawing, hidden"),
+    "first drawn, Sh.*AtNext",
 )
+"""What the default run has no other test of."""
+
+
+@pytest.mark.parametrize("name", some(9, first=1, also="|".join(PARTICULAR)))
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_stopped_behind_each_batch_and_resumed_twice(name: str, workers: int) -> None:
     check_resumes(name, workers, step=1 if workers == 0 and CASES[name].readers in (0, None) else 5)
@@ -410,7 +437,7 @@ def test_resized(name: str) -> None:
 
 
 FEW = ["shuffle", "shuffle, by sample", "shards, dataset, keeps", "cached, Decoded, batch, 5000"]
-FEW += ["reads, plain", "drawing, shuffled buffer, own numpy, iterator"]
+FEW += ["get_rng", "reads, plain", "drawing, shuffled buffer, own numpy, iterator"]
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
