@@ -11,25 +11,18 @@ import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 from lit_loader import DataLoader
 from lit_loader.batch.tensor_table import table_of
 from lit_loader.iteration import core as core_module
 from tests.parity.tools import wait_gone
+from tests.support.samples import Call
 
 
-class BySample(Dataset):
+def by_sample(dataset: Any) -> Call:
     """The same samples, from a dataset that nothing is known of."""
-
-    def __init__(self, dataset: Dataset) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.dataset[index]
+    return Call(dataset.__getitem__, len(dataset))
 
 
 def table(length: int = 23) -> TensorDataset:
@@ -78,7 +71,7 @@ def test_equal_to_those_read_by_the_sample(num_workers: int, kind: str, place: s
     dataset = DATASETS[kind]
     assert table_of(dataset) is not None
     options: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": 3}
-    expected = list(DataLoader(BySample(dataset), **options))
+    expected = list(DataLoader(by_sample(dataset), **options))
     with DataLoader(
         dataset, num_workers=num_workers, persistent_workers=num_workers > 0, **options
     ) as loader:
@@ -86,7 +79,7 @@ def test_equal_to_those_read_by_the_sample(num_workers: int, kind: str, place: s
             found = list(loader)
             assert len(found) == len(expected)
             assert all(map(equal, found, expected))
-            expected = list(_epoch(DataLoader(BySample(dataset), **options), 1))
+            expected = list(_epoch(DataLoader(by_sample(dataset), **options), 1))
 
 
 def _epoch(loader: DataLoader[Any], epoch: int) -> DataLoader[Any]:
@@ -300,18 +293,3 @@ def test_workers_are_started_where_they_are_needed(option: str) -> None:
     pids = list(iterator.pool.workers.pids)
     del iterator
     wait_gone(pids)
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_resuming(num_workers: int, place: str) -> None:
-    def loader() -> DataLoader[Any]:
-        return DataLoader(table(), batch_size=4, shuffle=True, seed=9, num_workers=num_workers)
-
-    whole = list(loader())
-    first = loader()
-    iterator = iter(first)
-    for _ in range(3):
-        next(iterator)
-    second = loader()
-    second.load_state_dict(first.state_dict())
-    assert all(map(equal, list(second), whole[3:]))

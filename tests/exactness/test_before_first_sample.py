@@ -15,7 +15,6 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import lit_loader
 from lit_loader import DataLoader
-from tests.support.exact import digests, through_file
 
 FILES = 24
 
@@ -151,27 +150,6 @@ def test_torchs_seeding_leaves_own_generators_alike(kind: Any) -> None:
         assert Counter(int(row[0]) for row in read(loader)) == Counter(range(FILES))
 
 
-@pytest.mark.filterwarnings("ignore:.* has no state_dict and load_state_dict")
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", KINDS)
-def test_reading_again_gives_the_same(kind: Any, workers: int) -> None:
-    def make() -> DataLoader[Any]:
-        return DataLoader(kind("own torch"), 3, num_workers=workers, seed=5)
-
-    with make() as loader:
-        iterator = iter(loader)
-        got = digests(itertools.islice(iterator, 3))
-        state = through_file(loader.state_dict())
-        rest = digests(iterator)
-        following = digests(loader)
-    with make() as loader:
-        assert digests(loader) == got + rest
-    with make() as resumed:
-        resumed.load_state_dict(state)
-        assert digests(resumed) == rest
-        assert digests(resumed) == following
-
-
 class Permuted(Dataset[Any]):
     """A map-style dataset that draws when it is told of the epoch."""
 
@@ -188,29 +166,3 @@ class Permuted(Dataset[Any]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.tensor([index + offset for offset in self.offsets], dtype=torch.float64)
-
-
-@pytest.mark.parametrize("seeding", ["batch", "sample"])
-def test_a_map_style_dataset_that_draws_in_set_epoch(seeding: str) -> None:
-    def make(workers: int, **options: Any) -> DataLoader[Any]:
-        return DataLoader(Permuted(), 3, num_workers=workers, seed=5, seeding=seeding, **options)
-
-    alone = make(0)
-    expected = [digests(alone) for _ in range(3)]
-    assert len(set(itertools.chain(*expected))) == 3 * len(expected[0])
-    for options in ({}, {"persistent_workers": True}):
-        with make(3, **options) as loader:
-            assert [digests(loader) for _ in range(3)] == expected
-    with make(2) as resumed:
-        resumed.set_epoch(2)
-        assert digests(resumed) == expected[2]
-
-
-def test_the_callers_generators_are_not_touched() -> None:
-    for generator in (random.seed, np.random.seed, torch.manual_seed):
-        generator(1)
-    expected = random.random(), np.random.random(), float(torch.rand(()))
-    for generator in (random.seed, np.random.seed, torch.manual_seed):
-        generator(1)
-    list(DataLoader(ShuffledInSetEpoch("random"), 3))
-    assert (random.random(), np.random.random(), float(torch.rand(()))) == expected

@@ -12,6 +12,7 @@ import functools
 import itertools
 import os
 import random
+import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -28,11 +29,18 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from lit_loader import CachedDataset, DataLoader, MixtureDataset, MixtureStream
+from lit_loader import (
+    CachedDataset,
+    DataLoader,
+    MixtureDataset,
+    MixtureStream,
+    TokenBudgetBatchSampler,
+)
 from lit_loader.data.cached_dataset import MappedDataset
 from lit_loader.data.mixture import MixtureSampler
-from tests.batch import test_sample_errors
+from tests.batch import test_sample_errors, test_tensor_table
 from tests.cache.data import Decoded, ManyAtOnce
+from tests.exactness import test_before_first_sample as before
 from tests.exactness import test_cached as cached
 from tests.exactness import test_reads as reads
 from tests.mixture import test_own_generators as mixed
@@ -165,10 +173,17 @@ def map_cases() -> Iterator[tuple[str, Case]]:
     yield from sampler_cases()
     mixing = functools.partial(MixtureSampler, OF_MIXTURE, epoch_length=30, seed=1)
     yield "mixture", Case(lambda: OF_MIXTURE, lambda: by(mixing()))
+    for ranks in ({}, {"num_replicas": 2, "rank": 0}, {"num_replicas": 2, "rank": 1}):
+        options = functools.partial(lambda ranks: {"batch_sampler": budgeted(), **ranks}, ranks)
+        yield f"token budget, {ranks}", Case(functools.partial(Augmented, 60), options)
     for place, (name, dataset) in enumerate(reads.KINDS.items()):
         seeding = ("batch", "sample")[place % 2]
         options = {**SHUFFLED, "reads": (1, 3, 16)[place % 3], "seeding": seeding}
         yield f"reads, {name}", Case(dataset, functools.partial(dict, options))
+    for seeding in ("batch", "sample"):
+        options = functools.partial(dict, SHUFFLED, seeding=seeding)
+        yield f"drawn in set_epoch, by {seeding}", Case(before.Permuted, options)
+    yield "table", Case(test_tensor_table.table, functools.partial(dict, SHUFFLED))
     yield "get_rng", Case(test_get_rng.Noisy, functools.partial(dict, SHUFFLED))
     yield "bad samples", tolerant(test_sample_errors.Choosy)
     for kind, seeding in itertools.product((Decoded, ManyAtOnce), ("batch", "sample")):
@@ -183,6 +198,11 @@ def map_cases() -> Iterator[tuple[str, Case]]:
                     plain=lambda kind=kind: MappedDataset(kind(), cached.Numbers()),
                 ),
             )
+
+
+def budgeted() -> TokenBudgetBatchSampler:
+    lengths = [1 + 7 * index % 40 for index in range(60)]
+    return TokenBudgetBatchSampler(lengths, 100, seed=1, num_replicas=2)
 
 
 def tolerant(kind: Any) -> Case:
@@ -220,6 +240,9 @@ def stream_cases() -> Iterator[tuple[str, Case]]:
     ):
         name = f"bad samples, {kind.__name__}, {readers}"
         yield name, tolerant(kind)._replace(readers=readers)
+    shards = functools.partial(dict, num_shards=3, batch_size=2, on_sample_error="skip")
+    yield "bad samples, Sources", tolerant(bad_sources)._replace(readers=0)
+    yield "bad samples, Shards", Case(test_sample_errors.Stream, shards, following=False)
     rows = lambda: cached.Rows(  # noqa: E731
         MappedDataset(CachedDataset(Decoded(), "1 MB"), cached.Numbers())
     )
@@ -231,10 +254,18 @@ def stream_cases() -> Iterator[tuple[str, Case]]:
     for place, (kind, drawn, state) in enumerate(every):
         make = functools.partial(drawing_streams.stream, kind, drawn, state)
         shards = {"num_shards": 2} if place % 2 else {}
-        options = functools.partial(dict, shards, batch_size=3)
+        more = (*[{}] * 3, {"seeding": "sample"}, {"on_sample_error": "skip"})[place % 5]
+        options = functools.partial(dict, shards, batch_size=3, **more)
         readers = None if shards else (0, 1, 2)[place // 2 % 3]
         name = f"drawing, {kind}, {drawn}, {state}"
         yield name, Case(make, options, readers, following=False)
+    for options, readers in (({}, 0), ({}, 1), ({"num_shards": 2}, None)):
+        make = functools.partial(drawing_streams.KnowsItself, "filter", "random", length=400)
+        options = functools.partial(dict, options, batch_size=24)
+        yield f"drawing, hidden, {readers}", Case(make, options, readers, following=False)
+    for kind, readers in itertools.product(before.KINDS, (0, 2)):
+        make = functools.partial(kind, "own torch")
+        yield f"first drawn, {kind.__name__}, {readers}", Case(make, readers=readers)
     of_sources = (mixed.stateless, mixed.with_state, mixed.nested, mixed.buffered,
                   mixed.buffered_late, mixed.buffered_within)  # fmt: skip
     for sources, shards in itertools.product(of_sources, (None, 1, 2)):
@@ -265,13 +296,20 @@ def mixture_of(sources: Callable[[], Any], **options: Any) -> MixtureStream:
     return MixtureStream(sources(), **options)
 
 
+def bad_sources() -> MixtureStream:
+    sources: list[Any] = [test_sample_errors.Stream(), test_sample_errors.StatefulStream()]
+    return MixtureStream(sources, exhausted="drop")
+
+
 CASES = {**dict(map_cases()), **dict(stream_cases())}
 
 
-def some(every: int, names: Iterable[str] = CASES, first: int = 0) -> list[Any]:
-    """The default run has one of so many of them."""
+def some(every: int, names: Iterable[str] = CASES, first: int = 0, also: str = "^$") -> list[Any]:
+    """The default run has one of so many of them, and those that match ``also``."""
     return [
-        pytest.param(name, marks=[] if place % every == first else [pytest.mark.slow])
+        pytest.param(
+            name, marks=[] if place % every == first or re.match(also, name) else [pytest.mark.slow]
+        )
         for place, name in enumerate(names)
     ]
 
@@ -280,12 +318,19 @@ MOVABLE = [name for name, case in CASES.items() if case.readers is None]
 IN_WORKERS = [name for name, case in CASES.items() if case.readers != 0]
 
 
+ALIKE = "table|bad samples, S|drawing, hidden|drawing, shuffled by the process's seed"
+"""What may have the same bytes in all epochs."""
+
+
 @functools.cache
 def reference(name: str) -> list[list[str]]:
     """Three epochs to which nothing happens: in this process, if they may be."""
+    before = generators_state()
     with CASES[name].loader(clean=True) as loader:
         epochs = [digests(loader) for _ in range(3)]
     assert epochs[0]
+    assert len({*map(str, epochs)}) == 3 or re.match(ALIKE, name)
+    assert generators_state() == before
     return epochs
 
 
@@ -307,7 +352,14 @@ def test_epochs_are_equal_for_any_number_of_workers(workers: int, name: str) -> 
     assert generators_state() == before
 
 
-@pytest.mark.parametrize("name", some(9, first=1))
+PARTICULAR = (
+    *("table", "token budget", "bad samples, S[ho]", "drawn in set_epoch", "drawing, hidden"),
+    "first drawn, Sh.*AtNext",
+)
+"""What the default run has no other test of."""
+
+
+@pytest.mark.parametrize("name", some(9, first=1, also="|".join(PARTICULAR)))
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_stopped_behind_each_batch_and_resumed_twice(name: str, workers: int) -> None:
     check_resumes(name, workers, step=1 if workers == 0 and CASES[name].readers in (0, None) else 5)
@@ -385,7 +437,7 @@ def test_resized(name: str) -> None:
 
 
 FEW = ["shuffle", "shuffle, by sample", "shards, dataset, keeps", "cached, Decoded, batch, 5000"]
-FEW += ["reads, plain", "drawing, shuffled buffer, own numpy, iterator"]
+FEW += ["get_rng", "reads, plain", "drawing, shuffled buffer, own numpy, iterator"]
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

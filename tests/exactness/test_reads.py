@@ -6,13 +6,10 @@ Epochs, resumes, deaths and resizes of its kinds of datasets are in test_exactne
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,8 +101,22 @@ def noisy(sample: Tensor) -> Tensor:
     return sample + random.random()
 
 
+class Told(Read):
+    """What is read depends on the epoch, of which it is told."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    @lit_loader.reads_ahead
+    def read(self, index: int) -> Tensor:
+        return torch.tensor([self.epoch, lit_loader.get_epoch()], dtype=torch.float64)
+
+
 KINDS: dict[str, Callable[[], Any]] = {
     "plain": Read,
+    "told the epoch": Told,
     "async": Awaited,
     "many": Many,
     "subset": lambda: Subset(Read(40), [*range(30, 4, -1)]),
@@ -199,45 +210,6 @@ def test_a_read_that_asks_for_the_end_is_named(workers: int) -> None:
     assert dataset[6].item() == 12
 
 
-class Once(Read):
-    """Does something the first time that an index is read, in whichever process."""
-
-    def __init__(self, folder: Path, at: int) -> None:
-        super().__init__()
-        self.folder, self.at = folder, at
-
-    def happens(self, index: int) -> bool:
-        try:
-            (self.folder / f"{index}").touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
-
-    @lit_loader.reads_ahead
-    def read(self, index: int) -> Tensor:
-        if index == self.at and self.happens(index):
-            self.strike()
-        return torch.tensor([index, 7.0 * index], dtype=torch.float64)
-
-    def strike(self) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-class Passing(Once):
-    def strike(self) -> None:
-        raise OSError("it passes")
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_read_that_fails_is_tried_again(tmp_path: Path, workers: int) -> None:
-    expected = digests(make(Passing(tmp_path, -1), reads=0))
-    with make(
-        Passing(tmp_path, 9), num_workers=workers, sample_retries=1, retry_backoff=0
-    ) as loader:
-        assert digests(loader) == expected
-        assert loader.statistics().sample_retries == 1
-
-
 class Broken(Read):
     @lit_loader.reads_ahead
     def read(self, index: int) -> Tensor:
@@ -287,27 +259,6 @@ class AwaitedBroken(Broken):
     @lit_loader.reads_ahead
     async def read(self, index: int) -> Tensor:
         return Broken.read.__wrapped__(self, index)  # type: ignore[attr-defined,no-any-return]
-
-
-class Told(Read):
-    """What is read depends on the epoch, of which it is told."""
-
-    epoch = -1
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    @lit_loader.reads_ahead
-    def read(self, index: int) -> Tensor:
-        return torch.tensor([index, self.epoch, lit_loader.get_epoch()], dtype=torch.float64)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_no_read_is_of_another_epoch(workers: int) -> None:
-    loader = make(Told(), reads=0)
-    expected = [digests(loader) for _ in range(3)]
-    with make(Told(), num_workers=workers, persistent_workers=workers > 0) as loader:
-        assert [digests(loader) for _ in range(3)] == expected
 
 
 class Drawing(Read):

@@ -13,9 +13,7 @@ import pytest
 
 from lit_loader import DataLoader
 from lit_loader.workers.pipes import Pipes
-from tests.support.samples import METHODS, Call, Rows, worker_pids
-
-METHOD = pytest.mark.parametrize("method", METHODS)
+from tests.support.samples import METHODS, Call, worker_pids
 
 
 class Late(Exception):
@@ -42,42 +40,16 @@ def alarm(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def patient(iterator: Iterator[Any]) -> tuple[list[Any], int]:
-    """Ask again whenever the alarm has rung; returns the batches, and how often it has."""
-    found, rung = [], 0
+def patient(iterator: Any) -> tuple[list[Any], set[int]]:
+    """Ask again whenever the alarm has rung; returns the batches, and the workers seen then."""
+    found, pids = [], set[int]()
     while True:
         try:
             found.append(next(iterator))
         except Late:
-            rung += 1
+            pids |= set(worker_pids(iterator)) if iterator.pool else set()
         except StopIteration:
-            return found, rung
-
-
-@METHOD
-def test_an_alarm_shorter_than_the_start(method: str) -> None:
-    """The start goes on, with the same processes."""
-    with DataLoader(
-        Rows(300), 10, num_workers=2, persistent_workers=True, multiprocessing_context=method
-    ) as loader:
-        iterator, pids = iter(loader), set()
-        first = None
-        with alarm(0.1):
-            while first is None:
-                try:
-                    first = next(iterator)
-                except Late:
-                    pids |= set(worker_pids(iterator)) if iterator.pool else set()
-        rest = list(iterator)
-        assert [row[0] for batch in (first, *rest) for row in batch.tolist()] == [*range(300)]
-        assert pids <= set(worker_pids(iter_of(loader)))
-
-
-def iter_of(loader: DataLoader[Any]) -> Any:
-    """Begin another epoch, whose iterator has the same persistent workers."""
-    iterator = iter(loader)
-    next(iterator)
-    return iterator
+            return found, pids
 
 
 def slow(index: int) -> int:
@@ -85,15 +57,14 @@ def slow(index: int) -> int:
     return index
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_an_alarm_shorter_than_a_batch(workers: int) -> None:
-    """No batch is made twice, and no worker is started anew."""
-    with DataLoader(Call(slow, 60), 4, num_workers=workers, persistent_workers=True) as loader:
-        iterator = iter(loader)
-        first = next(iterator)
-        pids = worker_pids(iterator)
+@pytest.mark.parametrize("method", METHODS)
+def test_an_alarm_shorter_than_the_start_and_than_a_batch(method: str) -> None:
+    """The start goes on, with the same processes; no batch is made twice."""
+    options: Any = {"persistent_workers": True, "multiprocessing_context": method}
+    with DataLoader(Call(slow, 60), 4, num_workers=2, **options) as loader:
         with alarm(0.03):
-            found, rung = patient(iterator)
-        assert [int(index) for batch in (first, *found) for index in batch] == [*range(60)]
-        assert rung > 0
-        assert worker_pids(iter_of(loader)) == pids
+            found, pids = patient(iter(loader))
+        assert [int(index) for batch in found for index in batch] == [*range(60)]
+        again = iter(loader)
+        next(again)
+        assert pids == set(worker_pids(again))

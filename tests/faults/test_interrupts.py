@@ -10,18 +10,17 @@ import functools
 import gc
 import signal
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset
 
 from lit_loader import DataLoader
 from lit_loader.seeding import generator_lock
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.transport import loader_page
+from tests.support.exact import EveryOther, SharedWithState
 from tests.support.samples import Counting, own_generators, usage
 from tests.support.striking import Strike, Struck, StruckHard
 
@@ -53,33 +52,10 @@ class Damaged(Noisy):
         return super().__getitem__(index)
 
 
-class Drawing(torch.utils.data.Sampler[int]):
-    """A sampler whose iterator is a generator, which an exception ends."""
+sampler = functools.partial(EveryOther, LENGTH)
+"""Its iterator is a generator, which an exception ends."""
 
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __iter__(self) -> Iterator[int]:
-        yield from torch.randperm(LENGTH).tolist()
-
-
-class Stateful(IterableDataset):
-    """0, 1, 2, ...; goes on where it was."""
-
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while self.at < LENGTH:
-            self.at += 1
-            yield self.at - 1
-        self.at = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
+stateful = functools.partial(SharedWithState, LENGTH)
 
 
 class Rich:
@@ -207,16 +183,16 @@ def is_free(lock: Any) -> bool:
 CASES = {
     "in process": Case(num_workers=0),
     "in process, first": Case(num_workers=0, given=0),
-    "in process, a sampler's": Case(num_workers=0, sampler=Drawing),
-    "in process, a sampler's first": Case(num_workers=0, given=0, sampler=Drawing),
-    "in process, a sampler's end": Case(num_workers=0, given=LENGTH, sampler=Drawing),
+    "in process, a sampler's": Case(num_workers=0, sampler=sampler),
+    "in process, a sampler's first": Case(num_workers=0, given=0, sampler=sampler),
+    "in process, a sampler's end": Case(num_workers=0, given=LENGTH, sampler=sampler),
     "in process, last": Case(num_workers=0, given=LENGTH - 1),
     "in process, end": Case(num_workers=0, given=LENGTH),
     "in process, failing": Case(Damaged, num_workers=0),
     "in process, a table": Case(functools.partial(torch.arange, LENGTH), num_workers=0),
     "in process, iterable": Case(Counting, num_workers=0),
     "in process, iterable's end": Case(functools.partial(Counting, LENGTH), 8, num_workers=0),
-    "in process, stateful": Case(Stateful, num_workers=0),
+    "in process, stateful": Case(stateful, num_workers=0),
     "first": Case(given=0),
     "middle": Case(),
     "middle, shown": Case(shown=True),
@@ -225,9 +201,9 @@ CASES = {
     "failing": Case(Damaged),
     "decoding": Case(collate_fn=rich),
     "unordered": Case(in_order=False, num_workers=2),
-    "a sampler's": Case(sampler=Drawing),
+    "a sampler's": Case(sampler=sampler),
     "iterable": Case(functools.partial(Counting, LENGTH)),
-    "stateful": Case(Stateful),
+    "stateful": Case(stateful),
     "persistent, first": Case(given=0, persistent_workers=True),
     "persistent, second epoch": Case(given=0, epochs=1, persistent_workers=True),
     "next epoch's": Case(given=0, epochs=1, persistent_workers=True, prefetch_next_epoch=True),

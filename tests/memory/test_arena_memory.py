@@ -10,7 +10,6 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -168,37 +167,3 @@ def test_a_change_of_sizes_under_a_budget() -> None:
     assert consumer.arena.room(0) > 20
     consumer.let_go()
     arena.close()
-
-
-def test_what_was_out_at_a_fork_counts() -> None:
-    """It is not used again, nor emptied."""
-    arena = Arena(64, in_flight=DEPTH, slot_bytes=BATCH, budget=8 * BATCH)
-    consumer = Consumer(arena, lambda _: BATCH, hold=3)
-    consumer.take(3)
-    slots = [*arena._leased]
-    if (child := os.fork()) == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
-    consumer.let_go()
-    assert (arena.leased, arena.kept) == (3, 3 * BATCH)
-    consumer.take(20)
-    assert sorted(slot.memory[0] for slot in slots) == [0, 1, 2]
-    consumer.let_go()
-    arena.close()
-
-
-def test_what_lies_in_a_slot_made_on_demand_outlives_the_arena() -> None:
-    arena = Arena(64, in_flight=1, held=1, slot_bytes=BATCH)
-    slot = arena.acquire(3 * BATCH)
-    slot.memory[:] = 7
-    batch = arena.lease(slot, 3 * BATCH)
-    address = batch.ctypes.data
-    del slot
-    arena.close()
-    del arena
-    gc.collect()
-    assert (batch == 7).all()
-    maps = Path("/proc/self/maps")
-    assert f"{address:x}-" in maps.read_text()
-    del batch
-    assert f"{address:x}-" not in maps.read_text()  # and is unmapped with it

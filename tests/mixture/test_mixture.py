@@ -16,35 +16,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.data import Dataset
 
 import lit_loader
 from lit_loader import DataLoader, OptionError, StateError
 from lit_loader.data.mixture import MixtureDataset, MixtureSampler, Schedule
 from lit_loader.data.mixture_stream import MixtureStream
 from tests.mixture.test_own_generators import Held, HeldWithState
-from tests.support.exact import Epochs, through_file
+from tests.support.exact import Epochs
+from tests.support.samples import Cursor, Rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:MixtureStream has a source that has no state_dict")
 
 WEIGHTS = {"a": 5, "b": 3, "c": 2}
 
 
-class Range(Dataset[int]):
-    def __init__(self, start: int, length: int) -> None:
-        self.start, self.length = start, length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        if not 0 <= index < self.length:
-            raise IndexError(index)
-        return self.start + index
-
-
-class Many(Range):
+class Many(list[int]):
     """Is asked for several at once."""
+
+    asked: list[int]
 
     def __getitems__(self, indices: list[int]) -> list[int]:
         self.asked = list(indices)
@@ -52,7 +41,7 @@ class Many(Range):
 
 
 def mixture(weights: Any = WEIGHTS) -> MixtureDataset:
-    sources = {"a": Range(0, 20), "b": Range(1000, 700), "c": Range(5000, 64)}
+    sources = {"a": range(20), "b": range(1000, 1700), "c": range(5000, 5064)}
     return MixtureDataset(sources, weights)
 
 
@@ -110,8 +99,8 @@ def test_the_dataset_is_the_sources_one_behind_the_other() -> None:
 
 
 def test_a_batch_is_read_at_once_where_a_source_can() -> None:
-    many = Many(100, 10)
-    made: Any = MixtureDataset([Range(0, 5), lambda: many])
+    many = Many(range(100, 110))
+    made: Any = MixtureDataset([range(5), lambda: many])
     assert (made.names, made.weights) == (["0", "1"], [5, 10])
     assert made.__getitems__([6, 0, 14, 4]) == [101, 0, 109, 4]
     assert many.asked == [1, 9]
@@ -178,27 +167,11 @@ def test_any_place_of_a_huge_mixture_is_reached_at_once() -> None:
     assert time.perf_counter() - began < 5  # drawing 10**9 would take minutes
 
 
-def test_ranks_share_the_stream_and_resume_elastically() -> None:
-    def loader(replicas: int, rank: int) -> DataLoader[int]:
-        made = sampler(epoch_length=96)
-        sharding = {"num_replicas": replicas, "rank": rank}
-        return DataLoader(mixture(), 12 // replicas, sampler=made, seed=3, **sharding)
-
-    whole = [batch.tolist() for batch in loader(1, 0)]
-    ranks = [loader(2, rank) for rank in range(2)]
-    pairs = list(itertools.islice(zip(*ranks, strict=True), 3))
-    for batch, pair in zip(whole, pairs, strict=False):
-        assert sorted(batch) == sorted(torch.cat(pair).tolist())
-    resumed = loader(1, 0)
-    resumed.load_state_dict(through_file(ranks[1].state_dict()))
-    assert [batch.tolist() for batch in resumed] == whole[3:]
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: MixtureDataset({}), "datasets must be a list of datasets, or a mapping from name"),
-        (lambda: MixtureDataset(Range(0, 3)), "with at least one, got Range"),  # type: ignore
+        (lambda: MixtureDataset(Rows(3)), "with at least one, got Rows"),  # type: ignore
         (lambda: MixtureDataset([3]), "datasets['0'] must be a dataset, or a factory without"),
         (
             lambda: MixtureDataset({"a": iter([1])}),
@@ -206,7 +179,7 @@ def test_ranks_share_the_stream_and_resume_elastically() -> None:
         ),
         (lambda: mixture([1, 2]), "weights must be one for each of the 3 datasets, got 2 weights"),
         (lambda: mixture({"a": 1, "d": 2}), "weights must name the datasets 'a', 'b', 'c', got '"),
-        (lambda: MixtureDataset([Range(0, 0)], [1]), "source '0' is empty: leave it out or give"),
+        (lambda: MixtureDataset([range(0)], [1]), "source '0' is empty: leave it out or give"),
         (lambda: mixture(["3", "1", "1"]), "weights must be finite numbers of at least 0, and at"),
         (lambda: mixture([1, -1, 1]), "weights must be finite numbers of at least 0, and at leas"),
         (lambda: mixture([0, 0, 0]), "one of them above 0, got weights=[0, 0, "),
@@ -214,7 +187,7 @@ def test_ranks_share_the_stream_and_resume_elastically() -> None:
         (lambda: MixtureSampler(mixture([1, 1, 1e-9])), "0 or at least a millionth of their sum"),
         (lambda: sampler(epoch_length=0), "whole number of at least 1, got epoch_length=0"),
         (lambda: sampler(shuffle="no"), "shuffle must be True or False, got shuffle='no'"),
-        (lambda: MixtureSampler(Range(0, 3)), "must be a MixtureDataset, which knows its"),  # type: ignore
+        (lambda: MixtureSampler(Rows(3)), "must be a MixtureDataset, which knows its"),  # type: ignore
         (lambda: MixtureStream([[1]], exhausted="loop"), "exhausted must be one of 'stop', 'drop'"),
         (lambda: MixtureStream([[1]], exhausted="repeat"), "never ends an epoch: set epoch_length"),
     ],
@@ -229,32 +202,11 @@ def test_refused(make: Any, message: str) -> None:
 # --- streams ---
 
 
-class Place:
-    """An iterator with a state."""
-
-    def __init__(self, source: Held, numbers: range) -> None:
-        self.source, self.numbers, self.place = source, numbers, 0
-
-    def __iter__(self) -> Place:
-        return self
-
-    def __next__(self) -> Tensor:
-        if self.place >= len(self.numbers):
-            raise StopIteration
-        self.place += 1
-        return self.source.item(self.numbers[self.place - 1])
-
-    def state_dict(self) -> dict[str, int]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.place = state["place"]
-
-
 class WithIteratorState(Held):
     def __iter__(self) -> Iterator[Tensor]:
         index, count = lit_loader.get_shard()
-        return Place(self, range(self.start + index, self.start + self.length, count))
+        numbers = range(self.start + index, self.start + self.length, count)
+        return Cursor(self.item, numbers)
 
 
 def streams(exhausted: str, epoch_length: int | None = None) -> MixtureStream:

@@ -22,7 +22,7 @@ from torch import Tensor
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.errors import WorkerTimeoutError
-from tests.support.faults import FAULTS, Noisy, NoisyStream, outcomes, sample
+from tests.support.faults import FAULTS, Noisy, NoisyStream, Struck, outcomes, sample
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -183,6 +183,16 @@ def test_a_read_that_hangs_is_named(kind: Any, tmp_path: Path) -> None:
     assert f"it was waiting for the read of index {AT} (sample 1 of" in text
     if kind is Plain:  # a coroutine that waits is in no thread's stack
         assert "test_faults.py" in text and "in read" in text
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_read_that_fails_is_tried_again(kind: str, workers: int, tmp_path: Path) -> None:
+    dataset = KINDS[kind](Claim(tmp_path, "exception"))
+    retries: Any = {"sample_retries": 1, "retry_backoff": 0, "transient_errors": [Struck]}
+    with DataLoader(dataset, num_workers=workers, **retries, **options(kind)) as loader:
+        assert outcomes(loader) == clean(kind)[0]
+        assert loader.statistics().sample_retries == 1
 
 
 class Interrupts(Plain):

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import (
     ConcatDataset,
@@ -28,7 +27,9 @@ from torch.utils.data import (
 
 import lit_loader
 from lit_loader import DataLoader, LoaderDataModule, MixtureDataset, OptionError
+from tests.exactness.test_reads import Around
 from tests.support.exact import digests
+from tests.support.lightning_runs import Seen, quiet_trainer
 
 LENGTH = 24
 
@@ -102,17 +103,6 @@ class WholeSample(Stored):
         return torch.tensor([*self.generate(index)])
 
 
-class Transformed(Dataset[Any]):
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.inner[index] * random.random()
-
-
 class Pair(Dataset[Any]):
     """Two datasets, of which it says that it reads them."""
 
@@ -149,7 +139,7 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     ),
     "a stack": (lambda: StackDataset(Stored(), Stored()), {}),
     "a mixture": (lambda: MixtureDataset([Stored(), Stored()]), {}),
-    "transforms": (lambda: Transformed(Transformed(Stored())), {}),
+    "transforms": (lambda: Around(Around(Stored())), {}),
     "a subclass": (Overriding, {}),
     "a subclass that is marked": (OverridingMarked, {}),
     "a function around a coroutine": (AroundAwaited, {}),
@@ -189,32 +179,17 @@ class Data(LoaderDataModule):
         return Stored()
 
 
-class Fits(LightningModule):
-    """Notes what it is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.given: list[str] = []
-
-    def training_step(self, batch: Tensor, _: int) -> Tensor:
-        self.given += digests([batch])
-        return self.weight * batch.sum()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), 0.1)
+class Pairs(Seen):
+    width = 2
 
 
 def test_a_fit_is_stopped_and_goes_on(tmp_path: Path) -> None:
-    def fit(steps: int, reads: int, path: Path | None = None) -> list[str]:
-        data, model = Data(loader={"batch_size": 4, "seed": 3, "reads": reads}), Fits()
-        trainer = Trainer(
-            max_steps=steps, accelerator="cpu", logger=False, default_root_dir=tmp_path,
-            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        )  # fmt: skip
+    def fit(steps: int, reads: int, path: Path | None = None) -> list[Any]:
+        data, model = Data(loader={"batch_size": 4, "seed": 3, "reads": reads}), Pairs()
+        trainer = quiet_trainer(tmp_path, max_steps=steps, max_epochs=None)
         trainer.fit(model, datamodule=data, ckpt_path=path)
         trainer.save_checkpoint(tmp_path / "at.ckpt")
-        return model.given
+        return model.seen
 
     expected = fit(9, reads=0)
     assert fit(4, reads=16) + fit(9, 4, tmp_path / "at.ckpt") == expected

@@ -12,19 +12,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import (
-    RandomSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from lit_loader import DataLoader
+from lit_loader import DataLoader, MixtureDataset, MixtureSampler
 from tests.support.exact import (
     EveryOther,
+    Indices,
     SamplerWithStatefulIterator,
     StatefulSampler,
     through_file,
 )
+from tests.support.samples import uncollated
 from tests.support.stateful_data import SAMPLERS
 
 ORDERS: dict[str, Callable[[int], dict[str, Any]]] = {
@@ -40,28 +38,14 @@ ORDERS: dict[str, Callable[[int], dict[str, Any]]] = {
     "stateful": lambda n: {"sampler": StatefulSampler(n)},
     "stateful iterator": lambda n: {"sampler": SamplerWithStatefulIterator(n)},
 }
-OF_A_SEED = sorted(ORDERS.keys() - {"generator", "stateful"})
+ORDERS["mixture"] = lambda n: {
+    "sampler": MixtureSampler(MixtureDataset([range(n), range(3)]), epoch_length=n, seed=2)
+}
+OF_A_SEED = sorted(ORDERS.keys() - {"generator", "stateful", "mixture"})
 ORDERS |= {
     f"with a state: {kind}": lambda n, make=make: {"sampler": make(n, "torch")}
     for kind, make in SAMPLERS.items()
 }
-
-
-class Counted:
-    """Any index is a sample: itself."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-def as_they_are(samples: list[int]) -> list[int]:
-    return samples
 
 
 def ranks_of(
@@ -69,7 +53,7 @@ def ranks_of(
 ) -> list[DataLoader[Any]]:
     return [
         DataLoader(
-            Counted(length), size, collate_fn=as_they_are, num_replicas=ranks, rank=rank,
+            Indices(length), size, collate_fn=uncollated, num_replicas=ranks, rank=rank,
             **{"seed": 3} | ORDERS[order](length) | options,
         )
         for rank in range(ranks)
@@ -175,9 +159,9 @@ def test_an_order_without_a_length(size: int | None, ranks: int, tail: str) -> N
             return self.length
 
     def epochs(kind: type[Unsized], length: int) -> list[list[Any]]:
-        options = {"collate_fn": as_they_are, "num_replicas": ranks, "shard_tail": tail}
+        options = {"collate_fn": uncollated, "num_replicas": ranks, "shard_tail": tail}
         return [
-            list(DataLoader(Counted(20), size, sampler=kind(length), rank=rank, **options))
+            list(DataLoader(Indices(20), size, sampler=kind(length), rank=rank, **options))
             for rank in range(ranks)
         ]
 

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset, Sampler
 
-import lit_loader
 from lit_loader import DataLoader
 from tests.support.exact import Augmented, Epochs, digests
 
@@ -41,32 +39,6 @@ def test_a_dataset_learns_the_epoch_without_workers() -> None:
     assert told(loader) == {(3, 3)}
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_resumed_epoch_is_told_too(workers: int) -> None:
-    loader = DataLoader(Epochs(), 2, num_workers=workers)
-    loader.set_epoch(4)
-    next(iter(loader))
-    state = loader.state_dict()
-    loader.close()
-    with DataLoader(Epochs(), 2, num_workers=workers) as resumed:
-        resumed.load_state_dict(state)
-        assert told(resumed) == {(4, 4)}
-
-
-class EpochStream(IterableDataset[int]):
-    def __iter__(self) -> Any:
-        return iter([lit_loader.get_epoch()] * 4)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_iterable_dataset_may_ask_when_it_is_iterated(workers: int) -> None:
-    with DataLoader(
-        EpochStream(), 2, num_workers=workers, persistent_workers=workers > 0
-    ) as loader:
-        for epoch in range(3):
-            assert {int(x) for batch in loader for x in batch} == {epoch}
-
-
 def test_the_epoch_counts_up_when_a_loop_is_left_early() -> None:
     loader = DataLoader(Augmented(), 4, True, seed=1)
     second = [digests(loader) for _ in range(2)][1]
@@ -85,32 +57,6 @@ def test_setting_the_epoch_during_one_is_for_the_next() -> None:
     loader.set_epoch(5)
     assert first + digests(iterator) == epochs[0]
     assert digests(loader) == epochs[5]
-
-
-class Wanting(Sampler[int]):
-    """A sampler whose order depends on the epoch it is told."""
-
-    def __init__(self) -> None:
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return 5
-
-    def __iter__(self) -> Any:
-        return iter([(i + self.epoch) % 5 for i in range(5)])
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_users_sampler_is_told_what_the_program_tells_the_loader(workers: int) -> None:
-    with DataLoader(list(range(5)), 5, sampler=Wanting(), num_workers=workers) as loader:
-        for _ in range(2):
-            assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4]]
-        loader.set_epoch(4)
-        for _ in range(2):
-            assert [batch.tolist() for batch in loader] == [[4, 0, 1, 2, 3]]
 
 
 @pytest.mark.filterwarnings("ignore:the batches of a lit_loader.DataLoader:UserWarning")

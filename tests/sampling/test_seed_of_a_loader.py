@@ -7,25 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, Dataset, RandomSampler
+from torch.utils.data import BatchSampler, RandomSampler
 
 from lit_loader import DataLoader
+from tests.support.samples import Call
 
 LENGTH = 24
-
-
-class Drawing(Dataset[tuple[int, float]]):
-    """Samples draw from the global generator, which the loader seeds."""
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, index: int) -> tuple[int, float]:
-        return index, torch.rand(()).item()
+DATA = Call(lambda index: (index, torch.rand(()).item()), LENGTH)
+"""Samples draw from the global generator, which the loader seeds."""
 
 
 def loader(**options: Any) -> DataLoader[Any]:
-    return DataLoader(Drawing(), **{"batch_size": 4, "shuffle": True, **options})
+    return DataLoader(DATA, **{"batch_size": 4, "shuffle": True, **options})
 
 
 def batches(loader: DataLoader[Any]) -> list[Any]:
@@ -87,7 +80,7 @@ def test_an_epoch_that_is_begun_or_loaded_keeps_its_seed(options: Any) -> None:
 def test_a_random_sampler_of_the_users_finds_it() -> None:
     def made(seed: int) -> DataLoader[Any]:
         sampler = BatchSampler(RandomSampler(range(LENGTH)), 4, False)
-        return DataLoader(Drawing(), batch_sampler=sampler, seed=seed)
+        return DataLoader(DATA, batch_sampler=sampler, seed=seed)
 
     changed = made(5)
     changed.seed = 7

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
+from torch.utils.data import DistributedSampler
 
-from lit_loader import DataLoader, OptionError, StateError, get_shard
-from tests.support.exact import (
-    Augmented,
-    Indices,
-    Pairs,
-    digest,
-    through_file,
-)
+from lit_loader import DataLoader, OptionError, StateError
+from tests.support.exact import Augmented, Indices, Pairs, Striped, digest, through_file
 
 LENGTH = 50
 
@@ -140,17 +133,6 @@ def test_out_of_order_in_mid_epoch_fits_only_its_own_topology() -> None:
         augmented(2, 6)[0].load_state_dict(state)
 
 
-def test_a_batch_sampler_made_by_hand_of_a_sharded_loader() -> None:
-    """torch's BatchSampler around a sampler is striped batch by batch."""
-
-    def loader(rank: int) -> DataLoader[Any]:
-        batches = BatchSampler(range(20), 3, drop_last=True)
-        return DataLoader(Indices(20), batch_sampler=batches, num_replicas=2, rank=rank)
-
-    assert epoch(loader(0)) == [[0, 1, 2], [6, 7, 8], [12, 13, 14]]
-    assert epoch(loader(1)) == [[3, 4, 5], [9, 10, 11], [15, 16, 17]]
-
-
 @pytest.mark.parametrize("batches", [2, None], ids=["in mid-epoch", "between epochs"])
 def test_a_samplers_own_seed_that_is_not_the_states_is_told_to_have_no_effect(
     batches: int | None,
@@ -178,8 +160,7 @@ def test_a_samplers_own_seed_that_is_not_the_states_is_told_to_have_no_effect(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("num_replicas", 2), ("rank", 0), ("num_shards", 4), ("shard_tail", "drop")],
+    ("name", "value"), [("num_replicas", 2), ("rank", 0), ("num_shards", 4), ("shard_tail", "drop")]
 )
 def test_what_would_do_nothing_later_is_refused(name: str, value: Any) -> None:
     loader = DataLoader(range(4), num_replicas=2, rank=1)
@@ -188,27 +169,7 @@ def test_what_would_do_nothing_later_is_refused(name: str, value: Any) -> None:
     assert [batch.tolist() for batch in loader] == [[1], [3]]
 
 
-class Numbered(DataLoader[Any]):
-    """Keeps a number of its own."""
-
-    def __init__(self, dataset: Any, rank: int) -> None:
-        super().__init__(dataset)
-        self.rank = rank
-
-
-def test_a_subclass_may_have_a_rank_of_its_own() -> None:
-    assert len([*Numbered(range(4), 3)]) == 4
-
-
 # --- a job whose processes all read the same ---
-
-
-class Split(IterableDataset):  # type: ignore[type-arg]
-    """Gives each reader its share."""
-
-    def __iter__(self) -> Iterator[int]:
-        reader, readers = get_shard()
-        return iter(range(reader, 8, readers))
 
 
 def test_a_stream_that_splits_by_readers_is_not_told_to_say_that_it_does(
@@ -218,16 +179,16 @@ def test_a_stream_that_splits_by_readers_is_not_told_to_say_that_it_does(
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     with pytest.warns(UserWarning) as caught:
-        assert len(list(DataLoader(Split(), 1, num_shards=4))) == 8
+        assert len(list(DataLoader(Striped(8), 1, num_shards=4))) == 8
     assert [str(each.message) for each in caught] == [
-        "each of the 2 processes of this job reads all 4 shards of Split: pass "
+        "each of the 2 processes of this job reads all 4 shards of Striped: pass "
         "num_replicas=torch.distributed.get_world_size(), rank=torch.distributed.get_rank(), or "
         "num_replicas=1, rank=0 if they are to, for the dataset splits by ranks besides; in "
         "Lightning, where the ranks are not known before the Trainer has started them, "
         "LoaderDataModule passes them"
     ]
     shares = [
-        DataLoader(Split(), 1, num_shards=4, num_replicas=2, rank=rank, shard_tail="keep")
+        DataLoader(Striped(8), 1, num_shards=4, num_replicas=2, rank=rank, shard_tail="keep")
         for rank in range(2)
     ]
     assert sorted(int(batch) for share in shares for batch in share) == list(range(8))

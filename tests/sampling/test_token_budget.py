@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lit_loader import DataLoader, LoaderDataModule, OptionError, StateError
 from lit_loader.data.mixture import MixtureDataset
 from lit_loader.sampling.token_budget import TokenBudgetBatchSampler
-from tests.support.exact import Augmented, Indices, digests, goes_on, through_file, with_states
+from tests.support.exact import Augmented, Indices, digests, through_file
 from tests.support.lightning_runs import Noting, Points, SaveAt, quiet_trainer
 
 BUDGET = 200
@@ -213,20 +213,6 @@ def loader(workers: int = 0, replicas: int = 1, rank: int = 0, **options: Any) -
         Augmented(300), batch_sampler=sampler(**{"num_replicas": 2, **options}),
         num_workers=workers, seed=3, **sharding,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(("replicas", "rank"), [(1, 0), (2, 0), (2, 1)])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_resume_in_mid_epoch(workers: int, replicas: int, rank: int) -> None:
-    with loader(workers, replicas, rank) as first:
-        digests(first)
-        expected, states = with_states(first)
-        after = digests(first)
-    assert not set(expected) & set(after)
-    for stop in {0, 1, len(expected) // 2, len(expected) - 1, len(expected)}:
-        resumed = loader(0 if workers else 2, replicas, rank)
-        again = loader(workers, replicas, rank)
-        goes_on(resumed, again, states[stop], expected[stop:], after)
 
 
 def test_resume_on_another_number_of_ranks() -> None:

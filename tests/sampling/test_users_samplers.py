@@ -1,11 +1,13 @@
-"""The samplers of users' programs: cut at every batch, left early, seeded anew, and resumed."""
+"""The samplers of users' programs: told epochs, left early, seeded anew, cut anywhere, and resumed.
+
+What a resume cannot bring back (a counter, an epoch that the program does not tell again) is said.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 import random
-import signal
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -24,14 +26,19 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader, StateError, merge_states
-from tests.support.exact import Indices
+from tests.support.exact import EveryOther, Indices, StatefulSampler
 
 LENGTH, SIZE, EPOCHS = 14, 4, 3
+BATCHES = -(-LENGTH // SIZE)
 DATA = Indices(LENGTH)
 
 
 def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def order_of(epoch: int) -> Any:
+    return torch.randperm(LENGTH, generator=seeded(7 + epoch)).tolist()
 
 
 class Own:
@@ -60,7 +67,7 @@ class SeededByEpoch(Own):
         self._epoch = epoch
 
     def order(self) -> Any:
-        return torch.randperm(LENGTH, generator=seeded(7 + self._epoch)).tolist()
+        return order_of(self._epoch)
 
 
 class SeedsItsGenerator(Own):
@@ -74,6 +81,37 @@ class SeedsItsGenerator(Own):
 
     def order(self) -> Any:
         return torch.randperm(LENGTH, generator=self.generator).tolist()
+
+
+class Eager(SeededByEpoch):
+    """Looks at its epoch as soon as it is iterated."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.order())
+
+
+class Prebuilt(SeededByEpoch):
+    """A batch sampler whose batches are made when it is told the epoch."""
+
+    def __init__(self) -> None:
+        self.set_epoch(0)
+
+    def __len__(self) -> int:
+        return BATCHES
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.batches = [*BatchSampler(self.order(), SIZE, drop_last=False)]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+class Untold(SeedsItsGenerator):
+    """Has a generator, and a ``set_epoch`` that does nothing."""
+
+    def set_epoch(self, epoch: int) -> None:
+        pass
 
 
 class RepeatedAugmentation(Own):
@@ -180,18 +218,13 @@ class InChunks(Own):
 
 
 class OneByOne(Own):
-    """Draws index by index, and once more at its end; can be interrupted."""
-
-    interrupt_at = -1
+    """Draws index by index, and once more at its end."""
 
     def __init__(self) -> None:
         self.rng = seeded(3)
 
     def order(self) -> Any:
-        for place in range(LENGTH):
-            if place == self.interrupt_at:
-                self.interrupt_at = -1
-                signal.raise_signal(signal.SIGINT)
+        for _ in range(LENGTH):
             yield int(torch.randint(LENGTH, (), generator=self.rng))
         torch.rand(1, generator=self.rng)
 
@@ -203,23 +236,27 @@ class Shuffles(Own):
         return random.sample(range(LENGTH), LENGTH)
 
 
-class WithState(Own):
+class Counting(Own):
+    """Counts its epochs by itself."""
+
     def __init__(self) -> None:
-        self.epochs, self.place, self.indices = 0, 0, list[int]()
+        self.count = 0
 
-    def order(self) -> Any:
-        if self.place in (0, LENGTH):
-            self.epochs, self.place = self.epochs + 1, 0
-            self.indices = torch.randperm(LENGTH, generator=seeded(self.epochs)).tolist()
-        while self.place < LENGTH:
-            self.place += 1
-            yield self.indices[self.place - 1]
+    def __iter__(self) -> Iterator[int]:
+        self.count += 1
+        return iter(order_of(self.count))
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"epochs": self.epochs, "place": self.place, "indices": [*self.indices]}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+def in_a_closure() -> Any:
+    count = 0
+
+    class Closed(Own):
+        def __iter__(self) -> Iterator[int]:
+            nonlocal count
+            count += 1
+            return iter(order_of(count))
+
+    return Closed()
 
 
 class Batches:
@@ -229,7 +266,7 @@ class Batches:
         self.sampler, self.rng = RandomSampler(DATA, generator=seeded(2)), random.Random(1)
 
     def __len__(self) -> int:
-        return -(-LENGTH // SIZE)
+        return BATCHES
 
     def __iter__(self) -> Iterator[list[int]]:
         indices, shift = list(self.sampler), self.rng.randrange(LENGTH)
@@ -237,9 +274,12 @@ class Batches:
             yield [(index + shift) % LENGTH for index in indices[start : start + SIZE]]
 
 
+OWN: list[Any] = [SeededByEpoch, Eager, SeedsItsGenerator, Prebuilt]
 TOLD: dict[str, Callable[[], Any]] = {
     "seeded by epoch": SeededByEpoch,
+    "eager": Eager,
     "seeds its generator": SeedsItsGenerator,
+    "prebuilt": Prebuilt,
     "repeated": RepeatedAugmentation,
     "accelerate": Seedable,
     "told and going on": ToldEpochs,
@@ -265,11 +305,11 @@ GOING_ON: dict[str, Callable[[], Any]] = {
         RandomSampler(DATA, generator=seeded(8)), SIZE, drop_last=False
     ),
 }
-KINDS = TOLD | GOING_ON | {"global": Shuffles, "with a state": WithState}
+KINDS = TOLD | GOING_ON | {"global": Shuffles, "with a state": lambda: StatefulSampler(LENGTH)}
 
 
 def options_of(sampler: Any) -> dict[str, Any]:
-    if isinstance(sampler, (Batches, BatchSampler)):
+    if isinstance(sampler, (Batches, Prebuilt, BatchSampler)):
         return {"batch_sampler": sampler}
     return {"sampler": sampler, "batch_size": SIZE}
 
@@ -277,6 +317,10 @@ def options_of(sampler: Any) -> dict[str, Any]:
 def loader_of(sampler: Any, workers: int = 0, persistent: bool = False) -> DataLoader[Any]:
     options: Any = {"num_workers": workers, "persistent_workers": persistent, "seed": 1}
     return DataLoader(DATA, **options, **options_of(sampler))
+
+
+def torchs(sampler: Any) -> Any:
+    return TorchLoader(DATA, **options_of(sampler))
 
 
 def values(batches: Any) -> list[list[int]]:
@@ -361,7 +405,7 @@ def test_an_epoch_left_early_leaves_a_sampler_where_torch_does(kind: str, worker
         return [*given, values(loader)]
 
     with loader_of(GOING_ON[kind](), workers) as ours:
-        assert orders(ours) == orders(TorchLoader(DATA, **options_of(GOING_ON[kind]())))
+        assert orders(ours) == orders(torchs(GOING_ON[kind]()))
 
 
 @pytest.mark.parametrize("kind", ["torch", "one by one"])
@@ -378,16 +422,6 @@ def test_a_state_is_loaded_where_it_was_taken(kind: str, workers: int) -> None:
             loader.load_state_dict(state)
             assert first + values(loader) == expected[epoch]
     assert values(loader) == expected[2]
-
-
-def test_an_iterator_that_was_interrupted_goes_on() -> None:
-    expected, sampler = values(loader_of(OneByOne())), OneByOne()
-    iterator = iter(loader_of(sampler))
-    found = [next(iterator).tolist()]
-    sampler.interrupt_at = SIZE + 1
-    with pytest.raises(KeyboardInterrupt):
-        next(iterator)
-    assert found + values(iterator) == expected
 
 
 @pytest.mark.parametrize("kind", ["torch", "one by one"])
@@ -510,3 +544,199 @@ def test_states_of_ranks_whose_sampler_takes_its_share_are_merged(batches: int |
         states.append(loader.state_dict())
     merged = merge_states(states)
     assert (merged["epoch"], merged["batches"]) == ((1, 1) if batches else (2, 0))
+
+
+# --- what they are told ---
+
+
+@pytest.mark.parametrize(
+    ("workers", "persistent"), [(0, False), (2, False), (2, True)], ids=["0", "2", "2 that stay"]
+)
+@pytest.mark.parametrize("kind", OWN)
+def test_it_is_told_what_the_program_tells_and_no_more(
+    kind: Any, workers: int, persistent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, theirs = kind(), kind()
+    expected = torchs(theirs)
+    told: dict[Any, list[int]] = {mine: [], theirs: []}
+    set_epoch = kind.set_epoch
+
+    def noted(sampler: Any, epoch: int) -> None:
+        told[sampler].append(epoch)
+        set_epoch(sampler, epoch)
+
+    monkeypatch.setattr(kind, "set_epoch", noted)
+    with loader_of(mine, workers, persistent) as loader:
+        for _ in range(2):
+            assert values(loader) == values(expected)
+            next(iter(loader))
+            next(iter(expected))
+        assert told[mine] == []
+        for epoch in (5, 6, 2, 2, 7):  # as after a resume, from 0 again, and the same twice
+            mine.set_epoch(epoch)
+            theirs.set_epoch(epoch)
+            assert values(loader) == values(expected), epoch
+        assert told[mine] == told[theirs]
+        loader.set_epoch(4)  # the loader tells it, then
+        theirs.set_epoch(4)
+        for _ in range(2):
+            assert values(loader) == values(expected)
+
+
+@pytest.mark.parametrize("kind", OWN)
+@pytest.mark.parametrize("stop", [2, None], ids=["in mid-epoch", "between epochs"])
+def test_one_that_is_not_told_again_says_so(kind: Any, stop: int | None) -> None:
+    sampler = kind()
+    loader = loader_of(sampler)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        iterator = iter(loader)
+        list(itertools.islice(iterator, stop if epoch == 2 else None))
+    state, rest = loader.state_dict(), values(iterator)
+    resumed = loader_of(kind())
+    resumed.load_state_dict(state)
+    if kind is SeedsItsGenerator:  # a generator is brought back
+        assert not rest or values(resumed) == rest
+        return
+    with pytest.warns(UserWarning, match=f"the sampler {kind.__name__} .*call its set_epoch"):
+        list(resumed)
+
+
+# --- that count by themselves ---
+
+COUNTING = {"attribute": Counting, "closure": in_a_closure}
+
+
+@pytest.mark.parametrize("make", COUNTING.values(), ids=COUNTING)
+def test_a_counter_goes_on_as_with_torch(make: Any) -> None:
+    loader = torchs(make())
+    expected = [values(loader), values(itertools.islice(loader, 2)), values(loader)]
+    with loader_of(make()) as loader:
+        assert [values(loader), values(itertools.islice(loader, 2)), values(loader)] == expected
+
+
+@pytest.mark.parametrize(
+    ("workers", "stop", "text"),
+    [
+        (0, 2, "gives other indices than before .* batch 2 of epoch 1"),
+        (2, 2, "gives other indices than before .* batch 2 of epoch 1"),
+        (0, None, "begins epoch 2 with the order of its first epoch"),
+    ],
+)
+@pytest.mark.parametrize("make", COUNTING.values(), ids=COUNTING)
+def test_a_counter_that_is_not_brought_back_is_told(
+    make: Any, workers: int, stop: int | None, text: str
+) -> None:
+    with loader_of(make(), workers) as loader:
+        list(loader)
+        given = list(itertools.islice(loader, stop))
+        with pytest.warns(UserWarning, match="changes from epoch to epoch and is not part of"):
+            state = loader.state_dict()
+    with loader_of(make(), workers) as resumed:
+        resumed.load_state_dict(state)
+        with pytest.warns(UserWarning, match=text):
+            assert len(list(resumed)) == BATCHES - len(given) % (BATCHES)
+
+
+def test_draws_with_another_batch_size_are_told() -> None:
+    loader = DataLoader(DATA, 2, sampler=EveryOther(LENGTH), seed=1)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    resumed = DataLoader(DATA, 6, sampler=EveryOther(LENGTH), seed=1)
+    resumed.load_state_dict(loader.state_dict())
+    with pytest.warns(UserWarning, match="gives other indices than before"):
+        list(resumed)
+
+
+# --- a loader's samplers, in torch's loader ---
+
+
+@pytest.mark.parametrize("shown", ["sampler", "batch_sampler"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loaders_sampler_shuffles_anew_in_torchs_loader(shown: str, workers: int) -> None:
+    loader = DataLoader(DATA, 2, shuffle=True, seed=1)
+    list(loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rebuilt = TorchLoader(DATA, num_workers=workers, **{shown: getattr(loader, shown)})
+        plain = TorchLoader(DATA, 2 if shown != "sampler" else 1, shuffle=True, num_workers=workers)
+        for each in (rebuilt, plain):
+            torch.manual_seed(5)
+            epochs = [values(each) for _ in range(3)]
+            loader.sampler.set_epoch(0)  # as accelerate does, which counts from 0 after a resume
+            epochs.append(values(each))
+            assert len(set(map(str, epochs))) == 4
+            if each is rebuilt:
+                expected = epochs
+        assert epochs == expected
+
+
+def reseeded(epoch: int) -> list[list[int]]:
+    sampler = SeedsItsGenerator()
+    sampler.set_epoch(epoch)
+    return values(torchs(sampler))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop", [3, BATCHES], ids=["in mid-epoch", "at the end"])
+def test_a_generator_that_was_seeded_for_another_epoch_stays(stop: int, workers: int) -> None:
+    with loader_of(SeedsItsGenerator(), workers) as loader:
+        loader.set_epoch(1)
+        assert values(itertools.islice(loader, stop)) == reseeded(1)[:stop]
+        state = loader.state_dict()
+    for epoch in (2, 4):
+        with loader_of(SeedsItsGenerator(), workers) as resumed:
+            resumed.load_state_dict(state)
+            resumed.set_epoch(epoch)
+            assert values(resumed) == reseeded(epoch)
+
+
+@pytest.mark.parametrize("kind", OWN)
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_loader_is_told_after_a_resume_and_was_not_before(kind: Any, asked: bool) -> None:
+    sampler = kind()
+    sampler.set_epoch(3)
+    loader = loader_of(sampler)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state, rest = loader.state_dict(), values(iterator)
+    resumed = loader_of(kind())
+    resumed.load_state_dict(state)
+    resumed.set_epoch(3)
+    if asked:
+        state = resumed.state_dict()
+        resumed = loader_of(kind())
+        resumed.load_state_dict(state)
+        resumed.set_epoch(3)
+    assert values(resumed) == rest
+    other = loader_of(kind())
+    other.load_state_dict(state)
+    other.set_epoch(5)
+    with pytest.warns(UserWarning, match=r"set_epoch\(5\) gives up the loaded position, batch 3"):
+        assert len(values(other)) == BATCHES
+
+
+@pytest.mark.parametrize("kind", [Eager, SeedsItsGenerator, Untold])
+def test_a_loop_that_sets_the_loaders_epoch_leaves_the_rest_of_one(kind: Any) -> None:
+    """As Lightning does with ``limit_train_batches``: nothing is said, whatever was drawn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state = None
+        for epoch in range(3):
+            loader = loader_of(kind())
+            if state is not None:
+                loader.load_state_dict(state)
+                if epoch == 2:  # and again, from a state that was resumed
+                    if kind is Eager:  # it cannot be brought back
+                        loader.set_epoch(1)
+                    next(iter(loader))
+                    state = loader.state_dict()
+                    loader = loader_of(kind())
+                    loader.load_state_dict(state)
+            loader.set_epoch(epoch)
+            iterator = iter(loader)
+            assert len(list(itertools.islice(iterator, 3))) == 3
+            state = loader.state_dict()
+            assert state["epoch"] == epoch and state["batches"] == 3

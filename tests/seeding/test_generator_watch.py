@@ -462,10 +462,7 @@ def test_an_iterable_dataset_that_makes_its_generator_on_first_use() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_iterable_dataset_that_gives_its_generator_a_seed_is_not_warned_of(workers: int) -> None:
     dataset = Shuffling(functools.partial(np.random.default_rng, 1))
-    with (
-        DataLoader(dataset, BATCH, num_workers=workers) as loader,
-        warnings.catch_warnings(),
-    ):
+    with DataLoader(dataset, BATCH, num_workers=workers) as loader, warnings.catch_warnings():
         warnings.simplefilter("error")
         assert sorted(torch.cat(list(loader)).tolist()) == list(range(LENGTH))
 

@@ -80,13 +80,6 @@ def test_draws_differ_between_samples_epochs_seeds_and_calls() -> None:
     assert epochs(Noisy(), seed=8) != reference()
 
 
-@pytest.mark.parametrize(
-    ("workers", "method"), [(1, None), (3, "fork"), (2, "spawn"), (2, "forkserver")]
-)
-def test_workers_and_start_methods(workers: int, method: str | None) -> None:
-    assert epochs(Noisy(), workers, multiprocessing_context=method) == reference()
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("seeding", ["sample", "worker"])
 def test_the_kind_of_seeding_does_not_matter(seeding: str, workers: int) -> None:
@@ -230,10 +223,9 @@ STREAMS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("kind", STREAMS)
-@pytest.mark.parametrize("workers", [1, 3])
-def test_streams(kind: str, workers: int) -> None:
+def test_streams(kind: str) -> None:
+    """Whoever reads them: test_exactness.py."""
     expected = epochs(STREAMS[kind](), **STREAM)
-    assert epochs(STREAMS[kind](), workers, **STREAM) == expected
     rows = np.concatenate([np.frombuffer(each, np.float32) for each in expected]).reshape(-1, 4)
     # Up to its first sample all readers draw alike.
     assert len({tuple(row) for row in rows[:, 1:3].tolist()}) >= len(rows) - 2 * 2 * 2

@@ -255,25 +255,6 @@ def with_states(loader: DataLoader[Any]) -> tuple[list[str], list[dict[str, Any]
     return found, states
 
 
-def goes_on(
-    resumed: DataLoader[Any],
-    again: DataLoader[Any],
-    state: dict[str, Any],
-    rest: list[str],
-    after: list[str],
-) -> None:
-    """Resume, take two batches, resume from there, and find the rest and the epoch after it."""
-    with resumed:
-        resumed.load_state_dict(state)
-        got, _ = taken(resumed, 2)
-        state = through_file(resumed.state_dict())
-    with again:
-        again.load_state_dict(state)
-        last = digests(again)
-        assert got + (last if len(got) == 2 else []) == rest
-        assert (digests(again) if len(got) == 2 else last) == after
-
-
 def through_file(state: dict[str, Any]) -> dict[str, Any]:
     """Save and load a state as a checkpoint is."""
     file = io.BytesIO()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 from torch.utils.data import Dataset, IterableDataset
 
-from lit_loader import DataLoader, WorkerTimeoutError
+from lit_loader import DataLoader
 from tests.support.samples import Call, Counting
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
@@ -90,15 +89,22 @@ def test_the_sample_is_named(dataset: Any, options: Any, expected: str, num_work
 
 @needs_notes
 @pytest.mark.parametrize(
-    ("num_workers", "expected"),
-    [(0, "batch 2, at sample 1, an iterable"), (2, "batch 3, at sample 0, an iterable")],
+    ("num_workers", "shards", "expected"),
+    [
+        (0, None, "batch 2, at sample 1, an iterable dataset's next samples"),
+        (2, None, "batch 3, at sample 0, an iterable dataset's next samples"),
+        (0, 2, "batch 3, at sample 0, the next samples of shard 1 of 2"),
+        (1, 2, "batch 3, at sample 0, the next samples of shard 1 of 2"),
+    ],
 )
 @pytest.mark.parametrize("options", [{}, {"sample_retries": 1}], ids=["plain", "tolerant"])
-def test_an_iterables_sample_is_counted(num_workers: int, expected: str, options: Any) -> None:
+def test_an_iterables_sample_is_counted(
+    num_workers: int, shards: int | None, expected: str, options: Any
+) -> None:
     # Of two workers the second gives 1, 3, 5, 7 and 9, in batches 1 and 3.
     dataset = Counting(12, bad_at_9)
-    text = told(DataLoader(dataset, 4, num_workers=num_workers, **options))
-    assert text == f"{expected} dataset's next samples"
+    loader = DataLoader(dataset, 4, num_workers=num_workers, num_shards=shards, **options)
+    assert told(loader) == expected
 
 
 @needs_notes
@@ -165,24 +171,3 @@ def test_what_was_not_tried_again_says_nothing_of_it(num_workers: int) -> None:
         list(loader)
     notes = getattr(caught.value, "__notes__", ())
     assert "was tried" not in f"{caught.value}\n{' '.join(notes)}"
-
-
-# --- hung workers ---
-
-
-def endless(index: int) -> None:
-    while True:
-        pass
-
-
-@pytest.mark.parametrize("budget", [0, 2])
-def test_a_hung_worker_is_not_to_be_tried_without_workers(budget: int) -> None:
-    loader = DataLoader(Call(endless, 2), 2, num_workers=1, timeout=0.4, max_worker_restarts=budget)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of the restarts
-        with pytest.raises(WorkerTimeoutError) as caught:
-            list(loader)
-    said = str(caught.value)
-    assert said.endswith("Mend what keeps it from getting on, or raise timeout.")
-    assert "num_workers=0" not in said
-    assert ("is not tried again" in said) == (budget > 0)

@@ -10,7 +10,6 @@ import torch
 
 pytest.importorskip("lightning")
 
-from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from lightning.pytorch.loggers import CSVLogger
 
@@ -18,6 +17,7 @@ from lit_loader import LoaderDataModule, LoaderMonitor
 from lit_loader.statistics import auto_workers
 from lit_loader.statistics.records import LoaderStatistics, StageTimes, WorkerTimes
 from lit_loader.statistics.verdict import verdict
+from tests.support.lightning_runs import quiet_trainer
 from tests.tuning.test_auto_workers import Random
 
 DATA = RandomDataset(32, 240)
@@ -43,13 +43,10 @@ class Seen(BoringModel):
 
 
 def fit(data: LoaderDataModule, folder: Path, epochs: int = 1, **options: Any) -> tuple[Any, Seen]:
-    trainer = Trainer(
-        max_epochs=epochs, accelerator="cpu", default_root_dir=folder, log_every_n_steps=10,
-        logger=CSVLogger(folder), enable_progress_bar=False, enable_model_summary=False,
-        limit_val_batches=0, enable_checkpointing=False,
+    trainer = quiet_trainer(
+        folder, max_epochs=epochs, log_every_n_steps=10, logger=CSVLogger(folder),
+        limit_val_batches=0, callbacks=[LoaderMonitor(print_verdict=False)],
     )  # fmt: skip
-    monitor = LoaderMonitor(print_verdict=False)
-    trainer.callbacks.append(monitor)  # type: ignore[attr-defined]
     model = Seen()
     trainer.fit(model, datamodule=data, **options)
     return trainer, model
