@@ -523,7 +523,7 @@ MIXING = ["workers", 0, 1, "iterator"]
          "the state has a sampler's counters, which an earlier release of lit_loader kept"),
         ("stateful", ["sampler", "sampler", "place"], "x", "sampler Places cannot go on from its "
          "part of the state (TypeError: 'str' object cannot be interpreted as an integer): resume"),
-        ("stateful iterator", ["sampler", "iterator"], 0, "sampler's iterator Cursor "),
+        ("stateful iterator", ["sampler", "iterator"], 0, "sampler's iterator Place "),
     ],
     ids=itertools.count(),
 )  # fmt: skip

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 import lit_loader
 from lit_loader import DataLoader
 from tests.support.samples import Cursor
+from tests.support.stateful_data import SAMPLERS
 
 
 class Augmented(Dataset[Tensor]):
@@ -173,41 +174,10 @@ class EveryOther(Sampler[int]):
             yield random.randrange(self.length)
 
 
-class StatefulSampler(Sampler[int]):
-    """Counts through all epochs: its place and its past are its own to remember."""
+StatefulSampler = SAMPLERS["both"]
+"""Its place and its past are its own, and its iterator's, to remember."""
 
-    def __init__(self, length: int) -> None:
-        self.length, self.begun, self.position = length, 0, 0
-        self._resumed = False
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[int]:
-        if not self._resumed:
-            self.begun, self.position = self.begun + 1, 0
-        self._resumed = False
-        while self.position < self.length:
-            self.position += 1
-            yield (self.position - 1 + 5 * self.begun) % self.length
-
-    def state_dict(self) -> dict[str, int]:
-        return {"begun": self.begun, "position": self.position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.begun, self.position = state["begun"], state["position"]
-        self._resumed = self.position < self.length
-
-
-class SamplerWithStatefulIterator(Sampler[int]):
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[int]:
-        return Cursor(int, [7 * number % self.length for number in range(1, self.length + 1)])
+SamplerWithStatefulIterator = SAMPLERS["iterator"]
 
 
 class Pairs(Sampler[list[int]]):

@@ -5,7 +5,6 @@ Arguments: what becomes of the stream's end, and the workers.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -14,7 +13,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from lit_loader import LoaderError
-from tests.support.tail_ranks import loader
+from tests.support.tail_ranks import exit_codes, loader
 
 KILLED_AFTER = 2
 """Batches."""
@@ -34,18 +33,5 @@ def run(rank: int, port: int, tail: str, workers: int) -> None:
             print(steps, error)
 
 
-def main(tail: str, workers: int) -> None:
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = multiprocessing.get_context("fork")
-    ranks = [
-        context.Process(target=run, args=(rank, store.port, tail, workers)) for rank in range(2)
-    ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    print([process.exitcode for process in ranks])
-
-
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    print(exit_codes(2, run, sys.argv[1], int(sys.argv[2])))

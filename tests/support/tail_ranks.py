@@ -99,7 +99,7 @@ def case(kind: str, tail: str, workers: int, stages: list[Any], rank: int) -> li
     return found
 
 
-def run(rank: int, ranks: int, port: int, folder: Path, cases: list[Any]) -> None:
+def run(rank: int, port: int, ranks: int, folder: Path, cases: list[Any]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=600))
@@ -109,18 +109,22 @@ def run(rank: int, ranks: int, port: int, folder: Path, cases: list[Any]) -> Non
     dist.barrier()
 
 
-def main(folder: Path, ranks: int, cases: list[Any]) -> None:
+def exit_codes(ranks: int, target: Any, *arguments: Any) -> list[int | None]:
+    """Run ``target(rank, the store's port, ...)`` in so many forks, to their ends."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("fork")
     started = [
-        context.Process(target=run, args=(rank, ranks, store.port, folder, cases))
-        for rank in range(ranks)
+        context.Process(target=target, args=(rank, store.port, *arguments)) for rank in range(ranks)
     ]
     for process in started:
         process.start()
     for process in started:
         process.join()
-    sys.exit(max(process.exitcode or 0 for process in started))
+    return [process.exitcode for process in started]
+
+
+def main(folder: Path, ranks: int, cases: list[Any]) -> None:
+    sys.exit(max(code or 0 for code in exit_codes(ranks, run, ranks, folder, cases)))
 
 
 if __name__ == "__main__":
