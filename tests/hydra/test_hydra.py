@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import pickle
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from hydra.errors import ConfigCompositionException
+from hydra.errors import ConfigCompositionException, InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, MissingMandatoryValue
-from torch.utils.data import RandomSampler, WeightedRandomSampler
+from torch.utils.data import Dataset, RandomSampler, WeightedRandomSampler
 
 from lit_loader import (
     LoaderConfig,
@@ -25,24 +26,72 @@ from lit_loader import (
     LoaderMonitor,
     LoaderStateCallback,
     MixtureSampler,
+    OptionError,
     TokenBudgetBatchSampler,
 )
 from lit_loader.batch.pad import PadCollate, Padded
-from tests.support.hydra_apps import CONF, GROUPS, PRESETS, Compose, Numbers, composing, refusal
+
+Compose = Callable[..., DictConfig]
+
+CONF = Path(__file__).parents[2] / "conf" / "lit_loader"
+GROUPS = {
+    "loader": {
+        *("debug", "default", "fragile_data", "inherit"),
+        *("auto", "cluster", "reproducible", "throughput", "workers"),
+    },
+    "remote": {"ray"},
+    "sampler": {"mixture", "token_budget", "weighted", "with_replacement"},
+    "collate": {"list", "pad"},
+    "callbacks": {"monitor", "state"},
+}
+PRESETS = sorted(GROUPS["loader"] - {"inherit", "cluster"})  # which needs Ray
+
+
+class Numbers(Dataset[int]):
+    """0, 1, 2, ..."""
+
+    def __init__(self, length: int = 12) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return range(self.length)[index]
+
+
+def refusal(node: Any) -> str:
+    """Instantiates what must be refused; returns the one line that says why."""
+    with pytest.raises((InstantiationException, OptionError)) as caught:
+        instantiate(node)
+    if isinstance(caught.value, OptionError):  # from Hydra 1.4 on
+        return str(caught.value)
+    (line,) = [line for line in str(caught.value).splitlines() if "OptionError" in line]
+    assert line.startswith("OptionError(")
+    return line
 
 
 def offset_collate(samples: list[int], offset: int) -> list[int]:
     return [sample + offset for sample in samples]
 
 
-def rare_first(dataset: Numbers, num_samples: int) -> WeightedRandomSampler:
-    return WeightedRandomSampler(torch.ones(len(dataset)), num_samples)
-
-
 @pytest.fixture
 def application(tmp_path: Path) -> Iterator[Compose]:
-    with composing(tmp_path) as compose:
-        yield compose
+    """An application whose configuration, written to a directory, is composed in this process.
+
+    It knows nothing of where lit_loader keeps its files. Both splits have 12 samples.
+    """
+    (tmp_path / "app.yaml").write_text(f"""
+defaults:
+  - lit_loader/datamodule@data: default
+  - _self_
+data:
+  datasets:
+    train: {{_target_: {__name__}.Numbers, _partial_: true}}
+    val: {{_target_: {__name__}.Numbers, _partial_: true}}
+""")
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        yield lambda *overrides: compose("app", overrides=list(overrides))
 
 
 def composed(folder: Path, defaults: str, *overrides: str) -> DictConfig:
@@ -132,16 +181,6 @@ def test_partial_function_carries_nothing_of_hydra(application: Compose) -> None
     assert type(collate) is functools.partial
     assert b"hydra" not in pickle.dumps(collate).replace(__name__.encode(), b"")
     assert collate([1, 2]) == [11, 12]
-
-
-def test_sampler_factory_is_called_with_the_dataset(application: Compose) -> None:
-    target = f"{{_target_: {__name__}.rare_first, _partial_: true, num_samples: 4}}"
-    data = module(application(f"data.train.sampler={target}", "data.train.shuffle=null"))
-    data.setup("fit")
-    loader = data.train_dataloader()
-    assert isinstance(loader.sampler, WeightedRandomSampler)
-    assert len(loader.sampler.weights) == 12
-    assert len(loader) == 4
 
 
 def test_lists_of_nodes_that_do_not_convert() -> None:
@@ -404,3 +443,7 @@ def test_callbacks_in_the_order_of_the_list(tmp_path: Path) -> None:
     cfg = composed(tmp_path, both, "callbacks.loader_monitor.keep=5")
     made = [instantiate(callback) for callback in cfg.callbacks.values()]
     assert list(map(type, made)) == [LoaderStateCallback, LoaderMonitor]
+    # The monitor's file has the defaults, and no others.
+    monitor = {key: x for key, x in cfg.callbacks.loader_monitor.items() if key != "_target_"}
+    parameters = inspect.signature(LoaderMonitor).parameters
+    assert monitor == {**{name: p.default for name, p in parameters.items()}, "keep": 5}

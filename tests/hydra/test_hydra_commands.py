@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lit_loader import DataLoader, LoaderConfig
+from tests.hydra.test_hydra import GROUPS, PRESETS
 from tests.support.commands import run_python
-from tests.support.hydra_apps import GROUPS, PRESETS
 
 PROGRAM = """
 import json
