@@ -1,20 +1,16 @@
-"""Streams of the recipes: stopped, resumed with other workers and ranks, every sample compared.
+"""Streams of the recipes: stopped, resumed with other workers, every sample compared.
 
-The reference is one process that reads the whole epoch. Then it is read in legs, each by other
-ranks with other workers, from the merged state of all ranks before; one worker is killed meanwhile.
-Ranks are loaders in one process, which go in step.
+The reference is one process that reads the whole epoch. That other ranks go on, too, and that
+killed workers lose nothing, is in tests/exactness/test_num_shards.py. Mixtures and streams of
+Hugging Face are stopped and resumed in training, by test_recipes.py.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import hashlib
 import itertools
-import os
-import signal
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,12 +20,11 @@ import pytest
 from torch import Tensor
 
 import lit_loader
-from lit_loader import DataLoader, MixtureStream
+from lit_loader import DataLoader
 from tests.support.exact import through_file
-from tests.support.recipes import importable
-from tests.support.samples import worker_pids
 
 pytestmark = [
+    pytest.mark.usefixtures("examples"),
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore::lit_loader.WorkerRestartWarning"),
@@ -40,16 +35,9 @@ Batch = tuple[int, list[str]]
 """The reader, and its samples by their names."""
 
 
-class Leg(NamedTuple):
-    """A run of some rounds."""
-
-    workers: int  # of each rank
-    ranks: int  # loaders that go in step
-    rounds: int | None  # batches of each rank; None: all that are left
-    strike: bool = False  # whether a worker of the first rank is killed on the way
-
-
-LEGS = (Leg(2, 2, 3), Leg(3, 1, 5, strike=True), Leg(0, 4, 1), Leg(1, 2, None))
+SHARDS = 4
+LEGS = ((2, 5), (0, 3), (3, 1), (1, None))
+"""Workers, and how many batches are taken of them; None: all that are left."""
 
 
 class Stream(NamedTuple):
@@ -57,22 +45,16 @@ class Stream(NamedTuple):
 
     make: Callable[[], Any]  # makes the dataset; can be pickled
     size: int  # samples of a batch
-    shards: int
     epoch: int = 1
 
-    def loader(self, workers: int, ranks: int = 1, rank: int = 0) -> DataLoader[Any]:
-        """Read it by workers, as a rank."""
-        return DataLoader(
-            self.make(),
-            self.size,
-            num_workers=workers,
-            num_shards=self.shards,
-            shard_tail="keep",
-            num_replicas=ranks,
-            rank=rank,
-            seed=5,
-            collate_fn=named,
-        )
+    def loader(self, workers: int) -> DataLoader[Any]:
+        """Read it by workers."""
+        loader = DataLoader(
+            self.make(), self.size, num_workers=workers, num_shards=SHARDS, shard_tail="keep",
+            seed=5, collate_fn=named,
+        )  # fmt: skip
+        loader.set_epoch(self.epoch)
+        return loader
 
 
 def named(samples: Sequence[Any]) -> Batch:
@@ -97,81 +79,28 @@ def name(sample: Any) -> str:
 def whole(stream: Stream) -> list[Batch]:
     """The epoch, in one process that is not interrupted."""
     with stream.loader(0) as loader:
-        loader.set_epoch(stream.epoch)
         return list(loader)
 
 
-def rounds(stream: Stream, leg: Leg, state: Any) -> Iterator[tuple[list[Batch], Any]]:
-    """Give, round by round, what all ranks are given and the state behind it."""
-    with contextlib.ExitStack() as stack:
-        loaders = [
-            stack.enter_context(stream.loader(leg.workers, leg.ranks, rank))
-            for rank in range(leg.ranks)
-        ]
-        for loader in loaders:
-            loader.set_epoch(stream.epoch)
-            if state is not None:
-                loader.load_state_dict(state)
-        iterators = [iter(loader) for loader in loaders]
-        for number in itertools.count(1):
-            found = [next(iterator, None) for iterator in iterators]
-            given = [batch for batch in found if batch is not None]
-            if not given:
-                return
-            if leg.strike and number == 2:
-                os.kill(worker_pids(iterators[0])[0], signal.SIGKILL)
-            # A rank that has come to its end has no state that could be merged with others'.
-            states = [loader.state_dict() for loader in loaders] if len(given) == len(found) else []
-            yield given, states and through_file(lit_loader.merge_states(states))
-            if number == leg.rounds:
-                return
-
-
-def check_resumes(stream: Stream, legs: Sequence[Leg] = LEGS) -> list[Batch]:
+def check_resumes(stream: Stream) -> list[Batch]:
     """Go through an epoch in legs, and compare it with one that was left alone, which is given."""
     expected = whole(stream)
     found, state = list[Batch](), None
-    for leg in legs:
-        for given, after in rounds(stream, leg, state):
-            found += given
-            state = after
-    for reader in range(stream.shards):
-        mine, wanted = ([b for b in some if b[0] == reader] for some in (found, expected))
-        assert mine == wanted, f"reader {reader}"
-    assert len(found) == len(expected)
+    for workers, count in LEGS:
+        with stream.loader(workers) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            found += itertools.islice(loader, count)
+            state = through_file(loader.state_dict())
+    assert found == expected
     # What a library leaves open is closed here, and not in another test, which may not ignore it.
     gc.collect()
     return expected
 
 
-@pytest.fixture(autouse=True)
-def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with importable(monkeypatch):
-        yield
+# Text, packed ------------------------------------------------------------------------------------
 
-
-# Text: packed, and mixed -------------------------------------------------------------------------
-
-DOCUMENTS, LENGTH, SHARDS = 90, 24, 4
-
-
-@pytest.fixture
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small corpus of three kinds, whose documents have 1 to 150 bytes."""
-    from text import corpus
-
-    def documents(kind: int) -> Iterator[tuple[str, bytes]]:
-        for number in range(20 * DOCUMENTS):  # one of twenty files is for another split
-            yield (
-                f"{kind}/{number % DOCUMENTS}",
-                bytes([65 + kind, 97 + number % 26]) * (number % 7),
-            )
-
-    small = {name: functools.partial(documents, n) for n, name in enumerate("abc")}
-    monkeypatch.setattr(corpus, "_DOCUMENTS", small)
-    for kind in small:
-        corpus.write(tmp_path / "corpus", kind)
-    return tmp_path / "corpus"
+DOCUMENTS, LENGTH = 90, 24
 
 
 def packed_text(directory: Path) -> Any:
@@ -180,34 +109,18 @@ def packed_text(directory: Path) -> Any:
     return packed(str(directory), "a", "train", LENGTH, seed=3)
 
 
-def mixed_text(directory: Path) -> Any:
-    from text.stream import packed
+def test_packed_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small corpus, whose documents have up to 12 bytes."""
+    from text import corpus
 
-    def source(number: int) -> Any:
-        return packed(str(directory), "abc"[number], "train", LENGTH, number, seed=3)
+    def documents() -> Iterator[tuple[str, bytes]]:
+        for number in range(20 * DOCUMENTS):  # one of twenty files is for another split
+            yield f"{number % DOCUMENTS}", bytes([65, 97 + number % 26]) * (number % 7)
 
-    return MixtureStream(
-        [source(number) for number in range(3)],
-        weights=[5, 3, 2],
-        epoch_length=1024 * SHARDS,  # each reader's weights hold after 1,024 draws
-        exhausted="repeat",
-        seed=3,
-    )
-
-
-def test_packed_text(directory: Path) -> None:
-    expected = check_resumes(Stream(functools.partial(packed_text, directory), 5, SHARDS))
+    monkeypatch.setattr(corpus, "_DOCUMENTS", {"a": documents})
+    corpus.write(tmp_path, "a")
+    expected = check_resumes(Stream(functools.partial(packed_text, tmp_path), 5))
     assert len(expected) > 40
-
-
-@pytest.mark.slow
-def test_mixed_text(directory: Path) -> None:
-    stream = Stream(functools.partial(mixed_text, directory), 64, SHARDS)
-    expected = check_resumes(stream)
-    drawn = Counter(sample.partition(",")[0] for _, samples in expected for sample in samples)
-    assert drawn.total() == 1024 * SHARDS
-    for number, weight in enumerate([0.5, 0.3, 0.2]):  # over the global stream
-        assert abs(drawn[f"source={number}"] - weight * drawn.total()) < SHARDS
 
 
 # Parquet by row groups ---------------------------------------------------------------------------
@@ -225,33 +138,14 @@ def test_row_groups(tmp_path: Path) -> None:
     numbers, path = np.arange(300), tmp_path / "rows.parquet"
     table = arrow.table({"x": numbers.astype(np.float32), "id": numbers})
     parquet.write_table(table, path, row_group_size=13)
-    expected = check_resumes(Stream(functools.partial(row_groups, path), 7, SHARDS))
+    stream = Stream(functools.partial(row_groups, path), 7)
+    expected = check_resumes(stream)
     ids = [int(sample.strip("()").split(",")[1]) for _, samples in expected for sample in samples]
     assert ids != sorted(ids) == [*range(300)]
+    assert whole(stream._replace(epoch=2)) != expected
 
 
 # Other libraries' --------------------------------------------------------------------------------
-
-
-def hugging_face(root: Path) -> Any:
-    from hf.stream import stream
-
-    return stream(root, "train", seed=5, buffer_size=16)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*leaves out what is in its shuffle buffer")
-def test_hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parquet files as an IterableDataset, shuffled through a buffer."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    pytest.importorskip("datasets")
-    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
-    (root := tmp_path / "parquet").mkdir()
-    for file in range(8):
-        table = arrow.table({"id": [*range(30 * file, 30 * file + 30 - file)]})
-        parquet.write_table(table, root / f"train-{file}.parquet", row_group_size=7)
-    expected = check_resumes(Stream(functools.partial(hugging_face, root), 7, SHARDS))
-    every_id_once(expected, {number for number in range(240) if number % 30 < 30 - number // 30})
 
 
 def web_dataset(root: Path) -> Any:
@@ -260,7 +154,6 @@ def web_dataset(root: Path) -> Any:
     return pipeline(root, "train", 5, "pillow")
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset leaves them so
 @pytest.mark.filterwarnings("ignore:.*resuming reads again")  # it has no state
 def test_web_dataset(tmp_path: Path) -> None:
@@ -270,9 +163,8 @@ def test_web_dataset(tmp_path: Path) -> None:
 
     (root := tmp_path / "tars").mkdir()
     write(root)
-    expected = check_resumes(Stream(functools.partial(web_dataset, root), 32, SHARDS))
-    samples = [sample for _, batch in expected for sample in batch]
-    assert len(set(samples)) == len(samples) == 1078
+    expected = check_resumes(Stream(functools.partial(web_dataset, root), 32))
+    every_image_once(expected)
 
 
 def torchdata_nodes(root: Path) -> Any:
@@ -288,11 +180,11 @@ def test_torchdata_nodes(tmp_path: Path) -> None:
     from images.files import write
 
     write(root := tmp_path / "images")
-    expected = check_resumes(Stream(functools.partial(torchdata_nodes, root), 32, SHARDS))
-    samples = [sample for _, batch in expected for sample in batch]
+    expected = check_resumes(Stream(functools.partial(torchdata_nodes, root), 32))
+    every_image_once(expected)
+
+
+def every_image_once(batches: list[Any]) -> None:
+    """Augmented images are all different."""
+    samples = [sample for _, batch in batches for sample in batch]
     assert len(set(samples)) == len(samples) == 1078
-
-
-def every_id_once(batches: list[Any], numbers: set[int]) -> None:
-    ids = [int(sample.removeprefix("id=")) for _, batch in batches for sample in batch]
-    assert ids != sorted(ids) == sorted(numbers)
