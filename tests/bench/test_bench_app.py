@@ -28,6 +28,7 @@ from lit_loader.bench.loaders import LOADERS, Setup
 from lit_loader.bench.report import FORMAT
 from lit_loader.hydra.conf_folder import conf_folder
 from lit_loader.system.processors import usable_processors
+from tests.support.commands import run_python
 
 for needed in ("rich", "matplotlib"):  # of which the modules above import nothing yet
     pytest.importorskip(needed)
@@ -66,26 +67,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
             return code, json.loads((tmp_path / "results.json").read_text())
 
         yield go
-
-
-def program(directory: Path, *arguments: str, interrupt: bool = False) -> tuple[int, str, str]:
-    """Run it as a user does; returns exit code, stdout, stderr."""
-    started = subprocess.Popen(
-        [sys.executable, "-m", "lit_loader.bench", *arguments],
-        cwd=directory, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**os.environ, "COLUMNS": "160"},
-    )  # fmt: skip
-    with started:
-        printed = ""
-        if interrupt:  # when the first table is there, the second case is under way
-            assert started.stdout is not None
-            for line in started.stdout:
-                printed += line
-                if line.startswith("busy: "):
-                    break
-            started.send_signal(signal.SIGINT)
-        out, err = started.communicate(timeout=110)
-    return started.returncode, printed + out, err
 
 
 # --- every case ---
@@ -239,23 +220,20 @@ def test_what_is_missing_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_errors_are_one_line(tmp_path: Path) -> None:
-    code, out, err = program(tmp_path, "cases=transprt")
-    assert (code, out) == (2, "")
-    assert err == "lit-loader-bench: unknown case 'transprt': did you mean 'transport'?\n"
+    printed = run_python(tmp_path, "-m", "lit_loader.bench", "cases=transprt", code=2)
+    assert printed == "lit-loader-bench: unknown case 'transprt': did you mean 'transport'?\n"
 
 
-def test_help_is_quick() -> None:
+def test_help_is_quick(tmp_path: Path) -> None:
     code = (
         "import sys; sys.argv = ['lit-loader-bench', '--help']\n"
         "from lit_loader.bench.app import main\n"
         "try: main()\n"
         "finally: assert not {'torch', 'rich', 'matplotlib'} & set(sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    printed = run_python(tmp_path, "-c", code)
     for option in ("cases=", "loaders=", "rounds=", "check=", "dataset._target_="):
-        assert option in done.stdout
+        assert option in printed
 
 
 # --- Ctrl-C ---
@@ -263,11 +241,19 @@ def test_help_is_quick() -> None:
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     # The full start case would take minutes; it is interrupted in its first rows.
-    code, out, _ = program(
-        tmp_path, "cases=[busy,start]", "rows=workers", "loaders=[lit_loader,torch]",
-        "rounds=1", f"hydra.run.dir={tmp_path / 'run'}", interrupt=True,
-    )  # fmt: skip
-    assert code == 130, out
+    arguments = ("cases=[busy,start]", "rows=workers", "loaders=[lit_loader,torch]", "rounds=1")
+    with subprocess.Popen(
+        [sys.executable, "-m", "lit_loader.bench", *arguments, f"hydra.run.dir={tmp_path / 'run'}"],
+        cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env={**os.environ, "COLUMNS": "160"},
+    ) as program:  # fmt: skip
+        assert program.stdout is not None
+        for line in program.stdout:
+            if line.startswith("busy: "):  # the first table is there, the second case under way
+                break
+        program.send_signal(signal.SIGINT)
+        out, _ = program.communicate(timeout=110)
+    assert program.returncode == 130, out
     assert "interrupted: what was measured so far follows" in out
     report = json.loads((tmp_path / "run" / "results.json").read_text())
     assert report["interrupted"] is True
