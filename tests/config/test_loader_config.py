@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import importlib.metadata
 import inspect
 import io
 import math
@@ -251,17 +250,6 @@ def test_sampler_factories_are_called_with_the_dataset() -> None:
 
 def add(a: int, b: int) -> int:
     return a + b
-
-
-def test_hydras_deferred_partial_becomes_a_plain_one() -> None:
-    from hydra.utils import instantiate
-
-    deferred = instantiate({"_target_": f"{__name__}.add", "_partial_": True, "a": 1})
-    if importlib.metadata.version("hydra-core") != "1.3.0":
-        assert type(deferred) is not functools.partial  # else the unwrapping has become needless
-    collate = LoaderConfig(collate_fn=deferred).collate_fn
-    assert type(collate) is functools.partial
-    assert collate(b=2) == 3
 
 
 def test_a_users_own_partial_is_left_alone() -> None:

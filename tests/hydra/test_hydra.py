@@ -6,7 +6,6 @@ import functools
 import inspect
 import pickle
 import random
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -262,19 +261,6 @@ def test_every_file_is_tested_here() -> None:
 
 
 # --- presets ---
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_preset_loads(application: Compose, preset: str) -> None:
-    cfg = application(f"lit_loader/loader@loader={preset}", "loader.batch_size=5", "loader.seed=3")
-    with warnings.catch_warnings():
-        if not torch.accelerator.is_available():
-            warnings.filterwarnings("ignore", "pin_memory=True has no effect")
-        batches, loader = epochs(cfg)
-    own = instantiate(cfg.loader)
-    assert (vars(loader)["num_workers"], loader.seeding) == (own.num_workers, own.seeding)
-    # None of them changes which samples come together, or their order.
-    assert plain(batches) == plain(epochs(application("loader.batch_size=5", "loader.seed=3"))[0])
 
 
 def test_reproducible(application: Compose) -> None:

@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.distributed import HashStore, distributed_c10d
 from torch.utils.data import IterableDataset
 
-import lit_loader
-from lit_loader import DataLoader, LoaderDataModule, StateError
+from lit_loader import DataLoader, LoaderDataModule
 from lit_loader.lightning import rank_states
 from lit_loader.lightning.rank_states import RankStates
 from tests.support import sharded_fit
@@ -97,18 +95,6 @@ def test_unequal_shards_under_ddp(tmp_path: Path) -> None:
     assert [one + other for one, other in zip(first, second, strict=True)] == whole
 
 
-def test_a_checkpoint_of_one_rank_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "one.ckpt"
-    fit(tmp_path, 0, SaveAt(path, 4), max_steps=4)
-    checkpoint = torch.load(path, weights_only=True)
-    states = checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"]
-    states[0]["readers"], states[0]["batches"] = states[0]["readers"][::2], 2
-    states[0]["fingerprint"]["num_replicas"] = 2
-    torch.save(checkpoint, path)
-    with pytest.raises(StateError, match=r"has the readers of one rank, \[0, 2\] of 4"):
-        fit(tmp_path, 0, ckpt_path=path)
-
-
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> HashStore:
     """Pretend that this process is one of a job, whose store it has."""
@@ -177,35 +163,3 @@ def test_a_state_with_arrays(shards: int | None, tmp_path: Path) -> None:
     path = tmp_path / "one.ckpt"
     first = fit(None, callbacks=[SaveAt(path, 2)], max_steps=2)
     assert first + fit(path) == fit(None)
-
-
-class Several(Model):
-    """Notes the batches of several loaders."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        parts = [part for part in batch if part is not None]
-        self.seen.append([digest(part) for part in parts])
-        return self.layer(torch.cat(parts).float()).mean()
-
-
-def test_a_combined_loader(tmp_path: Path) -> None:
-    path = tmp_path / "several.ckpt"
-
-    def fitted(workers: int, *saved: SaveAt, **more: Any) -> Seen:
-        model, ckpt_path = Several(), more.pop("ckpt_path", None)
-        loaders = [
-            DataLoader(stream(), **options(workers)),
-            DataLoader(stream(), **{**options(0), "num_shards": 3, "seed": 6}),
-        ]
-        callbacks = [*saved, lit_loader.LoaderStateCallback()]
-        trainer = quiet_trainer(tmp_path, callbacks=callbacks, **more)
-        combined = CombinedLoader(loaders, "max_size")
-        trainer.fit(model, combined, ckpt_path=ckpt_path, weights_only=True)
-        for loader in loaders:
-            loader.close()
-        return model.seen
-
-    expected = fitted(0)
-    assert len(expected) == BATCHES
-    assert fitted(2, SaveAt(path, 7), max_steps=7) == expected[:7]
-    assert fitted(1, ckpt_path=path) == expected[7:]

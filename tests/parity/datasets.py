@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from tests.support import samples
+
 # What ``worker_init_fn`` left in this process, for a dataset to read back.
 INIT_LOG: dict[str, Any] = {}
 
@@ -32,15 +34,11 @@ class Squares(Dataset):
         return index * index
 
 
-class Call(Squares):
+class Call(samples.Call):
     """``function(index)`` for ``length`` indices; ``function`` may use closures under fork."""
 
     def __init__(self, function: Any, length: int = 10) -> None:
-        super().__init__(length)
-        self.function = function
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.function(index)
+        super().__init__(function, length)
 
 
 class NoLength(Dataset):

@@ -9,8 +9,10 @@ import warnings
 import pytest
 import torch
 
+from tests.support.samples import uncollated as as_is
+
 from .datasets import Squares, Stream
-from .tools import as_is, flat, is_oracle
+from .tools import flat, is_oracle
 
 
 @pytest.mark.ours_only

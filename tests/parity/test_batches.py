@@ -24,6 +24,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from tests.support.samples import uncollated as as_is
+
 from .datasets import (
     Call,
     CountingSampler,
@@ -38,7 +40,7 @@ from .datasets import (
     Stream,
     split_interval,
 )
-from .tools import as_is, flat, is_oracle, lists
+from .tools import flat, is_oracle, lists
 
 
 class Case(NamedTuple):
@@ -252,7 +254,11 @@ def test_distributed_samplers_are_told_the_epoch_and_cover_the_dataset(loader_cl
 
 # --- what an index may be ---
 
+OF_LIBRARIES = [
+    np.int64(3), np.int32(3), np.bool_(True), torch.tensor(3), np.array([1, 2]), [1, [2, 3]]
+]  # fmt: skip
 KEYS = [
+    *(key for key in OF_LIBRARIES for _ in range(3)),  # a batch of each, too
     *(0, -1, 2**40, -(2**63) - 1, 2**70, True, None, 1.5, "name", b"name", "", (1, 2)),
     *((3, "deep", (4.0,)), frozenset({1}), slice(1, 9, 2), Ellipsis),
 ]
@@ -271,19 +277,6 @@ def test_any_key_is_an_index(loader_class, num_workers, batch_size):
     batches = list(loader)
     found = batches if batch_size is None else flat(batches)
     assert found == [describe_key(key) for key in KEYS]
-
-
-@pytest.mark.parametrize(
-    "key",
-    [np.int64(3), np.int32(3), np.bool_(True), torch.tensor(3), np.array([1, 2]), [1, [2, 3]]],
-    ids=["int64", "int32", "bool", "tensor", "ndarray", "list"],
-)
-def test_an_index_keeps_its_type(loader_class, num_workers, key):
-    loader = loader_class(
-        Call(describe_key), sampler=[key, key], batch_size=2, num_workers=num_workers,
-        collate_fn=as_is,
-    )  # fmt: skip
-    assert list(loader) == [[describe_key(key)] * 2]
 
 
 # --- how samplers are drawn from ---

@@ -19,9 +19,10 @@ import torch
 from torch.utils.data import default_collate
 
 from tests.batch.test_collate import SAMPLES, check_same
+from tests.support.samples import uncollated as as_is
 
 from .datasets import Call
-from .tools import as_is, is_oracle
+from .tools import is_oracle
 
 Point = namedtuple("Point", ["x", "y"])
 

@@ -10,9 +10,10 @@ import torch
 from torch.utils.data import RandomSampler
 
 import lit_loader
+from tests.support.samples import uncollated as as_is
 
 from .datasets import Squares
-from .tools import as_is, flat
+from .tools import flat
 
 
 def by_pickle(loader):

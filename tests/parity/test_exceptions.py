@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch.utils.data import get_worker_info
 
+from tests.support.samples import uncollated as as_is
+
 from .datasets import (
     Call,
     Squares,
     Stream,
     StumblingStream,
 )
-from .tools import as_is, flat, is_oracle, raises, whole_text
+from .tools import flat, is_oracle, raises, whole_text
 
 
 def failing_at(*where, error=ValueError):

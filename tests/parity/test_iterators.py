@@ -9,8 +9,10 @@ from collections.abc import Iterable, Iterator, Sized
 import pytest
 import torch
 
+from tests.support.samples import uncollated as as_is
+
 from .datasets import Call, Squares, Stream
-from .tools import as_is, flat, lists
+from .tools import flat, lists
 
 OPTIONS = [
     {"num_workers": 0},

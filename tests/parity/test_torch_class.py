@@ -12,7 +12,6 @@ import gc
 import inspect
 import pickle
 import weakref
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from torch.utils.data import (
     BatchSampler,
     Dataset,
     DistributedSampler,
-    IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -33,13 +31,16 @@ from torch.utils.data import (
 )
 from torch.utils.data import DataLoader as TorchLoader
 
-from lit_loader import DataLoader, LoaderConfig, get_shard
+from lit_loader import DataLoader
 from lit_loader.sampling.shown_samplers import ShardedSampler
+from tests.parity.datasets import SizedStream
 from tests.parity.tools import children
 from tests.support.commands import run_python
+from tests.support.samples import Counting
 
 LENGTH = 10
 DATA = TensorDataset(torch.arange(LENGTH))
+STREAM = SizedStream(LENGTH)
 
 
 class Numbers(Dataset[tuple[torch.Tensor]]):
@@ -50,14 +51,6 @@ class Numbers(Dataset[tuple[torch.Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor]:
         return (torch.tensor(index),)
-
-
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(LENGTH))
-
-    def __len__(self) -> int:
-        return LENGTH
 
 
 def first(samples: list[Any]) -> Any:
@@ -82,7 +75,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dataset", [DATA, Stream()], ids=["map", "iterable"])
+@pytest.mark.parametrize("dataset", [DATA, SizedStream(LENGTH)], ids=["map", "iterable"])
 @pytest.mark.parametrize("case", OPTIONS)
 def test_attributes_are_those_of_torchs(case: str, dataset: Any) -> None:
     options = OPTIONS[case]
@@ -121,31 +114,6 @@ def test_no_method_of_torchs_runs() -> None:
     assert inherited == {"_auto_collation", "_index_sampler"}
 
 
-# --- what users see: what is documented, and nothing of its wiring ---
-
-DOCUMENTED = {
-    *("set_epoch", "state_dict", "load_state_dict", "commit"),
-    *("statistics", "close", "copy_ahead", "resize"),
-}
-"""Methods that torch's class does not have; the options, as attributes, come on top."""
-
-
-def public(thing: Any) -> set[str]:
-    return {name for name in dir(thing) if not name.startswith("_")}
-
-
-def test_the_class_shows_what_is_documented() -> None:
-    options = set(LoaderConfig.__dataclass_fields__)
-    assert public(DataLoader) - public(TorchLoader) - DOCUMENTED - options == set()
-    assert all(getattr(DataLoader, name).__doc__ for name in DOCUMENTED)
-
-
-class Shared(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        share, shares = get_shard()
-        yield from range(share, 12, shares)
-
-
 def test_a_rebuilt_loader_has_what_a_hook_has_asked_for() -> None:
     data = pytest.importorskip("lightning.fabric.utilities.data")
     with data._replace_dunder_methods(TorchLoader, "dataset"):
@@ -169,9 +137,9 @@ class WithNumbersOfItsOwn(DataLoader[Any]):
         self.rank, self.num_replicas = 1, 3
 
 
-@pytest.mark.filterwarnings("ignore:Shared has no state_dict")
+@pytest.mark.filterwarnings("ignore:Counting has no state_dict")
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [Shared, Numbers])
+@pytest.mark.parametrize("kind", [Counting, Numbers])
 def test_what_a_subclass_notes_as_its_rank_shares_nothing_out(kind: Any, workers: int) -> None:
     plain, noted = (
         each(kind(), 2, num_workers=workers, seed=1) for each in (DataLoader, WithNumbersOfItsOwn)
@@ -198,11 +166,6 @@ def test_no_cycle_keeps_a_loader_that_was_iterated() -> None:
         gc.enable()
 
 
-class Lying(Stream):
-    def __len__(self) -> int:
-        return 3
-
-
 class Through(DataLoader[Any]):
     """A subclass between the program and the loader is the program's own."""
 
@@ -219,10 +182,15 @@ def resume(loader: Any) -> None:
 @pytest.mark.parametrize(
     ("dataset", "act", "options", "text"),
     [
-        (Stream(), iter, {"check_exactness": 1, "num_workers": 0}, "num_workers of at least 1"),
-        (Stream(), resume, {}, "has no state_dict"),
-        (Stream(), Through.state_of_another, {}, "has no state_dict"),
-        (Lying(), lambda loader: (len(loader), list(loader)), {}, "Lying promised 3 samples"),
+        (STREAM, iter, {"check_exactness": 1, "num_workers": 0}, "num_workers of at least 1"),
+        (STREAM, resume, {}, "has no state_dict"),
+        (STREAM, Through.state_of_another, {}, "has no state_dict"),
+        (
+            SizedStream(promised=3),
+            lambda loader: (len(loader), list(loader)),
+            {},
+            "SizedStream promised 3 samples",
+        ),
         (DATA, list, {"pin_memory": True}, "pin_memory=True has no effect"),
     ],
     ids=["iter", "load", "subclass", "next", "pin"],
@@ -253,21 +221,6 @@ def test_get_iterator_may_be_overridden() -> None:
         [0, 2, 4, 6, 8],
         [10, 12, 14, 16, 18],
     ]
-
-
-class OwnConstructor(DataLoader[Any]):
-    def __init__(self, numbers: int, **options: Any) -> None:
-        self.numbers = numbers
-        super().__init__(TensorDataset(torch.arange(numbers)), batch_size=4, **options)
-        self.note = "mine"
-
-
-def test_a_constructor_of_its_own() -> None:
-    loader = OwnConstructor(6, num_workers=1)
-    assert (ids(loader), loader.numbers, loader.note) == ([[0, 1, 2, 3], [4, 5]], 6, "mine")
-    again = pickle.loads(pickle.dumps(loader))
-    assert (ids(again), again.note) == ([[0, 1, 2, 3], [4, 5]], "mine")
-    assert ids(copy.copy(loader)) == [[0, 1, 2, 3], [4, 5]]
 
 
 # --- _iterator ---
@@ -527,7 +480,8 @@ def test_a_misspelt_keyword_is_a_type_error_that_names_the_nearest(kind: Any) ->
         kind(DATA, frobnicate=1)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'dataset'"):
         kind()
-    assert Deriving(DATA, width=4, batch_size=5).batch_size == 5
+    again = pickle.loads(pickle.dumps(Deriving(DATA, width=4, batch_size=5)))
+    assert (again.width, again.batch_size, len(list(again))) == (4, 5, 2)
 
 
 def test_a_callable_of_a_wrong_signature_is_named_with_its_option() -> None:

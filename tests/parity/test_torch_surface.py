@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, dataloader
+from torch.utils.data import Dataset, TensorDataset, dataloader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from lit_loader import DataLoader
-from tests.parity.datasets import Endless
+from tests.parity.datasets import Endless, Stream
 from tests.parity.tools import children
 
 LENGTH = 12
@@ -33,11 +33,6 @@ class Stage(Dataset[int]):
 
     def __getitem__(self, index: int) -> int:
         return self.stage * 100 + index
-
-
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(LENGTH))
 
 
 def stages(batches: Any) -> set[int]:
@@ -148,7 +143,7 @@ def test_the_usual_reset(loader_class: Any, midway: bool, table: bool) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("dataset", [Stage(), Stream()], ids=["map", "iterable"])
+@pytest.mark.parametrize("dataset", [Stage(), Stream(LENGTH)], ids=["map", "iterable"])
 def test_an_iterator_has_what_torchs_has(dataset: Any, workers: int) -> None:
     options: dict[str, Any] = {"batch_size": 3, "num_workers": workers, "timeout": 60 * workers}
     loader = DataLoader(dataset, **options, seed=7)

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch.utils.data import get_worker_info
 
+from tests.support.samples import uncollated as as_is
+
 from .datasets import (
     INIT_LOG,
     Call,
@@ -27,7 +29,7 @@ from .datasets import (
     split_interval,
     torch_seed,
 )
-from .tools import as_is, flat, is_oracle, raises, whole_text
+from .tools import flat, is_oracle, raises, whole_text
 
 
 def two_workers(loader_class, describe, length=4, **options):

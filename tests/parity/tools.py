@@ -73,11 +73,6 @@ def lists(batches: Iterable[torch.Tensor]) -> list[Any]:
     return [batch.tolist() for batch in batches]
 
 
-def as_is(samples: Any) -> Any:
-    """A ``collate_fn`` that changes nothing (importable, so that spawn can carry it)."""
-    return samples
-
-
 @contextmanager
 def raises(error: Any, **options: Any) -> Iterator[pytest.ExceptionInfo[Any]]:
     """``pytest.raises`` that lets go of the iterator the exception came through.

@@ -6,22 +6,21 @@ import functools
 import os
 import re
 import traceback
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from lit_loader import (
     DataLoader,
     LoaderConfig,
-    LoaderDataModule,
     MixtureStream,
     SharedSequence,
     TokenBudgetBatchSampler,
     WorkerDiedError,
 )
+from tests.support.samples import Counting
 
 # --- errors of workers ---
 
@@ -50,11 +49,6 @@ def test_a_death_has_no_second_traceback() -> None:
 # --- repr ---
 
 
-class Stream(IterableDataset):  # type: ignore[type-arg]
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(4))
-
-
 DATA = TensorDataset(torch.arange(10))
 
 SHOWN: list[tuple[Any, str]] = [
@@ -68,16 +62,12 @@ SHOWN: list[tuple[Any, str]] = [
         "rank=1 of num_replicas=2)",
     ),
     (
-        lambda: iter(DataLoader(Stream(), 2, num_workers=2)),
-        "<EpochRun of DataLoader(Stream, batch_size=2, num_workers=2): not begun>",
+        lambda: iter(DataLoader(Counting(), 2, num_workers=2)),
+        "<EpochRun of DataLoader(Counting, batch_size=2, num_workers=2): not begun>",
     ),
     (
         lambda: LoaderConfig(sampler=list(range(1000)), drop_last=True),
         "LoaderConfig(sampler=[0, 1, 2, 3, 4, 5, ...], drop_last=True)",
-    ),
-    (
-        lambda: LoaderDataModule({"train": Stream, "val": DATA}, val={"batch_size": 8}),
-        "LoaderDataModule(train: factory Stream, batch_size=1; val: TensorDataset, batch_size=8)",
     ),
     (
         lambda: MixtureStream({"web": [1], "books": [2]}, [3, 1]),

@@ -76,7 +76,6 @@ _LAUNCHER: Final = "workers come from a launcher"
 _FOUND: Final = "files in memory are found by their label"
 _SPARSE: Final = "a file takes its room on the disk beforehand"
 LINUX: Final = {
-    "iteration/test_limits.py::test_a_disk_that_says_it_is_full": _SPARSE,
     "iteration/test_limits.py::test_a_full_disk_behind_the_temporary_directory": _SPARSE,
     "iteration/test_limits.py::test_too_few_open_files_for_the_workers": (
         "multiprocessing leaves a pipe open if there is no room for its second one"
