@@ -1,4 +1,7 @@
-"""Trainings on streams with ``num_shards``: checkpoints of all readers, resumed by others."""
+"""Trainings on streams with ``num_shards``: checkpoints of all readers, resumed by other ranks.
+
+That one rank goes on with other workers is in test_resume.py ("shards").
+"""
 
 from __future__ import annotations
 
@@ -21,33 +24,15 @@ from tests.support import sharded_fit
 from tests.support.exact import digest
 from tests.support.lightning_runs import SaveAt, quiet_trainer
 from tests.support.programs import WITH_LIGHTNING, run_program
-from tests.support.sharded_fit import BATCH_SIZE, EPOCHS, LENGTH, Model, options, stream
+from tests.support.sharded_fit import EPOCHS, Model, options, stream
 
 Seen = list[Any]
-BATCHES = LENGTH // BATCH_SIZE  # of an epoch, on all ranks
 
 
 def whole() -> Seen:
     """What a loader without ranks and workers gives."""
     loader = DataLoader(stream(), **options(0))
     return [[epoch, int(batch[0, 0]), digest(batch)] for epoch in range(EPOCHS) for batch in loader]
-
-
-def fit(
-    folder: Path, workers: int, *saved: SaveAt, ckpt_path: Path | None = None, **more: Any
-) -> Seen:
-    model, data = Model(), LoaderDataModule({"train": stream()}, options(workers))
-    trainer = quiet_trainer(folder, max_epochs=EPOCHS, callbacks=[*saved], **more)
-    trainer.fit(model, data, ckpt_path=ckpt_path, weights_only=True)
-    return model.seen
-
-
-@pytest.mark.parametrize("stop", [1, BATCHES, BATCHES + 7])
-def test_one_rank_resumes_with_other_workers(stop: int, tmp_path: Path) -> None:
-    expected = whole()
-    path = tmp_path / "one.ckpt"
-    assert fit(tmp_path, 2, SaveAt(path, stop), max_steps=stop) == expected[:stop]
-    assert fit(tmp_path, 0, ckpt_path=path) == expected[stop:]
 
 
 @pytest.mark.slow

@@ -216,6 +216,11 @@ def streamed(kind: Any, workers: int) -> LoaderDataModule:
     return LoaderDataModule({"train": kind(11, 11) if workers else kind(22)}, options)
 
 
+def sharded(workers: int) -> LoaderDataModule:
+    options = {"batch_size": 4, "seed": 5, "num_workers": workers, "num_shards": 2}
+    return LoaderDataModule({"train": Unmeasured(11, 11)}, options)
+
+
 def sampled(sampler: Callable[[], Any], workers: int) -> LoaderDataModule:
     options = {"batch_size": 4, "seed": 5, "num_workers": workers, **sampler()}
     return LoaderDataModule({"train": Augmented()}, options)
@@ -255,6 +260,7 @@ SOURCES: dict[str, Callable[[int], Any]] = {
         for kind in (Measured, Unmeasured)
         for workers in (0, 2)
     },
+    "shards": sharded,
     # With nothing of ours but the loader:
     **{
         f"{hook.__name__}{', data module' * in_data}": lambda _, hook=hook, in_data=in_data: (
@@ -303,7 +309,7 @@ class Setting:
 
     @property
     def length(self) -> int:
-        if "easured" in self.source:
+        if "easured" in self.source or self.source == "shards":
             return 6
         samples = (self.mode == "min_size" and self.short) or self.samples
         return self.limit or -(-samples // self.size)

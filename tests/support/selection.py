@@ -62,7 +62,7 @@ THINNED: Final = {
     "iteration/test_exactness_check.py::test_what_is_not_exact_is_told_once": 2,
     "faults/test_fault_matrix.py::test_what_ends_or_stops_a_worker": 3,
     "iteration/test_next_epoch.py::test_epochs_are_what_they_are": 2,
-    "lightning/test_resume.py::test_chain_of_resumes": 4,
+    "lightning/test_resume.py::test_chain_of_resumes": 3,
     "seeding/test_generator_watch.py::test_batches_do_not_depend_on_who_made_what_before": 2,
     "pool/test_recovery.py::test_a_batch_that_ends_two_workers": 2,
     "batch/test_sample_retries.py::test_batches_are_those_of_a_clean_run": 2,
