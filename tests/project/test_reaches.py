@@ -2,7 +2,7 @@
 
 A reach is: a private name (one underscore) that the package gives to nothing of its own; `ctypes`,
 `dis`; frames; what `gc` knows of objects. A mark is a comment ``# reach: LIBRARY: why`` in the same
-function or statement, or above it; above a class it is for all in there. `reaches.md` lists them.
+function or statement, or above it; above a class it is for all in there.
 
 If an upgrade moves one, tests of the code that is named fail. The last ones here hold what would
 fail silently: generators that nobody seeds.
@@ -23,23 +23,15 @@ import torch
 from lit_loader.seeding import find_generators
 
 PACKAGE = Path(__file__).parents[2] / "lit_loader"
-TABLE = Path(__file__).with_name("reaches.md")
 SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text()
            for path in sorted(PACKAGE.rglob("*.py"))}  # fmt: skip
 
-DOCUMENTED = {"_asdict", "_exit", "_fields", "_make", "_replace", "_thread", "_", "__future__",
+DOCUMENTED = {"_asdict", "_exit", "_fields", "_make", "_replace", "_thread",
               "_target_", "_convert_", "_dataloader"}  # fmt: skip
 OTHERS = {"_getframe", "_current_frames", "currentframe", "f_back", "f_code", "f_globals",
           "f_locals", "gi_frame", "tb_frame", "get_objects", "get_referents", "get_referrers",
           "import ctypes", "import dis", "import opcode"}  # fmt: skip
-VERSIONS = {
-    "datasets": "any: without it, taken at its word",
-    "lightning": "2.5 to 2.6",
-    "numpy": "1.25 to 2.x; checked at run time",
-    "python": "3.10 to 3.14",
-    "spdl": "any: without it, left to its own end",
-    "torch": "2.6 to 2.14",
-}
+LIBRARIES = {"datasets", "lightning", "numpy", "python", "spdl", "torch"}
 
 
 def given(tree: ast.AST) -> Iterator[str]:
@@ -77,26 +69,10 @@ def statements(body: Iterable[ast.AST], marks: dict[int, str]) -> Iterator[tuple
 
 
 def marks_of(source: str) -> dict[int, str]:
-    """The marks of a file, as its rows of the table say them, by their lines."""
-    found = {}
-    for number, line in enumerate(source.splitlines(), 1):
-        if mark := re.search(r"# reach: (\w+): (.+)", line):
-            found[number] = f"{mark[2]} | {VERSIONS[mark[1]]}"
-    return found
-
-
-def table() -> str:
-    """What the marks say, as Markdown."""
-    lines = [
-        "Where the package reaches into what others do not document; written by "
-        "`python -m tests.project.test_reaches`.",
-        "",
-        "| file | why | versions |",
-        "| --- | --- | --- |",
-    ]
-    for file, source in SOURCES.items():
-        lines += [f"| {file} | {said} |" for said in dict.fromkeys(marks_of(source).values())]
-    return "\n".join(lines) + "\n"
+    """The libraries that a file's marks name, by their lines."""
+    lines = enumerate(source.splitlines(), 1)
+    found = ((number, re.search(r"# reach: (\w+): .+", line)) for number, line in lines)
+    return {number: mark[1] for number, mark in found if mark}
 
 
 def test_every_reach_is_marked_and_every_mark_is_of_one() -> None:
@@ -108,12 +84,9 @@ def test_every_reach_is_marked_and_every_mark_is_of_one() -> None:
             names = {*named(statement)}
             reaches = {n for n in names if re.match("_[^_]", n)} - own | names & OTHERS
             marked = [left.pop(line) for line in lines if line in left]
+            assert LIBRARIES.issuperset(marked)
             assert bool(reaches) == bool(marked), f"{file}:{lines[1]}: {reaches or 'none'}"
         assert not left, f"{file}: marks of nothing"
-
-
-def test_the_table() -> None:
-    assert TABLE.read_text() == table(), "python -m tests.project.test_reaches writes it"
 
 
 def uses_torch() -> object:
@@ -141,7 +114,3 @@ def test_the_global_generators_of_numpy_and_python() -> None:
     assert np.random.rand.__self__ is np.random.mtrand._rand is find_generators._GLOBALS[1]
     assert isinstance(random.seed.__self__, random.Random)
     assert random.random.__self__ is random.seed.__self__ is find_generators._GLOBALS[0]
-
-
-if __name__ == "__main__":
-    TABLE.write_text(table())
