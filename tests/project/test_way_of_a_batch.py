@@ -1,8 +1,8 @@
 """How long the way of a batch is: files of the package that it passes, and calls of Python's.
 
-``python tests/project/test_way_of_a_batch.py`` prints it, as CI does. What is counted is one
-``next()`` in the midst of an epoch, and what a worker does for one batch, of a map-style dataset
-with the default options. A function is counted as often as it is called.
+``pytest -n 0 -s tests/project/test_way_of_a_batch.py`` prints it, as CI does. What is counted is
+one ``next()`` in the midst of an epoch, and what a worker does for one batch, of a map-style
+dataset with the default options. A function is counted as often as it is called.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import lit_loader
 from lit_loader import DataLoader
@@ -79,10 +76,6 @@ def measured() -> dict[str, tuple[int, int]]:
 
 def test_it_does_not_grow() -> None:
     for where, found in measured().items():
+        print(f"the way of a batch, {where}: {found[1]} calls in {found[0]} files")
         files, calls = MOST[where]
-        assert found[0] <= files and found[1] <= calls, (where, found)
-
-
-if __name__ == "__main__":
-    for where, (files, times) in measured().items():
-        print(f"the way of a batch, {where}: {times} calls in {files} files")
+        assert found[0] <= files and found[1] <= calls
