@@ -28,7 +28,7 @@ from lit_loader.bench.loaders import LOADERS, Setup
 from lit_loader.bench.report import FORMAT
 from lit_loader.hydra.conf_folder import conf_folder
 from lit_loader.system.processors import usable_processors
-from tests.support.commands import run_python
+from tests.support.programs import run_python
 
 for needed in ("rich", "matplotlib"):  # of which the modules above import nothing yet
     pytest.importorskip(needed)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.test_studies import SCRIPTS, table
-from tests.support.commands import run_python
+from tests.support.programs import run_python
 
 JOBS = (
     "columns", "detection", "volumes", "molecules", "graphs", "robot_uint8", "robot_float32",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.commands import run_python
+from tests.support.programs import run_python
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "benchmark"
 

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from lit_loader import CachedDataset, SharedSequence
-from tests.support.commands import run_python
+from tests.support.programs import run_python
 
 
 class Numbers(Dataset[int]):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.commands import run_python
+from tests.support.programs import run_python
 from tests.support.recipes import EXAMPLES, TRAIN, run
 
 

@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from tests.project.readmes import ROOT, fenced, sections
-from tests.support.commands import run_python
+from tests.support.programs import run_python
 
 PAGE = ROOT / "examples" / "migrate" / "from_elsewhere.md"
 NEEDED = {

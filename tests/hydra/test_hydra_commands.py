@@ -11,7 +11,7 @@ import pytest
 
 from lit_loader import DataLoader, LoaderConfig
 from tests.hydra.test_hydra import GROUPS, PRESETS
-from tests.support.commands import run_python
+from tests.support.programs import run_python
 
 PROGRAM = """
 import json

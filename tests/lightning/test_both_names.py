@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from lit_loader import DataLoader, LoaderDataModule, LoaderMonitor, LoaderStateCallback
-from tests.support.commands import run_python
 from tests.support.exact import Augmented
 from tests.support.lightning_runs import Saves, Sees, quiet_trainer
+from tests.support.programs import run_python
 
 LENGTH, BATCHES, EPOCHS = 22, 6, 2
 OPTIONS: dict[str, Any] = {"batch_size": 4, "seed": 5, "seeding": "sample"}

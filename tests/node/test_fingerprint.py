@@ -16,7 +16,7 @@ import torch
 
 from lit_loader.data import fingerprint as module
 from lit_loader.data.fingerprint import environment
-from tests.support.commands import run_python
+from tests.support.programs import run_python
 
 
 def fingerprint(thing: Any) -> str:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support import client_programs as program
 from tests.support.client_programs import BATCH_SIZE, EPOCHS, LENGTH
-from tests.support.commands import run_python
+from tests.support.programs import run_python
 
 pytestmark = pytest.mark.clients
 

@@ -35,7 +35,7 @@ from lit_loader import DataLoader
 from lit_loader.sampling.shown_samplers import ShardedSampler
 from tests.parity.datasets import SizedStream
 from tests.parity.tools import children
-from tests.support.commands import run_python
+from tests.support.programs import run_python
 from tests.support.samples import Counting
 
 LENGTH = 10

@@ -25,7 +25,7 @@ from tests.project.readmes import (
     sections,
     without_fenced,
 )
-from tests.support.commands import run_python
+from tests.support.programs import run_python
 
 PROGRAMS = ("bash", "lit-loader-bench", "pytest", "python", "python3", "torchrun")
 

@@ -14,8 +14,7 @@ import torch
 from lit_loader.seeding import seeds as seeding
 from lit_loader.seeding.generator_state import Rewind, preserved
 from lit_loader.seeding.seeds import derive, sample_seed, seed_globals, seed_worker
-from tests.support.commands import run_python
-from tests.support.programs import ROOT
+from tests.support.programs import ROOT, run_python
 
 
 @pytest.fixture(autouse=True)

@@ -186,7 +186,26 @@ def run_with_lightning(directory: Path, program: Path, *arguments: object, code:
         "cwd": directory,
         "stderr": subprocess.STDOUT,
         "modules": WITH_LIGHTNING,
+        "timeout": 280,  # a test has less, unless it is marked
     }
-    settings["timeout"] = 280  # a test has less, unless it is marked
     wide = {**default_environment(), "COLUMNS": "160"}
     return run_program(program, *arguments, code=code, environment=wide, **settings)
+
+
+def run_python(
+    directory: Path,
+    *command: str | Path,
+    code: int = 0,
+    python: str | Path = sys.executable,
+    timeout: float = 110,
+    **environment: str,
+) -> str:
+    """Run Python as a user does, check its exit code, and return all it printed."""
+    done = subprocess.run(
+        [str(python), *map(str, command)],
+        cwd=directory, timeout=timeout, text=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "COLUMNS": "160", **environment}, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout
+    return done.stdout

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.commands import run_python
-from tests.support.programs import run_with_lightning
+from tests.support.programs import run_python, run_with_lightning
 from tests.support.samples import keeping_generators
 
 # What all of them need; the tests that import this are skipped without.
