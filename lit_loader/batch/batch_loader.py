@@ -53,7 +53,8 @@ class BatchLoader:
         self._collates_into_slot = spec.default_collation
         self._fetcher: MapFetcher | IterableFetcher | None = None
         self._watch: GeneratorWatch | None = None  # of the dataset and functions, once it reads
-        self._unwatched = self._looked = 0  # batches until generators are looked for; times of it
+        # Batches until generators are looked for, and how many there were at the last look.
+        self._unwatched = self._looked = 0
         self._rewind: Rewind | None = None
         self._rewound: HeldGenerators | None = None  # those that it takes back
         self.rng = BatchRng(spec.batched)
@@ -156,23 +157,24 @@ class BatchLoader:
 
     def _load_watched(self, task: tuple[Any, int, int, int, Progress]) -> Any:
         """Do as :meth:`load` does, and look for generators that the batch has made."""
-        again = self._spec.seeding != "worker"
+        again, looked = self._spec.seeding != "worker", self._looked
         self._unwatched = 1
         batch = self.load(*task)
         watch = self._watch
         assert watch is not None
         self._unwatched = _FOR_EVER
-        if again and self._looked:
+        if again and looked:
             watch.search(late=True)
-        elif again:
-            if watch.search():  # on first use it has made one, which was not seeded
-                progress, empty = task[-1], task[-1].empty
-                if type(batch) is BatchWithReport:
-                    watch.notes += batch.notes
-                progress.empty = None  # what it gives lies behind the first one
-                batch = self.load(*task)
-                progress.empty = empty
-            self._looked, self._unwatched = 1, LATE - 2
+        elif again and watch.search():  # on first use it has made one, which was not seeded
+            progress, empty = task[-1], task[-1].empty
+            if type(batch) is BatchWithReport:
+                watch.notes += batch.notes
+            progress.empty = None  # what it gives lies behind the first one
+            batch = self.load(*task)
+            progress.empty = empty
+        looked = 2 * looked or 1  # batches so far
+        if again and looked < LATE:
+            self._looked, self._unwatched = looked, looked - 1
         if watch.notes:
             made = batch if type(batch) is BatchWithReport else BatchWithReport(batch, None, False)
             batch = made._replace(notes=(*made.notes, *self._notes()))

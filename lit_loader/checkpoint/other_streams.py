@@ -13,7 +13,8 @@ given a state, and is to begin at its start, gets back what it had before (`begi
 Its epoch lies in memory that copies share (`shared_epoch`), and ``split_dataset_by_node`` makes it
 take its rank's share by itself (`splitter_by_ranks`).
 
-**WebDataset.** A pipeline may have a stage that takes its rank's share (`splitter_by_ranks`).
+**WebDataset.** A pipeline may have a stage that takes its rank's share (`splitter_by_ranks`), and
+one that shuffles by a seed of the time and the process id (`advice_if_unseeded`).
 
 **LitData, Mosaic.** Their ``state_dict`` is of another protocol: their own loaders call it with
 what they have counted, which no other loader knows. It is not called (`wants_arguments`).
@@ -26,11 +27,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections.abc import Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 __all__ = [
-    *("advice_on_reading_again", "begin_at_start", "forgets", "has_methods", "note_start"),
+    *("advice_if_unseeded", "advice_on_reading_again", "begin_at_start", "forgets"),
+    *("has_methods", "note_start"),
     *("shared_epoch", "splitter_by_ranks", "wants_arguments"),
 ]
 
@@ -115,10 +118,32 @@ def splitter_by_ranks(stream: Any) -> str | None:
     # reach: datasets: whether a stream is split by rank already
     if getattr(stream, "_distributed", None) is not None:
         return "split_dataset_by_node"
-    stages = getattr(stream, "pipeline", None)
-    for stage in stages if isinstance(stages, (list, tuple)) else ():
+    for stage in _stages(stream):
         if getattr(getattr(stage, "func", stage), "__name__", "") == "split_by_node":
             return "split_by_node (pass nodesplitter=None)"
+    return None
+
+
+def _stages(stream: Any) -> Sequence[Any]:
+    """The stages of a WebDataset's pipeline; none of any other stream."""
+    stages = getattr(stream, "pipeline", None)
+    return stages if isinstance(stages, (list, tuple)) else ()
+
+
+# reach: webdataset: a stage holds its function and the options that this was given
+def advice_if_unseeded(stream: Any) -> str | None:
+    """Say what to pass where a stream shuffles otherwise each time; None: it is not known to."""
+    for stage in _stages(stream):
+        options = getattr(stage, "kw", {})
+        if getattr(getattr(stage, "f", None), "__name__", "") != "_shuffle":
+            continue
+        if options.get("rng") is None and options.get("seed") is None:
+            return (
+                f"the shuffle() of this {type(stream).__name__} takes its seed from the time and "
+                "the process id: no run is like another, and a resume loses samples and gives "
+                "others twice; pass shuffle(..., rng=random.Random(0)), which the loader seeds "
+                "anew in each epoch, and WebDataset(..., seed=0) with shardshuffle"
+            )
     return None
 
 

@@ -153,7 +153,7 @@ class EpochPosition:
         self._batches, self._ahead = start.batches, set(start.ahead)
         self._samplers: dict[int, tuple[Any, Any]] = {start.batches: (start.sampler, None)}
         self._readers = list(start.readers) or [ReadPoint()] * num_readers
-        self._ended, self._previous = False, start
+        self.ended, self._previous = False, start
         # Given out, not counted yet; a map-style dataset's batch is noted by storing its number.
         self.latest: int | _Read | None = None
         self._last: int | None = None  # a map-style one's, counted last
@@ -254,12 +254,12 @@ class EpochPosition:
 
     def end(self) -> None:
         """Note that the consumer has come to the epoch's end."""
-        self._ended = True
+        self.ended = True
 
     def before_last(self) -> Position:
         """Give the position before the batch given out last; at the end, that of this moment."""
         now = self.now()
-        if self._ended:
+        if self.ended:
             return now  # the consumer has asked since, and was given nothing
         if self._readers:
             return replace(self._previous, requested=now.requested)
@@ -286,7 +286,7 @@ class EpochPosition:
             tuple(sorted(self._ahead)),
             self.sampler_at(self._batches),
             tuple(self._readers),
-            self._ended,
+            self.ended,
             self.start.requested,
             self._batches - self.start.batches,
         )

@@ -82,9 +82,11 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                         raise StopIteration
                     start = self._start
                     if start is None or self._due:  # an interrupted one goes on with its epoch
-                        start = self._start = start or self._core.begin_epoch()
+                        start = self._start = start or self._core.begin_epoch(self)
                         self._tail = self._core.tail(start)
                         self._due = False
+                    if self._core.epochs.begun is not start.position:
+                        self._core.epochs.go_on(start.position)
                     self._settle(start)
                     asked = True
                     return self._next(start)
@@ -105,6 +107,11 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             if ended and not received:
                 raise LoaderError(_NO_END) from error
             raise
+
+    def begin(self) -> None:
+        """Begin the epoch now, where the loader's next one begins, and not at the first batch."""
+        with self._core.lock:
+            self._start = self._start or self._core.begin_epoch(self)
 
     def __len__(self) -> int:
         return len(self._data_loader)

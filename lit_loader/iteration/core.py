@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import operator
 import os
 import threading
 import time
@@ -33,6 +34,7 @@ from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import IN_PROCESS_BYTES, frozen
+from lit_loader.checkpoint.other_streams import advice_if_unseeded
 from lit_loader.checkpoint.position import Shards
 from lit_loader.data.cached_dataset import figures_of
 from lit_loader.describe import program_stacklevel
@@ -79,8 +81,15 @@ _AS_THE_LOADER: Final = (
 )
 """What a spec has as the loader has it."""
 
+_OF_WORKERS: Final = (
+    *("collate_fn", "worker_init_fn", "seeding", "reseed_fn", "share", "reads", "memory_budget"),
+    *("on_sample_error", "max_sample_errors", "sample_retries", "retry_backoff"),
+    *("transient_errors", "multiprocessing_context", "timeout"),
+)
+"""What persistent workers are started with: where one is set anew, the next epoch has others."""
+
 _OF_THE_PROCESS: Final = (
-    *("begun", "_loader", "_lock", "pool", "_table", "latest"),
+    *("begun", "_loader", "_lock", "pool", "_started_with", "_table", "latest"),
     *("pid", "runs", "_shown", "talks"),
 )
 """What a copy, or a pickle, begins anew with."""
@@ -123,6 +132,7 @@ class LoaderCore:
         # A forked child has the workers no more.
         self._lock, self.pid = threading.RLock(), os.getpid()
         self.pool: WorkerPool | None = None  # the persistent workers
+        self._started_with: list[Any] = []  # options
         self._shares: bool | None = None  # whether the dataset holds what others may change
         self._table: Any = None  # in their stead: the dataset as it was when they would have begun
         self.begun: Pipeline | None = None  # what the workers are at for the next epoch
@@ -370,7 +380,7 @@ class LoaderCore:
 
     # --- epochs ---
 
-    def begin_epoch(self) -> EpochStart:
+    def begin_epoch(self, iterator: object) -> EpochStart:
         """Begin the epoch that comes next; called by an iterator at its first ``next()``."""
         loader = self.loader
         if self.given_replica is None:
@@ -378,7 +388,9 @@ class LoaderCore:
             advice = advice_if_unsharded(loader.dataset, shown, self.iterable, self.shards)
             if advice is not None:
                 self.warn_once(advice)
-        return self.epochs.begin(self.readers)
+        if self.iterable and (advice := advice_if_unseeded(loader.dataset)) is not None:
+            self.warn_once(advice)
+        return self.epochs.begin(self.readers, iterator)
 
     def tail(self, start: EpochStart) -> ShardTail | None:
         """Begin to agree with other ranks on a stream's end; None: there is no need."""
@@ -421,10 +433,16 @@ class LoaderCore:
             return pool, lambda line, reusable: pool.close(), None
         if holder is not None:
             holder.revoke()
-        if (had := self.pool) is not None and (had.closed or had.num_workers != workers):
+        now = [getattr(self.loader, name) for name in _OF_WORKERS]
+        if (had := self.pool) is not None and (
+            had.closed
+            or had.num_workers != workers
+            or any(map(operator.ne, now, self._started_with))
+        ):
             self._end_workers()
         begun, self.begun = self.begun, None
         if self.pool is None:
+            self._started_with = now
             pool = self.pool = self.start_pool(start.seed, workers, remote)
         else:
             pool = self.pool

@@ -112,7 +112,7 @@ class TorchSurface(_BaseDataLoaderIter):
                     "_sampler_iter can be taken from before the first batch only: workers are at "
                     "those that follow"
                 )
-            start = self._start = self._start or self._core.begin_epoch()
+            start = self._start = self._start or self._core.begin_epoch(self)
             if start.batches is None:  # an endless sampler, which leads nowhere: as with torch
                 # reach: torch: the loader's property, which programs exchange
                 return next(iter(self._index_sampler))

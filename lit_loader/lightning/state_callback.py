@@ -44,6 +44,7 @@ from lit_loader.lightning.trainer_progress import (
 )
 
 if TYPE_CHECKING:
+    from lit_loader.iteration.base import LoaderIterator
     from lit_loader.loader import DataLoader
 
 __all__ = ["LoaderStateCallback", "our_loaders"]
@@ -69,6 +70,7 @@ class LoaderStateCallback(Callback):
 
     def __init__(self) -> None:
         self._saved: list[Any] = []  # states to restore, with those of other loaders
+        self._restored: list[tuple[DataLoader[Any], Any]] = []  # until the first epoch begins
         self._workers_hint: Any = None
         self._resumes = False
         self._has_begun = False  # whether the epoch's first batch was fetched before its hooks
@@ -152,11 +154,15 @@ class LoaderStateCallback(Callback):
             mark_consumed(trainer, loaders, states)
             recount_batches(trainer, loaders, states)
         self._has_begun = ahead
-        if ahead:
+        self._restored = [*zip(loaders, states, strict=False)] if between and not ahead else []
+        if not ahead:
+            self._set_epoch(trainer)
+        if states and not between:
+            for iterator in _iterators(trainer):  # before others look at a batch in this hook
+                iterator.begin()
+        if ahead or (states and not between):
             for loader in loaders:
                 loader._core.epochs.begun_for(_epoch(trainer))
-        else:
-            self._set_epoch(trainer)
         self._commit(ahead)
 
     def _restore_loaders(
@@ -190,6 +196,10 @@ class LoaderStateCallback(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Sets the epoch of loaders that Lightning does not: those of iterable datasets, say."""
         self._loaders = train_loaders(trainer)
+        for loader, state in self._restored:
+            if not loader._core.epochs.is_loaded:  # others have looked at a batch in on_train_start
+                loader.load_state_dict(state)
+        self._restored = []
         if not _fetches_ahead(trainer):
             self._set_epoch(trainer)
         elif not self._has_begun:
@@ -226,6 +236,7 @@ class LoaderStateCallback(Callback):
             if iterable or not _is_iterable(loader):
                 # Not loader.set_epoch: Lightning tells the program's own samplers itself.
                 loader._core.epochs.set_epoch(_epoch(trainer))
+            loader._core.epochs.keep()
 
     def _commit(self, ahead: bool, within: bool = False) -> None:
         for loader in self._loaders:
@@ -271,6 +282,16 @@ def _epoch(trainer: Trainer) -> int:
     """What Lightning itself passes to the samplers of the loaders."""
     progress: Any = trainer.fit_loop.epoch_progress
     return int(progress.current.processed)
+
+
+def _iterators(trainer: Trainer) -> list[LoaderIterator[Any]]:
+    """Those over our loaders that Lightning has made for the epoch."""
+    from lit_loader.iteration.base import LoaderIterator
+
+    fit_loop: Any = trainer.fit_loop
+    # reach: lightning: the iterators that it is going to ask for batches
+    iterators = getattr(fit_loop._combined_loader._iterator, "iterators", ())
+    return [each for each in iterators if isinstance(each, LoaderIterator)]
 
 
 def _is_iterable(loader: DataLoader[Any]) -> bool:

@@ -26,6 +26,10 @@ Running   none                 the next one's start; likewise            as belo
 A state taken while it is running has the position that was committed last, if ``commit()`` is used
 and batches have been given out since; else where the iterator is, or, once that has ended, the
 start of the epoch that ``begin()`` would give.
+
+Programs look at a batch by ``next(iter(loader))`` while another iterator is in the midst of its
+epoch. That one is kept beside: the position, and which epoch is next, are its own again once it
+goes on, or the other one has been dropped behind its first batch.
 """
 
 from __future__ import annotations
@@ -33,8 +37,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import warnings
+import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from lit_loader.checkpoint.position import EpochPosition, Position
 from lit_loader.checkpoint.stateful import ITERATOR
@@ -47,6 +52,12 @@ from lit_loader.seeding.seeds import BaseSeed
 __all__ = ["EpochBatches", "EpochStart", "Epochs"]
 
 EpochBatches = ComputedBatches | DrawnBatches
+
+_OF_ITERATOR: Final = (
+    *("begun", "_batches", "_committed", "_within", "_earlier", "_announced", "_iterator"),
+    "_next_epoch",
+)
+"""What `Epochs` knows of one iterator's epoch."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +76,16 @@ class Epochs:
     def __init__(self, plan: BatchPlan | None, base_seed: BaseSeed) -> None:
         self.plan = plan  # another one counts from the next epoch on
         self._base_seed = base_seed
-        self._next_epoch = 0
+        self._next_epoch = self._unused_epoch = 0
         self._epoch_requested = False
+        # What had begun when all iterators were to load the same epoch; None: each is the next one.
+        self._kept_since: tuple[EpochPosition | None] | None = None
         self._commits = False  # whether commit() is used at all
         self._ahead = False  # whether the last commit was of a loop that takes a batch ahead
         self._loaded: Position | None = None  # at which the next iterator may begin
         # Of the epoch that was begun last, and perhaps has ended since:
-        self._begun: EpochPosition | None = None  # where its iterator is
+        self.begun: EpochPosition | None = None  # where its iterator is
+        self._iterator: weakref.ref[object] | None = None
         self._batches: EpochBatches | None = None
         self._committed: Position | None = None  # where it was at the last commit
         self._within = False  # whether the training loop's epoch goes on behind the end of this one
@@ -80,41 +94,52 @@ class Epochs:
         self._earlier: Position | None = None
         # An epoch that a training loop is going to ask for and has begun with this one.
         self._announced: int | None = None
+        # The same of iterators that are in the midst of their epochs, and others were begun since.
+        self._beside: list[dict[str, Any]] = []
 
     def with_seed(self, seed: BaseSeed) -> Epochs:
         """Give a copy, which goes on from here by itself; both have the same samplers."""
         copied = copy.copy(self)
-        copied._base_seed, copied._begun, copied._batches = seed, copy.deepcopy(self._begun), None
+        copied._base_seed, copied.begun, copied._batches = seed, copy.deepcopy(self.begun), None
+        copied._iterator, copied._beside = None, []
         return copied
 
     @property
     def _running(self) -> EpochPosition | None:
         """Where the iterator that was begun last is; None: there is none, or a state was loaded."""
-        return self._begun if self._loaded is None else None
+        return self.begun if self._loaded is None else None
 
     def set_epoch(self, epoch: int) -> None:
         """Ask for the epoch that the next iterator loads."""
         if self.plan is not None:
             self.plan.sampler.choose(epoch)
-        self._next_epoch = epoch
-        self._epoch_requested = True
+        self._next_epoch, self._epoch_requested, self._kept_since = epoch, True, None
+
+    def keep(self) -> None:
+        """Let all iterators load the epoch that is next, until what one has given is committed."""
+        self._kept_since = (self.begun,)
 
     def load(self, position: Position) -> None:
         """Let the next iterator begin there; refused (a StateError), nothing has changed."""
         if self.plan is not None:  # what was set before is part of what is resumed
             self.plan.sampler.take_up(position.sampler or {}, not position.batches)
-        self._loaded, self._next_epoch, self._epoch_requested = position, position.epoch, False
+        self._loaded, self._next_epoch = position, position.epoch
+        self._epoch_requested, self._kept_since = False, None
 
-    def begin(self, readers: int) -> EpochStart:
+    def begin(self, readers: int, iterator: object) -> EpochStart:
         """Begin the epoch that comes next; with the readers of an iterable dataset, or 0."""
         loaded, running, requested = self._loaded, self._running, self._requested()
+        beside = [each for each in (*self._beside, self._now_begun()) if _goes_on(each)]
         if loaded is not None:
             start, given = self._begin_loaded(loaded, requested)
         else:
             if running is not None:
+                self._warn_if_lost(running)
                 self._abandon(running)
             # A sampler that was not interrupted is not restored either: it goes on by itself.
             start, given = self._epoch_start(requested), None
+            if beside and requested is None:  # each has another order
+                start = dataclasses.replace(start, epoch=max(start.epoch, self._unused_epoch))
         position = EpochPosition(start, readers)
         batches: EpochBatches | None = None
         if self.plan is not None:
@@ -127,12 +152,52 @@ class Epochs:
             else:
                 batches = DrawnBatches(self.plan, start.epoch, start.seed, start.batches, given)
         begun = EpochStart(start.epoch, start.seed, batches, position)
-        earlier = self._unused() if self._ahead else None
+        earlier, held = self._unused() if self._ahead else None, weakref.ref(iterator)
+        unused = max(self._unused_epoch, start.epoch + 1)
         # All at once: nothing is called any more that a signal handler could raise in.
-        self._loaded, self._epoch_requested, self._next_epoch = None, False, start.epoch + 1
-        self._begun, self._batches = position, batches
+        self._loaded, self._unused_epoch, self._next_epoch = None, unused, start.epoch
+        if self._kept_since is None:
+            self._epoch_requested, self._next_epoch = False, start.epoch + 1
+        self.begun, self._batches, self._iterator = position, batches, held
         self._committed, self._within, self._earlier, self._announced = None, False, earlier, None
+        self._beside = beside if loaded is None else []
         return begun
+
+    def _now_begun(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _OF_ITERATOR}
+
+    def go_on(self, position: EpochPosition) -> None:
+        """Note that an iterator with this position goes on, and that another was begun since."""
+        for each in self._beside:
+            if each["begun"] is position:
+                self._go_back_to(each)
+                return
+
+    def _go_back(self) -> None:
+        """Go back to the iterator before, if the last one was to give one batch, and is gone."""
+        if self._beside and self._loaded is None:
+            gone = not (self.begun.ended or _goes_on(self._now_begun()))  # type: ignore[union-attr]
+            before = [each for each in self._beside if _goes_on(each)]
+            if before and gone and self.begun.since == 1:  # type: ignore[union-attr]
+                self._go_back_to(before[-1])
+
+    def _go_back_to(self, found: dict[str, Any]) -> None:
+        others = [each for each in (*self._beside, self._now_begun()) if each is not found]
+        vars(self).update(found)
+        self._beside = [each for each in others if _goes_on(each)]
+
+    def _warn_if_lost(self, running: EpochPosition) -> None:
+        """Tell if an iterator that was to give one batch has taken the position of a resume."""
+        at = running.start
+        if at.batches and not self._commits and running.since == 1:
+            now = running.now()
+            if not now.ended and self.plan is not None and not self.plan.is_end(now.delivered):
+                warnings.warn(
+                    f"the loaded position, batch {at.batches} of epoch {at.epoch}, went to an "
+                    "iterator that has given one batch, and the rest of that epoch is left out: "
+                    "look at a batch before load_state_dict, or by another loader",
+                    stacklevel=program_stacklevel(),
+                )
 
     def begun_for(self, epoch: int) -> None:
         """Note for which epoch of a training loop this one has begun.
@@ -217,7 +282,7 @@ class Epochs:
 
         ``between``: the sampler is known to be between two epochs; ``left``: to have left one.
         """
-        before = None if self._begun is None else self._begun.now()
+        before = None if self.begun is None else self.begun.now()
         sampler = None
         if self.plan is not None:
             if before is not None:
@@ -239,10 +304,19 @@ class Epochs:
 
     def commit(self, ahead: bool = False, within: bool = False) -> None:
         """Note that all that was given out is used; see ``DataLoader.commit``."""
+        self._go_back()
         running, self._commits, self._ahead = self._running, True, ahead
+        if self._kept_since and self.begun is not self._kept_since[0]:
+            self._epoch_requested, self._kept_since = False, None
+            self._next_epoch += 1
         if running is not None:
             self._within = within
             self._committed = running.before_last() if ahead else running.now()
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the next iterator begins where a state was loaded."""
+        return self._loaded is not None
 
     @property
     def begun_without_commits(self) -> bool:
@@ -251,6 +325,7 @@ class Epochs:
 
     def now(self) -> Position:
         """The position that a state taken now has."""
+        self._go_back()
         loaded, running, requested = self._loaded, self._running, self._requested()
         if loaded is not None and (
             requested in (None, loaded.anchor) or self._is_told_apart(loaded)
@@ -262,3 +337,9 @@ class Epochs:
         if self._commits and (committed is None or committed.delivered < now.delivered):
             return committed or self._earlier or running.start
         return self._epoch_start(requested) if now.ended and not self._within else now
+
+
+def _goes_on(one: dict[str, Any]) -> bool:
+    """Whether an iterator lives that is in the midst of its epoch."""
+    begun, iterator = one["begun"], one["_iterator"]
+    return begun is not None and not begun.ended and iterator is not None and iterator() is not None

@@ -439,7 +439,8 @@ def _hash(path: str) -> int:
 
 
 LATE: Final = 16
-"""Batches of a process after which generators are looked for the last time."""
+"""Batches of a process after which generators are looked for the last time; 1, 2, 4 and 8 are
+those before."""
 
 _log = logging.getLogger("lit_loader.generator_watch")
 _ADVICE: Final = "draw from lit_loader.get_rng(), or pass reseed_fn"
@@ -450,8 +451,8 @@ class GeneratorWatch:
 
     One that is made on first use is not there at the start. So it is looked for again after the
     first batch (of each epoch, where the dataset has ``set_epoch``), which is then made again with
-    it seeded. What is made still later is noticed after `LATE` batches, and told. Where it is
-    to ``warn``, ``notes`` are warnings for the user, to be taken out by what gives them.
+    it seeded. What is made still later is noticed after 2, 4, 8 or `LATE` batches, and told. Where
+    it is to ``warn``, ``notes`` are warnings for the user, to be taken out by what gives them.
     """
 
     def __init__(self, *roots: object, warn: bool = True) -> None:

@@ -318,7 +318,7 @@ def test_cancelled_work_stops_at_the_sample_it_is_in() -> None:
         batch_size=10_000, drop_last=False, sampler=[0, *range(1, 10_001)],
     ) as loader:  # fmt: skip
         iterator = iter(loader)
-        iterator._start = loader._core.begin_epoch()
+        iterator._start = loader._core.begin_epoch(iterator)
         iterator._connect(iterator._start)
         iterator._dispatch(iterator._start)
         assert os.read(seen[0], 1) == b"!"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -162,3 +163,17 @@ def test_another_loaders_asking_does_not_count() -> None:
         for _ in zip(good, bad, strict=False):
             pass
     assert len(record) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "told"), [({}, True), ({"rng": random.Random(3)}, False), ({"seed": 3}, False)]
+)
+def test_a_webdatasets_shuffle_without_a_seed_is_told(options: Any, told: bool) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    stream = webdataset.DataPipeline(lambda: iter(range(20)), webdataset.shuffle(8, **options))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        epochs = [digests(DataLoader(stream, 4, seed=1)) for _ in range(2)]
+    assert any("takes its seed from the time" in str(each.message) for each in caught) == told
+    if not told:
+        assert epochs[0] == epochs[1]

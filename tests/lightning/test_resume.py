@@ -522,6 +522,41 @@ def test_a_checkpoint_before_anything_was_restored(tmp_path: Path) -> None:
     assert seen(tmp_path, Data(), LoaderStateCallback(), ckpt=tmp_path / "b.ckpt") == whole[3:]
 
 
+class Look(Callback):
+    """Looks at a batch of the training loader in a hook, once, as programs do to log examples."""
+
+    def __init__(self, hook: str) -> None:
+        self.hook: str | None = hook
+        setattr(self, hook, self.look)
+
+    def look(self, trainer: Trainer, *args: Any) -> None:
+        if self.hook is not None:
+            next(iter(trainer.train_dataloader))
+            self.hook = None
+
+
+@pytest.mark.parametrize("source", ["plain_loader", "shards"])
+@pytest.mark.parametrize("when", ["first", "resumed", "both"])
+@pytest.mark.parametrize(
+    "hook", ["on_train_start", "on_train_epoch_start", "on_train_batch_start", "on_train_batch_end"]
+)
+@pytest.mark.parametrize("steps", [3, 7])
+def test_a_batch_that_is_looked_at_moves_nothing(
+    hook: str, when: str, source: str, steps: int, tmp_path: Path
+) -> None:
+    whole = seen(tmp_path, SOURCES[source](0))
+    steps = min(steps, len(whole) // EPOCHS)  # in an epoch, and at its end
+
+    def looks(run: str) -> list[Callback]:
+        return [Look(hook)] if when in (run, "both") else []
+
+    saver = Saver(tmp_path / "last.ckpt", "batch")
+    options = {"max_epochs": -1, "max_steps": steps}
+    first = seen(tmp_path, SOURCES[source](0), saver, *looks("first"), **options)
+    resumed = seen(tmp_path, SOURCES[source](0), *looks("resumed"), ckpt=tmp_path / "last.ckpt")
+    assert [each.data for each in first + resumed] == [each.data for each in whole]
+
+
 def test_a_checkpoint_that_is_validated_with_does_not_move_a_later_fit(tmp_path: Path) -> None:
     setting, path = Setting(validate_every=1.0), tmp_path / "a.ckpt"
     seen(tmp_path, setting.data(0), Saver(path, "batch", 3), fail=4, **setting.flags())

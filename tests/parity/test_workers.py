@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import get_worker_info
 
+from lit_loader import DataLoader
 from tests.support.samples import uncollated as as_is
 
 from .datasets import (
@@ -284,6 +285,23 @@ def test_a_lambda_under_spawn_is_an_error(loader_class, what, method, monkeypatc
     assert "lambda" in whole_text(caught.value)
     if not is_oracle(loader_class):
         assert what in str(caught.value)
+
+
+def test_functions_that_are_set_between_epochs_reach_persistent_workers():
+    loader = DataLoader(Squares(3), num_workers=1, persistent_workers=True)
+    assert flat(loader) == [0, 1, 4]
+    pids = [process.pid for process in loader._iterator._workers]
+    loader.collate_fn = loader.collate_fn  # nothing new
+    assert flat(loader) == [0, 1, 4]
+    assert [process.pid for process in loader._iterator._workers] == pids
+    loader.collate_fn = negated
+    assert flat(loader) == [0, -1, -4]
+    assert flat(loader) == [0, -1, -4]
+    loader.close()
+
+
+def negated(samples):
+    return -torch.tensor(samples)
 
 
 def test_the_context_can_be_changed_between_epochs(loader_class):

@@ -48,6 +48,39 @@ def test_the_epoch_counts_up_when_a_loop_is_left_early() -> None:
     assert digests(fresh) == second
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_that_is_looked_at_in_an_epoch(workers: int) -> None:
+    """The position stays that of the loop: in the step in which it is looked at, and behind it."""
+    expected = digests(DataLoader(Augmented(), 4, True, seed=1))
+    with DataLoader(Augmented(), 4, True, seed=1, num_workers=workers) as loader:
+        given, held = [], []
+        for batch in loader:
+            given += digests([batch])
+            if len(given) == 3:
+                next(iter(loader))
+            if len(given) == 5:  # and one that is kept
+                held.append(iter(loader))
+                next(held[0])
+            if len(given) != 5:
+                fresh = DataLoader(Augmented(), 4, True, seed=1)
+                fresh.load_state_dict(loader.state_dict())
+                assert given + digests(fresh) == expected or len(given) == len(expected)
+        assert given == expected
+        held.clear()
+        assert loader.state_dict()["batches"] == 0
+
+
+def test_a_loaded_position_that_is_used_up_by_a_look_is_told() -> None:
+    loader = DataLoader(Augmented(), 4, True, seed=1)
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    next(iter(loader))
+    with pytest.warns(UserWarning, match="loaded position, batch 2 of epoch 0, went to an iterato"):
+        next(iter(loader))
+
+
 def test_setting_the_epoch_during_one_is_for_the_next() -> None:
     loader = DataLoader(Augmented(), 4, True, seed=1)
     epochs = [digests(loader) for _ in range(6)]

@@ -257,16 +257,18 @@ def test_batches_do_not_depend_on_who_made_what_before(kind: str, seeding: str) 
     assert epoch(KINDS[kind](), 3, seeding=seeding) == expected
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_generator_that_was_made_late_is_told(workers: int) -> None:
+@pytest.mark.parametrize(
+    ("first", "workers"), [(1, 0), (2, 1), (7, 0), (LATE - 1, 0), (LATE - 1, 1), (1, 2)]
+)
+def test_a_generator_that_was_made_late_is_told(first: int, workers: int) -> None:
     class Late(Drawing):
         rng: Any = None
 
         def __len__(self) -> int:
-            return LATE
+            return LATE * max(1, workers)
 
         def draw(self, index: int) -> float:
-            if index >= 2:
+            if index >= first * max(1, workers):
                 self.rng = self.rng or random.Random(1)
             return 0.0 if self.rng is None else self.rng.random()
 
