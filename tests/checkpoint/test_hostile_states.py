@@ -35,6 +35,7 @@ from lit_loader import (
 )
 from lit_loader.checkpoint.untrusted_state import MAX_BATCHES, MAX_COUNT
 from tests.support.exact import SamplerWithStatefulIterator
+from tests.support.samples import Call
 from tests.support.stateful_data import SAMPLERS, STREAMS, sampling
 
 LENGTH = 22
@@ -42,15 +43,8 @@ LENGTH = 22
 
 # --- what states are of ---
 
-
-class Whatever:
-    """Takes any index: what is wrong then is the loader's, not the dataset's."""
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, index: Any) -> int:
-        return 0
+ANY = Call(lambda index: 0, LENGTH)
+"""Takes any index: what is wrong then is the loader's, not the dataset's."""
 
 
 class Places(Sampler[int]):
@@ -120,11 +114,11 @@ def mixture(**options: Any) -> MixtureStream:
 
 
 def mapped(**options: Any) -> dict[str, Any]:
-    return {"dataset": Whatever(), "batch_size": 4, "seed": 1, **options}
+    return {"dataset": ANY, "batch_size": 4, "seed": 1, **options}
 
 
 def batches(sampler: Any, **options: Any) -> dict[str, Any]:
-    return {"dataset": Whatever(), "batch_sampler": sampler, "seed": 1, **options}
+    return {"dataset": ANY, "batch_sampler": sampler, "seed": 1, **options}
 
 
 KINDS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -169,7 +163,7 @@ KINDS |= {
 }  # fmt: skip
 KINDS |= {
     f"{use} with {kind}": lambda use=use, kind=kind: {
-        "dataset": Whatever(), "seed": 1, **sampling(use, kind, LENGTH, "torch")[1],
+        "dataset": ANY, "seed": 1, **sampling(use, kind, LENGTH, "torch")[1],
     }
     for use, kind in itertools.product(["sampler", "batch sampler"], SAMPLERS)
     if kind != "neither"
@@ -566,43 +560,6 @@ def test_a_state_that_cannot_travel_is_refused() -> None:
         }  # fmt: skip
         message = refused(lambda: loader.load_state_dict(state))
     assert message.startswith("state's part for the dataset cannot be pickled (")
-
-
-# --- what is read again ---
-
-
-class Broken:
-    """Its third sample cannot be read."""
-
-    def __init__(self) -> None:
-        self.place = 0
-
-    def __iter__(self) -> Broken:
-        return Broken()
-
-    def __next__(self) -> int:
-        self.place += 1
-        if self.place > 20:
-            raise StopIteration
-        if self.place == 3:
-            raise ValueError("bad")
-        return self.place
-
-
-@quiet
-def test_a_source_with_a_bad_sample_is_read_again_up_to_the_place() -> None:
-    def stream() -> DataLoader[int]:
-        source = MixtureStream([Broken(), Numbers()], exhausted="drop")  # type: ignore[list-item]
-        return DataLoader(source, 4, seed=1, on_sample_error="skip")
-
-    whole = [batch.tolist() for batch in stream()]
-    loader = stream()
-    iterator = iter(loader)
-    for _ in range(5):
-        next(iterator)
-    resumed = stream()
-    resumed.load_state_dict(loader.state_dict())
-    assert [batch.tolist() for batch in resumed] == whole[5:]
 
 
 # --- epochs that no run comes to ---

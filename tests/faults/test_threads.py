@@ -27,12 +27,7 @@ import lit_loader
 from lit_loader import DataLoader
 from lit_loader.seeding import generator_lock
 from tests.exactness.test_exactness import CASES as EXACT
-from tests.support.exact import (
-    Augmented,
-    EveryOther,
-    digests,
-    noisy_collate,
-)
+from tests.support.exact import Augmented, EveryOther, digests, noisy_collate
 from tests.support.samples import Call, own_generators
 
 TABLE = TensorDataset(torch.arange(52.0).reshape(26, 2))
@@ -86,11 +81,7 @@ def _threads_take_turns_often() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _own_generators() -> Iterator[None]:
     """Begin in the midst of the streams, with deviates in reserve; leave them as they were."""
-    kept = (
-        random.getstate(),
-        np.random.get_state(legacy=False),
-        torch.get_rng_state(),
-    )
+    kept = (random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state())
     random.gauss(0, 1)
     np.random.randn()
     torch.randn(1)

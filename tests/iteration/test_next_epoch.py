@@ -236,24 +236,6 @@ def test_where_it_is_not_done(options: dict[str, Any]) -> None:
         assert not begun(loader)
 
 
-def test_an_error_comes_in_its_own_epoch() -> None:
-    def sample(index: int) -> int:
-        if lit_loader.get_epoch() == 1 and index == 1:
-            raise ValueError("bad")
-        return index
-
-    with DataLoader(
-        Call(sample, 4), num_workers=2, persistent_workers=True, prefetch_factor=4
-    ) as loader:
-        assert ints(loader) == [0, 1, 2, 3]
-        iterator = iter(loader)
-        assert int(next(iterator)) == 0
-        with pytest.raises(ValueError, match="bad"):
-            next(iterator)
-        assert ints(iterator) == [2, 3]
-        assert ints(loader) == [0, 1, 2, 3]
-
-
 def test_while_one_batch_is_awaited_the_others_begin() -> None:
     """A slow last batch does not let the other workers idle."""
     seen = os.pipe()

@@ -12,7 +12,6 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,24 +37,11 @@ from tests.support.faults import (
     Strike,
     outcomes,
     plain,
+    told,
 )
 from tests.support.samples import Call, Counting, hang, ints, until, worker_pids
 
-TESTS = str(Path(__file__).parents[1])
-
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("by_fork")]  # for pipes and gates
-
-
-@contextmanager
-def told(restarts: int) -> Iterator[list[str]]:
-    """Exactly so many warnings, of restarts, that point to the consumer; gives their texts."""
-    texts: list[str] = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield texts
-    assert [warning.category for warning in caught] == [WorkerRestartWarning] * restarts
-    assert all(warning.filename.startswith(TESTS) for warning in caught)
-    texts += [str(warning.message) for warning in caught]
 
 
 def dying(indices: list[int], folder: Path, how: str = "SIGKILL", always: bool = False) -> Any:
@@ -158,6 +144,7 @@ def test_a_batch_that_ends_two_workers(
     [(at, error)] = [(at, entry) for at, entry in enumerate(found) if isinstance(entry, str)]
     assert "fetching index 9 (sample 1 of batch 4, indices [8, 9])" in error
     assert "Batch 4 has ended 2 workers in a row and is not tried again" in error
+    assert ("num_workers=0" in error) == (how != "loop")
     expected = [[start, start + 1] for start in range(0, 24, 2)]
     batches = found[:at] + found[at + 1 :]
     assert (batches if in_order else sorted(batches)) == expected[:4] + expected[5:]
@@ -431,29 +418,6 @@ def turns(lengths: list[int]) -> list[int]:
         for reader, length in enumerate(lengths)
         if number < length
     ]
-
-
-@STREAMS
-@pytest.mark.parametrize("lengths", [[7, 7], [2, 9], [0, 5], [6, 1, 4]], ids=str)
-@pytest.mark.parametrize("prefetch", [1, 4])
-def test_a_reader_dies_anywhere(
-    stream: type[Shared], lengths: list[int], prefetch: int, tmp_path: Path
-) -> None:
-    """At every sample of the longest reader, one epoch after the other."""
-    reader = lengths.index(max(lengths))
-
-    def function(worker: int, number: int) -> None:
-        mark = tmp_path / str(number)
-        if (worker, number) == (reader, lit_loader.get_epoch()) and not mark.exists():
-            mark.touch()
-            FAULTS["SIGKILL"]()
-
-    with told(lengths[reader]), DataLoader(
-        shares(stream, lengths, function), num_workers=len(lengths), prefetch_factor=prefetch,
-        persistent_workers=True,
-    ) as loader:  # fmt: skip
-        for _ in range(lengths[reader]):
-            assert ints(loader) == turns(lengths)
 
 
 @STREAMS

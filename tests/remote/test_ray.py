@@ -18,14 +18,7 @@ from torch.utils.data import Dataset
 
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 from tests.remote.test_auto_beside_remote import compare_while_resized
-from tests.remote.test_remote_loader import (
-    Broken,
-    Drawn,
-    collate,
-    compare_until,
-    loader_of,
-    told,
-)
+from tests.remote.test_remote_loader import Broken, Drawn, collate, compare_until, loader_of, told
 from tests.support.ray_nodes import NEEDS_RAY, Node, at, cluster, joined, joining
 
 pytestmark = NEEDS_RAY

@@ -147,7 +147,7 @@ def test_samples_beyond_the_budget(policy: str) -> None:
         (
             [3],
             {"too_long": "cut"},
-            "too_long must be one of 'raise', 'skip', 'truncate', got too_long='cut'",
+            "must be one of 'raise', 'skip', 'truncate', got too_long='cut'",
         ),
         ([3], {"pad_to_multiple_of": 16}, "pad_to_multiple_of must not exceed max_tokens, or no"),
         ([3, -1], {}, "lengths must not be negative, got -1 for sample 1"),

@@ -201,26 +201,10 @@ def test_beside_what_only_a_processs_start_can_carry(method: str) -> None:
     ("data", "options", "place"),
     [
         (Call(lambda index: index), {}, "dataset.function: <function <lambda> at 0x"),
-        (
-            Call(Steps(abs, Steps(lambda value: value))),
-            {},
-            "dataset.function.steps[1].steps[0]: <function <lambda> at 0x",
-        ),
-        (
-            Call(functools.partial(closure(1))),
-            {},
-            "dataset.function.func: <function closure.<locals>.add at",
-        ),
-        (
-            Call(Steps(closure(1)).first),
-            {},
-            "dataset.function.__self__.steps[0]: <function closure",
-        ),
-        (
-            Call(local_object()),
-            {},
-            "dataset.function: <tests.system.test_pickling.local_object.<loca",
-        ),
+        (Call(Steps(abs, Steps(lambda value: value))), {}, "dataset.function.steps[1].steps[0]: <"),
+        (Call(functools.partial(closure(1))), {}, "dataset.function.func: <function closure"),
+        (Call(Steps(closure(1)).first), {}, "dataset.function.__self__.steps[0]: <function c"),
+        (Call(local_object()), {}, "dataset.function: <tests.system.test_pickling.local_obj"),
         (range(2), {"collate_fn": lambda samples: samples}, "collate_fn: <function <lambda> at 0x"),
         (range(2), {"worker_init_fn": closure(1)}, "worker_init_fn: <function closure.<loca"),
     ],

@@ -58,22 +58,17 @@ class Broken(IterableDataset[int]):
         raise ValueError("no file")
 
 
+NINE = "batch 2, at index 9 (sample 1 of 4), indices [8, 9, 10, 11]"
+
+
 @needs_notes
 @WORKERS
 @pytest.mark.parametrize(
     ("dataset", "options", "expected"),
     [
-        (Call(bad_at_9, 12), {}, "batch 2, at index 9 (sample 1 of 4), indices [8, 9, 10, 11]"),
-        (
-            Call(bad_at_9, 12),
-            {"sample_retries": 1},
-            "batch 2, at index 9 (sample 1 of 4), indices [8, 9, 10, 11]",
-        ),
-        (
-            Together(),
-            {"seeding": "sample"},
-            "batch 2, at index 9 (sample 1 of 4), indices [8, 9, 10, 11]",
-        ),
+        (Call(bad_at_9, 12), {}, NINE),
+        (Call(bad_at_9, 12), {"sample_retries": 1}, NINE),
+        (Together(), {"seeding": "sample"}, NINE),
         (Together(), {}, "batch 2, indices [8, 9, 10, 11]"),
         (Call(int, 12), {"collate_fn": refuse_9}, "batch 2, indices [8, 9, 10, 11]"),
         (Call(bad_at_9, 12), {"batch_size": None}, "batch 9, index 9"),

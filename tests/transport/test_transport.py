@@ -29,31 +29,11 @@ def small_slots(monkeypatch: pytest.MonkeyPatch) -> int:
     return SMALL
 
 
-@pytest.fixture(params=["memfd", "disk"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """With memfd, and on a machine without (forked workers do without it, too)."""
-    if request.param == "disk":
-        monkeypatch.delattr(os, "memfd_create", raising=False)
-        monkeypatch.setattr(arena_module, "_DISK_SLOT", SMALL)
-    return request.param
-
-
 def is_row(row: torch.Tensor, index: int) -> bool:
     return bool((row == index).all())
 
 
 # Whole, and unchanged --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
-def test_a_whole_dataset_in_a_list(kind: str, persistent: bool) -> None:
-    """More batches than the arena has slots: what is kept beyond those is copied out."""
-    with DataLoader(
-        Rows(1_200, width=2_000), num_workers=2, persistent_workers=persistent
-    ) as loader:
-        batches = list(loader)
-    assert len(batches) == 1_200
-    assert all(is_row(batch, index) for index, batch in enumerate(batches))
 
 
 def test_a_kept_batch_never_changes() -> None:
@@ -83,21 +63,6 @@ def test_an_epoch_leaves_only_warm_memory() -> None:
 
 
 # Larger than a slot ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
-def test_batches_larger_than_a_slot(kind: str, small_slots: int, iterable: bool) -> None:
-    def make(index: int) -> dict[str, Any]:
-        width = small_slots * (index % 3)
-        return {"index": index, "data": torch.full((width,), index % 251, dtype=torch.uint8)}
-
-    dataset = Counting(30, make) if iterable else Call(make, 30)
-    loader = DataLoader(dataset, batch_size=None, num_workers=2)
-    batches = list(loader)
-    assert [batch["index"] for batch in batches] == list(range(30))
-    for batch in batches:
-        assert len(batch["data"]) == small_slots * (batch["index"] % 3)
-        assert is_row(batch["data"], batch["index"] % 251)
 
 
 def test_no_memory_for_a_larger_slot(small_slots: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,32 +21,20 @@ import psutil
 import pytest
 
 from lit_loader import DataLoader
-from lit_loader.errors import LoaderError, WorkerRestartWarning
+from lit_loader.errors import LoaderError
 from lit_loader.system.processors import usable_processors
 from lit_loader.workers import launcher
 from tests.parity.tools import wait_gone
+from tests.pool.test_recovery import dying
+from tests.support.faults import told
 from tests.support.programs import run_program
-from tests.support.samples import Rows, ints
-
-TESTS = str(Path(__file__).parents[1])
+from tests.support.samples import Call, Rows, ints
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs a launcher"),
     pytest.mark.timeout(120),
     pytest.mark.usefixtures("by_fork"),
 ]
-
-
-@contextmanager
-def told() -> Iterator[list[str]]:
-    """Gives the texts of all warnings, which are of restarts."""
-    texts: list[str] = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield texts
-    assert {warning.category for warning in caught} <= {WorkerRestartWarning}
-    assert all(warning.filename.startswith(TESTS) for warning in caught)
-    texts += [str(warning.message) for warning in caught]
 
 
 def descriptors() -> list[str]:
@@ -220,26 +207,12 @@ def test_a_loader_is_closed_soon_whose_launcher_is_stopped() -> None:
             wait_gone([*pids, starter])
 
 
-class KilledAt20(Rows):
-    """Its process is killed at sample 20, if the file is not there yet."""
-
-    def __init__(self, lived: Path) -> None:
-        super().__init__(40, 1)
-        self.lived = lived
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 20 and not self.lived.exists():
-            self.lived.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(index)
-
-
 def test_a_worker_dies_while_its_launcher_is_stopped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Another launcher takes the place of that one."""
     monkeypatch.setattr(launcher, "DEADLINE", 1.0)
-    dataset = KilledAt20(tmp_path / "lived")
+    dataset = Call(dying([20], tmp_path), 40)
     with told() as texts, DataLoader(dataset, num_workers=2) as loader:
         iterator = iter(loader)
         found = [int(next(iterator))]

@@ -217,17 +217,3 @@ def test_what_was_done_is_said(caplog: pytest.LogCaptureFixture) -> None:
         "records",
         "share: Files.by_name is left alone: it is a dict; SharedSequence takes any records",
     ]
-
-
-class Writing(Files):
-    def __getitem__(self, index: int) -> Any:
-        self.files.append("more")
-        return index
-
-
-def test_what_workers_write_raises() -> None:
-    with (
-        DataLoader(Writing(), 2, num_workers=1, share=True) as loader,
-        pytest.raises(TypeError, match="this list belongs to what all workers share"),
-    ):
-        list(loader)
