@@ -24,7 +24,7 @@ from lit_loader.batch.fetch import MAX_DRAWS, MAX_IN_A_ROW
 from lit_loader.batch.sample_errors import KEPT_ERRORS
 from lit_loader.errors import OptionError, SampleErrorsError
 from tests.support.exact import Augmented, noisy_collate
-from tests.support.samples import Call, Counting, Rows, ints
+from tests.support.samples import Call, Counting, Cursor, Rows, ints
 
 WORKERS = [0, 2]
 
@@ -88,30 +88,11 @@ class Stream(IterableDataset):
 
 
 class StatefulStream(Stream):
-    """Knows its place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.place = -1
+    """Its iterator knows its place."""
 
     def __iter__(self) -> Iterator[int]:
-        reader, self.readers = lit_loader.get_shard()
-        if self.place < 0:
-            self.place = reader
-        return self
-
-    def __next__(self) -> int:
-        place = self.place
-        if place >= self.length:
-            raise StopIteration
-        self.place += self.readers
-        return self.item(place)
-
-    def state_dict(self) -> dict[str, int]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.place = state["place"]
+        reader, readers = lit_loader.get_shard()
+        return Cursor(self.item, range(reader, self.length, readers))
 
 
 class Generated(Stream):

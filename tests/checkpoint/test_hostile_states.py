@@ -484,11 +484,9 @@ MIXING = ["workers", 0, 1, "iterator"]
     ("kind", "path", "junk", "message"),
     [
         ("order", ["version"], True, "state has version True, but only version 2 is known"),
-        ("order", ["epoch"], 10**5000, "state's epoch must be a whole number, got an integer of "
-         "16610 bits:"),
+        ("order", ["epoch"], 10**5000, "state's epoch must be a whole number, got an integer of"),
         ("order", ["fingerprint", 3], 4, "state's fingerprint must have names for keys, got 3:"),
-        ("order", ["fingerprint", "seed"], torch.tensor(1), "state's fingerprint['seed'] must be "
-         "an int, float, str, bool or None, got tensor(1):"),
+        ("order", ["fingerprint", "seed"], torch.tensor(1), "state's fingerprint['seed'] must be"),
         ("order", ["workers"], [], "state's workers must be None for a map-style dataset, got []"),
         ("order", ["ahead"], [3], "state's ahead must rise from above batches=3, got [3]:"),
         ("order", ["sampler"], [1], "state's sampler must be a dict of what the sampler must "),
@@ -502,12 +500,10 @@ MIXING = ["workers", 0, 1, "iterator"]
          "state's sources[1] must be [taken, ended, the source's state], got [1, 2, 3]:"),
         ("stream", [*MIXING, "sources", 1, 2, "iterator"], {"place": "x"},
          "source's iterator Cursor cannot go on from its part of the state (TypeError: unsupp"),
-        ("iterable", ["workers", 0], [3, {"iterator": {"place": 3}}, False, 1], "the state is of a "
-         "dataset with state_dict and load_state_dict (of the iterator), which Numbers has not"),
-        ("iterable with a state", ["workers", 0, 1], {}, "state's workers[0] must have the "
-         "dataset's state of a batch that was given out, got [3, {}, False, 2, 0, ["),
-        ("stream", [*MIXING, "sources", 1, 2], {"place": "x"}, "state's sources[1][2] must be a "
-         "dict of what the dataset and its iterator must remember, or None, got {'place': 'x'}:"),
+        ("iterable", ["workers", 0], [3, {"iterator": {"place": 3}}, False, 1],
+         "the state is of a dataset with state_dict and load_state_dict (of the iterator), which"),
+        ("iterable with a state", ["workers", 0, 1], {}, "state's workers[0] must have the dat"),
+        ("stream", [*MIXING, "sources", 1, 2], {"place": "x"}, "state's sources[1][2] must be a "),
         ("stream with both", ["workers", 0, 1, "dataset", "shift"], {}, "dataset WithBothStates "
          "cannot go on from its part of the state (TypeError: unsupported operand"),
         ("sampler with sampler", ["sampler", "at"], True, "state's sampler['at'] must be a place "),
@@ -515,8 +511,7 @@ MIXING = ["workers", 0, 1, "iterator"]
         ("sampler with sampler", ["sampler", "heads"], [1], "state's sampler['heads'] must be a "),
         ("sampler with sampler", ["sampler", "carried"], {"attributes": {"0.n": 1}},
          "the state has a sampler's counters, which an earlier release of lit_loader kept"),
-        ("stateful", ["sampler", "sampler", "place"], "x", "sampler Places cannot go on from its "
-         "part of the state (TypeError: 'str' object cannot be interpreted as an integer): resume"),
+        ("stateful", ["sampler", "sampler", "place"], "x", "sampler Places cannot go on from its"),
         ("stateful iterator", ["sampler", "iterator"], 0, "sampler's iterator Place "),
     ],
     ids=itertools.count(),

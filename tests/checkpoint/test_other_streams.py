@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset
 import lit_loader
 from lit_loader import DataLoader, MixtureStream
 from lit_loader.checkpoint.other_streams import forgets
+from tests.parity.tools import lists
 from tests.support.exact import Augmented, digests, taken
 from tests.support.stateful_data import STREAMS
 
@@ -70,14 +71,10 @@ class Streaming(IterableDataset[int]):
         self.rows.read = state["read"]
 
 
-def batches(loader: Any) -> list[list[int]]:
-    return [batch.tolist() for batch in loader]
-
-
 def stopped(make: Callable[[], DataLoader[Any]], stop: int) -> tuple[Any, Any, Any]:
     """A whole epoch; that of another loader up to a stop, and its state there."""
     with make() as whole, make() as one:
-        return batches(whole), batches(itertools.islice(one, stop)), one.state_dict()
+        return lists(whole), lists(itertools.islice(one, stop)), one.state_dict()
 
 
 def test_it_is_found_wherever_it_is() -> None:
@@ -99,7 +96,7 @@ def test_nothing_is_lost(workers: int) -> None:
     assert sorted(itertools.chain(*expected)) == [*range(80)] != [*itertools.chain(*expected)]
     with loader() as one, pytest.warns(UserWarning, match="leaves out what is in its shuffle buf"):
         one.load_state_dict(state)
-        assert found + batches(one) == expected
+        assert found + lists(one) == expected
 
 
 @pytest.mark.filterwarnings("ignore:MixtureStream has a source that has no state_dict")
@@ -113,7 +110,7 @@ def test_a_source_of_a_mixture() -> None:
         assert sorted(itertools.chain(*expected)) == sorted([*range(60), *range(30)])
         again = loader()
         again.load_state_dict(state)
-        assert found + batches(again) == expected
+        assert found + lists(again) == expected
 
 
 class OfAnotherProtocol(IterableDataset[int]):
@@ -142,7 +139,7 @@ def test_a_state_dict_with_arguments_is_not_called(workers: int) -> None:
         pytest.warns(UserWarning, match="has a state_dict with arguments") as told,
     ):
         one.load_state_dict(state)
-        assert found + batches(one) == expected
+        assert found + lists(one) == expected
     assert "And this is not its first epoch" not in str(told[0].message)
 
 
@@ -184,10 +181,10 @@ def test_a_count_of_epochs_that_begins_anew(
         iterator = iter(one)
         found = [next(iterator).tolist() for _ in range(3)]
         state = one.state_dict()
-        expected = found + batches(iterator)
+        expected = found + lists(iterator)
     with loader() as one, pytest.warns(UserWarning) as caught:
         one.load_state_dict(state)
-        exact = found + batches(one) == expected
+        exact = found + lists(one) == expected
     told = [str(each.message) for each in caught]
     assert exact is (dataset is Announced or not counts)
     assert "reads again" in told[0]
@@ -228,17 +225,17 @@ def test_the_same_epoch_again_after_a_resume() -> None:
     start, iterator = loader.state_dict(), iter(loader)
     whole = [next(iterator).tolist() for _ in range(2)]
     state = loader.state_dict()
-    whole += batches(iterator)
+    whole += lists(iterator)
     resumed = DataLoader(Kept(0, 12), 4)
     for _ in range(2):
         resumed.load_state_dict(state)
-        assert batches(resumed) == whole[2:]
+        assert lists(resumed) == whole[2:]
         resumed.set_epoch(0)
-        assert batches(resumed) == whole
+        assert lists(resumed) == whole
     resumed.load_state_dict(state)
     next(iter(resumed))
     resumed.load_state_dict(start)
-    assert batches(resumed) == whole
+    assert lists(resumed) == whole
 
 
 def test_it_begins_where_its_user_has_brought_it() -> None:
@@ -248,9 +245,9 @@ def test_it_begins_where_its_user_has_brought_it() -> None:
     iterator = iter(loader)
     first = next(iterator).tolist()
     loader.load_state_dict(loader.state_dict())
-    assert [first, *batches(loader)] == [[4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [first, *lists(loader)] == [[4, 5, 6, 7], [8, 9, 10, 11]]
     loader.set_epoch(0)
-    assert batches(loader) == [[4, 5, 6, 7], [8, 9, 10, 11]]
+    assert lists(loader) == [[4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 @pytest.mark.parametrize("shards", [None, 1])
@@ -264,7 +261,7 @@ def test_a_source_that_is_repeated_after_a_resume(shards: int | None) -> None:
         expected, found, state = stopped(make, stop)
         resumed = make()
         resumed.load_state_dict(state)
-        assert found + batches(resumed) == expected
+        assert found + lists(resumed) == expected
 
 
 # --- torchdata's Stateful protocol: who is asked for a state ---

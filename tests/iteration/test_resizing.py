@@ -19,9 +19,10 @@ from torch.utils.data import get_worker_info
 
 from lit_loader import DataLoader
 from lit_loader.errors import OptionError, WorkerRestartWarning
-from lit_loader.workers.worker_pool import MOST_WORKERS, WorkerPool
+from lit_loader.workers.worker_pool import MOST_WORKERS
 from lit_loader.workers.worker_set import WorkerSet
 from tests.parity.tools import Gate, wait_gone
+from tests.pool.test_recovery import pool_of
 from tests.support.faults import Faults, Noisy, Strike, outcomes
 from tests.support.samples import Call, Counting, Noted, Rows, ints, until, worker_pids
 
@@ -35,12 +36,6 @@ def gate() -> Iterator[Gate]:
     made = Gate()
     yield made
     made.close()
-
-
-def pool_of(loader: Any) -> WorkerPool:
-    pool = loader._core.pool
-    assert isinstance(pool, WorkerPool)
-    return pool
 
 
 def noisy(num_workers: int, **options: Any) -> DataLoader[Any]:

@@ -11,7 +11,7 @@ import re
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from lit_loader.transport.status_board import Stage
 from lit_loader.workers import healer
 from lit_loader.workers.worker_pool import WorkerPool
 from tests.parity.tools import Gate, wait_gone
-from tests.support.exact import Shared, SharedWithIteratorState
 from tests.support.faults import (
     FAULTS,
     Faults,
@@ -39,7 +38,7 @@ from tests.support.faults import (
     plain,
     told,
 )
-from tests.support.samples import Call, Counting, hang, ints, until, worker_pids
+from tests.support.samples import Call, Counting, Cursor, hang, ints, until, worker_pids
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("by_fork")]  # for pipes and gates
 
@@ -379,84 +378,58 @@ def test_the_launcher_is_killed() -> None:
 # Iterable datasets -----------------------------------------------------------------------------
 
 
-class Shares(Shared):
-    """A generator a reader; ``function(reader, number)`` is called before each sample."""
-
-    function: Callable[[int, int], object] = divmod
+class StatefulCounting(Counting):
+    """The same numbers by an iterator that goes on behind an exception."""
 
     def __iter__(self) -> Iterator[Any]:
-        yield from super().__iter__()
-
-    def item(self, number: int) -> Any:
-        self.function(*divmod(number, 1000))
-        return number
-
-
-class StatefulShares(SharedWithIteratorState):
-    function, item = Shares.function, Shares.item  # type: ignore[assignment]
-
-
-def shares(
-    kind: type[Shared], lengths: list[int], function: Callable[[int, int], object]
-) -> Shared:
-    """Readers of different lengths."""
-    stream = kind(*lengths)
-    stream.function = function  # type: ignore[attr-defined]
-    return stream
+        reader, readers = lit_loader.get_shard()
+        return Cursor(self.function, range(reader, self.length, readers))
 
 
 STREAMS = pytest.mark.parametrize(
-    "stream", [Shares, StatefulShares], ids=["generator", "with a state"]
+    "stream", [Counting, StatefulCounting], ids=["generator", "with a state"]
 )
-
-
-def turns(lengths: list[int]) -> list[int]:
-    """What readers of these lengths give, taking turns."""
-    return [
-        1000 * reader + number
-        for number in range(max(lengths))
-        for reader, length in enumerate(lengths)
-        if number < length
-    ]
 
 
 @STREAMS
 @pytest.mark.parametrize("at", [2, 6])
-def test_a_reader_that_is_ahead_dies(stream: type[Shared], at: int, tmp_path: Path) -> None:
+def test_a_reader_that_is_ahead_dies(stream: type[Counting], at: int, tmp_path: Path) -> None:
     """What it had sent is not given out yet, since the other one, whose turn it is, is slow."""
     gate, mark = Gate(), tmp_path / "mark"
 
-    def function(reader: int, number: int) -> None:
-        if (reader, number) == (1, 1):
+    def function(number: int) -> int:
+        if number == 3:  # the second reader's second
             gate.wait()
-        if (reader, number) == (0, at) and not mark.exists():
+        if number == 2 * at and not mark.exists():
             mark.touch()
             FAULTS["SIGKILL"]()
-        if (reader, number) == (0, at):
+        if number == 2 * at:
             gate.open()
+        return number
 
     with told(1):
-        loader = DataLoader(shares(stream, [9, 9], function), num_workers=2, prefetch_factor=8)
-        assert ints(loader) == turns([9, 9])
+        loader = DataLoader(stream(18, function), num_workers=2, prefetch_factor=8)
+        assert ints(loader) == list(range(18))
     gate.close()
 
 
 @STREAMS
 @pytest.mark.parametrize("death", [3, 5])  # right behind the error, and later
 def test_an_error_that_was_given_out_is_not_given_out_again(
-    stream: type[Shared], death: int, tmp_path: Path
+    stream: type[Counting], death: int, tmp_path: Path
 ) -> None:
     """A reader that goes on behind an exception, and dies later."""
     mark = tmp_path / "mark"
 
-    def function(reader: int, number: int) -> None:
+    def function(number: int) -> int:
         if number == 2:
             raise LookupError("the third")
         if number == death and not mark.exists():
             mark.touch()
             FAULTS["SIGKILL"]()
+        return number
 
-    iterator = iter(DataLoader(shares(stream, [8], function), num_workers=1, prefetch_factor=1))
+    iterator = iter(DataLoader(stream(8, function), num_workers=1, prefetch_factor=1))
     found: list[Any] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -467,7 +440,7 @@ def test_an_error_that_was_given_out_is_not_given_out_again(
                 found.append("error")
             except StopIteration:
                 break
-    if stream is Shares:  # a generator is over then
+    if stream is Counting:  # a generator is over then
         assert (found, len(caught)) == ([0, 1, "error"], 0)
     else:
         assert (found, len(caught)) == ([0, 1, "error", 3, 4, 5, 6, 7], 1)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from pathlib import Path
@@ -51,50 +51,12 @@ def opened_since(before: list[str]) -> list[str]:
     return sorted((Counter(descriptors()) - Counter(before)).elements())
 
 
-class Killed:
-    """Lets launchers kill themselves at a point, so many ``times``; noted in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.times = folder, 1
-
-    def __call__(self) -> None:
-        for turn in range(self.times):
-            try:
-                os.close(os.open(self.folder / str(turn), os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                continue
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    @property
-    def done(self) -> int:
-        return len(list(self.folder.iterdir()))
-
-
-def first(deed: Callable[[], None], function: Any) -> Any:
-    """``deed``, then ``function``."""
-
-    def both(*arguments: Any) -> Any:
-        deed()
-        return function(*arguments)
-
-    return both
-
-
-def then(function: Any, deed: Callable[[], None]) -> Any:
-    def both(*arguments: Any) -> Any:
-        found = function(*arguments)
-        deed()
-        return found
-
-    return both
-
-
-POINTS = {
-    "rehearsing": (launcher, "rehearse", first),
-    "asked": (launcher._Server, "_start", first),
-    "forked": (launcher._Server, "_start", lambda deed, function: then(function, deed)),
+POINTS: dict[str, tuple[Any, str, bool]] = {
+    "rehearsing": (launcher, "rehearse", False),
+    "asked": (launcher._Server, "_start", False),
+    "forked": (launcher._Server, "_start", True),
 }
-"""Where the launcher is killed: module, function, and whether before or after it."""
+"""Where the launcher is killed: module, function, and whether behind it."""
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -102,25 +64,35 @@ def test_the_launcher_is_killed_while_it_starts_workers(
     point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another one is forked; of no worker there are two, or none. The third time is an error."""
-    (module, name, when), killed, before = POINTS[point], Killed(tmp_path), descriptors()
-    monkeypatch.setattr(module, name, when(killed, getattr(module, name)))
+    module, name, behind = POINTS[point]
+    function, times, before = getattr(module, name), 1, descriptors()
+
+    def struck(*arguments: Any) -> Any:
+        found = function(*arguments) if behind else None
+        for turn in range(times):
+            with suppress(FileExistsError):
+                (tmp_path / str(turn)).touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+        return found if behind else function(*arguments)
+
+    monkeypatch.setattr(module, name, struck)
     with told() as texts, DataLoader(Rows(20, 1), num_workers=3, timeout=30) as loader:
         assert ints(loader) == list(range(20))
-    assert killed.done == 1
+    assert len([*tmp_path.iterdir()]) == 1
     [text] = texts
     assert re.match(
         r"the process that starts workers \(pid \d+\) was killed by SIGKILL \(.*\)\n"
         r"Another one was forked, and nothing is lost\.$",
         text,
     ), text
-    killed.times = 100
+    times = 100
     with pytest.raises(
         LoaderError,
         match=r"^workers cannot be forked, for the 3rd time in a row: start .*='forkserver'; the "
         r"process that starts workers \(pid \d+\) was killed by SIGKILL \(.*\)$",
     ):
         list(DataLoader(Rows(4, 1), num_workers=1, max_worker_restarts=0))
-    assert killed.done == 1 + launcher.ATTEMPTS
+    assert len([*tmp_path.iterdir()]) == 1 + launcher.ATTEMPTS
     assert opened_since(before) == []
 
 

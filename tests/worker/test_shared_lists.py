@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from lit_loader import DataLoader
 from lit_loader.workers.shared_lists import LONG, SharedList, SharedLists, SharedTuple, shared
-from tests.support.samples import METHODS
+from tests.support.samples import METHODS, uncollated
 
 N = LONG + 5
 
@@ -167,10 +167,6 @@ class Files(Dataset[Any]):
         assert self.by_name[f"file {index}"] == index
         assert self.records[index]["n"] == index
         return kinds, self.same is self.files, *values, self.inner[index][0].item()
-
-
-def uncollated(samples: Any) -> Any:
-    return samples
 
 
 SHARED = [*("SharedList", "SharedList", "SharedTuple", "SharedList", "SharedList", "list")]
