@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 from collections import UserDict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -311,18 +311,13 @@ def test_made_by_hydra() -> None:
 
 def test_threads() -> None:
     cached = CachedDataset(Decoded(200), "1 MB")
-    wrong: list[int] = []
 
-    def read() -> None:
-        wrong.extend(i for i in range(200) if not equal(cached[i], Decoded(200)[i]))
+    def is_right(_: int) -> bool:
+        return all(equal(cached[i], Decoded(200)[i]) for i in range(200))
 
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-    assert all(equal(cached[i], Decoded(200)[i]) for i in range(200))
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(is_right, range(4)))
+    assert is_right(5)
 
 
 def test_maps_of_maps_and_what_is_no_function() -> None:

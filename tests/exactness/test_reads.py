@@ -10,6 +10,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -327,17 +328,8 @@ class Threaded(Still):
     """What people write by hand."""
 
     def __getitems__(self, indices: list[int]) -> list[Tensor]:
-        found: dict[int, Tensor] = {}
-
-        def get(index: int) -> None:
-            found[index] = self[index]
-
-        threads = [threading.Thread(target=get, args=(index,)) for index in indices]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return [found[index] for index in indices]
+        with ThreadPoolExecutor(len(indices)) as pool:
+            return [*pool.map(self.__getitem__, indices)]
 
 
 # --- streams ---

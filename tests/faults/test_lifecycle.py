@@ -152,20 +152,15 @@ def test_what_came_in_before_other_workers_stays_in_a_forked_child() -> None:
         next(iterator)
         other = iter(loader)
         next(other)  # which has the workers from here on
-        batch = next(iterator)
-        waiting, going = os.pipe()
-        answer, writing = os.pipe()
-        if (child := os.fork()) == 0:
-            os.read(waiting, 1)
-            os.write(writing, repr(batch.unique().tolist()).encode())
-            os._exit(0)
-        del batch
+        kept = [next(iterator)]
+        gate = Gate()
+        child = Child(lambda say: (gate.wait(), str(kept[0].unique().tolist()))[1])
+        kept.clear()
         assert len(list(other)) == 63
-    os.write(going, b"!")
-    assert os.read(answer, 100) == b"[1]"
-    os.waitpid(child, 0)
-    for end in (waiting, going, answer, writing):
-        os.close(end)
+    gate.open()
+    assert child.line() == "[1]"
+    child.end()
+    gate.close()
 
 
 @pytest.mark.usefixtures("by_fork")

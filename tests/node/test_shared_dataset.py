@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -275,16 +276,8 @@ def test_a_factory_that_asks_for_itself() -> None:
 
 
 def test_threads_share_it(factory: Any, notes: Path) -> None:
-    found: list[Any] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(shared_dataset(factory, "v1")))
-        for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(is_whole(data) for data in found) and len(found) == 3
+    with ThreadPoolExecutor(3) as pool:
+        assert all(map(is_whole, pool.map(shared_dataset, [factory] * 3, ["v1"] * 3)))
     assert len(builders(notes)) == 1
 
 

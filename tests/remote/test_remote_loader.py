@@ -22,6 +22,7 @@ import lit_loader
 from lit_loader.errors import ExactnessWarning, LoaderError, WorkerDiedError, WorkerRestartWarning
 from lit_loader.top.picture import picture
 from lit_loader.top.watch import Watch
+from tests.support.programs import run_program
 from tests.support.remote_threads import ThreadWorkers
 from tests.support.shard_data import KINDS
 
@@ -400,23 +401,9 @@ if __name__ == "__main__":
 
 
 def test_a_training_process_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
-    reading, writing = os.pipe()
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    root = Path(__file__).parents[2]
-    ended = subprocess.run(
-        [sys.executable, program, tmp_path],
-        env={**os.environ, "PYTHONPATH": str(root)},
-        pass_fds=[writing],  # the relay is spawned, and has it not; what it was forked of has
-        check=False,
-        timeout=100,
-    )
-    os.close(writing)
-    os.close(reading)
-    assert ended.returncode == -signal.SIGKILL
+    run_program(program, tmp_path, code=-signal.SIGKILL)
     remote = ThreadWorkers(str(tmp_path))
     while not remote.count("left"):
         os.sched_yield()

@@ -128,7 +128,7 @@ class Records(Dataset[Any]):
         return self.records[index]
 
 
-@pytest.mark.parametrize("collate", [None, lambda samples: samples], ids=["default", "none"])
+@pytest.mark.parametrize("collate", [None, uncollated], ids=["default", "none"])
 def test_records_arrive_as_plain_ones(collate: Any) -> None:
     batches = [
         list(DataLoader(Records(), 2, num_workers=1, collate_fn=collate, share=share))
