@@ -157,6 +157,9 @@ SAMPLES: dict[str, list[Any]] = {
     "ordered dicts": [collections.OrderedDict(b=1, a=2), collections.OrderedDict(b=3, a=4)],
     "deques": [collections.deque([1, 2]), collections.deque([3, 4])],
     "ranges": [range(3), range(3, 6)],
+    "frozen mappings": [Frozen({"a": 1}), Frozen({"a": 2})],
+    "what cannot be made of a mapping": [NoCopyMapping(a=1), NoCopyMapping(a=2)],
+    "what cannot be made of a list": [Unconstructible(1, "a"), Unconstructible(2, "b")],
     "one sample": [{"a": torch.ones(2), "b": 3}],
 }
 
@@ -182,15 +185,6 @@ class TestOtherContainers:
         assert one["a"] == 1
         factory = default_collate([collections.defaultdict(list, a=1)] * 2)
         assert factory.default_factory is list
-
-    def test_frozen_mapping(self) -> None:
-        got = default_collate([Frozen({"a": 1}), Frozen({"a": 2})])
-        assert type(got) is Frozen and got["a"].tolist() == [1, 2]
-
-    def test_what_cannot_be_rebuilt_becomes_plain(self) -> None:
-        assert type(default_collate([NoCopyMapping(a=1), NoCopyMapping(a=2)])) is dict
-        got = default_collate([Unconstructible(1, "a"), Unconstructible(2, "b")])
-        assert type(got) is list and got[0].tolist() == [1, 2] and got[1] == ("a", "b")
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")

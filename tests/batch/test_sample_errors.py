@@ -24,7 +24,7 @@ from lit_loader.batch.fetch import MAX_DRAWS, MAX_IN_A_ROW
 from lit_loader.batch.sample_errors import KEPT_ERRORS
 from lit_loader.errors import OptionError, SampleErrorsError
 from tests.support.exact import Augmented, noisy_collate
-from tests.support.samples import Call, Rows, ints
+from tests.support.samples import Call, Counting, Cursor, Rows, ints
 
 WORKERS = [0, 2]
 
@@ -88,30 +88,11 @@ class Stream(IterableDataset):
 
 
 class StatefulStream(Stream):
-    """Knows its place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.place = -1
+    """Its iterator knows its place."""
 
     def __iter__(self) -> Iterator[int]:
-        reader, self.readers = lit_loader.get_shard()
-        if self.place < 0:
-            self.place = reader
-        return self
-
-    def __next__(self) -> int:
-        place = self.place
-        if place >= self.length:
-            raise StopIteration
-        self.place += self.readers
-        return self.item(place)
-
-    def state_dict(self) -> dict[str, int]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.place = state["place"]
+        reader, readers = lit_loader.get_shard()
+        return Cursor(self.item, range(reader, self.length, readers))
 
 
 class Generated(Stream):
@@ -127,6 +108,12 @@ class GeneratedWithin(Generated):
 
     def __iter__(self) -> Iterator[int]:
         return map(int, super().__iter__())
+
+
+def fail_on_bad(index: int) -> int:
+    if index in BAD:
+        raise CannotRead(f"no sample {index}")
+    return index
 
 
 def fail_on_odd(index: int) -> int:
@@ -168,20 +155,37 @@ def indices(batches: Iterable[Tensor]) -> list[list[int]]:
 
 # --- skip ---
 
+GIVEN: dict[str, tuple[Any, dict[str, Any], list[Any]]] = {
+    "a shorter batch": (
+        Call(fail_on_bad, 15), {"batch_size": 4},
+        [[0, 1, 2], [4, 5, 6], [10, 11], [12, 13, 14]],
+    ),
+    "no batch": (Call(fail_on_odd, 8), {"sampler": [1, 3, 0, 2, 5, 7], "batch_size": 2}, [[0, 2]]),
+    "no sample": (Call(fail_on_odd, 6), {"batch_size": None}, [0, 2, 4]),
+    "no other one of a user's sampler": (
+        Call(fail_on_odd, 30),
+        {"batch_size": None, "sampler": [1, 2, 3], "on_sample_error": "replace"}, [2],
+    ),
+    "an empty batch of the sampler's": (
+        Rows(), {"batch_sampler": [[0], [], [1]], "collate_fn": len}, [1, 0, 1],
+    ),
+    "of a sample that is drawn again and again the limit counts one": (
+        Call(fail_on_odd, 4),
+        {"sampler": [1, 0, 1, 1, 2, 1], "batch_size": 3, "max_sample_errors": 1}, [[0], [2]],
+    ),
+    "any other exception, IndexError": (Call(index_error, 6), {}, [[0], [1], [2]]),
+    "any other exception, StopIteration": (Call(stop, 6), {}, [[0], [2], [3], [4], [5]]),
+}  # fmt: skip
 
-def test_a_batch_gets_shorter(workers: int) -> None:
-    with DataLoader(Choosy(), batch_size=4, num_workers=workers, on_sample_error="skip") as loader:
-        batches = indices(loader)
-    assert batches[:4] == [[0, 1, 2], [4, 5, 6], [10, 11], [12, 13, 14, 15]]
 
-
-def test_a_batch_of_bad_samples_is_omitted(workers: int) -> None:
-    with DataLoader(
-        Call(fail_on_odd, 8), sampler=[1, 3, 0, 2, 5, 7], batch_size=2, num_workers=workers,
-        on_sample_error="skip",
-    ) as loader:  # fmt: skip
-        assert [batch.tolist() for batch in loader] == [[0, 2]]
-        assert len(loader) == 3  # an upper bound
+@pytest.mark.parametrize("name", GIVEN)
+def test_what_is_given(name: str, workers: int) -> None:
+    dataset, options, expected = GIVEN[name]
+    options = {"on_sample_error": "skip", **options}
+    with DataLoader(dataset, num_workers=workers, **options) as loader:
+        found = [batch.tolist() if isinstance(batch, Tensor) else batch for batch in loader]
+        assert found == expected
+        assert len(loader) >= len(found)  # an upper bound
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -229,20 +233,6 @@ def test_an_empty_epoch_and_the_rest_of_one_are_none(workers: int) -> None:
     with DataLoader(rest, **options) as loader:
         loader.load_state_dict(state)
         assert list(loader) == []
-
-
-def test_without_batching_the_sample_is_omitted(workers: int) -> None:
-    with DataLoader(
-        Call(fail_on_odd, 6), batch_size=None, num_workers=workers, on_sample_error="skip"
-    ) as loader:
-        assert list(loader) == [0, 2, 4]
-
-
-def test_an_empty_batch_of_the_samplers_is_no_omitted_one() -> None:
-    loader = DataLoader(
-        Rows(), batch_sampler=[[0], [], [1]], collate_fn=len, on_sample_error="skip"
-    )
-    assert list(loader) == [1, 0, 1]
 
 
 @pytest.mark.parametrize("seeding", ["batch", "sample", "worker"])
@@ -316,13 +306,6 @@ def test_a_users_batches_are_filled_up_from_themselves() -> None:
     assert batches[1:] == [[4, 4]]  # [3, 5]: nothing good is left of it
 
 
-def test_under_a_users_sampler_an_unbatched_sample_is_omitted() -> None:
-    loader = DataLoader(
-        Call(fail_on_odd, 30), batch_size=None, sampler=[1, 2, 3], on_sample_error="replace"
-    )
-    assert list(loader) == [2]
-
-
 def test_a_bad_replacement_counts_and_the_next_is_drawn() -> None:
     dataset = Choosy(bad=set(range(25)) - {17})  # 17 and 25 are good
     iterator = iter(DataLoader(dataset, batch_size=1, on_sample_error="replace", seed=2))
@@ -379,14 +362,6 @@ def test_a_bad_sample_is_counted_and_logged_once(
     assert last == "further bad samples of this epoch are counted, and not logged"
     named = [line.partition("index ")[2].split()[0] for line in lines]
     assert len(named) == len(set(named)) == KEPT_ERRORS
-
-
-def test_of_a_sample_that_is_drawn_again_and_again_the_limit_counts_one(workers: int) -> None:
-    with DataLoader(
-        Call(fail_on_odd, 4), sampler=[1, 0, 1, 1, 2, 1], batch_size=3, num_workers=workers,
-        on_sample_error="skip", max_sample_errors=1,
-    ) as loader:  # fmt: skip
-        assert [batch.tolist() for batch in loader] == [[0], [2]]
 
 
 def test_an_iterable_dataset_has_no_replacements() -> None:
@@ -473,9 +448,6 @@ def test_there_is_no_end_of_skipping_in_a_row() -> None:
         assert caught.value.__notes__[0].startswith(f"{MAX_IN_A_ROW} samples in a row could not be")
 
 
-# --- going on later ---
-
-
 # --- what is no bad sample ---
 
 
@@ -507,13 +479,6 @@ def test_exits_are_let_through(error: type[BaseException], iterable: bool) -> No
     loader = DataLoader(Leaving() if iterable else Call(leave), on_sample_error="skip")
     with pytest.raises(error):
         next(iter(loader))
-
-
-def test_any_other_exception_makes_a_sample_bad(workers: int) -> None:
-    for function, given in ((index_error, [0, 1, 2]), (stop, [0, 2, 3, 4, 5])):
-        dataset = Call(function, 6)
-        with DataLoader(dataset, num_workers=workers, on_sample_error="skip") as loader:
-            assert ints(loader) == given
 
 
 # --- the limit ---
@@ -633,13 +598,9 @@ def test_no_exception_is_kept_alive() -> None:
         def __iter__(self) -> Iterator[int]:
             return map(fail, range(4))
 
-    class Generated(IterableDataset):
-        def __iter__(self) -> Iterator[int]:
-            yield from map(fail, range(4))
-
     gc.disable()
     try:
-        for dataset in (Call(fail, 4), Mapped(), Generated()):
+        for dataset in (Call(fail, 4), Mapped(), Counting(4, fail)):
             for options in ({"on_sample_error": "skip"}, {"sample_retries": 1}):
                 iterator = iter(
                     DataLoader(dataset, transient_errors=[Noted], retry_backoff=0, **options)

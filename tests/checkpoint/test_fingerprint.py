@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch.utils.data import BatchSampler, IterableDataset, Sampler
+from torch.utils.data import BatchSampler, Sampler
 
 from lit_loader import (
     DataLoader,
@@ -20,7 +20,7 @@ from lit_loader import (
     TokenBudgetBatchSampler,
 )
 from lit_loader.sampling.batch_plan import BatchPlan
-from tests.support.exact import Indices, digests, taken, through_file
+from tests.support.exact import Indices, Unshared, digests, taken, through_file
 
 LENGTH = 60
 
@@ -60,14 +60,12 @@ class Descending(Sampler[int]):
         return {"first": self.first}
 
 
-class Countdown(IterableDataset[int]):
+class Countdown(Unshared):
     """A dataset of the user's that tells what it depends on."""
 
     def __init__(self, version: str) -> None:
+        super().__init__(LENGTH)
         self.version = version
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(LENGTH))
 
     def state_fingerprint(self) -> dict[str, Any]:
         return {"version": self.version}

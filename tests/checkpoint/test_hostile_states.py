@@ -35,6 +35,7 @@ from lit_loader import (
 )
 from lit_loader.checkpoint.untrusted_state import MAX_BATCHES, MAX_COUNT
 from tests.support.exact import SamplerWithStatefulIterator
+from tests.support.samples import Call
 from tests.support.stateful_data import SAMPLERS, STREAMS, sampling
 
 LENGTH = 22
@@ -42,15 +43,8 @@ LENGTH = 22
 
 # --- what states are of ---
 
-
-class Whatever:
-    """Takes any index: what is wrong then is the loader's, not the dataset's."""
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, index: Any) -> int:
-        return 0
+ANY = Call(lambda index: 0, LENGTH)
+"""Takes any index: what is wrong then is the loader's, not the dataset's."""
 
 
 class Places(Sampler[int]):
@@ -120,11 +114,11 @@ def mixture(**options: Any) -> MixtureStream:
 
 
 def mapped(**options: Any) -> dict[str, Any]:
-    return {"dataset": Whatever(), "batch_size": 4, "seed": 1, **options}
+    return {"dataset": ANY, "batch_size": 4, "seed": 1, **options}
 
 
 def batches(sampler: Any, **options: Any) -> dict[str, Any]:
-    return {"dataset": Whatever(), "batch_sampler": sampler, "seed": 1, **options}
+    return {"dataset": ANY, "batch_sampler": sampler, "seed": 1, **options}
 
 
 KINDS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -169,7 +163,7 @@ KINDS |= {
 }  # fmt: skip
 KINDS |= {
     f"{use} with {kind}": lambda use=use, kind=kind: {
-        "dataset": Whatever(), "seed": 1, **sampling(use, kind, LENGTH, "torch")[1],
+        "dataset": ANY, "seed": 1, **sampling(use, kind, LENGTH, "torch")[1],
     }
     for use, kind in itertools.product(["sampler", "batch sampler"], SAMPLERS)
     if kind != "neither"
@@ -490,11 +484,9 @@ MIXING = ["workers", 0, 1, "iterator"]
     ("kind", "path", "junk", "message"),
     [
         ("order", ["version"], True, "state has version True, but only version 2 is known"),
-        ("order", ["epoch"], 10**5000, "state's epoch must be a whole number, got an integer of "
-         "16610 bits:"),
+        ("order", ["epoch"], 10**5000, "state's epoch must be a whole number, got an integer of"),
         ("order", ["fingerprint", 3], 4, "state's fingerprint must have names for keys, got 3:"),
-        ("order", ["fingerprint", "seed"], torch.tensor(1), "state's fingerprint['seed'] must be "
-         "an int, float, str, bool or None, got tensor(1):"),
+        ("order", ["fingerprint", "seed"], torch.tensor(1), "state's fingerprint['seed'] must be"),
         ("order", ["workers"], [], "state's workers must be None for a map-style dataset, got []"),
         ("order", ["ahead"], [3], "state's ahead must rise from above batches=3, got [3]:"),
         ("order", ["sampler"], [1], "state's sampler must be a dict of what the sampler must "),
@@ -508,12 +500,10 @@ MIXING = ["workers", 0, 1, "iterator"]
          "state's sources[1] must be [taken, ended, the source's state], got [1, 2, 3]:"),
         ("stream", [*MIXING, "sources", 1, 2, "iterator"], {"place": "x"},
          "source's iterator Cursor cannot go on from its part of the state (TypeError: unsupp"),
-        ("iterable", ["workers", 0], [3, {"iterator": {"place": 3}}, False, 1], "the state is of a "
-         "dataset with state_dict and load_state_dict (of the iterator), which Numbers has not"),
-        ("iterable with a state", ["workers", 0, 1], {}, "state's workers[0] must have the "
-         "dataset's state of a batch that was given out, got [3, {}, False, 2, 0, ["),
-        ("stream", [*MIXING, "sources", 1, 2], {"place": "x"}, "state's sources[1][2] must be a "
-         "dict of what the dataset and its iterator must remember, or None, got {'place': 'x'}:"),
+        ("iterable", ["workers", 0], [3, {"iterator": {"place": 3}}, False, 1],
+         "the state is of a dataset with state_dict and load_state_dict (of the iterator), which"),
+        ("iterable with a state", ["workers", 0, 1], {}, "state's workers[0] must have the dat"),
+        ("stream", [*MIXING, "sources", 1, 2], {"place": "x"}, "state's sources[1][2] must be a "),
         ("stream with both", ["workers", 0, 1, "dataset", "shift"], {}, "dataset WithBothStates "
          "cannot go on from its part of the state (TypeError: unsupported operand"),
         ("sampler with sampler", ["sampler", "at"], True, "state's sampler['at'] must be a place "),
@@ -521,8 +511,7 @@ MIXING = ["workers", 0, 1, "iterator"]
         ("sampler with sampler", ["sampler", "heads"], [1], "state's sampler['heads'] must be a "),
         ("sampler with sampler", ["sampler", "carried"], {"attributes": {"0.n": 1}},
          "the state has a sampler's counters, which an earlier release of lit_loader kept"),
-        ("stateful", ["sampler", "sampler", "place"], "x", "sampler Places cannot go on from its "
-         "part of the state (TypeError: 'str' object cannot be interpreted as an integer): resume"),
+        ("stateful", ["sampler", "sampler", "place"], "x", "sampler Places cannot go on from its"),
         ("stateful iterator", ["sampler", "iterator"], 0, "sampler's iterator Place "),
     ],
     ids=itertools.count(),
@@ -566,43 +555,6 @@ def test_a_state_that_cannot_travel_is_refused() -> None:
         }  # fmt: skip
         message = refused(lambda: loader.load_state_dict(state))
     assert message.startswith("state's part for the dataset cannot be pickled (")
-
-
-# --- what is read again ---
-
-
-class Broken:
-    """Its third sample cannot be read."""
-
-    def __init__(self) -> None:
-        self.place = 0
-
-    def __iter__(self) -> Broken:
-        return Broken()
-
-    def __next__(self) -> int:
-        self.place += 1
-        if self.place > 20:
-            raise StopIteration
-        if self.place == 3:
-            raise ValueError("bad")
-        return self.place
-
-
-@quiet
-def test_a_source_with_a_bad_sample_is_read_again_up_to_the_place() -> None:
-    def stream() -> DataLoader[int]:
-        source = MixtureStream([Broken(), Numbers()], exhausted="drop")  # type: ignore[list-item]
-        return DataLoader(source, 4, seed=1, on_sample_error="skip")
-
-    whole = [batch.tolist() for batch in stream()]
-    loader = stream()
-    iterator = iter(loader)
-    for _ in range(5):
-        next(iterator)
-    resumed = stream()
-    resumed.load_state_dict(loader.state_dict())
-    assert [batch.tolist() for batch in resumed] == whole[5:]
 
 
 # --- epochs that no run comes to ---

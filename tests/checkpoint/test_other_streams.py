@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from torch.utils.data import IterableDataset
 import lit_loader
 from lit_loader import DataLoader, MixtureStream
 from lit_loader.checkpoint.other_streams import forgets
+from tests.parity.tools import lists
+from tests.support.exact import Augmented, digests, taken
+from tests.support.stateful_data import STREAMS
 
 
 class Rows:
@@ -67,6 +71,12 @@ class Streaming(IterableDataset[int]):
         self.rows.read = state["read"]
 
 
+def stopped(make: Callable[[], DataLoader[Any]], stop: int) -> tuple[Any, Any, Any]:
+    """A whole epoch; that of another loader up to a stop, and its state there."""
+    with make() as whole, make() as one:
+        return lists(whole), lists(itertools.islice(one, stop)), one.state_dict()
+
+
 def test_it_is_found_wherever_it_is() -> None:
     stream = Streaming(5)
     assert forgets(stream) and not forgets(Streaming(5, buffer=False)) and not forgets([1])
@@ -82,15 +92,11 @@ def test_nothing_is_lost(workers: int) -> None:
     def loader() -> DataLoader[Any]:
         return DataLoader(Streaming(80), 3, num_workers=workers, num_shards=4, seed=1)
 
-    with loader() as one:
-        expected = [batch.tolist() for batch in one]
+    expected, found, state = stopped(loader, 9)
     assert sorted(itertools.chain(*expected)) == [*range(80)] != [*itertools.chain(*expected)]
-    with loader() as one:
-        found = [batch.tolist() for batch in itertools.islice(one, 9)]
-        state = one.state_dict()
     with loader() as one, pytest.warns(UserWarning, match="leaves out what is in its shuffle buf"):
         one.load_state_dict(state)
-        assert found + [batch.tolist() for batch in one] == expected
+        assert found + lists(one) == expected
 
 
 @pytest.mark.filterwarnings("ignore:MixtureStream has a source that has no state_dict")
@@ -99,13 +105,12 @@ def test_a_source_of_a_mixture() -> None:
         mixture = MixtureStream([Streaming(60), Streaming(30)], exhausted="drop", seed=2)
         return DataLoader(mixture, 3, num_shards=2, seed=1)
 
-    expected = [batch.tolist() for batch in loader()]
-    assert sorted(itertools.chain(*expected)) == sorted([*range(60), *range(30)])
     for stop in (1, 4, 11):
-        one, again = loader(), loader()
-        found = [batch.tolist() for batch in itertools.islice(one, stop)]
-        again.load_state_dict(one.state_dict())
-        assert found + [batch.tolist() for batch in again] == expected
+        expected, found, state = stopped(loader, stop)
+        assert sorted(itertools.chain(*expected)) == sorted([*range(60), *range(30)])
+        again = loader()
+        again.load_state_dict(state)
+        assert found + lists(again) == expected
 
 
 class OfAnotherProtocol(IterableDataset[int]):
@@ -127,18 +132,14 @@ def test_a_state_dict_with_arguments_is_not_called(workers: int) -> None:
     def loader() -> DataLoader[Any]:
         return DataLoader(OfAnotherProtocol(), 3, num_workers=workers, seed=1)
 
-    with loader() as one:
-        expected = [batch.tolist() for batch in one]
+    expected, found, state = stopped(loader, 5)
     assert sorted(itertools.chain(*expected)) == [*range(40)]
-    with loader() as one:
-        found = [batch.tolist() for batch in itertools.islice(one, 5)]
-        state = one.state_dict()
     with (
         loader() as one,
         pytest.warns(UserWarning, match="has a state_dict with arguments") as told,
     ):
         one.load_state_dict(state)
-        assert found + [batch.tolist() for batch in one] == expected
+        assert found + lists(one) == expected
     assert "And this is not its first epoch" not in str(told[0].message)
 
 
@@ -180,10 +181,10 @@ def test_a_count_of_epochs_that_begins_anew(
         iterator = iter(one)
         found = [next(iterator).tolist() for _ in range(3)]
         state = one.state_dict()
-        expected = found + [batch.tolist() for batch in iterator]
+        expected = found + lists(iterator)
     with loader() as one, pytest.warns(UserWarning) as caught:
         one.load_state_dict(state)
-        exact = found + [batch.tolist() for batch in one] == expected
+        exact = found + lists(one) == expected
     told = [str(each.message) for each in caught]
     assert exact is (dataset is Announced or not counts)
     assert "reads again" in told[0]
@@ -219,26 +220,22 @@ class Kept(IterableDataset[int]):
             yield number
 
 
-def batches(loader: Any) -> list[list[int]]:
-    return [batch.tolist() for batch in loader]
-
-
 def test_the_same_epoch_again_after_a_resume() -> None:
     loader = DataLoader(Kept(0, 12), 4)
     start, iterator = loader.state_dict(), iter(loader)
     whole = [next(iterator).tolist() for _ in range(2)]
     state = loader.state_dict()
-    whole += batches(iterator)
+    whole += lists(iterator)
     resumed = DataLoader(Kept(0, 12), 4)
     for _ in range(2):
         resumed.load_state_dict(state)
-        assert batches(resumed) == whole[2:]
+        assert lists(resumed) == whole[2:]
         resumed.set_epoch(0)
-        assert batches(resumed) == whole
+        assert lists(resumed) == whole
     resumed.load_state_dict(state)
     next(iter(resumed))
     resumed.load_state_dict(start)
-    assert batches(resumed) == whole
+    assert lists(resumed) == whole
 
 
 def test_it_begins_where_its_user_has_brought_it() -> None:
@@ -248,9 +245,9 @@ def test_it_begins_where_its_user_has_brought_it() -> None:
     iterator = iter(loader)
     first = next(iterator).tolist()
     loader.load_state_dict(loader.state_dict())
-    assert [first, *batches(loader)] == [[4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [first, *lists(loader)] == [[4, 5, 6, 7], [8, 9, 10, 11]]
     loader.set_epoch(0)
-    assert batches(loader) == [[4, 5, 6, 7], [8, 9, 10, 11]]
+    assert lists(loader) == [[4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 @pytest.mark.parametrize("shards", [None, 1])
@@ -260,11 +257,70 @@ def test_a_source_that_is_repeated_after_a_resume(shards: int | None) -> None:
         mixture = MixtureStream(sources, epoch_length=60, exhausted="repeat")
         return DataLoader(mixture, 4, num_shards=shards, seed=1)
 
-    expected = batches(make())
     for stop in (1, 3, 9):
-        loader = make()
-        iterator = iter(loader)
-        first = [next(iterator).tolist() for _ in range(stop)]
+        expected, found, state = stopped(make, stop)
         resumed = make()
-        resumed.load_state_dict(loader.state_dict())
-        assert first + batches(resumed) == expected
+        resumed.load_state_dict(state)
+        assert found + lists(resumed) == expected
+
+
+# --- torchdata's Stateful protocol: who is asked for a state ---
+
+LENGTH = 22
+
+
+@pytest.mark.parametrize(
+    ("kind", "order"),
+    [
+        ("neither", ["iter"]),
+        ("iterator", ["iter", "load iterator"]),
+        ("dataset", ["load", "iter"]),
+        ("its own iterator", ["iter", "load iterator"]),
+        ("both", ["load", "iter", "load iterator"]),
+    ],
+)
+def test_in_which_order_datasets_are_restored(kind: str, order: list[str]) -> None:
+    """As torchdata does it."""
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+    for cls in (DataLoader, torchdata.StatefulDataLoader):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loader = cls(STREAMS[kind](LENGTH), batch_size=3)
+            iterator = iter(loader)
+            list(itertools.islice(iterator, 3))
+            state = loader.state_dict()
+            dataset = STREAMS[kind](LENGTH)
+            resumed = cls(dataset, batch_size=3)
+            resumed.load_state_dict(state)
+            next(iter(resumed))
+            assert dataset.calls == order, cls
+
+
+class StatefulTable(Augmented):
+    def state_dict(self) -> dict[str, int]:
+        raise AssertionError("not asked")
+
+    load_state_dict = state_dict
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_map_style_datasets_are_not_asked_and_it_is_said(workers: int) -> None:
+    def make(kind: type) -> DataLoader[Any]:
+        return DataLoader(kind(LENGTH), 4, num_workers=workers, seed=7)
+
+    with make(StatefulTable) as loader:
+        expected = digests(loader)
+    with make(StatefulTable) as loader:
+        got, iterator = taken(loader, 2)
+        with pytest.warns(
+            UserWarning,
+            match="StatefulTable has state_dict and load_state_dict, which are not called: a "
+            "map-style dataset is read by whichever worker is free, so that each sample must",
+        ) as record:
+            state = loader.state_dict()
+            loader.state_dict()
+        assert len(record) == 1
+        assert got + digests(iterator) == expected
+    with make(StatefulTable) as resumed:
+        resumed.load_state_dict(state)
+        assert digests(resumed) == expected[2:]

@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
@@ -61,7 +60,7 @@ from tests.support.exact import (
     through_file,
     with_states,
 )
-from tests.support.samples import worker_pids
+from tests.support.samples import own_generators, worker_pids
 from tests.support.stateful_data import SAMPLERS, STREAMS, sampling
 
 pytestmark = [
@@ -180,6 +179,10 @@ def map_cases() -> Iterator[tuple[str, Case]]:
         seeding = ("batch", "sample")[place % 2]
         options = {**SHUFFLED, "reads": (1, 3, 16)[place % 3], "seeding": seeding}
         yield f"reads, {name}", Case(dataset, functools.partial(dict, options))
+    for policy, seeding in itertools.product(("skip", "replace"), ("batch", "sample")):
+        options = functools.partial(dict, SHUFFLED, on_sample_error=policy, seeding=seeding)
+        name = f"bad samples, read ahead, {policy}, by {seeding}"
+        yield name, Case(reads.Broken, options, following=False)
     for seeding in ("batch", "sample"):
         options = functools.partial(dict, SHUFFLED, seeding=seeding)
         yield f"drawn in set_epoch, by {seeding}", Case(before.Permuted, options)
@@ -325,17 +328,13 @@ ALIKE = "table|bad samples, S|drawing, hidden|drawing, shuffled by the process's
 @functools.cache
 def reference(name: str) -> list[list[str]]:
     """Three epochs to which nothing happens: in this process, if they may be."""
-    before = generators_state()
+    before = own_generators()
     with CASES[name].loader(clean=True) as loader:
         epochs = [digests(loader) for _ in range(3)]
     assert epochs[0]
     assert len({*map(str, epochs)}) == 3 or re.match(ALIKE, name)
-    assert generators_state() == before
+    assert own_generators() == before
     return epochs
-
-
-def generators_state() -> tuple[Any, ...]:
-    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
 
 
 # What happens to it ----------------------------------------------------------------------------
@@ -344,22 +343,22 @@ def generators_state() -> tuple[Any, ...]:
 @pytest.mark.parametrize("name", some(17, IN_WORKERS))
 @pytest.mark.parametrize("workers", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_epochs_are_equal_for_any_number_of_workers(workers: int, name: str) -> None:
-    expected, before = reference(name), generators_state()
+    expected, before = reference(name), own_generators()
     # A stream whose dataset is drawn from or counts, and lives on in a worker, is its own affair.
     stay = CASES[name].following
     with CASES[name].loader(workers, persistent_workers=stay) as loader:
         assert [digests(loader) for _ in expected] == expected
-    assert generators_state() == before
+    assert own_generators() == before
 
 
 PARTICULAR = (
-    *("table", "token budget", "bad samples, S[ho]", "drawn in set_epoch", "drawing, hidden"),
-    "first drawn, Sh.*AtNext",
+    "table|token budget|bad samples, (S[ho]|read)|drawn in set_epoch|drawing, hidden|"
+    "first drawn, Sh.*AtNext"
 )
 """What the default run has no other test of."""
 
 
-@pytest.mark.parametrize("name", some(9, first=1, also="|".join(PARTICULAR)))
+@pytest.mark.parametrize("name", some(9, first=1, also=PARTICULAR))
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_stopped_behind_each_batch_and_resumed_twice(name: str, workers: int) -> None:
     check_resumes(name, workers, step=1 if workers == 0 and CASES[name].readers in (0, None) else 5)
@@ -490,14 +489,14 @@ def test_sample_seeding_does_not_depend_on_the_batch_size() -> None:
 
 
 def test_the_parents_generators_are_not_touched_by_a_loop_left_early() -> None:
-    before = generators_state()
+    before = own_generators()
     for workers in (0, 2):
         with make(num_workers=workers) as loader:
             _, iterator = taken(loader, 2)
             loader.state_dict()
-            assert generators_state() == before
+            assert own_generators() == before
             del iterator
-    assert generators_state() == before
+    assert own_generators() == before
 
 
 def test_worker_seeding_resumes_with_the_right_indices() -> None:

@@ -6,40 +6,32 @@ what the dataset was told about it, and what it drew from each generator.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import io
 import itertools
 import os
-import random
-import signal
-import sys
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import get_worker_info
 
 import lit_loader
-from lit_loader import DataLoader, OptionError, StateError, TransportError, WorkerRestartWarning
+from lit_loader import DataLoader, OptionError, StateError, TransportError
+from tests.support.exact import StripedByWorkerInfo, Unshared
 from tests.support.samples import Counting
-from tests.support.shard_data import COLUMNS, KINDS, WithIteratorState
+from tests.support.shard_data import COLUMNS, KINDS
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 SHARDS, LENGTH, SIZE = 4, 45, 3
 
 
-Batches = list[bytes]
-
-
-def stream(kind: str, keeps: bool = False) -> Any:
-    return KINDS[kind](LENGTH, "torch", keeps)
+def stream(kind: str) -> Any:
+    return KINDS[kind](LENGTH, "torch")
 
 
 def loader(dataset: Any, workers: int = 0, ranks: int = 1, rank: int = 0, **options: Any) -> Any:
@@ -53,32 +45,9 @@ def content(batch: Tensor) -> bytes:
     return batch.numpy().tobytes()
 
 
-def shard_of(batch: bytes) -> int:
-    return int(np.frombuffer(batch)[0])
-
-
-def by_shard(batches: Batches) -> dict[int, Batches]:
-    found: dict[int, Batches] = {shard: [] for shard in range(SHARDS)}
-    for batch in batches:
-        found[shard_of(batch)].append(batch)
-    return found
-
-
 @functools.cache
-def reference(kind: str, keeps: bool = False) -> Batches:
-    return [content(batch) for batch in loader(stream(kind, keeps))]
-
-
-def restored(state: dict[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)  # type: ignore[no-any-return]
-
-
-@pytest.fixture(autouse=True)
-def quiet(recwarn: pytest.WarningsRecorder) -> None:
-    warnings.filterwarnings("ignore", ".*resuming reads again")
+def reference(kind: str) -> list[bytes]:
+    return [content(batch) for batch in loader(stream(kind))]
 
 
 def test_rounds_and_what_a_reader_is_told() -> None:
@@ -102,174 +71,25 @@ def test_ranks_take_every_so_many_a_batch(kind: str, ranks: int) -> None:
         assert found == expected[rank::ranks]
 
 
-def part(
-    kind: str,
-    keeps: bool,
-    workers: int,
-    ranks: int,
-    taken: int | None,
-    state: dict[str, Any] | None = None,
-    **options: Any,
-) -> tuple[list[Batches], dict[str, Any]]:
-    """What each rank is given, and the state of all ranks then."""
-    given, states = [], []
-    for rank in range(ranks):
-        with loader(stream(kind, keeps), workers, ranks, rank, **options) as one:
-            if state is not None:
-                one.load_state_dict(state)
-            given.append([content(batch) for batch in itertools.islice(one, taken)])
-            states.append(restored(one.state_dict()))
-    random.Random(taken).shuffle(states)
-    return given, lit_loader.merge_states(states)
-
-
-CHAINS = [
-    # (workers, ranks, batches that each rank takes), one after the other
-    [(2, 4, 1), (0, 2, 1), (5, 1, None)],
-    [(0, 1, 4), (2, 2, 3), (1, 4, None)],
-    [(3, 2, 0), (0, 2, 5), (2, 1, None)],
-    [(1, 1, 5), (0, 2, 2), (2, 1, 1), (0, 4, None)],  # in the midst of a round
-    [(0, 1, 15), (2, 1, None)],
-    [(2, 1, 1), (0, 1, 1), (2, 1, 9), (5, 1, None)],
-]
-
-
-def chains() -> Iterator[Any]:
-    """Every kind of dataset with every chain; by default each kind and each chain once."""
-    for place, (kind, number, keeps) in enumerate(
-        itertools.product(KINDS, range(len(CHAINS)), (False, True))
-    ):
-        default = place % (2 * len(CHAINS) + 2) == 0
-        marks = () if default else pytest.mark.slow
-        name = f"{kind}-{number}{'-keeps' * keeps}".replace(" ", "_")
-        yield pytest.param(kind, CHAINS[number], keeps, id=name, marks=marks)
-
-
-@pytest.mark.parametrize(("kind", "chain", "keeps"), [*chains()])
-def test_stopped_and_resumed_with_others(kind: str, chain: Any, keeps: bool) -> None:
-    expected = by_shard(reference(kind, keeps))
-    found: dict[int, Batches] = {shard: [] for shard in range(SHARDS)}
-    state = None
-    for workers, ranks, taken in chain:
-        given, state = part(kind, keeps, workers, ranks, taken, state)
-        for batches in given:
-            for shard, more in by_shard(batches).items():
-                found[shard] += more
-    assert found == expected
-
-
-class Deadly(WithIteratorState):
-    """Ends the process that reads one of its samples first, if it can remove the file "kill"."""
-
-    folder: Path
-    at: tuple[int, ...] = ()
-
-    def item(self, number: int) -> Tensor:
-        if number in self.at:
-            with contextlib.suppress(FileNotFoundError):
-                (self.folder / "kill").unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
-        return super().item(number)
-
-
-def test_a_reader_whose_worker_is_killed_is_named(tmp_path: Path) -> None:
-    dataset = Deadly(LENGTH, "python", True)
-    dataset.folder, dataset.at = tmp_path, (20, 21)
-    expected = [content(batch) for batch in loader(dataset)]
-    (tmp_path / "kill").touch()
-    with (
-        loader(dataset, 2, max_worker_restarts=1) as one,
-        pytest.warns(WorkerRestartWarning, match=r"the next samples of shard \d of 4"),
-    ):
-        assert [content(batch) for batch in one] == expected
-
-
-class Bad(WithIteratorState):
-    def item(self, number: int) -> Tensor:
-        sample = super().item(number)
-        if number % 5 == 3:
-            raise LookupError(f"sample {number} is broken")
-        return sample
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_bad_samples_are_skipped(workers: int) -> None:
-    def given(workers: int, ranks: int = 1, rank: int = 0) -> Batches:
-        found = loader(Bad(LENGTH), workers, ranks, rank, on_sample_error="skip")
-        return [content(batch) for batch in found]
-
-    expected = given(0)
-    assert given(workers) == expected
-    assert [given(workers, 2, rank) for rank in range(2)] == [expected[0::2], expected[1::2]]
-    numbers = [
-        int(row[7]) for batch in expected for row in np.frombuffer(batch).reshape(-1, COLUMNS)
-    ]
-    assert sorted(numbers) == [number for number in range(LENGTH) if number % 5 != 3]
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes: it is logged")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_failing_reader_is_named_and_goes_on(workers: int) -> None:
-    with loader(Bad(LENGTH), workers) as one:
-        found = with_errors(one)
-    assert found == with_errors(loader(Bad(LENGTH), 0))
-    assert any(isinstance(entry, str) for entry in found)
-
-
-def with_errors(one: DataLoader[Any]) -> list[Any]:
-    """The batches, and in their places the readers that have failed."""
-    batches, found = iter(one), []
-    while True:
-        try:
-            found.append(content(next(batches)))
-        except StopIteration:
-            return found
-        except LookupError as error:
-            text = "".join([str(error), *getattr(error, "__notes__", [])])
-            found.append(text[text.index("the next samples of shard ") :][:32])
-
-
-def test_exactness_is_checked() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", "This DataLoader will create")
-        with loader(stream("iterator"), 2, check_exactness=6) as one:
-            assert len([*one]) == 16
-
-
-class AsksTorch(IterableDataset[int]):
-    """As a dataset that was written for torch does it."""
-
-    def __iter__(self) -> Iterator[int]:
-        info = get_worker_info()
-        assert info is not None
-        yield from range(info.id, 20, info.num_workers)
-
-
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_a_dataset_written_for_torch(workers: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "This DataLoader will create")
-        batches = [batch.tolist() for batch in loader(AsksTorch(), workers)]
+        batches = [batch.tolist() for batch in loader(StripedByWorkerInfo(20), workers)]
     assert batches[:5] == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11], [12, 16]]
     assert sorted(itertools.chain(*batches)) == [*range(20)]
-
-
-class AsksNothing(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(4))
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_dataset_that_does_not_ask(workers: int) -> None:
-    text = r"AsksNothing is iterated by 4 readers \(num_shards\) and has not asked"
+    text = r"Unshared is iterated by 4 readers \(num_shards\) and has not asked"
     with pytest.warns(UserWarning, match=text):
-        assert len([*loader(AsksNothing(), workers)]) == 8
+        assert len([*loader(Unshared(4), workers)]) == 8
     text = r"by 2 readers \(workers x ranks\).*get_shard\(\), and pass num_shards, with which"
     with pytest.warns(UserWarning, match=text):
-        [*DataLoader(AsksNothing(), num_workers=2)]
+        [*DataLoader(Unshared(4), num_workers=2)]
 
 
 class Remembers(Counting):
@@ -360,7 +180,7 @@ def test_a_stream_that_is_split_by_ranks_already(said: dict[str, Any], name: str
         ({"num_shards": 2, "seeding": "worker"}, "num_shards makes readers that do not depend"),
         (
             {"num_shards": 2, "shard_tail": "drop"},
-            "shard_tail='drop' is for map-style datasets, .*: pass 'pad', .* or 'keep'",
+            "'drop' is for map-style .*: pass 'pad', .* or 'keep'",
         ),
     ],
 )
@@ -392,34 +212,28 @@ def test_what_does_not_fit_is_not_merged() -> None:
     one, two = states_at([2, 2])
     assert [part[:2] for part in merge([two, one])["readers"]] == [[0, 1], [1, 1], [2, 1], [3, 1]]
     assert merge([merge([one, two])]) == merge([one, two])
-    with pytest.raises(StateError, match="of all 2 ranks, each once, got 1 states .* ranks .0."):
-        merge([one])
-    with pytest.raises(StateError, match="of all 2 ranks, each once, got 3 states"):
-        merge([one, two, two])
-    with pytest.raises(StateError, match="after 2 batches on one rank and after 3 on another"):
-        merge([one, states_at([2, 3])[1]])
-    with pytest.raises(StateError, match="in epoch 0 and in epoch 1"):
-        merge([one, states_at([2, 2], epoch=1)[1]])
-    with pytest.raises(StateError, match="state was taken with seed=7, but this loader has seed=8"):
-        merge([one, states_at([2, 2], seed=8)[1]])
-    with pytest.raises(StateError, match="states must be those of all ranks, got none"):
-        merge([])
-    with pytest.raises(StateError, match="states must be a list of those of all ranks, got None"):
-        merge(None)
-    with pytest.raises(StateError, match="states must be a list of those of all ranks, got {"):
-        merge(one)
-    with pytest.raises(StateError, match="must be the dict that state_dict"):
-        merge([{}])
     plain = DataLoader(Counting(), num_workers=0)
     next(iter(plain))
-    with pytest.raises(StateError, match="read without num_shards are each rank's own"):
-        merge([plain.state_dict(), plain.state_dict()])
     whole = DataLoader([1, 2, 3], seed=1)  # type: ignore[arg-type]
     before = whole.state_dict()
     assert merge([before, before]) == before
     next(iter(whole))
-    with pytest.raises(StateError, match="states differ, which are the same on all ranks"):
-        merge([before, whole.state_dict()])
+    wrong: list[tuple[Any, str]] = [
+        ([one], "of all 2 ranks, each once, got 1 states .* ranks .0."),
+        ([one, two, two], "of all 2 ranks, each once, got 3 states"),
+        ([one, states_at([2, 3])[1]], "after 2 batches on one rank and after 3 on another"),
+        ([one, states_at([2, 2], epoch=1)[1]], "in epoch 0 and in epoch 1"),
+        ([one, states_at([2, 2], seed=8)[1]], "taken with seed=7, but this loader has seed=8"),
+        ([], "states must be those of all ranks, got none"),
+        (None, "states must be a list of those of all ranks, got None"),
+        (one, "states must be a list of those of all ranks, got {"),
+        ([{}], "must be the dict that state_dict"),
+        ([plain.state_dict()] * 2, "read without num_shards are each rank's own"),
+        ([before, whole.state_dict()], "states differ, which are the same on all ranks"),
+    ]
+    for states, text in wrong:
+        with pytest.raises(StateError, match=text):
+            merge(states)
 
 
 def test_a_rank_that_has_ended_may_be_merged() -> None:

@@ -10,6 +10,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -218,18 +219,6 @@ class Broken(Read):
         return torch.tensor([index, 7.0 * index], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("seeding", ["batch", "sample"])
-@pytest.mark.parametrize("policy", ["skip", "replace"])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_bad_samples(workers: int, policy: str, seeding: str) -> None:
-    options = {"on_sample_error": policy, "seeding": seeding}
-    expected = digests(make(Broken(), reads=0, **options))
-    with make(Broken(), num_workers=workers, **options) as loader:
-        iterator = iter(loader)
-        assert digests(iterator) == expected
-        assert {error.index for error in iterator.sample_errors.errors} == {4, 9, 14, 19, 24}
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_exception_has_index_and_stack(workers: int) -> None:
     with make(Broken(), num_workers=workers, shuffle=False) as loader:
@@ -339,17 +328,8 @@ class Threaded(Still):
     """What people write by hand."""
 
     def __getitems__(self, indices: list[int]) -> list[Tensor]:
-        found: dict[int, Tensor] = {}
-
-        def get(index: int) -> None:
-            found[index] = self[index]
-
-        threads = [threading.Thread(target=get, args=(index,)) for index in indices]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return [found[index] for index in indices]
+        with ThreadPoolExecutor(len(indices)) as pool:
+            return [*pool.map(self.__getitem__, indices)]
 
 
 # --- streams ---

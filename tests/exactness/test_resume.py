@@ -9,22 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import (
-    DataLoader as TorchLoader,
-)
-from torch.utils.data import (
-    RandomSampler,
-)
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import RandomSampler
 
 from lit_loader import DataLoader
 from tests.exactness.test_exactness import CASES
-from tests.support.exact import (
-    Augmented,
-    Indices,
-    digests,
-    taken,
-    through_file,
-)
+from tests.support.drawing_streams import STATES, OnDataset
+from tests.support.exact import Augmented, Indices, digests, taken, through_file
+from tests.support.samples import uncollated
 
 LENGTH = 26
 
@@ -58,24 +50,6 @@ def test_taking_a_state_starts_nothing_and_changes_nothing() -> None:
             watched.state_dict()
         watched.state_dict()
         assert [got, digests(watched)] == [digests(alone), digests(alone)]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_before_the_first_next_inside_after_the_last_batch_and_after_the_loop(workers: int) -> None:
-    whole = make("shuffle")
-    first, second = digests(whole), digests(whole)
-    with make("shuffle", num_workers=workers) as loader:
-        before = loader.state_dict()
-        iterator = iter(loader)
-        assert loader.state_dict() == before
-        digests(itertools.islice(iterator, len(first)))
-        inside = loader.state_dict()
-        assert list(iterator) == []
-        after = loader.state_dict()
-    for state, epochs in ((before, [first, second]), (inside, [[], second]), (after, [second])):
-        resumed = make("shuffle")
-        resumed.load_state_dict(state)
-        assert [digests(resumed) for _ in epochs] == epochs
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -242,3 +216,60 @@ def test_resuming_is_as_fast_at_the_end_as_at_the_start(shuffle: bool) -> None:
 
     assert seconds(0.01) < 0.05
     assert seconds(0.99) < 0.05
+
+
+# Streams whose draws decide what comes next ------------------------------------------------------
+
+SIZE = 3
+
+
+def drawing(dataset: Any, size: int = SIZE) -> DataLoader[Any]:
+    return DataLoader(dataset, size, seed=5, collate_fn=uncollated)
+
+
+def test_a_state_without_marks() -> None:
+    """As older versions have made them: read as these did, and saved again."""
+    one = drawing(OnDataset("shuffled augmented", "random"))
+    batches = iter(one)
+    for _ in range(5):
+        next(batches)
+    state = one.state_dict()
+    rest = list(batches)
+    del state["workers"][0][4:]
+    resumed = drawing(OnDataset("shuffled augmented", "random"))
+    resumed.load_state_dict(state)
+    got = list(itertools.islice(resumed, 1))
+    state = through_file(resumed.state_dict())
+    again = drawing(OnDataset("shuffled augmented", "random"))
+    again.load_state_dict(state)
+    assert got + list(again) == rest
+
+
+@pytest.mark.filterwarnings("ignore:.* has no state_dict and load_state_dict")
+@pytest.mark.parametrize("state", ["dataset", "none"])
+def test_what_cannot_be_found_again_is_told(state: str) -> None:
+    def make() -> DataLoader[Any]:
+        return drawing(STATES[state]("filter", "none knows", length=400), size=24)
+
+    one = make()
+    batches = iter(one)
+    for _ in range(5):
+        next(batches)
+    resumed = make()
+    resumed.load_state_dict(one.state_dict())
+    with pytest.warns(UserWarning, match="were read again, and were others"):
+        next(iter(resumed))
+
+
+@pytest.mark.parametrize("kind", ["filter", "buffer", "shuffled", "shuffled augmented"])
+def test_a_state_spares_reading(kind: str) -> None:
+    """Of what was given out, two batches are read again, at most twice."""
+    one = drawing(OnDataset(kind, "random"))
+    batches = iter(one)
+    for _ in range(6):
+        next(batches)
+    dataset = OnDataset(kind, "random")
+    resumed = drawing(dataset)
+    resumed.load_state_dict(one.state_dict())
+    next(iter(resumed))
+    assert 2 * SIZE < dataset.taken <= 5 * SIZE

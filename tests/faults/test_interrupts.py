@@ -21,7 +21,7 @@ from lit_loader.seeding import generator_lock
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.transport import loader_page
 from tests.support.exact import EveryOther, SharedWithState
-from tests.support.samples import Counting, own_generators, usage
+from tests.support.samples import Call, Counting, own_generators, usage
 from tests.support.striking import Strike, Struck, StruckHard
 
 pytestmark = pytest.mark.usefixtures("pinned")
@@ -29,27 +29,20 @@ pytestmark = pytest.mark.usefixtures("pinned")
 LENGTH = 8
 
 
-class Noisy(torch.utils.data.Dataset):
+def noisy(index: int) -> torch.Tensor:
     """Sample ``index`` is ``index`` and a number drawn for it."""
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.stack([torch.tensor(float(index)), torch.rand(())])
+    return torch.stack([torch.tensor(float(index)), torch.rand(())])
 
 
 class Unreadable(Exception):
     pass
 
 
-class Damaged(Noisy):
-    """One that has a sample which cannot be read: batch 3 is an exception, given once."""
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if index == 3:
-            raise Unreadable
-        return super().__getitem__(index)
+def damaged(index: int) -> torch.Tensor:
+    """One sample cannot be read: batch 3 is an exception, given once."""
+    if index == 3:
+        raise Unreadable
+    return noisy(index)
 
 
 sampler = functools.partial(EveryOther, LENGTH)
@@ -89,7 +82,7 @@ class Case:
         shown: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         self.given, self.epochs, self.what, self.shown = given, epochs, what, shown
-        self.dataset = dataset or Noisy
+        self.dataset = dataset or functools.partial(Call, noisy, LENGTH)
         self.options = {"num_workers": 1, "seed": 4, **options}
 
     def loader(self) -> DataLoader[Any]:
@@ -188,7 +181,7 @@ CASES = {
     "in process, a sampler's end": Case(num_workers=0, given=LENGTH, sampler=sampler),
     "in process, last": Case(num_workers=0, given=LENGTH - 1),
     "in process, end": Case(num_workers=0, given=LENGTH),
-    "in process, failing": Case(Damaged, num_workers=0),
+    "in process, failing": Case(functools.partial(Call, damaged, LENGTH), num_workers=0),
     "in process, a table": Case(functools.partial(torch.arange, LENGTH), num_workers=0),
     "in process, iterable": Case(Counting, num_workers=0),
     "in process, iterable's end": Case(functools.partial(Counting, LENGTH), 8, num_workers=0),
@@ -198,7 +191,7 @@ CASES = {
     "middle, shown": Case(shown=True),
     "last": Case(given=LENGTH - 1),
     "end": Case(given=LENGTH),
-    "failing": Case(Damaged),
+    "failing": Case(functools.partial(Call, damaged, LENGTH)),
     "decoding": Case(collate_fn=rich),
     "unordered": Case(in_order=False, num_workers=2),
     "a sampler's": Case(sampler=sampler),

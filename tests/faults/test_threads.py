@@ -21,18 +21,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.seeding import generator_lock
 from tests.exactness.test_exactness import CASES as EXACT
-from tests.support.exact import (
-    Augmented,
-    EveryOther,
-    digests,
-    noisy_collate,
-)
+from tests.support.exact import Augmented, EveryOther, digests, noisy_collate
 from tests.support.samples import Call, own_generators
 
 TABLE = TensorDataset(torch.arange(52.0).reshape(26, 2))
@@ -86,11 +81,7 @@ def _threads_take_turns_often() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _own_generators() -> Iterator[None]:
     """Begin in the midst of the streams, with deviates in reserve; leave them as they were."""
-    kept = (
-        random.getstate(),
-        np.random.get_state(legacy=False),
-        torch.get_rng_state(),
-    )
+    kept = (random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state())
     random.gauss(0, 1)
     np.random.randn()
     torch.randn(1)
@@ -181,31 +172,27 @@ def test_a_thread_of_the_users_that_draws_meanwhile() -> None:
     assert found == expected
 
 
-class Reads(Dataset[Tensor]):
+def around(inner: DataLoader[Any]) -> Call:
     """Sample ``i`` is made of numbers that are drawn around a batch of another loader."""
 
-    def __init__(self, inner: DataLoader[Any]) -> None:
-        self.inner = inner
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> Tensor:
+    def sample(index: int) -> Tensor:
         first = random.gauss(0, 1), np.random.randn(), float(torch.rand(()))
         epoch = lit_loader.get_epoch()
-        read = next(iter(self.inner)).sum()
+        read = next(iter(inner)).sum()
         assert lit_loader.get_epoch() == epoch  # the inner loader is in one of its own
         then = random.gauss(0, 1), np.random.randn(), float(torch.rand(()))
         return torch.tensor([index, *first, float(read), *then], dtype=torch.float64)
+
+    return Call(sample, 6)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_within_the_dataset_of_another_one(workers: int) -> None:
     """It draws nothing of what the outer one draws."""
-    with DataLoader(Reads(DataLoader(Augmented(), 3, seed=1)), 2, seed=2) as loader:
+    with DataLoader(around(DataLoader(Augmented(), 3, seed=1)), 2, seed=2) as loader:
         expected = [torch.cat(list(loader)) for _ in range(2)]
     constant = DataLoader(Call(lambda i: torch.ones(1), 6), 3)
-    with DataLoader(Reads(constant), 2, seed=2, num_workers=workers) as loader:
+    with DataLoader(around(constant), 2, seed=2, num_workers=workers) as loader:
         found = [torch.cat(list(loader)) for _ in range(2)]
     columns = [0, 1, 2, 3, 5, 6, 7]
     for one, other in zip(expected, found, strict=True):
@@ -215,43 +202,26 @@ def test_a_loader_within_the_dataset_of_another_one(workers: int) -> None:
 # --- waiting ---
 
 
-class _Waiting:
-    """Tells when a thread begins to wait for the lock."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self._patch = pytest.MonkeyPatch()
-
-    def __enter__(self) -> _Waiting:
-        real = generator_lock.Turn.take
-
-        def take(turn: generator_lock.Turn) -> None:
-            if "count=0" not in repr(generator_lock.lock):
-                self._event.set()
-            real(turn)
-
-        self._patch.setattr(generator_lock.Turn, "take", take)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._patch.undo()
-
-    def wait(self) -> None:
-        assert self._event.wait(60)
-
-
-def test_a_loader_iterated_in_a_thread_and_by_a_dataset() -> None:
+def test_a_loader_iterated_in_a_thread_and_by_a_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own lock is taken after the one for the generators, in both."""
     inner = DataLoader(Augmented(), 3, seed=1)
     expected = digests(inner)
     inner.set_epoch(0)
-    with _Waiting() as waits, ThreadPoolExecutor(1) as pool:
+    waits, take = threading.Event(), generator_lock.Turn.take
+
+    def taken(turn: generator_lock.Turn) -> None:
+        if "count=0" not in repr(generator_lock.lock):  # it begins to wait for the lock
+            waits.set()
+        take(turn)
+
+    monkeypatch.setattr(generator_lock.Turn, "take", taken)
+    with ThreadPoolExecutor(1) as pool:
         asked: list[Any] = []
 
         def read(index: int) -> Tensor:
             if not index:
                 asked.append(pool.submit(lambda: digests(inner)))
-                waits.wait()
+                assert waits.wait(60)
             return next(iter(inner)).sum()
 
         outer = DataLoader(Call(read, 4))
@@ -259,15 +229,12 @@ def test_a_loader_iterated_in_a_thread_and_by_a_dataset() -> None:
         assert len(asked[0].result(60)) == len(expected)
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
-    monkeypatch.setattr(generator_lock, "WARN_AFTER", 0.1)
-    with caplog.at_level(logging.WARNING, logger="lit_loader"):
-        yield caplog
-
-
-def test_who_waits_for_long_is_told(impatient: Any) -> None:
+def test_who_waits_for_long_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """As where a dataset waits for a thread that iterates a loader: they wait for each other."""
+    monkeypatch.setattr(generator_lock, "WARN_AFTER", 0.1)
+    caplog.set_level(logging.WARNING, logger="lit_loader")
     told = threading.Event()
     handler = logging.Handler()
     handler.emit = lambda record: told.set()  # type: ignore[method-assign]
@@ -289,7 +256,7 @@ def test_who_waits_for_long_is_told(impatient: Any) -> None:
             assert asked.result(60).shape == (1,)
     finally:
         log.removeHandler(handler)
-    (text,) = impatient.messages
+    (text,) = caplog.messages
     assert re.match(
         r"thread 'reader_0' waits for thread 'MainThread', which has been making a batch for \d+ s:"
         r" batches of loaders with num_workers=0 are made one at a time, because .* give that"

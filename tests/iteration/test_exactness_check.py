@@ -6,31 +6,22 @@ import itertools
 import os
 import random
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader, ExactnessWarning, LoaderConfig, OptionError
 from tests.support.exact import Augmented
+from tests.support.samples import Call, Counting
 
 LENGTH = 20
 
 
-class Items(Dataset[Any]):
+def items(value: Any) -> Call:
     """Item ``i`` is a dict of ``i`` and of what a function gives for it."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"index": index, "value": self.value(index)}
+    return Call(lambda index: {"index": index, "value": value(index)}, LENGTH)
 
 
 class OwnGenerator:
@@ -74,16 +65,6 @@ def set_order(index: int) -> list[str]:
     return list({f"label {number}" for number in range(30)})
 
 
-class Stream(IterableDataset[Any]):
-    def __init__(self, value: Any = None) -> None:
-        self.value = value
-
-    def __iter__(self) -> Iterator[Any]:
-        index, count = lit_loader.get_shard()
-        for number in range(index, LENGTH, count):
-            yield number if self.value is None else self.value()
-
-
 def told(loader: DataLoader[Any], epochs: int = 1) -> list[str]:
     """The warnings of some epochs."""
     with warnings.catch_warnings(record=True) as caught, loader:
@@ -105,7 +86,7 @@ def told(loader: DataLoader[Any], epochs: int = 1) -> list[str]:
     ids=["own", "counter", "system", "entropy"],
 )
 def test_what_is_not_exact_is_told_once(make: Any, workers: int, batches: int) -> None:
-    loader = DataLoader(Items(make()), 4, num_workers=workers, check_exactness=batches)
+    loader = DataLoader(items(make()), 4, num_workers=workers, check_exactness=batches)
     [message] = told(loader, epochs=3)
     assert "of epoch 0 came out otherwise when it was made again" in message
     assert "batch['value'] (float64 4) has other values" in message or make is counter
@@ -115,14 +96,14 @@ def test_what_is_not_exact_is_told_once(make: Any, workers: int, batches: int) -
 
 @pytest.mark.parametrize("value", [lambda index: os.getpid(), num_workers], ids=["pid", "workers"])
 def test_what_differs_between_processes_is_told(value: Any) -> None:
-    [message] = told(DataLoader(Items(value), batch_size=4, num_workers=2, check_exactness=2))
+    [message] = told(DataLoader(items(value), batch_size=4, num_workers=2, check_exactness=2))
     assert "batch['value'] (int64 4) has other values" in message
 
 
 @pytest.mark.slow
 def test_set_order_under_spawn_is_told() -> None:
     options: Any = {"collate_fn": list, "multiprocessing_context": "spawn", "check_exactness": 1}
-    [message] = told(DataLoader(Items(set_order), 2, num_workers=1, **options))
+    [message] = told(DataLoader(items(set_order), 2, num_workers=1, **options))
     assert "batch[0]['value'][0] (str) has other values" in message
 
 
@@ -135,17 +116,6 @@ def test_nothing_is_told_of_what_is_exact(workers: int, options: dict[str, Any])
     assert told(DataLoader(Augmented(), 4, shuffle=True, **options), epochs=2) == []
 
 
-def test_batches_are_the_same_with_and_without() -> None:
-    def run(**options: Any) -> list[Any]:
-        with DataLoader(Augmented(), 4, shuffle=True, seed=1, **options) as loader:
-            return [batch.tolist() for _ in range(2) for batch in loader]
-
-    expected = run()
-    assert run(check_exactness=3) == expected
-    assert run(check_exactness=3, num_workers=2) == expected
-    assert run(check_exactness=3, num_workers=2, persistent_workers=True) == expected
-
-
 def test_what_the_consumer_does_to_a_batch_is_no_difference() -> None:
     with DataLoader(Augmented(), 4, num_workers=1, check_exactness=3) as loader:
         for batch in loader:
@@ -153,27 +123,27 @@ def test_what_the_consumer_does_to_a_batch_is_no_difference() -> None:
 
 
 def test_streams_are_checked_with_workers() -> None:
-    assert told(DataLoader(Stream(), 4, num_workers=2, check_exactness=4)) == []
-    [message] = told(DataLoader(Stream(entropy), 4, num_workers=2, check_exactness=4))
+    assert told(DataLoader(Counting(LENGTH), 4, num_workers=2, check_exactness=4)) == []
+    [message] = told(DataLoader(Counting(LENGTH, entropy), 4, num_workers=2, check_exactness=4))
     assert "batch (float64 4) has other values" in message
 
 
 def test_a_stream_without_workers_is_not_iterated_twice() -> None:
     with (
-        DataLoader(Stream(), 4, check_exactness=4) as loader,
+        DataLoader(Counting(LENGTH), 4, check_exactness=4) as loader,
         pytest.warns(UserWarning, match="check_exactness needs num_workers of at least 1 for an"),
     ):
         assert len(list(loader)) == LENGTH // 4
 
 
 def test_an_error_the_second_time_is_a_difference() -> None:
-    [message] = told(DataLoader(Items(once()), 4, check_exactness=1))
+    [message] = told(DataLoader(items(once()), 4, check_exactness=1))
     assert "batch was dict of 2, and then RuntimeError: 0 was read before" in message
 
 
 @pytest.mark.usefixtures("by_fork")
 def test_an_epoch_left_early_is_no_epoch() -> None:
-    loader = DataLoader(Items(counter()), 4, num_workers=1, check_exactness=3)
+    loader = DataLoader(items(counter()), 4, num_workers=1, check_exactness=3)
     with warnings.catch_warnings(), loader:
         warnings.simplefilter("error")
         next(iter(loader))

@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset
 import lit_loader
 from lit_loader import DataLoader
 from tests.parity.tools import Gate
-from tests.support.samples import Cursor
+from tests.support.samples import Counting, Cursor
 from tests.support.shard_data import KINDS
 
 pytestmark = [
@@ -112,26 +112,17 @@ def test_a_resume_reads_no_more_late_than_early(workers: int, tmp_path: Path) ->
 # Without order -----------------------------------------------------------------------------------
 
 
-class OneWaits(IterableDataset[torch.Tensor]):
-    """Reader 0 waits before its first sample, until the gate is open."""
-
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        shard, shards = lit_loader.get_shard()
-        if shard == 0:
-            assert self.gate.wait()
-        for number in range(shard, 100 * shards, shards):
-            yield torch.tensor([number])
-
-
 @pytest.mark.usefixtures("by_fork")  # for the gate
 def test_a_slow_reader_delays_none_that_has_another_worker() -> None:
     gate = Gate()
+
+    def sample(number: int) -> int:
+        assert number or gate.wait()
+        return number
+
     try:
         with DataLoader(
-            OneWaits(gate), 1, num_workers=2, num_shards=4, in_order=False, prefetch_factor=3
+            Counting(400, sample), 1, num_workers=2, num_shards=4, in_order=False, prefetch_factor=3
         ) as loader:
             batches, odd = iter(loader), 0
             while odd < 200:  # all that the second worker's readers have

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset, SequentialSampler
+from torch.utils.data import SequentialSampler
 
 import lit_loader
 from lit_loader import DataLoader, WorkerRestartWarning
-from tests.support.samples import Call, ints
+from tests.parity.tools import lists
+from tests.support.samples import Call, Counting, ints
 from tests.support.shard_data import KINDS
 
 pytestmark = [
@@ -66,10 +67,6 @@ def drawn(index: int) -> torch.Tensor:
     return torch.tensor([index, lit_loader.get_epoch() or 0, noise])
 
 
-def plain(batches: Any) -> list[list[Any]]:
-    return [batch.tolist() for batch in batches]
-
-
 def single(length: int, **options: Any) -> DataLoader[Any]:
     """The reference: everything in this process."""
     return DataLoader(Call(drawn, length), seed=3, **options)
@@ -93,7 +90,7 @@ def test_epochs_are_what_they_are(length: int, prefetch: int, pin: bool, pinned:
     reference = single(length, shuffle=True)
     with many(length, shuffle=True, prefetch_factor=prefetch, pin_memory=pin) as loader:
         for _ in range(5):
-            assert plain(loader) == plain(reference)
+            assert lists(loader) == lists(reference)
         assert begun(loader)
         assert min(begun(loader)) == 5
 
@@ -102,7 +99,7 @@ def test_unordered() -> None:
     reference = single(5, shuffle=True)
     with many(5, shuffle=True, prefetch_factor=4, in_order=False) as loader:
         for _ in range(20):
-            assert sorted(plain(loader)) == sorted(plain(reference))
+            assert sorted(lists(loader)) == sorted(lists(reference))
 
 
 def test_they_are_made_before_anybody_asks(log: Log) -> None:
@@ -120,7 +117,7 @@ def test_a_consumer_that_does_not_ask_for_the_end() -> None:
         before = None
         for _ in range(4):
             iterator = iter(loader)
-            assert plain(next(iterator) for _ in range(5)) == plain(reference)
+            assert lists(next(iterator) for _ in range(5)) == lists(reference)
             pids = loader._core.pool.workers.pids
             assert before in (None, pids)
             before = pids
@@ -135,7 +132,7 @@ def test_an_iterator_whose_rest_was_taken_over_is_at_its_end() -> None:
         first = next(new)
         with pytest.raises(StopIteration):
             next(old)
-        assert plain([first, *new]) == plain(list(epoch(single(4), 1)))
+        assert lists([first, *new]) == lists(list(epoch(single(4), 1)))
 
 
 def epoch(loader: DataLoader[Any], number: int) -> DataLoader[Any]:
@@ -185,12 +182,12 @@ def _grow(loader: Any) -> None:
 def test_what_does_not_come_next_is_dropped(change: Callable[[Any], None], length: int) -> None:
     reference = single(length, shuffle=True)
     with many(length, shuffle=True, prefetch_factor=3) as loader:
-        assert plain(loader) == plain(reference)
+        assert lists(loader) == lists(reference)
         assert min(begun(loader)) == 1
         change(reference)
         change(loader)
         for _ in range(3):
-            assert plain(loader) == plain(reference)
+            assert lists(loader) == lists(reference)
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 5), (8, 12), (8, 16), (8, 30), (23, 30), (9, 5)])
@@ -212,10 +209,10 @@ def test_after_a_break(taken: int) -> None:
     reference = single(4, shuffle=True)
     with many(4, shuffle=True, prefetch_factor=4) as loader:
         for _ in range(3):
-            expected = plain(reference)
+            expected = lists(reference)
             found = [batch for _, batch in zip(range(taken), loader, strict=False)]
-            assert plain(found) == expected[:taken]
-        assert plain(loader) == plain(reference)
+            assert lists(found) == expected[:taken]
+        assert lists(loader) == lists(reference)
 
 
 @pytest.mark.parametrize(
@@ -231,27 +228,9 @@ def test_after_a_break(taken: int) -> None:
 def test_where_it_is_not_done(options: dict[str, Any]) -> None:
     """An order that is not the loader's own changes when it is drawn from."""
     with many(5, **options) as loader:
-        found = plain(loader)
+        found = lists(loader)
         assert sum(len(batch) for batch in found) == 5
         assert not begun(loader)
-
-
-def test_an_error_comes_in_its_own_epoch() -> None:
-    def sample(index: int) -> int:
-        if lit_loader.get_epoch() == 1 and index == 1:
-            raise ValueError("bad")
-        return index
-
-    with DataLoader(
-        Call(sample, 4), num_workers=2, persistent_workers=True, prefetch_factor=4
-    ) as loader:
-        assert ints(loader) == [0, 1, 2, 3]
-        iterator = iter(loader)
-        assert int(next(iterator)) == 0
-        with pytest.raises(ValueError, match="bad"):
-            next(iterator)
-        assert ints(iterator) == [2, 3]
-        assert ints(loader) == [0, 1, 2, 3]
 
 
 def test_while_one_batch_is_awaited_the_others_begin() -> None:
@@ -276,19 +255,16 @@ def test_while_one_batch_is_awaited_the_others_begin() -> None:
 SHARDS, LENGTH = 4, 24
 
 
-class Noted(IterableDataset[torch.Tensor]):
+def noted(log: Log, function: Callable[[int], object] = int) -> Counting:
     """Each sample is noted, and then given to a function, which may do something to the process."""
 
-    def __init__(self, log: Log, function: Callable[[int], object] = int) -> None:
-        self.log, self.function = log, function
+    def sample(number: int) -> int:
+        log.sample(number)
+        if lit_loader.get_epoch() == 1:
+            function(number)
+        return number
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        shard, shards = lit_loader.get_shard()
-        for number in range(shard, LENGTH, shards):
-            self.log.sample(number)
-            if lit_loader.get_epoch() == 1:
-                self.function(number)
-            yield torch.tensor([number])
+    return Counting(LENGTH, sample)
 
 
 def streamed(dataset: Any, **options: Any) -> DataLoader[Any]:
@@ -305,7 +281,7 @@ def is_begun(epoch: int, samples: int = 1) -> Callable[[list[tuple[int, int]]], 
 
 
 def test_readers_begin_before_anybody_asks_and_read_nothing_twice(log: Log) -> None:
-    with streamed(Noted(log)) as loader:
+    with streamed(noted(log)) as loader:
         for epoch in range(3):
             assert ints(loader) == ORDER
             # Each worker begins as many readers as its batches in flight.
@@ -318,7 +294,7 @@ def test_readers_begin_before_anybody_asks_and_read_nothing_twice(log: Log) -> N
 
 
 def test_readers_begin_while_the_last_batches_are_trained_on(log: Log) -> None:
-    with streamed(Noted(log)) as loader:
+    with streamed(noted(log)) as loader:
         batches = iter(loader)
         for _ in range(LENGTH // 2):
             last = next(batches)
@@ -328,7 +304,7 @@ def test_readers_begin_while_the_last_batches_are_trained_on(log: Log) -> None:
 
 @pytest.mark.parametrize("option", ["prefetch_next_epoch", "persistent_workers"])
 def test_readers_do_not_begin_where_it_is_not_wanted(option: str, log: Log) -> None:
-    with streamed(Noted(log), **{option: False}) as loader:
+    with streamed(noted(log), **{option: False}) as loader:
         for _ in range(2):
             assert ints(loader) == ORDER
         assert not is_begun(2)(log.read())
@@ -339,11 +315,11 @@ def test_readers_do_not_begin_where_it_is_not_wanted(option: str, log: Log) -> N
 def test_another_epoch_is_asked_for(log: Log) -> None:
     data = KINDS["both"](45, "torch", True)
     alone = DataLoader(data, 2, num_shards=SHARDS, seed=3)
-    with streamed(data) as loader, streamed(Noted(log)) as other:
+    with streamed(data) as loader, streamed(noted(log)) as other:
         for epoch in (0, 1, 5, 5, 2):
             for each in (loader, alone, other):
                 each.set_epoch(epoch)
-            assert plain(loader) == plain(alone)
+            assert lists(loader) == lists(alone)
             assert ints(other) == ORDER
             log.until(is_begun(epoch + 1))
 
@@ -352,7 +328,7 @@ def test_what_fails_then_fails_in_its_turn(log: Log) -> None:
     def fail(number: int) -> None:
         raise LookupError(f"sample {number} is broken")
 
-    with streamed(Noted(log, fail)) as loader:
+    with streamed(noted(log, fail)) as loader:
         assert ints(loader) == ORDER
         log.until(is_begun(1))
         with pytest.raises(LookupError, match="sample 0 is broken"):
@@ -365,7 +341,7 @@ def test_who_dies_then_is_replaced(log: Log, tmp_path: Path) -> None:
             (tmp_path / "struck").touch(exist_ok=False)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with streamed(Noted(log, die)) as loader, pytest.warns(WorkerRestartWarning) as told:
+    with streamed(noted(log, die)) as loader, pytest.warns(WorkerRestartWarning) as told:
         assert ints(loader) == ORDER
         log.until(lambda _: (tmp_path / "struck").exists())
         assert ints(loader) == ORDER
@@ -373,7 +349,7 @@ def test_who_dies_then_is_replaced(log: Log, tmp_path: Path) -> None:
 
 
 def test_another_worker_gets_the_reader(log: Log) -> None:
-    with streamed(Noted(log)) as loader:
+    with streamed(noted(log)) as loader:
         for workers in (1, 3, 2, 4):
             assert ints(loader) == ORDER
             loader.resize(workers)

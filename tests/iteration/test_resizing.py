@@ -19,9 +19,10 @@ from torch.utils.data import get_worker_info
 
 from lit_loader import DataLoader
 from lit_loader.errors import OptionError, WorkerRestartWarning
-from lit_loader.workers.worker_pool import MOST_WORKERS, WorkerPool
+from lit_loader.workers.worker_pool import MOST_WORKERS
 from lit_loader.workers.worker_set import WorkerSet
 from tests.parity.tools import Gate, wait_gone
+from tests.pool.test_recovery import pool_of
 from tests.support.faults import Faults, Noisy, Strike, outcomes
 from tests.support.samples import Call, Counting, Noted, Rows, ints, until, worker_pids
 
@@ -35,12 +36,6 @@ def gate() -> Iterator[Gate]:
     made = Gate()
     yield made
     made.close()
-
-
-def pool_of(loader: Any) -> WorkerPool:
-    pool = loader._core.pool
-    assert isinstance(pool, WorkerPool)
-    return pool
 
 
 def noisy(num_workers: int, **options: Any) -> DataLoader[Any]:
@@ -77,32 +72,6 @@ def test_near_the_end_of_an_epoch_begun_ahead(given: int) -> None:
             loader.resize(1, prefetch_factor=1)
             assert ints([*head, *iterator]) == [0, 1, 2]
             loader.resize(3, prefetch_factor=3)
-
-
-def test_an_epoch_that_is_left(gate: Gate) -> None:
-    """The handshake of the next one is with workers that leave, and with some that come."""
-    with noisy(3, persistent_workers=True, prefetch_next_epoch=False) as loader:
-        single = noisy(0)
-        for number in (1, 4, 2):
-            iterator, expected = iter(loader), outcomes(single)
-            assert outcomes([next(iterator), next(iterator)]) == expected[:2]
-            loader.resize(number)
-        assert outcomes(loader) == outcomes(single)
-        assert pool_of(loader).workers.started == [0, 1]
-
-
-def test_the_state_does_not_change() -> None:
-    with noisy(2) as loader:
-        iterator = iter(loader)
-        begin = outcomes([next(iterator) for _ in range(5)])
-        before = loader.state_dict()
-        loader.resize(4)
-        assert loader.state_dict() == before
-        begin += outcomes([next(iterator) for _ in range(5)])
-        state = loader.state_dict()
-        rest = noisy(1)
-        rest.load_state_dict(state)
-        assert begin + outcomes(rest) == outcomes(noisy(0))
 
 
 # What comes about --------------------------------------------------------------------------------
@@ -272,8 +241,7 @@ def test_a_worker_that_leaves_and_does_not_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "persistent"),
-    [("here", True), ("here", False), ("between epochs", True)],
+    ("how", "persistent"), [("here", True), ("here", False), ("between epochs", True)]
 )
 def test_the_next_epochs_make_do_with_as_many(
     how: str, persistent: bool, monkeypatch: pytest.MonkeyPatch
@@ -324,10 +292,7 @@ def test_from_none_and_to_none() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"dataset": Counting(8)},
-            "an IterableDataset without num_shards is read in shares, one for",
-        ),
+        ({"dataset": Counting(8)}, "an IterableDataset without num_shards is read in shares"),
         ({"seeding": "worker"}, "with seeding='worker' the number of workers is part of the data"),
     ],
     ids=["iterable", "worker"],

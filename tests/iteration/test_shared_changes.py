@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
 
-from lit_loader import DataLoader, get_shard
+from lit_loader import DataLoader
+from tests.support.samples import Call, Counting
 
 pytestmark = pytest.mark.usefixtures("by_fork")  # which carries any function
 
@@ -21,29 +21,6 @@ LENGTH, EPOCHS = 40, 4
 
 Level = tuple[Any, Callable[[Any], Any], Callable[[Any, int], object]]
 """What is shared, how it is read, and how it is set."""
-
-
-class Levelled(Dataset[float]):
-    """Samples are what is shared, at the moment; as in a curriculum."""
-
-    def __init__(self, level: Any, get: Callable[[Any], Any]) -> None:
-        self.level, self.get = level, get
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, index: int) -> float:
-        return float(self.get(self.level))
-
-
-class Stream(IterableDataset[float]):
-    def __init__(self, level: Any, get: Callable[[Any], Any]) -> None:
-        self.level, self.get = level, get
-
-    def __iter__(self) -> Iterator[float]:
-        index, count = get_shard()
-        for _ in range(index, LENGTH, count):
-            yield float(self.get(self.level))
 
 
 @pytest.fixture
@@ -79,12 +56,12 @@ KINDS = ["value", "array", "raw", "tensor", "among others", "memory", "manager"]
 
 @pytest.mark.parametrize(
     ("level", "dataset", "options"),
-    [*((kind, Levelled, {}) for kind in KINDS), ("value", Stream, {"num_shards": 4})],
+    [*((kind, Call, {}) for kind in KINDS), ("value", Counting, {"num_shards": 4})],
     indirect=["level"],
 )
 def test_a_change_between_epochs(level: Level, dataset: Any, options: Any) -> None:
     shared, get, put = level
-    data = dataset(shared, get)
+    data = dataset(function=lambda _: float(get(shared)), length=LENGTH)
     with DataLoader(data, 4, num_workers=2, persistent_workers=True, **options) as loader:
         for epoch in range(EPOCHS):
             put(shared, epoch)

@@ -7,9 +7,9 @@ import itertools
 import mmap
 import os
 import random
-import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -136,14 +136,11 @@ def test_threads_and_the_collector_never_meet_a_slot_in_use(budget: int | None) 
             if dice.random() < 0.1:
                 arena.trim(1)
 
-    threads = [threading.Thread(target=use, args=(seed,)) for seed in range(4)]
     before = gc.get_threshold()
     gc.set_threshold(20)
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(use, range(4)))
     finally:
         gc.set_threshold(*before)
     gc.collect()

@@ -175,7 +175,7 @@ def test_any_place_of_a_huge_mixture_is_reached_at_once() -> None:
         (lambda: MixtureDataset([3]), "datasets['0'] must be a dataset, or a factory without"),
         (
             lambda: MixtureDataset({"a": iter([1])}),
-            "datasets['a'] must have a length, got list_iterator: a MixtureDataset is of map-style",
+            "datasets['a'] must have a length, got list_iter",
         ),
         (lambda: mixture([1, 2]), "weights must be one for each of the 3 datasets, got 2 weights"),
         (lambda: mixture({"a": 1, "d": 2}), "weights must name the datasets 'a', 'b', 'c', got '"),

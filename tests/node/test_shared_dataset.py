@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -220,21 +221,11 @@ def test_workers_have_the_same_memory(method: str, factory: Any) -> None:
     assert samples[0][3] != 0 and (samples[0][3] == inode) == (method == "fork")
 
 
-class Holding:
-    """Holds what cannot be pickled, or must not be shared."""
-
-    def __init__(self, what: Callable[[], Any]) -> None:
-        self.inner = [what()]
-
-    def __getitem__(self, index: int) -> Any:
-        return self.inner[index]
-
-
 @pytest.mark.parametrize(
     ("what", "place"),
     [
-        (threading.Lock, r"dataset\.inner\[0\]: <.*lock.* cannot be pickled"),
-        (functools.partial(open, os.devnull), r"dataset\.inner\[0\]: <_io.TextIOWrapper"),
+        (threading.Lock, r"dataset\[0\]: <.*lock.* cannot be pickled"),
+        (functools.partial(open, os.devnull), r"dataset\[0\]: <_io.TextIOWrapper"),
         (lambda: torch.zeros(9).share_memory_(), "leave share_memory_"),
         (lambda: torch.zeros(99999).share_memory_(), "leave share_memory_"),
     ],
@@ -243,7 +234,7 @@ class Holding:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_what_cannot_be_shared(what: Any, place: str) -> None:
     with pytest.raises(TransportError, match=place):
-        shared_dataset(lambda: Holding(what), "v1")
+        shared_dataset(lambda: [what()], "v1")
 
 
 @pytest.mark.parametrize("draw", [np.random.random, torch.randperm], ids=["numpy", "torch"])
@@ -285,16 +276,8 @@ def test_a_factory_that_asks_for_itself() -> None:
 
 
 def test_threads_share_it(factory: Any, notes: Path) -> None:
-    found: list[Any] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(shared_dataset(factory, "v1")))
-        for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(is_whole(data) for data in found) and len(found) == 3
+    with ThreadPoolExecutor(3) as pool:
+        assert all(map(is_whole, pool.map(shared_dataset, [factory] * 3, ["v1"] * 3)))
     assert len(builders(notes)) == 1
 
 

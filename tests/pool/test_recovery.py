@@ -11,8 +11,7 @@ import re
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from lit_loader.transport.status_board import Stage
 from lit_loader.workers import healer
 from lit_loader.workers.worker_pool import WorkerPool
 from tests.parity.tools import Gate, wait_gone
-from tests.support.exact import Shared, SharedWithIteratorState
 from tests.support.faults import (
     FAULTS,
     Faults,
@@ -38,24 +36,11 @@ from tests.support.faults import (
     Strike,
     outcomes,
     plain,
+    told,
 )
-from tests.support.samples import Call, Counting, hang, ints, until, worker_pids
-
-TESTS = str(Path(__file__).parents[1])
+from tests.support.samples import Call, Counting, Cursor, hang, ints, until, worker_pids
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("by_fork")]  # for pipes and gates
-
-
-@contextmanager
-def told(restarts: int) -> Iterator[list[str]]:
-    """Exactly so many warnings, of restarts, that point to the consumer; gives their texts."""
-    texts: list[str] = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield texts
-    assert [warning.category for warning in caught] == [WorkerRestartWarning] * restarts
-    assert all(warning.filename.startswith(TESTS) for warning in caught)
-    texts += [str(warning.message) for warning in caught]
 
 
 def dying(indices: list[int], folder: Path, how: str = "SIGKILL", always: bool = False) -> Any:
@@ -158,6 +143,7 @@ def test_a_batch_that_ends_two_workers(
     [(at, error)] = [(at, entry) for at, entry in enumerate(found) if isinstance(entry, str)]
     assert "fetching index 9 (sample 1 of batch 4, indices [8, 9])" in error
     assert "Batch 4 has ended 2 workers in a row and is not tried again" in error
+    assert ("num_workers=0" in error) == (how != "loop")
     expected = [[start, start + 1] for start in range(0, 24, 2)]
     batches = found[:at] + found[at + 1 :]
     assert (batches if in_order else sorted(batches)) == expected[:4] + expected[5:]
@@ -392,107 +378,58 @@ def test_the_launcher_is_killed() -> None:
 # Iterable datasets -----------------------------------------------------------------------------
 
 
-class Shares(Shared):
-    """A generator a reader; ``function(reader, number)`` is called before each sample."""
-
-    function: Callable[[int, int], object] = divmod
+class StatefulCounting(Counting):
+    """The same numbers by an iterator that goes on behind an exception."""
 
     def __iter__(self) -> Iterator[Any]:
-        yield from super().__iter__()
-
-    def item(self, number: int) -> Any:
-        self.function(*divmod(number, 1000))
-        return number
-
-
-class StatefulShares(SharedWithIteratorState):
-    function, item = Shares.function, Shares.item  # type: ignore[assignment]
-
-
-def shares(
-    kind: type[Shared], lengths: list[int], function: Callable[[int, int], object]
-) -> Shared:
-    """Readers of different lengths."""
-    stream = kind(*lengths)
-    stream.function = function  # type: ignore[attr-defined]
-    return stream
+        reader, readers = lit_loader.get_shard()
+        return Cursor(self.function, range(reader, self.length, readers))
 
 
 STREAMS = pytest.mark.parametrize(
-    "stream", [Shares, StatefulShares], ids=["generator", "with a state"]
+    "stream", [Counting, StatefulCounting], ids=["generator", "with a state"]
 )
-
-
-def turns(lengths: list[int]) -> list[int]:
-    """What readers of these lengths give, taking turns."""
-    return [
-        1000 * reader + number
-        for number in range(max(lengths))
-        for reader, length in enumerate(lengths)
-        if number < length
-    ]
-
-
-@STREAMS
-@pytest.mark.parametrize("lengths", [[7, 7], [2, 9], [0, 5], [6, 1, 4]], ids=str)
-@pytest.mark.parametrize("prefetch", [1, 4])
-def test_a_reader_dies_anywhere(
-    stream: type[Shared], lengths: list[int], prefetch: int, tmp_path: Path
-) -> None:
-    """At every sample of the longest reader, one epoch after the other."""
-    reader = lengths.index(max(lengths))
-
-    def function(worker: int, number: int) -> None:
-        mark = tmp_path / str(number)
-        if (worker, number) == (reader, lit_loader.get_epoch()) and not mark.exists():
-            mark.touch()
-            FAULTS["SIGKILL"]()
-
-    with told(lengths[reader]), DataLoader(
-        shares(stream, lengths, function), num_workers=len(lengths), prefetch_factor=prefetch,
-        persistent_workers=True,
-    ) as loader:  # fmt: skip
-        for _ in range(lengths[reader]):
-            assert ints(loader) == turns(lengths)
 
 
 @STREAMS
 @pytest.mark.parametrize("at", [2, 6])
-def test_a_reader_that_is_ahead_dies(stream: type[Shared], at: int, tmp_path: Path) -> None:
+def test_a_reader_that_is_ahead_dies(stream: type[Counting], at: int, tmp_path: Path) -> None:
     """What it had sent is not given out yet, since the other one, whose turn it is, is slow."""
     gate, mark = Gate(), tmp_path / "mark"
 
-    def function(reader: int, number: int) -> None:
-        if (reader, number) == (1, 1):
+    def function(number: int) -> int:
+        if number == 3:  # the second reader's second
             gate.wait()
-        if (reader, number) == (0, at) and not mark.exists():
+        if number == 2 * at and not mark.exists():
             mark.touch()
             FAULTS["SIGKILL"]()
-        if (reader, number) == (0, at):
+        if number == 2 * at:
             gate.open()
+        return number
 
     with told(1):
-        loader = DataLoader(shares(stream, [9, 9], function), num_workers=2, prefetch_factor=8)
-        assert ints(loader) == turns([9, 9])
+        loader = DataLoader(stream(18, function), num_workers=2, prefetch_factor=8)
+        assert ints(loader) == list(range(18))
     gate.close()
 
 
 @STREAMS
 @pytest.mark.parametrize("death", [3, 5])  # right behind the error, and later
 def test_an_error_that_was_given_out_is_not_given_out_again(
-    stream: type[Shared], death: int, tmp_path: Path
+    stream: type[Counting], death: int, tmp_path: Path
 ) -> None:
     """A reader that goes on behind an exception, and dies later."""
     mark = tmp_path / "mark"
 
-    def function(reader: int, number: int) -> None:
+    def function(number: int) -> int:
         if number == 2:
             raise LookupError("the third")
         if number == death and not mark.exists():
             mark.touch()
             FAULTS["SIGKILL"]()
+        return number
 
-    iterator = iter(DataLoader(shares(stream, [8], function), num_workers=1, prefetch_factor=1))
+    iterator = iter(DataLoader(stream(8, function), num_workers=1, prefetch_factor=1))
     found: list[Any] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -503,7 +440,7 @@ def test_an_error_that_was_given_out_is_not_given_out_again(
                 found.append("error")
             except StopIteration:
                 break
-    if stream is Shares:  # a generator is over then
+    if stream is Counting:  # a generator is over then
         assert (found, len(caught)) == ([0, 1, "error"], 0)
     else:
         assert (found, len(caught)) == ([0, 1, "error", 3, 4, 5, 6, 7], 1)

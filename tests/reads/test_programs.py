@@ -9,7 +9,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,10 +25,10 @@ from torch.utils.data import (
 )
 
 import lit_loader
-from lit_loader import DataLoader, LoaderDataModule, MixtureDataset, OptionError
+from lit_loader import DataLoader, MixtureDataset, OptionError
 from tests.exactness.test_reads import Around
 from tests.support.exact import digests
-from tests.support.lightning_runs import Seen, quiet_trainer
+from tests.support.samples import Call
 
 LENGTH = 24
 
@@ -172,29 +171,6 @@ def test_two_loaders_over_one_dataset_take_turns() -> None:
     assert [*zip(*both, strict=True)] == [tuple(each) for each in expected]
 
 
-class Data(LoaderDataModule):
-    splits = ("train",)
-
-    def make_dataset(self, split: str) -> Any:
-        return Stored()
-
-
-class Pairs(Seen):
-    width = 2
-
-
-def test_a_fit_is_stopped_and_goes_on(tmp_path: Path) -> None:
-    def fit(steps: int, reads: int, path: Path | None = None) -> list[Any]:
-        data, model = Data(loader={"batch_size": 4, "seed": 3, "reads": reads}), Pairs()
-        trainer = quiet_trainer(tmp_path, max_steps=steps, max_epochs=None)
-        trainer.fit(model, datamodule=data, ckpt_path=path)
-        trainer.save_checkpoint(tmp_path / "at.ckpt")
-        return model.seen
-
-    expected = fit(9, reads=0)
-    assert fit(4, reads=16) + fit(9, 4, tmp_path / "at.ckpt") == expected
-
-
 class Blob(bytearray):
     """Counts how many there are."""
 
@@ -233,17 +209,12 @@ def test_what_is_read_ahead_stays_within_the_memory_budget(workers: int) -> None
     assert 2 <= most <= 4 + 2  # a quarter of it, the one that is read first and the sample's own
 
 
-class Computed(Dataset[int]):
-    """Waits for nothing. Its samples are how many functions their process has called."""
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> int:
-        return _calls
-
-
 _calls = 0
+
+
+def calls_so_far(_: int) -> int:
+    """A sample that waits for nothing."""
+    return _calls
 
 
 def count_calls(_: int = 0) -> None:
@@ -261,7 +232,9 @@ def test_who_waits_for_nothing_calls_nothing_more(workers: int) -> None:
     for reads in (0, 0, 16):
         _calls = 0
         options: Any = {"worker_init_fn": count_calls} if workers else {}
-        with DataLoader(Computed(), 4, num_workers=workers, reads=reads, **options) as loader:
+        with DataLoader(
+            Call(calls_so_far, 64), 4, num_workers=workers, reads=reads, **options
+        ) as loader:
             if not workers:
                 count_calls()
             try:

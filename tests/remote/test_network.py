@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch.utils.data import Dataset
 
 from lit_loader.statistics.verdict import verdict
 from tests.remote.test_ray import Calm
 from tests.remote.test_remote_loader import compare_until, loader_of
 from tests.support.links import Link, link, why_none
 from tests.support.ray_nodes import NEEDS_RAY, Node, at, cluster, joining
+from tests.support.samples import Call
 
 pytestmark = [*NEEDS_RAY, pytest.mark.slow]
 
@@ -102,21 +102,16 @@ def test_a_node_without_power_is_one_event_and_its_successor_is_used(far: Far) -
     assert len(warned) == 1, warned
 
 
-class Wide(Dataset[Any]):
-    """Samples of 2 MB, 200 ms each: two workers make 20 MB a second, of which 6 get through."""
-
-    def __len__(self) -> int:
-        return 320
-
-    def __getitem__(self, index: int) -> Any:
-        time.sleep(0.2)
-        return torch.full((2_000_000,), index % 256, dtype=torch.uint8)
+def wide(index: int) -> Any:
+    """A sample of 2 MB, in 200 ms: two workers make 20 MB a second, of which 6 get through."""
+    time.sleep(0.2)
+    return torch.full((2_000_000,), index % 256, dtype=torch.uint8)
 
 
 @pytest.mark.filterwarnings("ignore:. of remote_workers=2 are up")
 def test_the_verdict_says_whether_the_network_is_the_limit(far: Far) -> None:
     for expected in ("raise remote_workers", "the network, or the process that takes batches in"):
-        with loader_of(Wide(), 0, 2, at(far.nodes), batch_size=2) as loader:
+        with loader_of(Call(wide, 320), 0, 2, at(far.nodes), batch_size=2) as loader:
             for batch in itertools.chain.from_iterable(itertools.repeat(loader)):
                 assert batch.shape == (2, 2_000_000)
                 statistics = loader.statistics()

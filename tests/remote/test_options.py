@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import importlib.util
 import os
-import pickle
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import lit_loader
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.errors import OptionError
 from lit_loader.remote import starter
+from tests.support.exact import Unshared
 from tests.support.remote_threads import ThreadWorkers
 
 DATA = TensorDataset(torch.arange(8))
-
-
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Any:
-        return iter(range(8))
 
 
 @pytest.mark.parametrize(
@@ -59,10 +53,7 @@ def test_a_mistake_is_refused_in_one_line(options: dict[str, Any], message: str)
     ("options", "message"),
     [
         ({}, "remote_workers does not apply to an IterableDataset without num_shards"),
-        (
-            {"num_shards": 2},
-            "remote_workers make no batches of an IterableDataset, whose readers",
-        ),
+        ({"num_shards": 2}, "remote_workers make no batches of an IterableDataset, whose readers"),
     ],
 )
 def test_an_iterable_dataset_is_refused_where_it_must_be(
@@ -70,7 +61,7 @@ def test_an_iterable_dataset_is_refused_where_it_must_be(
 ) -> None:
     options |= {"remote_workers": 1, "remote": ThreadWorkers(str(tmp_path))}
     with pytest.raises(OptionError, match=message) as refusal:
-        lit_loader.DataLoader(Stream(), **options)
+        lit_loader.DataLoader(Unshared(8), **options)
     assert "\n" not in str(refusal.value)
 
 
@@ -79,13 +70,6 @@ def test_options_may_be_a_mapping() -> None:
     assert config.remote == lit_loader.RayWorkers(address="head:6379", in_flight=3)
     assert LoaderConfig(remote_workers=2).remote == lit_loader.RayWorkers()
     assert LoaderConfig().remote is None
-
-
-def test_options_can_be_pickled_and_are_fixed() -> None:
-    config = lit_loader.RayWorkers(resources={"loader_node": 1}, verify=0.5)
-    assert pickle.loads(pickle.dumps(config)) == config
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.verify = 1.0  # type: ignore[misc]
 
 
 def test_remote_workers_cannot_be_changed_once_the_loader_is_built() -> None:

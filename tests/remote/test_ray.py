@@ -14,19 +14,12 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from torch.utils.data import Dataset
 
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 from tests.remote.test_auto_beside_remote import compare_while_resized
-from tests.remote.test_remote_loader import (
-    Broken,
-    Drawn,
-    collate,
-    compare_until,
-    loader_of,
-    told,
-)
+from tests.remote.test_remote_loader import Broken, Drawn, collate, compare_until, loader_of, told
 from tests.support.ray_nodes import NEEDS_RAY, Node, at, cluster, joined, joining
+from tests.support.samples import Call
 
 pytestmark = NEEDS_RAY
 
@@ -39,14 +32,9 @@ class Calm(Drawn):
         return super().__getitem__(index)
 
 
-class Large(Dataset[Any]):
-    """Samples of 40 MB; three do not fit into a node's object store."""
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.full((40 << 20,), index, dtype=torch.uint8)
+def large(index: int) -> Any:
+    """A sample of 40 MB; three do not fit into a node's object store."""
+    return torch.full((40 << 20,), index, dtype=torch.uint8)
 
 
 @pytest.fixture
@@ -138,7 +126,7 @@ def test_a_node_is_lost_and_another_joins(nodes: list[Node]) -> None:
 
 @pytest.mark.slow
 def test_an_object_store_that_is_full_loses_nothing(nodes: list[Node]) -> None:
-    with loader_of(Large(), 0, 2, at(nodes), batch_size=1, shuffle=False) as loader:
+    with loader_of(Call(large, 12), 0, 2, at(nodes), batch_size=1, shuffle=False) as loader:
         for _ in range(2):
             for index, batch in enumerate(loader):
                 assert batch.shape == (1, 40 << 20) and bool((batch == index).all())

@@ -19,15 +19,12 @@ from rich.console import Console
 from torch.utils.data import Dataset
 
 import lit_loader
-from lit_loader.errors import (
-    ExactnessWarning,
-    LoaderError,
-    WorkerDiedError,
-    WorkerRestartWarning,
-)
+from lit_loader.errors import ExactnessWarning, LoaderError, WorkerDiedError, WorkerRestartWarning
 from lit_loader.top.picture import picture
 from lit_loader.top.watch import Watch
+from tests.support.programs import run_program
 from tests.support.remote_threads import ThreadWorkers
+from tests.support.shard_data import KINDS
 
 LENGTH = 96
 
@@ -230,28 +227,41 @@ def test_an_error_comes_with_type_traceback_index_and_node(tmp_path: Path) -> No
         assert frozen(next(batches)["index"]) == frozen(torch.tensor([8, 9, 10, 11]))
 
 
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_stream_is_read_here(persistent: bool, tmp_path: Path) -> None:
+    """Its readers stay on this machine, and the user is told so."""
+    remote = ThreadWorkers(str(tmp_path))
+
+    def stream(here: int = 0, **options: Any) -> lit_loader.DataLoader[Any]:
+        data = KINDS["iterator"](96, "torch", True)
+        return lit_loader.DataLoader(data, 3, num_workers=here, num_shards=4, seed=7, **options)
+
+    alone = stream()
+    with (
+        stream(1, remote_workers=2, remote=remote, persistent_workers=persistent) as loader,
+        pytest.warns(
+            UserWarning,
+            match="remote_workers=2 make no batches of an IterableDataset: its readers stay on",
+        ) as warned,
+    ):
+        for _ in range(2):
+            expected = [batch.numpy().tobytes() for batch in alone]
+            assert [batch.numpy().tobytes() for batch in loader] == expected
+        assert loader.statistics().remote_batches == 0
+    assert len(warned) == 1
+    assert not remote.count("joined")
+
+
 # --- faults ---
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     # Two workers of a node within two seconds are one event.
-    "dies": (
-        {"dies_at": {2: 1, 9: 1}},
-        "is gone (killed). Its batches are made elsewhere and nothing is lost",
-    ),
+    "dies": ({"dies_at": {2: 1, 9: 1}}, "Its batches are made elsewhere and nothing is lost"),
     "silent": ({"silent_at": (3,), "patience": 1.5}, "Nothing was heard of remote worker"),
-    "relay": (
-        {"kills_relay_at": (3,)},
-        "was killed by SIGKILL. Another one was started, and nothing is lost.",
-    ),
-    "unreachable": (
-        {"unreachable": 2, "patience": 1.0},
-        "no cluster of threads can be reached. The workers of this machine go on",
-    ),
-    "room": (
-        {"room": 1, "patience": 0.7},
-        "of remote_workers=2 are up: see what the cluster has (ray status)",
-    ),
+    "relay": ({"kills_relay_at": (3,)}, "by SIGKILL. Another one was started, and nothing is lost"),
+    "unreachable": ({"unreachable": 2, "patience": 1.0}, "no cluster of threads can be reached"),
+    "room": ({"room": 1, "patience": 0.7}, "of remote_workers=2 are up: see what the cluster has"),
     "versions": ({"versions": {"numpy": "0.1"}}, "numpy 0.1 there, "),
 }
 
@@ -391,23 +401,9 @@ if __name__ == "__main__":
 
 
 def test_a_training_process_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
-    reading, writing = os.pipe()
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    root = Path(__file__).parents[2]
-    ended = subprocess.run(
-        [sys.executable, program, tmp_path],
-        env={**os.environ, "PYTHONPATH": str(root)},
-        pass_fds=[writing],  # the relay is spawned, and has it not; what it was forked of has
-        check=False,
-        timeout=100,
-    )
-    os.close(writing)
-    os.close(reading)
-    assert ended.returncode == -signal.SIGKILL
+    run_program(program, tmp_path, code=-signal.SIGKILL)
     remote = ThreadWorkers(str(tmp_path))
     while not remote.count("left"):
         os.sched_yield()

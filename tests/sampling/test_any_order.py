@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,7 +20,7 @@ from tests.support.exact import (
     StatefulSampler,
     through_file,
 )
-from tests.support.samples import uncollated
+from tests.support.samples import own_generators, uncollated
 from tests.support.stateful_data import SAMPLERS
 
 ORDERS: dict[str, Callable[[int], dict[str, Any]]] = {
@@ -72,23 +70,19 @@ def stream_of(epochs: list[list[list[int]]]) -> list[int]:
     ]
 
 
-def generators() -> list[Any]:
-    return [random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
-
-
 orders, tails = st.sampled_from(sorted(ORDERS)), st.sampled_from(["pad", "drop", "keep"])
 
 
 @settings(max_examples=150)
 @given(orders, st.integers(1, 60), st.integers(1, 9), st.integers(1, 7), tails, st.booleans())
 def test_ranks(order: str, length: int, size: int, ranks: int, tail: str, drop_last: bool) -> None:
-    before = generators()
+    before = own_generators()
     [alone] = [list(each) for each in ranks_of(order, length, size * ranks, 1)]
     whole = stream_of([alone])
     loaders = ranks_of(order, length, size, ranks, shard_tail=tail, drop_last=drop_last)
     epochs = [list(loader) for loader in loaders]
     assert [len(loader) for loader in loaders] == [len(batches) for batches in epochs]
-    assert generators() == before
+    assert own_generators() == before
     got = stream_of(epochs)
     if tail != "keep":
         assert len({tuple(map(len, batches)) for batches in epochs}) == 1  # or DDP would hang

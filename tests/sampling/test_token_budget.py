@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lit_loader import DataLoader, LoaderDataModule, OptionError, StateError
+from lit_loader import DataLoader, OptionError, StateError
 from lit_loader.data.mixture import MixtureDataset
 from lit_loader.sampling.token_budget import TokenBudgetBatchSampler
-from tests.support.exact import Augmented, Indices, digests, through_file
-from tests.support.lightning_runs import Noting, Points, SaveAt, quiet_trainer
+from tests.parity.tools import lists
+from tests.support.exact import Indices, through_file
 
 BUDGET = 200
 
@@ -147,12 +146,12 @@ def test_samples_beyond_the_budget(policy: str) -> None:
         (
             [3],
             {"too_long": "cut"},
-            "too_long must be one of 'raise', 'skip', 'truncate', got too_long='cut'",
+            "must be one of 'raise', 'skip', 'truncate', got too_long='cut'",
         ),
         ([3], {"pad_to_multiple_of": 16}, "pad_to_multiple_of must not exceed max_tokens, or no"),
         ([3, -1], {}, "lengths must not be negative, got -1 for sample 1"),
         ([1.5], {}, "source must be the samples' lengths, one whole number each, or a dataset"),
-        (Points(3), {}, "attribute 'lengths' that holds them, got Points"),
+        (Indices(3), {}, "attribute 'lengths' that holds them, got Indices"),
     ],
 )
 def test_refused(source: Any, options: dict[str, Any], message: str) -> None:
@@ -207,22 +206,18 @@ def test_fewer_samples_than_ranks_are_left_to_the_loader() -> None:
 # --- resume ---
 
 
-def loader(workers: int = 0, replicas: int = 1, rank: int = 0, **options: Any) -> DataLoader[Any]:
-    sharding = {"num_replicas": replicas, "rank": rank} if replicas > 1 else {}
-    return DataLoader(
-        Augmented(300), batch_sampler=sampler(**{"num_replicas": 2, **options}),
-        num_workers=workers, seed=3, **sharding,
-    )  # fmt: skip
-
-
 def test_resume_on_another_number_of_ranks() -> None:
-    whole = digests(loader())
-    first = [loader(0, 2, rank) for rank in range(2)]
+    def loader(replicas: int, rank: int = 0) -> DataLoader[Any]:
+        ranks = {"num_replicas": replicas, "rank": rank}
+        return DataLoader(Indices(300), batch_sampler=sampler(num_replicas=2), **ranks)
+
+    whole = lists(loader(1))
+    first = [loader(2, rank) for rank in range(2)]
     for pair in itertools.islice(zip(*first, strict=True), 5):
         assert len(pair) == 2
-    resumed = loader()
+    resumed = loader(1)
     resumed.load_state_dict(through_file(first[1].state_dict()))
-    assert len(digests(resumed)) == len(whole) - 10
+    assert lists(resumed) == whole[10:]
 
 
 @pytest.mark.parametrize("change", [{"seed": 2}, {"max_tokens": 150}, {"num_replicas": 4}])
@@ -235,43 +230,6 @@ def test_states_of_other_batches_are_refused(change: dict[str, Any]) -> None:
         StateError, match="state is of other batches than this TokenBudgetBatchSampler makes: resu"
     ):
         other.load_state_dict(first.state_dict())
-
-
-# --- in a Trainer ---
-
-
-class Lengthy(Points):
-    """Points with lengths."""
-
-    def __init__(self) -> None:
-        super().__init__(60)
-        self.lengths = lengths(60)
-
-
-def data(workers: int) -> LoaderDataModule:
-    def batches(dataset: Lengthy) -> TokenBudgetBatchSampler:
-        return TokenBudgetBatchSampler(dataset, BUDGET, seed=1)
-
-    options = {"num_workers": workers, "seed": 2}
-    train = {"batch_sampler": batches}
-    return LoaderDataModule({"train": Lengthy, "val": Points}, options, train=train)
-
-
-def test_a_trainer_sets_the_epoch_validates_each_and_resumes(tmp_path: Path) -> None:
-    model, steps = Noting(), len(TokenBudgetBatchSampler(lengths(60), BUDGET, seed=1))
-    stop = steps + steps // 2
-    save = SaveAt(tmp_path / "middle.ckpt", stop)
-    quiet_trainer(tmp_path, max_epochs=3, callbacks=[save]).fit(model, data(1))
-    seen = model.seen("train")
-    expected = TokenBudgetBatchSampler(lengths(60), BUDGET, seed=1)
-    assert seen == [batch for number in range(3) for batch in epoch(expected, number)]
-    assert {step.epoch for step in model.steps if step.split == "val"} == {0, 1, 2}
-
-    resumed = Noting()
-    quiet_trainer(tmp_path, max_epochs=3).fit(
-        resumed, data(0), ckpt_path=save.path, weights_only=True
-    )
-    assert resumed.seen("train") == seen[stop:]
 
 
 def test_lengths_of_something_else() -> None:

@@ -26,6 +26,7 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader, StateError, merge_states
+from tests.parity.tools import lists
 from tests.support.exact import EveryOther, Indices, StatefulSampler
 
 LENGTH, SIZE, EPOCHS = 14, 4, 3
@@ -323,10 +324,6 @@ def torchs(sampler: Any) -> Any:
     return TorchLoader(DATA, **options_of(sampler))
 
 
-def values(batches: Any) -> list[list[int]]:
-    return [batch.tolist() for batch in batches]
-
-
 Cut = tuple[int, int | None]
 
 
@@ -399,10 +396,10 @@ def test_an_epoch_left_early_leaves_a_sampler_where_torch_does(kind: str, worker
     """With torch's loader without workers it has drawn what was given out, and no more."""
 
     def orders(loader: Any) -> Any:
-        given = [values(loader)]
+        given = [lists(loader)]
         for stop in (1, 3, 2):
-            given.append(values(itertools.islice(loader, stop)))
-        return [*given, values(loader)]
+            given.append(lists(itertools.islice(loader, stop)))
+        return [*given, lists(loader)]
 
     with loader_of(GOING_ON[kind](), workers) as ours:
         assert orders(ours) == orders(torchs(GOING_ON[kind]()))
@@ -412,16 +409,16 @@ def test_an_epoch_left_early_leaves_a_sampler_where_torch_does(kind: str, worker
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_state_is_loaded_where_it_was_taken(kind: str, workers: int) -> None:
     loader, reference = loader_of(KINDS[kind](), workers), loader_of(KINDS[kind]())
-    expected = [values(reference) for _ in range(3)]
+    expected = [lists(reference) for _ in range(3)]
     for epoch in range(2):
         iterator = iter(loader)
-        first = values(itertools.islice(iterator, 2))
+        first = lists(itertools.islice(iterator, 2))
         state = loader.state_dict()
         next(iterator)
         for _ in range(2):
             loader.load_state_dict(state)
-            assert first + values(loader) == expected[epoch]
-    assert values(loader) == expected[2]
+            assert first + lists(loader) == expected[epoch]
+    assert lists(loader) == expected[2]
 
 
 @pytest.mark.parametrize("kind", ["torch", "one by one"])
@@ -436,7 +433,7 @@ def test_a_generator_that_is_seeded_for_each_epoch(kind: str, workers: int, give
         theirs.rng.manual_seed(100 + epoch)
         expected = list(BatchSampler(theirs, SIZE, drop_last=False))[:given_out]
         iterator = iter(loader)
-        assert values(next(iterator) for _ in range(given_out)) == expected
+        assert lists(next(iterator) for _ in range(given_out)) == expected
 
 
 @pytest.mark.parametrize("kind", ["torch", "one by one"])
@@ -449,7 +446,7 @@ def test_so_it_is_behind_a_loaded_state(kind: str, workers: int) -> None:
             loader.load_state_dict(state)
         for epoch in range(start, 3):
             sampler.rng.manual_seed(100 + epoch)
-            found.append((values(loader), loader.state_dict()))
+            found.append((lists(loader), loader.state_dict()))
         return found
 
     epochs = seeded_epochs(0)
@@ -459,15 +456,15 @@ def test_so_it_is_behind_a_loaded_state(kind: str, workers: int) -> None:
 
 def test_a_loaded_position_does_not_depend_on_what_the_program_seeds_anew() -> None:
     loader = loader_of(OneByOne())
-    values(loader)
+    lists(loader)
     iterator = iter(loader)
     next(iterator)
-    state, expected = loader.state_dict(), values(iterator)
+    state, expected = loader.state_dict(), lists(iterator)
     sampler = OneByOne()
     resumed = loader_of(sampler)
     resumed.load_state_dict(state)
     sampler.rng.manual_seed(3)  # as it did when it was started first
-    assert values(resumed) == expected
+    assert lists(resumed) == expected
 
 
 # --- what a state has of a sampler ---
@@ -475,7 +472,7 @@ def test_a_loaded_position_does_not_depend_on_what_the_program_seeds_anew() -> N
 
 def test_the_state_is_of_primitives_and_small(tmp_path: Any) -> None:
     loader = loader_of(Both())
-    values(loader)
+    lists(loader)
     torch.save(loader.state_dict(), tmp_path / "state")
     assert torch.load(tmp_path / "state", weights_only=True) == loader.state_dict()
     assert (tmp_path / "state").stat().st_size < 8000
@@ -508,7 +505,7 @@ def test_what_a_sampler_holds_of_the_dataset_is_not_its_own() -> None:
 )
 def test_a_damaged_state_is_refused(change: Callable[[Any], dict[str, Any]], message: str) -> None:
     loader, resumed = loader_of(Both()), loader_of(Both())
-    values(loader)
+    lists(loader)
     state = loader.state_dict()
     held = state["sampler"]["generators"]
     held |= change(held)
@@ -568,19 +565,19 @@ def test_it_is_told_what_the_program_tells_and_no_more(
     monkeypatch.setattr(kind, "set_epoch", noted)
     with loader_of(mine, workers, persistent) as loader:
         for _ in range(2):
-            assert values(loader) == values(expected)
+            assert lists(loader) == lists(expected)
             next(iter(loader))
             next(iter(expected))
         assert told[mine] == []
         for epoch in (5, 6, 2, 2, 7):  # as after a resume, from 0 again, and the same twice
             mine.set_epoch(epoch)
             theirs.set_epoch(epoch)
-            assert values(loader) == values(expected), epoch
+            assert lists(loader) == lists(expected), epoch
         assert told[mine] == told[theirs]
         loader.set_epoch(4)  # the loader tells it, then
         theirs.set_epoch(4)
         for _ in range(2):
-            assert values(loader) == values(expected)
+            assert lists(loader) == lists(expected)
 
 
 @pytest.mark.parametrize("kind", OWN)
@@ -592,11 +589,11 @@ def test_one_that_is_not_told_again_says_so(kind: Any, stop: int | None) -> None
         sampler.set_epoch(epoch)
         iterator = iter(loader)
         list(itertools.islice(iterator, stop if epoch == 2 else None))
-    state, rest = loader.state_dict(), values(iterator)
+    state, rest = loader.state_dict(), lists(iterator)
     resumed = loader_of(kind())
     resumed.load_state_dict(state)
     if kind is SeedsItsGenerator:  # a generator is brought back
-        assert not rest or values(resumed) == rest
+        assert not rest or lists(resumed) == rest
         return
     with pytest.warns(UserWarning, match=f"the sampler {kind.__name__} .*call its set_epoch"):
         list(resumed)
@@ -610,9 +607,9 @@ COUNTING = {"attribute": Counting, "closure": in_a_closure}
 @pytest.mark.parametrize("make", COUNTING.values(), ids=COUNTING)
 def test_a_counter_goes_on_as_with_torch(make: Any) -> None:
     loader = torchs(make())
-    expected = [values(loader), values(itertools.islice(loader, 2)), values(loader)]
+    expected = [lists(loader), lists(itertools.islice(loader, 2)), lists(loader)]
     with loader_of(make()) as loader:
-        assert [values(loader), values(itertools.islice(loader, 2)), values(loader)] == expected
+        assert [lists(loader), lists(itertools.islice(loader, 2)), lists(loader)] == expected
 
 
 @pytest.mark.parametrize(
@@ -663,9 +660,9 @@ def test_a_loaders_sampler_shuffles_anew_in_torchs_loader(shown: str, workers: i
         plain = TorchLoader(DATA, 2 if shown != "sampler" else 1, shuffle=True, num_workers=workers)
         for each in (rebuilt, plain):
             torch.manual_seed(5)
-            epochs = [values(each) for _ in range(3)]
+            epochs = [lists(each) for _ in range(3)]
             loader.sampler.set_epoch(0)  # as accelerate does, which counts from 0 after a resume
-            epochs.append(values(each))
+            epochs.append(lists(each))
             assert len(set(map(str, epochs))) == 4
             if each is rebuilt:
                 expected = epochs
@@ -675,7 +672,7 @@ def test_a_loaders_sampler_shuffles_anew_in_torchs_loader(shown: str, workers: i
 def reseeded(epoch: int) -> list[list[int]]:
     sampler = SeedsItsGenerator()
     sampler.set_epoch(epoch)
-    return values(torchs(sampler))
+    return lists(torchs(sampler))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -683,13 +680,13 @@ def reseeded(epoch: int) -> list[list[int]]:
 def test_a_generator_that_was_seeded_for_another_epoch_stays(stop: int, workers: int) -> None:
     with loader_of(SeedsItsGenerator(), workers) as loader:
         loader.set_epoch(1)
-        assert values(itertools.islice(loader, stop)) == reseeded(1)[:stop]
+        assert lists(itertools.islice(loader, stop)) == reseeded(1)[:stop]
         state = loader.state_dict()
     for epoch in (2, 4):
         with loader_of(SeedsItsGenerator(), workers) as resumed:
             resumed.load_state_dict(state)
             resumed.set_epoch(epoch)
-            assert values(resumed) == reseeded(epoch)
+            assert lists(resumed) == reseeded(epoch)
 
 
 @pytest.mark.parametrize("kind", OWN)
@@ -701,7 +698,7 @@ def test_the_loader_is_told_after_a_resume_and_was_not_before(kind: Any, asked: 
     iterator = iter(loader)
     for _ in range(3):
         next(iterator)
-    state, rest = loader.state_dict(), values(iterator)
+    state, rest = loader.state_dict(), lists(iterator)
     resumed = loader_of(kind())
     resumed.load_state_dict(state)
     resumed.set_epoch(3)
@@ -710,12 +707,12 @@ def test_the_loader_is_told_after_a_resume_and_was_not_before(kind: Any, asked: 
         resumed = loader_of(kind())
         resumed.load_state_dict(state)
         resumed.set_epoch(3)
-    assert values(resumed) == rest
+    assert lists(resumed) == rest
     other = loader_of(kind())
     other.load_state_dict(state)
     other.set_epoch(5)
     with pytest.warns(UserWarning, match=r"set_epoch\(5\) gives up the loaded position, batch 3"):
-        assert len(values(other)) == BATCHES
+        assert len(lists(other)) == BATCHES
 
 
 @pytest.mark.parametrize("kind", [Eager, SeedsItsGenerator, Untold])

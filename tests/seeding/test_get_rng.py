@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import random
-import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +80,6 @@ def test_draws_differ_between_samples_epochs_seeds_and_calls() -> None:
     assert epochs(Noisy(), seed=8) != reference()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("seeding", ["sample", "worker"])
-def test_the_kind_of_seeding_does_not_matter(seeding: str, workers: int) -> None:
-    assert epochs(Noisy(), workers, seeding=seeding) == reference()
-
-
 def test_batch_size_order_and_ranks_do_not_matter() -> None:
     expected = by_index(reference()[: -(-LENGTH // SIZE)])
     assert by_index(epochs(Noisy(), count=1, batch_size=5, shuffle=False)) == expected
@@ -112,13 +106,6 @@ def test_a_sample_that_comes_twice() -> None:
     loader = DataLoader(Noisy(), batch_sampler=[[3, 3], [4, 3]], seed=7)
     (first, second), (_, third) = [batch.tolist() for batch in loader]
     assert first == second == third
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("seeding", ["batch", "sample"])
-def test_another_attempt_draws_the_same(seeding: str, workers: int) -> None:
-    options = {"sample_retries": 3, "retry_backoff": 0, "seeding": seeding}
-    assert epochs(Flaky(2), workers, **options) == reference()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -157,23 +144,31 @@ class Together(Noisy):
     """Reads a batch at once, in threads of its own."""
 
     def __getitems__(self, indices: list[int]) -> list[Tensor]:
-        samples: list[Any] = [None] * len(indices)
 
-        def read(place: int, index: int) -> None:
-            draw = [get_rng(index).random() for _ in range(2)]
-            samples[place] = torch.tensor([float(index), *draw])
+        def read(index: int) -> Tensor:
+            return torch.tensor([float(index), *(get_rng(index).random() for _ in range(2))])
 
-        threads = [threading.Thread(target=read, args=each) for each in enumerate(indices)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return samples
+        with ThreadPoolExecutor(len(indices)) as pool:
+            return [*pool.map(read, indices)]
 
 
-@pytest.mark.parametrize("options", [{}, {"seeding": "sample"}, {"sample_retries": 1}])
-def test_an_index_that_is_given(options: dict[str, Any]) -> None:
-    assert epochs(Together(), 2, **options) == reference()
+class Nested(Noisy):
+    """Iterates a loader for each sample, in the midst of its own draws."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        first = get_rng().random()
+        list(DataLoader(Noisy(), batch_size=10))
+        return torch.tensor([float(index), first, get_rng().random()])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("options", [{}, {"seeding": "sample"}, {"seeding": "worker"}], ids=str)
+@pytest.mark.parametrize("kind", [Noisy, functools.partial(Flaky, 2), Together, Nested])
+def test_draws_are_the_same(kind: Any, options: dict[str, Any], workers: int) -> None:
+    """Whatever the seeding; at another attempt; by a given index; around another loader."""
+    for retries in (3,) if isinstance(kind, functools.partial) else (0, 1):
+        options = {**options, "sample_retries": retries, "retry_backoff": 0}
+        assert epochs(kind(), workers, **options) == reference()
 
 
 class OneForAll(Noisy):
@@ -245,19 +240,6 @@ def test_outside_of_a_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first[0] != first[1]
     next(iter(DataLoader(Noisy(), check_exactness=1)))
     assert outside() == first
-
-
-class Nested(Noisy):
-    """Iterates a loader for each sample, in the midst of its own draws."""
-
-    def __getitem__(self, index: int) -> Tensor:
-        first = get_rng().random()
-        list(DataLoader(Noisy(), batch_size=10))
-        return torch.tensor([float(index), first, get_rng().random()])
-
-
-def test_a_loader_within_a_dataset() -> None:
-    assert epochs(Nested()) == reference()
 
 
 def test_a_cache_keeps_nothing_that_was_drawn() -> None:

@@ -124,6 +124,7 @@ def test_four_ranks_then_two_then_one(tmp_path: Path) -> None:
     check(
         [
             ("both", "pad", 1, [(4, 6), (2, 3), (1, None)]),
+            ("iterator", "keep", 0, [(4, 1), (2, 1), (1, None)]),
             ("generator", "pad", 0, [(4, None)]),  # some begin again and again
         ],
         4,

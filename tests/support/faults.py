@@ -11,10 +11,12 @@ other seeds is another batch; and they have tensors, arrays, strings and nested 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import random
 import signal
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -24,11 +26,14 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
+from lit_loader.errors import WorkerRestartWarning
 from lit_loader.transport import codec
 from lit_loader.transport.messages import Reply, Resumed, Status, Task, position_of, unpack
 from lit_loader.transport.status_board import Progress
 from lit_loader.workers import main as worker
 from tests.support.samples import Cursor, hang
+
+TESTS: Final = Path(__file__).parents[1]
 
 POINTS: Final = {
     "starting": "in worker_init_fn, before the first task",
@@ -315,6 +320,19 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return name, [plain(item) for item in value]
     return name, repr(value)
+
+
+@contextlib.contextmanager
+def told(restarts: int | None = None) -> Iterator[list[str]]:
+    """Gives the texts of all warnings: of restarts, so many, that point to who iterates."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield texts
+    assert {warning.category for warning in caught} <= {WorkerRestartWarning}
+    assert restarts in (None, len(caught))
+    assert all(Path(warning.filename).is_relative_to(TESTS) for warning in caught)
+    texts += [str(warning.message) for warning in caught]
 
 
 def outcomes(iterator: Iterable[Any]) -> list[Any]:

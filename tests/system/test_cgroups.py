@@ -39,11 +39,7 @@ def group_1(folder: str, used: int, limit: int, kills: int = 0, cache: int = 0) 
     return {
         f"{folder}/memory.usage_in_bytes": f"{used}\n",
         f"{folder}/memory.limit_in_bytes": f"{limit}\n",
-        f"{folder}/memory.oom_control": {
-            "oom_kill_disable": 0,
-            "under_oom": 0,
-            "oom_kill": kills,
-        },
+        f"{folder}/memory.oom_control": {"oom_kill_disable": 0, "under_oom": 0, "oom_kill": kills},
         f"{folder}/memory.stat": {"inactive_file": 1, "total_inactive_file": cache},
     }
 

@@ -14,14 +14,9 @@ import torch
 import lit_loader
 from lit_loader.system.fork_guard import unguarded_fork
 from lit_loader.transport.arena import HELD_SLOTS
+from tests.support.samples import Call
 
-
-class Filled(torch.utils.data.Dataset[torch.Tensor]):
-    def __len__(self) -> int:
-        return 4000
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((2048,), float(index))
+FILLED = Call(lambda index: torch.full((2048,), float(index)), 4000)
 
 
 def fork_with(batch: torch.Tensor, go_on: int) -> int:
@@ -61,7 +56,7 @@ def while_a_worker_is_started() -> Iterator[None]:
 def test_a_childs_batch_does_not_change(what: str, meanwhile: Any) -> None:
     """Whatever becomes of the slots in the parent, which has let go of its batches."""
     read_end, write_end = os.pipe()
-    loader = lit_loader.DataLoader(Filled(), 2, num_workers=2, persistent_workers=True)
+    loader = lit_loader.DataLoader(FILLED, 2, num_workers=2, persistent_workers=True)
     with loader:
         iterator = iter(loader)
         pids = []
@@ -83,7 +78,7 @@ def test_a_childs_batch_does_not_change(what: str, meanwhile: Any) -> None:
 
 def test_forks_without_end() -> None:
     """No descriptor is left behind; and where too many slots are out, batches are copied."""
-    with lit_loader.DataLoader(Filled(), 2, num_workers=2, persistent_workers=True) as loader:
+    with lit_loader.DataLoader(FILLED, 2, num_workers=2, persistent_workers=True) as loader:
         iterator = iter(loader)
         batch = next(iterator)
         before = len(os.listdir("/proc/self/fd"))

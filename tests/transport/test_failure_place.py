@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 from lit_loader import DataLoader
 from tests.support.samples import Call, Counting
@@ -42,13 +42,7 @@ def refuse_9(samples: list[int]) -> list[int]:
     return samples
 
 
-class Together(Dataset[int]):
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> int:
-        return bad_at_9(index)
-
+class Together(Call):
     def __getitems__(self, indices: list[int]) -> list[int]:
         return [self[index] for index in indices]
 
@@ -58,23 +52,18 @@ class Broken(IterableDataset[int]):
         raise ValueError("no file")
 
 
+NINE = "batch 2, at index 9 (sample 1 of 4), indices [8, 9, 10, 11]"
+
+
 @needs_notes
 @WORKERS
 @pytest.mark.parametrize(
     ("dataset", "options", "expected"),
     [
-        (Call(bad_at_9, 12), {}, "batch 2, at index 9 (sample 1 of 4), indices [8, 9, 10, 11]"),
-        (
-            Call(bad_at_9, 12),
-            {"sample_retries": 1},
-            "batch 2, at index 9 (sample 1 of 4), indices [8, 9, 10, 11]",
-        ),
-        (
-            Together(),
-            {"seeding": "sample"},
-            "batch 2, at index 9 (sample 1 of 4), indices [8, 9, 10, 11]",
-        ),
-        (Together(), {}, "batch 2, indices [8, 9, 10, 11]"),
+        (Call(bad_at_9, 12), {}, NINE),
+        (Call(bad_at_9, 12), {"sample_retries": 1}, NINE),
+        (Together(bad_at_9, 12), {"seeding": "sample"}, NINE),
+        (Together(bad_at_9, 12), {}, "batch 2, indices [8, 9, 10, 11]"),
         (Call(int, 12), {"collate_fn": refuse_9}, "batch 2, indices [8, 9, 10, 11]"),
         (Call(bad_at_9, 12), {"batch_size": None}, "batch 9, index 9"),
         (Broken(), {}, "batch 0, an iterable dataset's next samples"),

@@ -12,8 +12,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-import torch
-from torch.utils.data import Dataset, IterableDataset, Sampler
+from torch.utils.data import Sampler
 
 from lit_loader import DataLoader, OptionError
 from lit_loader.config.loader_config import LoaderConfig
@@ -21,21 +20,7 @@ from lit_loader.statistics import auto_workers
 from lit_loader.statistics.auto_workers import AutoWorkers
 from lit_loader.statistics.controller import Bounds, Load, Setting
 from lit_loader.statistics.records import BatchRecord
-
-
-class Drawing(Dataset[torch.Tensor]):
-    """Samples that draw from the global generator: other bytes if anything is another batch's."""
-
-    def __len__(self) -> int:
-        return 240
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.cat([torch.tensor([float(index)]), torch.rand(3)])
-
-
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Any:
-        return iter(range(8))
+from tests.support.exact import Augmented, Unshared
 
 
 class Endless(Sampler[int]):
@@ -105,10 +90,12 @@ def test_resized_at_any_moment_with_the_bytes_of_one_process(
 ) -> None:
     common: dict[str, Any] = {"batch_size": 4, "seed": 5}
     alone = DataLoader(
-        Drawing(), **common, sampler=Endless(), seeding=options.get("seeding", "batch")
+        Augmented(240), **common, sampler=Endless(), seeding=options.get("seeding", "batch")
     )
     sampler = Endless()
-    with DataLoader(Drawing(), num_workers="auto", sampler=sampler, **common, **options) as loader:
+    with DataLoader(
+        Augmented(240), num_workers="auto", sampler=sampler, **common, **options
+    ) as loader:
         # Spawned workers take seconds to be up, of a processor that others want as well.
         spawned = "multiprocessing_context" in options
         controller = by_chance(loader, monkeypatch, most=3 if spawned else 5)
@@ -130,17 +117,17 @@ def test_resized_at_any_moment_with_the_bytes_of_one_process(
 def test_it_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "lit_loader.tuning")
     sampler = Endless()
-    with DataLoader(Drawing(), 4, num_workers="auto", sampler=sampler) as loader:
+    with DataLoader(Augmented(240), 4, num_workers="auto", sampler=sampler) as loader:
         sampler.decided = by_chance(loader, monkeypatch).loads
         batches(loader, 1)
         told = loader.statistics()
         assert (told.num_workers, told.why_so_many) == (loader.num_workers, "by chance")
         assert told.processor_fraction > 0 and 0 <= told.queued_fraction <= 1
-    assert "Drawing: 2 -> " in caplog.text and "workers, 2 -> " in caplog.text
+    assert "Augmented: 2 -> " in caplog.text and "workers, 2 -> " in caplog.text
 
 
 def test_copies_and_rebuilt_loaders_are_auto_again() -> None:
-    loader = DataLoader(Drawing(), 4, num_workers="auto", persistent_workers=True)
+    loader = DataLoader(Augmented(240), 4, num_workers="auto", persistent_workers=True)
     assert vars(loader)["num_workers"] == "auto"
     auto = loader._core.auto
     assert auto is not None
@@ -156,13 +143,15 @@ def test_copies_and_rebuilt_loaders_are_auto_again() -> None:
 
 
 def test_a_number_may_take_its_place_and_the_other_way_round() -> None:
-    with DataLoader(Drawing(), 4, num_workers="auto", persistent_workers=True, seed=3) as loader:
+    with DataLoader(
+        Augmented(240), 4, num_workers="auto", persistent_workers=True, seed=3
+    ) as loader:
         iterator = iter(loader)
         first = [next(iterator).numpy().tobytes()]
         loader.resize(1)
         assert (loader.num_workers, loader._core.auto) == (1, None)
         first += [batch.numpy().tobytes() for batch in iterator]
-        assert first == batches(DataLoader(Drawing(), 4, seed=3), 1)
+        assert first == batches(DataLoader(Augmented(240), 4, seed=3), 1)
         loader.num_workers = "auto"
         assert loader._core.auto is not None
         assert len(batches(loader, 1)) == 60
@@ -172,9 +161,9 @@ def test_a_number_may_take_its_place_and_the_other_way_round() -> None:
 @pytest.mark.parametrize(
     ("dataset", "options", "text"),
     [
-        (Drawing(), {"seeding": "worker"}, "batches that do not depend on who makes them"),
-        (Stream(), {}, "does not apply to an IterableDataset without num_shards, whose"),
-        (Drawing(), {"num_workers": "all"}, "a whole number of at least 0, or 'auto', got num_"),
+        (Augmented(240), {"seeding": "worker"}, "batches that do not depend on who makes them"),
+        (Unshared(8), {}, "does not apply to an IterableDataset without num_shards, whose"),
+        (Augmented(240), {"num_workers": "all"}, "a whole number of at least 0, or 'auto', got"),
     ],
 )
 def test_refused(dataset: Any, options: dict[str, Any], text: str) -> None:

@@ -10,9 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from pathlib import Path
@@ -22,32 +21,20 @@ import psutil
 import pytest
 
 from lit_loader import DataLoader
-from lit_loader.errors import LoaderError, WorkerRestartWarning
+from lit_loader.errors import LoaderError
 from lit_loader.system.processors import usable_processors
 from lit_loader.workers import launcher
 from tests.parity.tools import wait_gone
+from tests.pool.test_recovery import dying
+from tests.support.faults import told
 from tests.support.programs import run_program
-from tests.support.samples import Rows, ints
-
-TESTS = str(Path(__file__).parents[1])
+from tests.support.samples import Call, Rows, ints
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs a launcher"),
     pytest.mark.timeout(120),
     pytest.mark.usefixtures("by_fork"),
 ]
-
-
-@contextmanager
-def told() -> Iterator[list[str]]:
-    """Gives the texts of all warnings, which are of restarts."""
-    texts: list[str] = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield texts
-    assert {warning.category for warning in caught} <= {WorkerRestartWarning}
-    assert all(warning.filename.startswith(TESTS) for warning in caught)
-    texts += [str(warning.message) for warning in caught]
 
 
 def descriptors() -> list[str]:
@@ -64,50 +51,12 @@ def opened_since(before: list[str]) -> list[str]:
     return sorted((Counter(descriptors()) - Counter(before)).elements())
 
 
-class Killed:
-    """Lets launchers kill themselves at a point, so many ``times``; noted in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.times = folder, 1
-
-    def __call__(self) -> None:
-        for turn in range(self.times):
-            try:
-                os.close(os.open(self.folder / str(turn), os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                continue
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    @property
-    def done(self) -> int:
-        return len(list(self.folder.iterdir()))
-
-
-def first(deed: Callable[[], None], function: Any) -> Any:
-    """``deed``, then ``function``."""
-
-    def both(*arguments: Any) -> Any:
-        deed()
-        return function(*arguments)
-
-    return both
-
-
-def then(function: Any, deed: Callable[[], None]) -> Any:
-    def both(*arguments: Any) -> Any:
-        found = function(*arguments)
-        deed()
-        return found
-
-    return both
-
-
-POINTS = {
-    "rehearsing": (launcher, "rehearse", first),
-    "asked": (launcher._Server, "_start", first),
-    "forked": (launcher._Server, "_start", lambda deed, function: then(function, deed)),
+POINTS: dict[str, tuple[Any, str, bool]] = {
+    "rehearsing": (launcher, "rehearse", False),
+    "asked": (launcher._Server, "_start", False),
+    "forked": (launcher._Server, "_start", True),
 }
-"""Where the launcher is killed: module, function, and whether before or after it."""
+"""Where the launcher is killed: module, function, and whether behind it."""
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -115,25 +64,35 @@ def test_the_launcher_is_killed_while_it_starts_workers(
     point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another one is forked; of no worker there are two, or none. The third time is an error."""
-    (module, name, when), killed, before = POINTS[point], Killed(tmp_path), descriptors()
-    monkeypatch.setattr(module, name, when(killed, getattr(module, name)))
+    module, name, behind = POINTS[point]
+    function, times, before = getattr(module, name), 1, descriptors()
+
+    def struck(*arguments: Any) -> Any:
+        found = function(*arguments) if behind else None
+        for turn in range(times):
+            with suppress(FileExistsError):
+                (tmp_path / str(turn)).touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+        return found if behind else function(*arguments)
+
+    monkeypatch.setattr(module, name, struck)
     with told() as texts, DataLoader(Rows(20, 1), num_workers=3, timeout=30) as loader:
         assert ints(loader) == list(range(20))
-    assert killed.done == 1
+    assert len([*tmp_path.iterdir()]) == 1
     [text] = texts
     assert re.match(
         r"the process that starts workers \(pid \d+\) was killed by SIGKILL \(.*\)\n"
         r"Another one was forked, and nothing is lost\.$",
         text,
     ), text
-    killed.times = 100
+    times = 100
     with pytest.raises(
         LoaderError,
         match=r"^workers cannot be forked, for the 3rd time in a row: start .*='forkserver'; the "
         r"process that starts workers \(pid \d+\) was killed by SIGKILL \(.*\)$",
     ):
         list(DataLoader(Rows(4, 1), num_workers=1, max_worker_restarts=0))
-    assert killed.done == 1 + launcher.ATTEMPTS
+    assert len([*tmp_path.iterdir()]) == 1 + launcher.ATTEMPTS
     assert opened_since(before) == []
 
 
@@ -220,26 +179,12 @@ def test_a_loader_is_closed_soon_whose_launcher_is_stopped() -> None:
             wait_gone([*pids, starter])
 
 
-class KilledAt20(Rows):
-    """Its process is killed at sample 20, if the file is not there yet."""
-
-    def __init__(self, lived: Path) -> None:
-        super().__init__(40, 1)
-        self.lived = lived
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 20 and not self.lived.exists():
-            self.lived.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(index)
-
-
 def test_a_worker_dies_while_its_launcher_is_stopped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Another launcher takes the place of that one."""
     monkeypatch.setattr(launcher, "DEADLINE", 1.0)
-    dataset = KilledAt20(tmp_path / "lived")
+    dataset = Call(dying([20], tmp_path), 40)
     with told() as texts, DataLoader(dataset, num_workers=2) as loader:
         iterator = iter(loader)
         found = [int(next(iterator))]

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from lit_loader import DataLoader
 from lit_loader.workers.shared_lists import LONG, SharedList, SharedLists, SharedTuple, shared
-from tests.support.samples import METHODS
+from tests.support.samples import METHODS, uncollated
 
 N = LONG + 5
 
@@ -128,7 +128,7 @@ class Records(Dataset[Any]):
         return self.records[index]
 
 
-@pytest.mark.parametrize("collate", [None, lambda samples: samples], ids=["default", "none"])
+@pytest.mark.parametrize("collate", [None, uncollated], ids=["default", "none"])
 def test_records_arrive_as_plain_ones(collate: Any) -> None:
     batches = [
         list(DataLoader(Records(), 2, num_workers=1, collate_fn=collate, share=share))
@@ -167,10 +167,6 @@ class Files(Dataset[Any]):
         assert self.by_name[f"file {index}"] == index
         assert self.records[index]["n"] == index
         return kinds, self.same is self.files, *values, self.inner[index][0].item()
-
-
-def uncollated(samples: Any) -> Any:
-    return samples
 
 
 SHARED = [*("SharedList", "SharedList", "SharedTuple", "SharedList", "SharedList", "list")]
@@ -217,17 +213,3 @@ def test_what_was_done_is_said(caplog: pytest.LogCaptureFixture) -> None:
         "records",
         "share: Files.by_name is left alone: it is a dict; SharedSequence takes any records",
     ]
-
-
-class Writing(Files):
-    def __getitem__(self, index: int) -> Any:
-        self.files.append("more")
-        return index
-
-
-def test_what_workers_write_raises() -> None:
-    with (
-        DataLoader(Writing(), 2, num_workers=1, share=True) as loader,
-        pytest.raises(TypeError, match="this list belongs to what all workers share"),
-    ):
-        list(loader)
