@@ -12,7 +12,6 @@ import difflib
 import functools
 import inspect
 import math
-import multiprocessing
 import numbers
 import operator
 import pkgutil
@@ -28,17 +27,20 @@ from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
 __all__ = [
-    *("MANY", "check_dataset", "check_fields", "checked", "count", "exception_classes"),
-    *("filled_text", "flag", "function", "generator", "indices", "is_dataset", "is_factory"),
-    *("is_iterable", "is_list", "known_keywords", "known_options", "memory_size", "number"),
-    *("one_of", "or_none", "path", "plain", "positive", "refuse", "reseeding", "seconds"),
-    *("start_method", "text", "whole_number", "workers"),
+    *("MANY", "START_METHODS", "check_dataset", "check_fields", "checked", "count"),
+    *("exception_classes", "filled_text", "flag", "function", "generator", "indices"),
+    *("is_dataset", "is_factory", "is_iterable", "is_list", "known_keywords", "known_options"),
+    *("memory_size", "number", "one_of", "or_none", "path", "plain", "positive", "refuse"),
+    *("reseeding", "seconds", "start_method", "text", "undeferred", "whole_number", "workers"),
 ]
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
 
 MANY: Final = 100_000
 """Of workers, and of batches ahead for each: as many are a mistake, and no machine has room."""
+
+START_METHODS: Final = ("fork", "spawn", "forkserver")
+"""Python's own. From 3.14 on, multiprocessing lists what libraries have added, too."""
 
 
 def refuse(name: str, constraint: str, value: object) -> NoReturn:
@@ -216,10 +218,10 @@ def function(name: str, value: Any) -> Callable[..., Any]:
         )
     if not callable(value):
         refuse(name, "a callable", value)
-    return _undeferred(value)
+    return undeferred(value)
 
 
-def _undeferred(value: Callable[..., Any]) -> Callable[..., Any]:
+def undeferred(value: Callable[..., Any]) -> Callable[..., Any]:
     """A plain functools.partial in place of the one that Hydra makes of ``_partial_: true``.
 
     Hydra's checks its target policy again at every call (about 150 µs, and a spawned worker would
@@ -278,9 +280,9 @@ def indices(name: str, value: Any) -> Any:
 
 def start_method(name: str, value: Any) -> Any:
     """Check a start method or a multiprocessing context."""
-    methods = multiprocessing.get_all_start_methods()
-    if not isinstance(value, BaseContext) and value not in methods:
-        refuse(name, f"a multiprocessing context or one of {', '.join(map(repr, methods))}", value)
+    if not isinstance(value, BaseContext) and value not in START_METHODS:
+        methods = ", ".join(map(repr, START_METHODS))
+        refuse(name, f"a multiprocessing context or one of {methods}", value)
     return plain(value)
 
 

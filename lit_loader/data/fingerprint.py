@@ -30,6 +30,7 @@ import torch
 from torch.utils.data import Dataset
 
 from lit_loader import __version__
+from lit_loader.config.checks import undeferred
 from lit_loader.seeding.find_generators import CLOSED, root_of
 from lit_loader.seeding.seeds import tensor_bytes
 
@@ -173,6 +174,7 @@ class _Pickler(pickle.Pickler):
             if callable(parts := getattr(type(thing), "fingerprint_parts", None)):
                 return tuple, (parts(thing),)
             if isinstance(thing, functools.partial):  # which pickles {} as None until it is read
+                thing = undeferred(thing)  # the policy that Hydra's has is no part of it
                 return type(thing), (thing.func, thing.args, thing.keywords, vars(thing))
             reduce = copyreg.dispatch_table.get(type(thing))
             reduced = reduce(thing) if reduce else thing.__reduce_ex__(_PROTOCOL)

@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from lit_loader.config.checks import START_METHODS
 from lit_loader.errors import LoaderError
 from lit_loader.seeding.seeds import await_draws, renew_numpy_generator
 from lit_loader.system.fork_guard import unguarded_fork
@@ -45,7 +46,7 @@ def default_context() -> BaseContext:
     "spawn" fails in the child: there, workers are forked.
     """
     method = multiprocessing.get_start_method(allow_none=True)
-    if method is not None and method not in multiprocessing.get_all_start_methods():
+    if method is not None and method not in START_METHODS:
         return multiprocessing.get_context("fork")
     return multiprocessing.get_context()
 

@@ -264,6 +264,7 @@ def test_no_worker_is_started_for_what_takes_no_time() -> None:
     assert loader.statistics().batches == 1
 
 
+@pytest.mark.usefixtures("by_fork")  # which makes children
 def test_workers_are_started_for_what_takes_time() -> None:
     """A batch of 2.4 MB is copied while the consumer does something else."""
     dataset = TensorDataset(torch.arange(8.0)[:, None].expand(8, 150_000))

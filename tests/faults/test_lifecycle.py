@@ -9,6 +9,7 @@ import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import context
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import lit_loader
 from lit_loader import DataLoader
 from lit_loader.errors import LoaderError
 from lit_loader.workers.pipes import Pipes
+from lit_loader.workers.process_start import default_context
 from tests.node.data import Child
 from tests.parity.tools import Gate, finish_script, start_script, wait_gone
 from tests.support.samples import (
@@ -302,13 +304,7 @@ def test_cancelled_work_stops_at_the_sample_it_is_in() -> None:
         Call(sample, 10_001), num_workers=1, persistent_workers=True, batch_sampler=batches
     ) as loader:
         iterator = iter(loader)
-<<<<<<< HEAD
-        iterator._start = loader._core.begin_epoch(iterator)
-        iterator._connect(iterator._start)
-        iterator._dispatch(iterator._start)
-=======
         next(iterator)
->>>>>>> h-t2
         assert os.read(seen[0], 1) == b"!"
         iterator.pool.cancel()
         gate.open()
@@ -397,6 +393,8 @@ for batch in DataLoader(Data(1000), **options):
 def test_a_start_method_that_is_not_pythons_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """joblib's loky sets one in its processes, under which not even an explicit spawn works."""
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: "loky")
+    monkeypatch.setitem(context._concrete_contexts, "loky", context.BaseContext())
+    assert default_context().get_start_method() == "fork"
     assert ints(DataLoader(range(6), num_workers=2)) == list(range(6))
 
 

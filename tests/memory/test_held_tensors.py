@@ -115,17 +115,20 @@ class Images:
         return torch.full((SIZE,), index % 251, dtype=torch.uint8), index
 
 def memory(pid):
+    # Not Pss_File: that of libraries changes as others who use them come and go.
     with open(f"/proc/{pid}/smaps_rollup") as lines:
-        [pss] = [int(line.split()[1]) for line in lines if line.startswith("Pss:")]
+        pss = sum(int(s.split()[1]) for s in lines if s.startswith(("Pss_Anon:", "Pss_Shmem:")))
     for task in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{task}/children") as children:
             pss += sum(memory(int(child)) for child in children.read().split())
     return pss
 
-images, before, kept = Images(), memory(os.getpid()), []
-iterator = iter(DataLoader(images, 16, num_workers=1))
-for _ in range(300):
+kept = []
+iterator = iter(DataLoader(Images(), 16, num_workers=1, multiprocessing_context="fork"))
+for number in range(300):
     image, label = next(iterator)
+    if number == 20:  # all has been started, and has its memory
+        before = memory(os.getpid())
     kept.append((label, label.numpy()[3:9], memoryview(label.numpy())[1:]))
 taken = memory(os.getpid()) - before
 assert (image == (torch.arange(4784, 4800) % 251)[:, None]).all()
@@ -143,9 +146,13 @@ def test_labels_that_are_kept_take_no_more_than_with_torch(tmp_path: Path, size:
     """Whatever the size of the images, which are dropped. All processes count."""
     program = tmp_path / "program.py"
     program.write_text(LABELS_KEPT)
-    ours, theirs = (int(run_program(program, loader, size)) for loader in ("lit_loader", "torch"))
-    # KB, with the workers; how many slots are in use depends on who is quicker, by a few percent.
-    assert ours <= 1.1 * theirs
+    ours, theirs = (
+        int(run_program(program, loader, size, own_interpreter=True))  # shares memory with no other
+        for loader in ("lit_loader", "torch")
+    )
+    # KB, with the workers; how many slots are in use depends on who is quicker. The images of all
+    # batches would be 13 MB, or 210.
+    assert ours <= 1.1 * theirs + 4096
 
 
 # memory_budget -----------------------------------------------------------------------------------

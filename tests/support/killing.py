@@ -37,6 +37,7 @@ class Killer:
 
     def during(self, call: Callable[[], Any]) -> Any:
         """Strike while something is called; returns what that returns."""
+        sys._getframe().f_trace_opcodes = True  # asked for later, Python 3.12 does not see it
         sys.settrace(self)
         try:
             return call()

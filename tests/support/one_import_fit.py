@@ -89,8 +89,9 @@ class OfShared(Model):
 
 
 def shared(folder: Path) -> LoaderDataModule:
-    """A dataset that one process builds for all."""
-    options = {"batch_size": 1, "num_workers": 1, "collate_fn": uncollated}
+    """A dataset that one process builds for all; workers that are not forked have a copy."""
+    options: dict[str, Any] = {"batch_size": 1, "num_workers": 1, "collate_fn": uncollated}
+    options["multiprocessing_context"] = "fork"
     factory = functools.partial(Bulk, folder / "built")
     return LoaderDataModule({"train": factory}, options, shared_key=str(folder))
 

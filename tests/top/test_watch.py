@@ -127,6 +127,7 @@ def test_a_loader_without_workers_is_not_seen() -> None:
     assert files_of(os.getpid()) == {}
 
 
+@pytest.mark.usefixtures("by_fork")  # for the gate
 def test_no_other_sample_is_named_than_that_which_hangs() -> None:
     """Quick samples are not announced; then it is not known which one a batch is at."""
     gate, end = os.pipe()
