@@ -102,8 +102,10 @@ class LoaderState:
             batches = _checked_batches(plan.start_for(self.samples))
         elif plan is not None and not plan.fits(batches, self.samples):
             raise damaged(f"samples must be those of {batches:,} batches", self.samples)
-        if plan is not None and plan.is_computed and batches > len(plan):
-            raise damaged(f"batches must be at most the epoch's {len(plan):,}", batches)
+        if plan is not None and plan.is_computed:
+            most = -(-len(plan.source) // plan.global_size)  # of the rank that has the most
+            if batches > most:
+                raise damaged(f"batches must be at most the epoch's {most:,}", batches)
         if with_workers:
             _check_portable(readers)
         seed: Any = fingerprint["seed"]

@@ -28,8 +28,9 @@ and batches have been given out since; else where the iterator is, or, once that
 start of the epoch that ``begin()`` would give.
 
 Programs look at a batch by ``next(iter(loader))`` while another iterator is in the midst of its
-epoch. That one is kept beside: the position, and which epoch is next, are its own again once it
-goes on, or the other one has been dropped behind its first batch.
+epoch. That one is kept beside: the position is its own again once it goes on, or the other one has
+been dropped behind its first batch. Each counts as an epoch, so that each has another order; but
+not for a training loop that commits, and tells a stream no epochs.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Epochs:
     def __init__(self, plan: BatchPlan | None, base_seed: BaseSeed) -> None:
         self.plan = plan  # another one counts from the next epoch on
         self._base_seed = base_seed
-        self._next_epoch = self._unused_epoch = 0
+        self._next_epoch = 0
         self._epoch_requested = False
         # What had begun when all iterators were to load the same epoch; None: each is the next one.
         self._kept_since: tuple[EpochPosition | None] | None = None
@@ -116,8 +117,13 @@ class Epochs:
         self._next_epoch, self._epoch_requested, self._kept_since = epoch, True, None
 
     def keep(self) -> None:
-        """Let all iterators load the epoch that is next, until what one has given is committed."""
+        """Let all iterators load the epoch that is next, until one ends or a batch is committed."""
         self._kept_since = (self.begun,)
+
+    def _count_up(self) -> None:
+        if self._kept_since and self.begun is not self._kept_since[0]:
+            self._epoch_requested, self._kept_since = False, None
+            self._next_epoch += 1
 
     def load(self, position: Position) -> None:
         """Let the next iterator begin there; refused (a StateError), nothing has changed."""
@@ -128,6 +134,8 @@ class Epochs:
 
     def begin(self, readers: int, iterator: object) -> EpochStart:
         """Begin the epoch that comes next; with the readers of an iterable dataset, or 0."""
+        if self.begun is not None and self.begun.ended:
+            self._count_up()
         loaded, running, requested = self._loaded, self._running, self._requested()
         beside = [each for each in (*self._beside, self._now_begun()) if _goes_on(each)]
         if loaded is not None:
@@ -138,8 +146,6 @@ class Epochs:
                 self._abandon(running)
             # A sampler that was not interrupted is not restored either: it goes on by itself.
             start, given = self._epoch_start(requested), None
-            if beside and requested is None:  # each has another order
-                start = dataclasses.replace(start, epoch=max(start.epoch, self._unused_epoch))
         position = EpochPosition(start, readers)
         batches: EpochBatches | None = None
         if self.plan is not None:
@@ -153,9 +159,8 @@ class Epochs:
                 batches = DrawnBatches(self.plan, start.epoch, start.seed, start.batches, given)
         begun = EpochStart(start.epoch, start.seed, batches, position)
         earlier, held = self._unused() if self._ahead else None, weakref.ref(iterator)
-        unused = max(self._unused_epoch, start.epoch + 1)
         # All at once: nothing is called any more that a signal handler could raise in.
-        self._loaded, self._unused_epoch, self._next_epoch = None, unused, start.epoch
+        self._loaded, self._next_epoch = None, start.epoch
         if self._kept_since is None:
             self._epoch_requested, self._next_epoch = False, start.epoch + 1
         self.begun, self._batches, self._iterator = position, batches, held
@@ -183,7 +188,10 @@ class Epochs:
 
     def _go_back_to(self, found: dict[str, Any]) -> None:
         others = [each for each in (*self._beside, self._now_begun()) if each is not found]
+        counted = self._next_epoch
         vars(self).update(found)
+        if self.plan is not None or not self._commits:
+            self._next_epoch = counted
         self._beside = [each for each in others if _goes_on(each)]
 
     def _warn_if_lost(self, running: EpochPosition) -> None:
@@ -306,9 +314,7 @@ class Epochs:
         """Note that all that was given out is used; see ``DataLoader.commit``."""
         self._go_back()
         running, self._commits, self._ahead = self._running, True, ahead
-        if self._kept_since and self.begun is not self._kept_since[0]:
-            self._epoch_requested, self._kept_since = False, None
-            self._next_epoch += 1
+        self._count_up()
         if running is not None:
             self._within = within
             self._committed = running.before_last() if ahead else running.now()
