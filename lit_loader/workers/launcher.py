@@ -97,6 +97,9 @@ _STUCK: Final = 120
 _LONGEST: Final = 1 << 16
 """Bytes of a message."""
 
+_forking: Final = threading.RLock()
+"""Held while a launcher is forked: filelock, which many programs import, refuses two at a time."""
+
 
 def make_starter(context: BaseContext, links: Links, spec: BatchSpec) -> Starter:
     """Choose where workers come from: on Linux, if they are to be forked, from a launcher."""
@@ -237,7 +240,7 @@ class Launcher(Starter):
         try:
             if threads and interval < _UNDISTURBED:
                 sys.setswitchinterval(_UNDISTURBED)
-            with theirs, quiet_start(self._context):
+            with theirs, quiet_start(self._context), _forking:
                 # A thread that waits for its turn by now asks soon for the lock of torch's
                 # generator, which is waited for; one that comes later does not. Nothing comes
                 # between this and the fork.
@@ -246,6 +249,7 @@ class Launcher(Starter):
                 await_draws()
                 pid = os.fork()
                 if pid == 0:
+                    _forking.release()
                     sys.setswitchinterval(interval)
                     ours.close()
                     self._serve(theirs, parent, collecting, threads)
