@@ -144,6 +144,7 @@ def check(dataset: Any) -> None:
     assert torch.equal(torch.cat([*TorchLoader(dataset, 8, num_workers=1)]), expected)
 
 
+@pytest.mark.usefixtures("by_fork")  # which has what lies in memory
 @pytest.mark.parametrize("system", ["file", "memory"])
 def test_fsspec(system: str, tmp_path: Path) -> None:
     files = pytest.importorskip("fsspec").filesystem(system)
