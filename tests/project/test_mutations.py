@@ -147,8 +147,8 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "an epoch is not counted",
-        "None, False, start.epoch + 1\n",
-        "None, False, start.epoch\n",
+        "_next_epoch = False, start.epoch + 1\n",
+        "_next_epoch = False, start.epoch\n",
         "sampling/test_epochs.py",
     ),
     Mutation(
@@ -177,8 +177,8 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "persistent workers start anew with each epoch",
-        "if (had := self.pool) is not None and (had.closed or had.num_workers != workers):",
-        "if self.pool is not None:",
+        "            had.closed\n            or had.num_workers",
+        "            True\n            or had.num_workers",
         "parity/test_workers.py::test_persistent_workers_live_across_epochs",
     ),
     Mutation(
