@@ -153,8 +153,9 @@ class LoaderStateCallback(Callback):
         if states and not between:
             mark_consumed(trainer, loaders, states)
             recount_batches(trainer, loaders, states)
-        self._has_begun = ahead
-        self._restored = [*zip(loaders, states, strict=False)] if between and not ahead else []
+        waits = between and (not ahead or _renews(trainer))  # for the next iterators
+        self._has_begun = ahead and not waits
+        self._restored = [*zip(loaders, states, strict=False)] if waits else []
         if not ahead:
             self._set_epoch(trainer)
         if states and not between:
@@ -173,10 +174,7 @@ class LoaderStateCallback(Callback):
         ``ahead``: Lightning has fetched the first batch already; ``between``: the checkpoint was
         saved between two epochs.
         """
-        fit_loop: Any = trainer.fit_loop
-        # Before an epoch later than the first, Lightning takes new iterators itself; not in recent
-        # releases, if it has just been restored.
-        renews = between and trainer.current_epoch > 0 and not getattr(fit_loop, "is_resuming", 0)
+        fit_loop, renews = trainer.fit_loop, between and _renews(trainer)
         begun = not ahead or renews or any(map(_is_elsewhere, self._loaders, states))
         # Where others ended the epoch, Lightning has fetched from the middle of this one's.
         begun = begun or (between and any(state["batches"] for state in states))
@@ -184,14 +182,11 @@ class LoaderStateCallback(Callback):
             if begun:
                 loader.load_state_dict(state)
             if ahead and between:  # as a later fetch would, where others have ended the epoch
-                if not _is_iterable(loader):
-                    loader._core.epochs.set_epoch(_epoch(trainer))
-                elif state["batches"]:
-                    loader.set_epoch(state["epoch"] + 1)
+                _begin_anew(loader, state, trainer)
         if ahead and begun and not renews:
             # The batch that was taken ahead is of another place.
             # reach: lightning: the batch that was taken ahead is in the fetcher
-            iter(fit_loop._data_fetcher)
+            iter(fit_loop._data_fetcher)  # type: ignore[arg-type]
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Sets the epoch of loaders that Lightning does not: those of iterable datasets, say."""
@@ -199,6 +194,8 @@ class LoaderStateCallback(Callback):
         for loader, state in self._restored:
             if not loader._core.epochs.is_loaded:  # others have looked at a batch in on_train_start
                 loader.load_state_dict(state)
+                if _fetches_ahead(trainer):
+                    _begin_anew(loader, state, trainer)
         self._restored = []
         if not _fetches_ahead(trainer):
             self._set_epoch(trainer)
@@ -282,6 +279,22 @@ def _epoch(trainer: Trainer) -> int:
     """What Lightning itself passes to the samplers of the loaders."""
     progress: Any = trainer.fit_loop.epoch_progress
     return int(progress.current.processed)
+
+
+def _renews(trainer: Trainer) -> bool:
+    """Whether Lightning takes new iterators for the first epoch.
+
+    Before one later than the first it does; not in recent releases, if it was just restored.
+    """
+    return trainer.current_epoch > 0 and not getattr(trainer.fit_loop, "is_resuming", False)
+
+
+def _begin_anew(loader: DataLoader[Any], state: Mapping[str, Any], trainer: Trainer) -> None:
+    """Let a loader whose state is of an epoch's end begin the next epoch."""
+    if not _is_iterable(loader):
+        loader._core.epochs.set_epoch(_epoch(trainer))
+    elif state["batches"]:
+        loader.set_epoch(state["epoch"] + 1)
 
 
 def _iterators(trainer: Trainer) -> list[LoaderIterator[Any]]:
