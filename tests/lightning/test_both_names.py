@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,10 @@ def fit(pl: Any, kind: str, root: Path, *callbacks: Any, resumed: Path | None = 
     """Trains with a Trainer of this name; returns what was seen."""
     model = type("Model", (Sees, pl.LightningModule), {})()
     trainer = quiet_trainer(root, pl.Trainer, max_epochs=EPOCHS, callbacks=[*callbacks])
-    trainer.fit(model, datamodule=data(pl, kind), ckpt_path=resumed, weights_only=True)
+    options = {"weights_only": True}
+    if "weights_only" not in inspect.signature(pl.Trainer.fit).parameters:  # before 2.6
+        options = {}
+    trainer.fit(model, datamodule=data(pl, kind), ckpt_path=resumed, **options)
     seen: list[Any] = model.seen
     return seen
 
