@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import operator
 import os
 import threading
 import time
@@ -437,7 +436,7 @@ class LoaderCore:
         if (had := self.pool) is not None and (
             had.closed
             or had.num_workers != workers
-            or any(map(operator.ne, now, self._started_with))
+            or any(a is not b and a != b for a, b in zip(now, self._started_with, strict=True))
         ):
             self._end_workers()
         begun, self.begun = self.begun, None

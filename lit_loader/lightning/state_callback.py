@@ -174,7 +174,8 @@ class LoaderStateCallback(Callback):
         ``ahead``: Lightning has fetched the first batch already; ``between``: the checkpoint was
         saved between two epochs.
         """
-        fit_loop, renews = trainer.fit_loop, between and _renews(trainer)
+        fit_loop: Any = trainer.fit_loop
+        renews = between and _renews(trainer)
         begun = not ahead or renews or any(map(_is_elsewhere, self._loaders, states))
         # Where others ended the epoch, Lightning has fetched from the middle of this one's.
         begun = begun or (between and any(state["batches"] for state in states))
@@ -186,7 +187,7 @@ class LoaderStateCallback(Callback):
         if ahead and begun and not renews:
             # The batch that was taken ahead is of another place.
             # reach: lightning: the batch that was taken ahead is in the fetcher
-            iter(fit_loop._data_fetcher)  # type: ignore[arg-type]
+            iter(fit_loop._data_fetcher)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Sets the epoch of loaders that Lightning does not: those of iterable datasets, say."""

@@ -181,8 +181,8 @@ class Epochs:
     def _go_back(self) -> None:
         """Go back to the iterator before, if the last one was to give one batch, and is gone."""
         if self._beside and self._loaded is None:
+            self._beside = before = [each for each in self._beside if _goes_on(each)]
             gone = not (self.begun.ended or _goes_on(self._now_begun()))  # type: ignore[union-attr]
-            before = [each for each in self._beside if _goes_on(each)]
             if before and gone and self.begun.since == 1:  # type: ignore[union-attr]
                 self._go_back_to(before[-1])
 
@@ -199,7 +199,7 @@ class Epochs:
         at = running.start
         if at.batches and not self._commits and running.since == 1:
             now = running.now()
-            if not now.ended and self.plan is not None and not self.plan.is_end(now.delivered):
+            if not now.ended and (self.plan is None or not self.plan.is_end(now.delivered)):
                 warnings.warn(
                     f"the loaded position, batch {at.batches} of epoch {at.epoch}, went to an "
                     "iterator that has given one batch, and the rest of that epoch is left out: "

@@ -9,7 +9,7 @@ import pytest
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from lit_loader import DataLoader
-from tests.support.exact import Augmented, Epochs, digests
+from tests.support.exact import Augmented, Epochs, Shared, digests
 
 
 def told(loader: DataLoader[Any]) -> set[tuple[int, int]]:
@@ -70,8 +70,14 @@ def test_a_batch_that_is_looked_at_in_an_epoch(workers: int) -> None:
         assert loader.state_dict()["batches"] == 0
 
 
-def test_a_loaded_position_that_is_used_up_by_a_look_is_told() -> None:
-    loader = DataLoader(Augmented(), 4, True, seed=1)
+@pytest.mark.parametrize(
+    ("dataset", "options"), [(Augmented(), {"shuffle": True}), (Shared(26), {"num_shards": 1})]
+)
+@pytest.mark.filterwarnings("ignore:Shared has no state_dict")
+def test_a_loaded_position_that_is_used_up_by_a_look_is_told(
+    dataset: Any, options: dict[str, Any]
+) -> None:
+    loader = DataLoader(dataset, 4, seed=1, **options)
     iterator = iter(loader)
     next(iterator), next(iterator)
     state = loader.state_dict()
