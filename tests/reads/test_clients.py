@@ -159,6 +159,9 @@ def test_http(url: str, kind: Any) -> None:
         pytest.importorskip("aiohttp")
     check(kind(url))
     assert _Handler.most > 2  # those of torch's one worker come one by one
+    for loop, client in _clients.items():  # this process's own
+        asyncio.run_coroutine_threadsafe(client.close(), loop).result()
+    _clients.clear()
 
 
 def test_sqlite(tmp_path: Path) -> None:
