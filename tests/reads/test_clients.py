@@ -92,10 +92,19 @@ class Sqlite(Base):
 
     @lit_loader.reads_ahead
     def read(self, index: int) -> bytes:
-        database = vars(_local).setdefault(self.path, None) or sqlite3.connect(self.path)
+        database = vars(_local).setdefault(self.path, None) or sqlite3.connect(
+            self.path, check_same_thread=False, factory=_Connection
+        )
         vars(_local)[self.path] = database
         (data,) = database.execute("SELECT data FROM samples WHERE number = ?", (index,)).fetchone()
         return bytes(data)
+
+
+class _Connection(sqlite3.Connection):
+    """Closed with its thread's end; from Python 3.13 on, one that is not is warned of."""
+
+    def __del__(self) -> None:
+        self.close()
 
 
 _local = threading.local()
