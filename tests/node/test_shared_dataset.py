@@ -277,7 +277,8 @@ def test_a_factory_that_asks_for_itself() -> None:
 
 def test_threads_share_it(factory: Any, notes: Path) -> None:
     with ThreadPoolExecutor(3) as pool:
-        assert all(map(is_whole, pool.map(shared_dataset, [factory] * 3, ["v1"] * 3)))
+        found = [*pool.map(shared_dataset, [factory] * 3, ["v1"] * 3)]  # held: else it may be gone
+    assert all(map(is_whole, found))
     assert len(builders(notes)) == 1
 
 
