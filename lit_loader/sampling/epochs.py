@@ -29,8 +29,8 @@ start of the epoch that ``begin()`` would give.
 
 Programs look at a batch by ``next(iter(loader))`` while another iterator is in the midst of its
 epoch. That one is kept beside: the position is its own again once it goes on, or the other one has
-been dropped behind its first batch. Each counts as an epoch, so that each has another order; but
-not for a training loop that commits, and tells a stream no epochs.
+been dropped behind its first batch. A look, which is dropped before the iterator beside it, is no
+epoch: the order of what follows does not depend on it. Looks in a row are of different epochs.
 """
 
 from __future__ import annotations
@@ -97,12 +97,16 @@ class Epochs:
         self._announced: int | None = None
         # The same of iterators that are in the midst of their epochs, and others were begun since.
         self._beside: list[dict[str, Any]] = []
+        # Those that are gone since the last one began, in that order.
+        self._gone: list[weakref.ref[object]] = []
+        self._before = 0  # the epoch that was next before the last one began
+        self._looks = 0  # how many looks there were since there was anything beside
 
     def with_seed(self, seed: BaseSeed) -> Epochs:
         """Give a copy, which goes on from here by itself; both have the same samplers."""
         copied = copy.copy(self)
         copied._base_seed, copied.begun, copied._batches = seed, copy.deepcopy(self.begun), None
-        copied._iterator, copied._beside = None, []
+        copied._iterator, copied._beside, copied._gone = None, [], []
         return copied
 
     @property
@@ -136,16 +140,20 @@ class Epochs:
         """Begin the epoch that comes next; with the readers of an iterable dataset, or 0."""
         if self.begun is not None and self.begun.ended:
             self._count_up()
+        if self._looked_at_beside() is not None:
+            self._uncount_look()
         loaded, running, requested = self._loaded, self._running, self._requested()
         beside = [each for each in (*self._beside, self._now_begun()) if _goes_on(each)]
+        before, looks = self._next_epoch, self._looks if beside else 0
         if loaded is not None:
             start, given = self._begin_loaded(loaded, requested)
         else:
             if running is not None:
-                self._warn_if_lost(running)
+                if not _goes_on(self._now_begun()):
+                    self._warn_if_lost(running)
                 self._abandon(running)
             # A sampler that was not interrupted is not restored either: it goes on by itself.
-            start, given = self._epoch_start(requested), None
+            start, given = self._epoch_start(requested, looks=looks), None
         position = EpochPosition(start, readers)
         batches: EpochBatches | None = None
         if self.plan is not None:
@@ -158,7 +166,8 @@ class Epochs:
             else:
                 batches = DrawnBatches(self.plan, start.epoch, start.seed, start.batches, given)
         begun = EpochStart(start.epoch, start.seed, batches, position)
-        earlier, held = self._unused() if self._ahead else None, weakref.ref(iterator)
+        earlier = self._unused() if self._ahead else None
+        held = weakref.ref(iterator, self._gone.append)
         # All at once: nothing is called any more that a signal handler could raise in.
         self._loaded, self._next_epoch = None, start.epoch
         if self._kept_since is None:
@@ -166,6 +175,8 @@ class Epochs:
         self.begun, self._batches, self._iterator = position, batches, held
         self._committed, self._within, self._earlier, self._announced = None, False, earlier, None
         self._beside = beside if loaded is None else []
+        self._before, self._looks = before, looks
+        del self._gone[:]
         return begun
 
     def _now_begun(self) -> dict[str, Any]:
@@ -178,16 +189,41 @@ class Epochs:
                 self._go_back_to(each)
                 return
 
+    def _looked_at_beside(self) -> dict[str, Any] | None:
+        """Give what the iterator begun last was a look beside; None: it was no look.
+
+        A look gives one batch, and is gone before what it is beside.
+        """
+        gone, last = self._gone, self._iterator
+        if last not in gone or self._loaded is not None:
+            return None
+        begun = self.begun
+        if begun is None or begun.ended or begun.since != 1:
+            return None
+        later = gone[gone.index(last) + 1 :]
+        outlived = [
+            each
+            for each in self._beside
+            if _goes_on(each) or (each["_iterator"] in later and not each["begun"].ended)
+        ]
+        return outlived[-1] if outlived else None
+
+    def _uncount_look(self) -> None:
+        """Let the epoch that was next before a look be next again, unless another was asked for."""
+        if not self._epoch_requested and self._kept_since is None:
+            self._next_epoch = self._before
+            self._looks += 1
+
     def _go_back(self) -> None:
-        """Go back to the iterator before, if the last one was to give one batch, and is gone."""
-        if self._beside and self._loaded is None:
-            self._beside = before = [each for each in self._beside if _goes_on(each)]
-            gone = not (self.begun.ended or _goes_on(self._now_begun()))  # type: ignore[union-attr]
-            if before and gone and self.begun.since == 1:  # type: ignore[union-attr]
-                self._go_back_to(before[-1])
+        """Go back to the iterator before, if the last one was a look."""
+        found = self._looked_at_beside()
+        if found is not None:
+            self._go_back_to(found)
 
     def _go_back_to(self, found: dict[str, Any]) -> None:
         others = [each for each in (*self._beside, self._now_begun()) if each is not found]
+        if self._looked_at_beside() is not None:
+            self._uncount_look()
         counted = self._next_epoch
         vars(self).update(found)
         if self.plan is not None or not self._commits:
@@ -284,11 +320,12 @@ class Epochs:
         return batches.leave()
 
     def _epoch_start(
-        self, requested: int | None, between: bool = False, left: bool = False
+        self, requested: int | None, between: bool = False, left: bool = False, looks: int = 0
     ) -> Position:
         """The start of an epoch: of that which was asked for, or else of the next one.
 
         ``between``: the sampler is known to be between two epochs; ``left``: to have left one.
+        ``looks``: how many were begun beside the same iterator before.
         """
         before = None if self.begun is None else self.begun.now()
         sampler = None
@@ -299,7 +336,8 @@ class Epochs:
             sampler = self.plan.sampler.state(between and not left, left)
         epoch = requested
         if epoch is None:
-            epoch, requested = self._next_epoch, None if before is None else before.requested
+            requested = None if before is None else before.requested
+            epoch = self._next_epoch + looks
         return Position(epoch, self._base_seed(), sampler=sampler, requested=requested)
 
     def _requested(self) -> int | None:
@@ -330,8 +368,12 @@ class Epochs:
         return self._running is not None and not self._commits
 
     def now(self) -> Position:
-        """The position that a state taken now has."""
-        self._go_back()
+        """The position that a state taken now has; changes nothing."""
+        seen = copy.copy(self)
+        seen._go_back()
+        return seen._now()
+
+    def _now(self) -> Position:
         loaded, running, requested = self._loaded, self._running, self._requested()
         if loaded is not None and (
             requested in (None, loaded.anchor) or self._is_told_apart(loaded)

@@ -70,6 +70,59 @@ def test_a_batch_that_is_looked_at_in_an_epoch(workers: int) -> None:
         assert loader.state_dict()["batches"] == 0
 
 
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_looks_within_epochs_are_no_epochs(workers: int, asked: bool) -> None:
+    """Whether a state is taken meanwhile or not; but those in a row are of different epochs."""
+    plain = DataLoader(Augmented(), 4, True, seed=1)
+    expected = [digests(plain) for _ in range(3)]
+    with DataLoader(Augmented(), 4, True, seed=1, num_workers=workers) as loader:
+        for epoch in range(3):
+            given = []
+            for batch in loader:
+                given += digests([batch])
+                if len(given) in (1, 4, len(expected[0])):
+                    looks = []
+                    for _ in range(2):
+                        looks += digests([next(iter(loader))])
+                        assert not asked or loader.state_dict()["epoch"] == epoch
+                    assert looks[0] != looks[1]
+            assert given == expected[epoch]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_that_is_left_behind_a_look(workers: int) -> None:
+    """As where a step logs a picture, and is the last one: the state is the loop's."""
+    expected = digests(DataLoader(Augmented(), 4, True, seed=1))
+    with DataLoader(Augmented(), 4, True, seed=1, num_workers=workers) as loader:
+        given = []
+        for batch in loader:
+            given += digests([batch])
+            if len(given) == 3:
+                next(iter(loader))
+                break
+        fresh = DataLoader(Augmented(), 4, True, seed=1)
+        fresh.load_state_dict(loader.state_dict())
+        assert given + digests(fresh) == expected
+        next(iter(loader))  # an epoch of its own, for nothing lives beside it
+        assert loader.state_dict() | {"samples": 4} == loader.state_dict()
+        assert loader.state_dict()["epoch"] == 1
+
+
+def test_a_look_behind_the_first_resumed_batch() -> None:
+    """The loop has the loaded position, and goes on: nothing is left out, and nothing is said."""
+    loader = DataLoader(Augmented(), 4, True, seed=1)
+    expected, iterator = digests(loader), iter(loader)
+    loader.set_epoch(0)
+    next(iterator), next(iterator)
+    state, given = loader.state_dict(), []
+    loader.load_state_dict(state)
+    for batch in loader:
+        given += digests([batch])
+        next(iter(loader))
+    assert given == expected[2:]
+
+
 @pytest.mark.parametrize(
     ("dataset", "options"), [(Augmented(), {"shuffle": True}), (Shared(26), {"num_shards": 1})]
 )
