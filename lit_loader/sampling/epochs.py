@@ -186,7 +186,15 @@ class Epochs:
         """Note that an iterator with this position goes on, and that another was begun since."""
         for each in self._beside:
             if each["begun"] is position:
+                was_look = self._looked_at_beside() is not None
                 self._go_back_to(each)
+                if self.plan is not None and self.plan.sampler.has_generators and not was_look:
+                    warnings.warn(
+                        "two iterators of one loader take turns, and its sampler draws from a "
+                        "generator of its own: what they give may depend on the number of "
+                        "workers; use a loader for each, or shuffle=True",
+                        stacklevel=program_stacklevel(),
+                    )
                 return
 
     def _looked_at_beside(self) -> dict[str, Any] | None:

@@ -134,6 +134,11 @@ class UserSampler:
         """Whether it shows no other epoch than the first."""
         return not any(_shown_epoch(owner) for owner in self._owners if not _is_counted(owner))
 
+    @property
+    def has_generators(self) -> bool:
+        """Whether it was seen to hold generators when its epoch began."""
+        return bool(self._named)
+
     # --- what is part of a state ---
 
     def state(self, between: bool = True, left: bool = False) -> dict[str, Any] | None:

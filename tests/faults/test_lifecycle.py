@@ -286,6 +286,7 @@ def test_dropping_everything_ends_the_workers(persistent: bool, in_cycle: bool) 
     wait_gone(pids)
 
 
+@pytest.mark.usefixtures("by_fork")  # which has the descriptors
 def test_cancelled_work_stops_at_the_sample_it_is_in() -> None:
     """A batch of ten thousand samples is not finished for nobody."""
     gate, seen = Gate(), os.pipe()

@@ -6,7 +6,9 @@ import copy
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import RandomSampler
 
 from lit_loader import DataLoader
 from tests.support.exact import Augmented, Epochs, Shared, digests
@@ -107,6 +109,17 @@ def test_a_loop_that_is_left_behind_a_look(workers: int) -> None:
         next(iter(loader))  # an epoch of its own, for nothing lives beside it
         assert loader.state_dict() | {"samples": 4} == loader.state_dict()
         assert loader.state_dict()["epoch"] == 1
+
+
+def test_iterators_that_take_turns_on_a_samplers_generator() -> None:
+    """Of what they draw the prefetching is a part: it is said. A look is none of them."""
+    data = Augmented()
+    loader = DataLoader(data, 4, sampler=RandomSampler(data, generator=torch.Generator()))
+    for _ in loader:
+        next(iter(loader))
+    with pytest.warns(UserWarning, match="take turns, and its sampler draws from a generator"):
+        list(zip(loader, loader, strict=True))
+    list(zip(*[DataLoader(data, 4, True)] * 2, strict=True))
 
 
 def test_a_look_behind_the_first_resumed_batch() -> None:
