@@ -30,7 +30,8 @@ start of the epoch that ``begin()`` would give.
 Programs look at a batch by ``next(iter(loader))`` while another iterator is in the midst of its
 epoch. That one is kept beside: the position is its own again once it goes on, or the other one has
 been dropped behind its first batch. A look, which is dropped before the iterator beside it, is no
-epoch: the order of what follows does not depend on it. Looks in a row are of different epochs.
+epoch, and a sampler's generators are put back: the order of what follows does not depend on it.
+Looks in a row are of different epochs, and draw on from each other.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from lit_loader.checkpoint.stateful import ITERATOR
 from lit_loader.describe import program_stacklevel
 from lit_loader.sampling.batch_plan import BatchPlan, ComputedBatches
 from lit_loader.sampling.drawn_batches import DrawnBatches
-from lit_loader.sampling.user_sampler import COUNTED, SAMPLER
+from lit_loader.sampling.user_sampler import COUNTED, SAMPLER, Place
 from lit_loader.seeding.seeds import BaseSeed
 
 __all__ = ["EpochBatches", "EpochStart", "Epochs"]
@@ -100,7 +101,10 @@ class Epochs:
         # Those that are gone since the last one began, in that order.
         self._gone: list[weakref.ref[object]] = []
         self._before = 0  # the epoch that was next before the last one began
-        self._looks = 0  # how many looks there were since there was anything beside
+        self._place: Place | None = None  # and where the sampler's generators were
+        # How many looks there were since there was anything beside, and where the last one has left
+        # the generators.
+        self._looks, self._look_marks = 0, None
 
     def with_seed(self, seed: BaseSeed) -> Epochs:
         """Give a copy, which goes on from here by itself; both have the same samplers."""
@@ -140,18 +144,19 @@ class Epochs:
         """Begin the epoch that comes next; with the readers of an iterable dataset, or 0."""
         if self.begun is not None and self.begun.ended:
             self._count_up()
-        if self._looked_at_beside() is not None:
-            self._uncount_look()
+        self._go_back()
         loaded, running, requested = self._loaded, self._running, self._requested()
         beside = [each for each in (*self._beside, self._now_begun()) if _goes_on(each)]
-        before, looks = self._next_epoch, self._looks if beside else 0
+        before, looks, place = self._next_epoch, self._looks if beside else 0, None
         if loaded is not None:
             start, given = self._begin_loaded(loaded, requested)
         else:
             if running is not None:
                 if not _goes_on(self._now_begun()):
                     self._warn_if_lost(running)
-                self._abandon(running)
+                place = self._abandon(running)
+                if looks and self.plan is not None:
+                    self.plan.sampler.bring(self._look_marks)
             # A sampler that was not interrupted is not restored either: it goes on by itself.
             start, given = self._epoch_start(requested, looks=looks), None
         position = EpochPosition(start, readers)
@@ -175,7 +180,7 @@ class Epochs:
         self.begun, self._batches, self._iterator = position, batches, held
         self._committed, self._within, self._earlier, self._announced = None, False, earlier, None
         self._beside = beside if loaded is None else []
-        self._before, self._looks = before, looks
+        self._before, self._place, self._looks = before, place, looks
         del self._gone[:]
         return begun
 
@@ -187,8 +192,11 @@ class Epochs:
         for each in self._beside:
             if each["begun"] is position:
                 was_look = self._looked_at_beside() is not None
+                if was_look:
+                    self._put_generators_back()
                 self._go_back_to(each)
                 if self.plan is not None and self.plan.sampler.has_generators and not was_look:
+                    position.others_drew(self.plan.sampler.have_moved()[1])
                     warnings.warn(
                         "two iterators of one loader take turns, and its sampler draws from a "
                         "generator of its own: what they give may depend on the number of "
@@ -216,22 +224,27 @@ class Epochs:
         ]
         return outlived[-1] if outlived else None
 
-    def _uncount_look(self) -> None:
-        """Let the epoch that was next before a look be next again, unless another was asked for."""
-        if not self._epoch_requested and self._kept_since is None:
-            self._next_epoch = self._before
-            self._looks += 1
+    def _put_generators_back(self) -> None:
+        """Let a sampler's generators be where they were before a look, if nobody has set them."""
+        if self.plan is not None and self.begun is not None:
+            sampler, look = self.plan.sampler, self.begun
+            if not sampler.have_moved()[0]:
+                self._look_marks = look.marks_at(look.now().delivered)
+                sampler.go_back(self._place)
 
     def _go_back(self) -> None:
         """Go back to the iterator before, if the last one was a look."""
         found = self._looked_at_beside()
         if found is not None:
+            self._put_generators_back()
             self._go_back_to(found)
 
     def _go_back_to(self, found: dict[str, Any]) -> None:
         others = [each for each in (*self._beside, self._now_begun()) if each is not found]
-        if self._looked_at_beside() is not None:
-            self._uncount_look()
+        asked = self._epoch_requested or self._kept_since is not None
+        if self._looked_at_beside() is not None and not asked:
+            self._next_epoch = self._before
+            self._looks += 1
         counted = self._next_epoch
         vars(self).update(found)
         if self.plan is not None or not self._commits:
@@ -292,23 +305,29 @@ class Epochs:
         start = dataclasses.replace(self._epoch_start(requested), sampler=loaded.sampler)
         return start, loaded.sampler or {}
 
-    def _abandon(self, position: EpochPosition) -> None:
+    def _abandon(self, position: EpochPosition) -> Place | None:
         """Leave an epoch that was begun, for the next one.
 
         A sampler's generators then have drawn what was given out, as with torch's loader without
         workers; behind all batches, the end too. If the program has set them since, they stay.
+        Returns where they are to be if the epoch is gone on with; None: it has no sampler.
         """
-        now = position.now()
-        if self.plan is None or now.ended:
-            return
-        sampler = self.plan.sampler
+        if self.plan is None:
+            return None
+        now, sampler = position.now(), self.plan.sampler
+        place = sampler.place()
+        if now.ended:
+            return place
         are_set, found = sampler.have_moved()
         if not self.plan.is_end(now.delivered):
             sampler.bring(found if are_set else position.marks_at(now.delivered))
         elif isinstance(self._batches, DrawnBatches):
-            self._batches.draw_end()
+            self._batches.draw_end()  # which is not drawn again
             if are_set:
                 sampler.bring(found)
+            else:
+                place = sampler.place()
+        return place
 
     def _is_told_apart(self, loaded: Position) -> bool:
         """Whether the sampler may have been told another epoch than was counted, unseen."""
@@ -377,8 +396,9 @@ class Epochs:
 
     def now(self) -> Position:
         """The position that a state taken now has; changes nothing."""
-        seen = copy.copy(self)
-        seen._go_back()
+        seen, found = copy.copy(self), self._looked_at_beside()
+        if found is not None:
+            seen._go_back_to(found)
         return seen._now()
 
     def _now(self) -> Position:

@@ -25,9 +25,12 @@ from lit_loader.seeding.find_generators import find_generators, states_of
 from lit_loader.seeding.generator_state import preserved, tape
 from lit_loader.seeding.seeds import seed_globals
 
-__all__ = ["COUNTED", "SAMPLER", "Marks", "UserSampler"]
+__all__ = ["COUNTED", "SAMPLER", "Marks", "Place", "UserSampler"]
 
 Marks = list[tuple[type, Any]]
+
+Place = tuple[Marks | None, Marks | None]
+"""Where generators are, and where it was noted last that they are."""
 
 SAMPLER = "sampler"
 """Key of a sampler's own part of a state; see `checkpoint/sampler_state.py`."""
@@ -232,6 +235,16 @@ class UserSampler:
             for (_, (_, write)), (_, mark) in zip(tapes, marks, strict=True):
                 write(mark)
             self._left = marks
+
+    def place(self) -> Place:
+        """Give where the generators are, and whether the program has set them, for `go_back`."""
+        return self.have_moved()[1], self._left
+
+    def go_back(self, place: Place | None) -> None:
+        """Bring the generators to where they were."""
+        if place is not None:
+            self.bring(place[0])
+            self._left = place[1]
 
     def _tapes(self) -> list[tuple[type, Any]]:
         """Give what reads and writes each generator, and what it spawns others from."""

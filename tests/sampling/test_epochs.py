@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import RandomSampler
+from torch.utils.data import RandomSampler, WeightedRandomSampler
 
 from lit_loader import DataLoader
 from tests.support.exact import Augmented, Epochs, Shared, digests
@@ -72,13 +74,41 @@ def test_a_batch_that_is_looked_at_in_an_epoch(workers: int) -> None:
         assert loader.state_dict()["batches"] == 0
 
 
+def with_order(name: str, workers: int = 0) -> DataLoader[Any]:
+    """A loader with an order of its own, or of a sampler with a generator."""
+    data, generator = Augmented(), torch.Generator().manual_seed(3)
+    orders: dict[str, Any] = {
+        "shuffle": {"shuffle": True},
+        "at once": {"sampler": RandomSampler(data, generator=generator)},
+        "one by one": {"sampler": OneByOne(len(data))},
+        "weighted": {
+            "sampler": WeightedRandomSampler([1.0] * len(data), len(data), generator=generator)
+        },
+    }
+    return DataLoader(data, 4, seed=1, num_workers=workers, **orders[name])
+
+
+class OneByOne:
+    """Draws an index when it is asked for it."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.rng = length, np.random.default_rng(5)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        return (int(self.rng.integers(self.length)) for _ in range(self.length))
+
+
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_looks_within_epochs_are_no_epochs(workers: int, asked: bool) -> None:
-    """Whether a state is taken meanwhile or not; but those in a row are of different epochs."""
-    plain = DataLoader(Augmented(), 4, True, seed=1)
+@pytest.mark.parametrize("order", ["shuffle", "at once", "one by one", "weighted"])
+def test_looks_within_epochs_are_no_epochs(order: str, workers: int, asked: bool) -> None:
+    """And draw nothing, whether a state is taken or not; but those in a row are different ones."""
+    plain = with_order(order)
     expected = [digests(plain) for _ in range(3)]
-    with DataLoader(Augmented(), 4, True, seed=1, num_workers=workers) as loader:
+    with with_order(order, workers) as loader:
         for epoch in range(3):
             given = []
             for batch in loader:
@@ -89,7 +119,24 @@ def test_looks_within_epochs_are_no_epochs(workers: int, asked: bool) -> None:
                         looks += digests([next(iter(loader))])
                         assert not asked or loader.state_dict()["epoch"] == epoch
                     assert looks[0] != looks[1]
+                if asked and (epoch, len(given)) == (1, 4):
+                    fresh = with_order(order)
+                    fresh.load_state_dict(loader.state_dict())
+                    assert [given + digests(fresh), digests(fresh)] == expected[1:]
             assert given == expected[epoch]
+
+
+def test_a_generator_that_is_set_between_a_look_and_what_follows_stays_so() -> None:
+    def second_epoch(looks: bool) -> list[str]:
+        loader = with_order("at once")
+        for number, _ in enumerate(loader):
+            if looks:
+                next(iter(loader))
+            if number == 5:
+                loader.sampler.generator.manual_seed(7)  # type: ignore[union-attr]
+        return digests(loader)
+
+    assert second_epoch(True) == second_epoch(False)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -113,10 +160,7 @@ def test_a_loop_that_is_left_behind_a_look(workers: int) -> None:
 
 def test_iterators_that_take_turns_on_a_samplers_generator() -> None:
     """Of what they draw the prefetching is a part: it is said. A look is none of them."""
-    data = Augmented()
-    loader = DataLoader(data, 4, sampler=RandomSampler(data, generator=torch.Generator()))
-    for _ in loader:
-        next(iter(loader))
+    data, loader = Augmented(), with_order("at once")
     with pytest.warns(UserWarning, match="take turns, and its sampler draws from a generator"):
         list(zip(loader, loader, strict=True))
     list(zip(*[DataLoader(data, 4, True)] * 2, strict=True))
