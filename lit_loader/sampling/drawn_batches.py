@@ -63,7 +63,8 @@ class DrawnBatches:
     """One rank's batches of an epoch; nothing is asked of the sampler before the first.
 
     ``given`` is what :meth:`state` gave at the start, where a position from outside is gone on
-    from, empty if there is nothing; None: the sampler begins the epoch as it is.
+    from, empty if there is nothing; None: the sampler begins the epoch as it is, perhaps one that
+    it has ``left`` in its middle.
     """
 
     computed = False
@@ -75,7 +76,9 @@ class DrawnBatches:
         seed: int,
         start: int = 0,
         given: Mapping[str, Any] | None = None,
+        left: bool = False,
     ) -> None:
+        self._left = left or bool(given and given.get("left"))
         self._plan, self._user, self._epoch = plan, plan.sampler, epoch
         self._group_size = plan.size * plan.shard.num_replicas
         self._seed = derive(seed, epoch, _SAMPLER_STREAM)
@@ -229,7 +232,10 @@ class DrawnBatches:
             if self._given.get("left"):
                 # It would go on with the epoch that was left: once it has, it begins the next one.
                 self._open(parts)
-                parts = {}
+                group = self._reach({})
+                if group is not None or not self._position:
+                    self._kept |= parts  # where it was left, for a state of this one
+                    return group
             group = self._reach(parts)
             if group is None and parts:
                 # Until it is drawn from, many a sampler's state is that of the epoch before.
@@ -293,7 +299,7 @@ class DrawnBatches:
         opened = self._user.opened = Opened(inner, SAMPLER, parts, begin, preserved)
         if not parts and (now := opened.state()):
             parts = {**now, "at": 0}
-        self._kept |= parts
+        self._kept |= {**parts, "left": True} if parts and self._left else parts
         self._items = opened.iterator
         if cuts:
             cutter = copy.copy(source)  # the user's keeps its sampler

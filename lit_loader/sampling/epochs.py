@@ -169,7 +169,10 @@ class Epochs:
             if self.plan.is_computed:
                 batches = ComputedBatches(self.plan, start.epoch, start.seed)
             else:
-                batches = DrawnBatches(self.plan, start.epoch, start.seed, start.batches, given)
+                left = bool((start.sampler or {}).get("left"))
+                batches = DrawnBatches(
+                    self.plan, start.epoch, start.seed, start.batches, given, left
+                )
         begun = EpochStart(start.epoch, start.seed, batches, position)
         earlier = self._unused() if self._ahead else None
         held = weakref.ref(iterator, self._gone.append)

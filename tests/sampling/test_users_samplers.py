@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader, StateError, merge_states
 from tests.parity.tools import lists
-from tests.support.exact import EveryOther, Indices, StatefulSampler
+from tests.support.exact import EveryOther, Indices, StatefulSampler, through_file
 
 LENGTH, SIZE, EPOCHS = 14, 4, 3
 BATCHES = -(-LENGTH // SIZE)
@@ -403,6 +403,59 @@ def test_an_epoch_left_early_leaves_a_sampler_where_torch_does(kind: str, worker
 
     with loader_of(GOING_ON[kind](), workers) as ours:
         assert orders(ours) == orders(torchs(GOING_ON[kind]()))
+
+
+class Resumable:
+    """Has its place in an epoch as its state; goes on with one that was left, or begins anew."""
+
+    def __init__(self, goes_on: bool) -> None:
+        self.goes_on, self.epoch, self.place, self.next = goes_on, 0, 0, 0
+
+    def __len__(self) -> int:
+        return 40
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.place = state["epoch"], state["place"]
+        self.next = self.place
+
+    def __iter__(self) -> Iterator[int]:
+        order = np.random.default_rng(self.epoch).permutation(40)
+        first = self.place if self.goes_on else self.next
+        self.next, self.place = 0, first
+        for self.place in range(first + 1, 41):
+            yield int(order[self.place - 1])
+        self.epoch, self.place = self.epoch + 1, 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("left_after", [1, 5, 8])
+def test_an_epoch_behind_one_that_was_left_is_resumed(
+    goes_on: bool, left_after: int, workers: int
+) -> None:
+    def fresh(state: Any = None) -> DataLoader[Any]:
+        loader = DataLoader(range(40), 4, sampler=Resumable(goes_on), num_workers=workers)
+        if state is not None:
+            loader.load_state_dict(through_file(state))
+        return loader
+
+    with fresh() as loader:
+        list(itertools.islice(loader, left_after))
+        states, expected = [], []
+        for batch in loader:
+            expected.append(batch.tolist())
+            states.append(loader.state_dict())
+    assert goes_on or len(expected) == 10
+    for number, state in enumerate(states[:-1], 1):
+        resumed = fresh(state)
+        iterator = iter(resumed)
+        assert next(iterator).tolist() == expected[number]
+        if number + 1 < len(expected):  # and so is a state of the resumed one
+            assert lists(fresh(resumed.state_dict())) == expected[number + 1 :]
+        resumed.close()
 
 
 @pytest.mark.parametrize("kind", ["torch", "one by one"])
