@@ -13,7 +13,7 @@ import pickle
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
 from lit_loader.checkpoint.fingerprint import Fingerprint
 from lit_loader.checkpoint.position import COUNT, Position, ReadPoint, Shards
@@ -38,6 +38,9 @@ VERSION = 2
 
 ELASTIC = frozenset({"batch_size", "num_replicas"})
 """Fingerprint fields that may differ, if the position in samples falls on a batch boundary."""
+
+_OF_STREAMS: Final = "EndlessSampler"
+"""The order of an iterable dataset in a fingerprint, as torch's loader shows it: none."""
 
 _ADVICE = {
     "dataset_length": "resume with the dataset that the state was taken from",
@@ -77,6 +80,13 @@ class LoaderState:
         ``fingerprint`` is the loader's, ``plan`` its `BatchPlan` (None for an iterable dataset),
         and ``shards`` the readers of its rank (None: each worker is one).
         """
+        orders = self.fingerprint.get("order"), fingerprint.get("order")
+        if orders[0] != orders[1] and _OF_STREAMS in orders:
+            kinds = ["an iterable" if order == _OF_STREAMS else "a map-style" for order in orders]
+            raise StateError(
+                f"state was taken of {kinds[0]} dataset, and this loader has {kinds[1]} one: "
+                "resume with the dataset that the state was taken from"
+            )
         self._check_parts(plan is None)
         position, readers, elastic = self.position, self.position.readers, ELASTIC
         if shards is not None:

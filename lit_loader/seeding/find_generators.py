@@ -63,7 +63,7 @@ _OPAQUE = frozenset(
         *("multiprocessing", "pathlib", "queue", "re", "sched", "socket", "sqlite3", "ssl"),
         *("subprocess", "tempfile", "threading", "typing", "unittest", "weakref", "zipfile"),
         *("adlfs", "aiobotocore", "aiohttp", "boto3", "botocore", "fsspec", "gcsfs", "requests"),
-        *("s3fs", "urllib3"),
+        *("pyarrow", "s3fs", "urllib3"),
     }
 )
 _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), slice, range, np.generic)

@@ -200,3 +200,12 @@ def test_what_cannot_be_part_of_a_state_is_refused(given: Any) -> None:
         "Descending.state_fingerprint() must give a dict from names to int, float, str, bool or "
         f"None, got {given!r}"
     )
+
+
+def test_a_state_of_the_other_kind_of_dataset_says_so() -> None:
+    map_style, stream = DataLoader(Indices(LENGTH), 4, seed=3), streamed()
+    taken_of = [(next(iter(loader)), loader.state_dict())[1] for loader in (map_style, stream)]
+    with pytest.raises(StateError, match="taken of a map-style dataset, and this loader has an it"):
+        streamed().load_state_dict(taken_of[0])
+    with pytest.raises(StateError, match="taken of an iterable dataset, and this loader has a map"):
+        DataLoader(Indices(LENGTH), 4, seed=3).load_state_dict(taken_of[1])
