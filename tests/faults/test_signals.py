@@ -256,7 +256,9 @@ def be_rank(folder, rank):
         if number == 20:
             os.write(1, f"rank {rank}\\n".encode())
 
-if len(sys.argv) == 3:
+if __name__ != "__main__":
+    pass  # a worker that is not forked imports this
+elif len(sys.argv) == 3:
     be_rank(*sys.argv[1:])
 else:
     ranks = [subprocess.Popen([sys.executable, *sys.argv, str(rank)]) for rank in range(2)]
