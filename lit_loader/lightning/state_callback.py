@@ -167,7 +167,7 @@ class LoaderStateCallback(Callback):
         if states and not between:
             mark_consumed(trainer, loaders, states)
             recount_batches(trainer, loaders, states)
-        # For the next iterators; saved in a validation behind the last batch, it is the next epoch's.
+        # For the next iterators: also behind a validation that came after the last batch.
         waits = (
             _is_through(trainer)
             if states and not between
@@ -227,7 +227,7 @@ class LoaderStateCallback(Callback):
             self._set_epoch(trainer, iterable=False)  # those of iterable datasets count up
 
     def on_train_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        """Corrects, with the first batch, what Lightning has counted; the last holds its loaders."""
+        """Corrects, with the first batch, what was counted; the last one holds the loaders."""
         self._has_begun = False
         if self._resumes:
             self._resumes = False
