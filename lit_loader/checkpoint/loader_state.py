@@ -52,6 +52,11 @@ _ADVICE = {
     "dataset": "resume with a dataset made with the same options",
     "seed": "pass the state's seed as the loader's seed option",
 }
+_WRAPPED_ADVICE = (
+    "Lightning wraps a sampler of your own to divide it among its ranks, and not on one: resume "
+    "with as many ranks. For another number of them begin with num_replicas= and rank= of the "
+    "loader, and Trainer(use_distributed_sampler=False)"
+)
 _MAX_READ = 2**32
 """Batches of one reader are below it: their numbers, of all readers, are below `MAX_BATCHES`."""
 
@@ -210,6 +215,8 @@ class LoaderState:
             if theirs != ours and not both_nan:
                 shown = " ".join(name.split())[:80]
                 advice = _ADVICE.get(name.partition(".")[0], f"resume with the same {shown}")
+                if name == "order" and "DistributedSamplerWrapper" in (theirs, ours):
+                    advice = _WRAPPED_ADVICE
                 raise StateError(
                     f"state was taken with {shown}={brief(theirs)}, but this loader has "
                     f"{shown}={brief(ours)}: {advice}"

@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import IterableDataset
 
 from lit_loader.checkpoint.saved_by_lightning import CALLBACKS
@@ -37,6 +38,7 @@ from lit_loader.lightning.trainer_progress import (
     begin_next_epoch,
     correct_logged_step,
     correct_progress,
+    is_amid,
     is_ours,
     mark_consumed,
     recount_batches,
@@ -52,6 +54,15 @@ __all__ = ["LoaderStateCallback", "our_loaders"]
 _STATES: Final = "combined_loader"
 _WORKERS: Final = "lit_loader_workers"
 """Where a checkpoint has the loaders' states, and how many workers "auto" has found best."""
+
+
+_NO_POSITION: Final = (
+    "the checkpoint was saved in mid-epoch, and has no position of a training loader: the run that "
+    "saved it had another loader than lit_loader's. Lightning goes on in the midst of the epoch, "
+    "but the loader begins at its start: samples that were trained on come again, and the rest of "
+    "the epoch is left out. Resume from a checkpoint that was saved at the end of an epoch, and "
+    "change the loader there"
+)
 
 
 @public
@@ -71,6 +82,7 @@ class LoaderStateCallback(Callback):
     def __init__(self) -> None:
         self._saved: list[Any] = []  # states to restore, with those of other loaders
         self._restored: list[tuple[DataLoader[Any], Any]] = []  # until the first epoch begins
+        self._is_amid = False  # whether the checkpoint is of mid-epoch, and has no such states
         self._workers_hint: Any = None
         self._resumes = False
         self._has_begun = False  # whether the epoch's first batch was fetched before its hooks
@@ -89,7 +101,7 @@ class LoaderStateCallback(Callback):
         if self.came_by_itself and others:
             _put_first(others[0], trainer)
             return
-        self._saved, self._workers_hint = [], None
+        self._saved, self._workers_hint, self._is_amid = [], None, False
         _put_first(self, trainer)
         CALLBACKS.add(self)
 
@@ -104,6 +116,8 @@ class LoaderStateCallback(Callback):
         if any(map(is_ours, saved)):
             self._saved = saved
             correct_progress(checkpoint["loops"]["fit_loop"])
+        else:
+            self._is_amid = is_amid(checkpoint)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -153,7 +167,12 @@ class LoaderStateCallback(Callback):
         if states and not between:
             mark_consumed(trainer, loaders, states)
             recount_batches(trainer, loaders, states)
-        waits = between and (not ahead or _renews(trainer))  # for the next iterators
+        # For the next iterators: also behind a validation that came after the last batch.
+        waits = (
+            _is_through(trainer)
+            if states and not between
+            else between and (not ahead or _renews(trainer))
+        )
         self._has_begun = ahead and not waits
         self._restored = [*zip(loaders, states, strict=False)] if waits else []
         if not ahead:
@@ -165,6 +184,9 @@ class LoaderStateCallback(Callback):
             for loader in loaders:
                 loader._core.epochs.begun_for(_epoch(trainer))
         self._commit(ahead)
+        is_amid, self._is_amid = self._is_amid, False
+        if is_amid and loaders and not any(each._core.epochs.now().batches for each in loaders):
+            rank_zero_warn(_NO_POSITION)
 
     def _restore_loaders(
         self, trainer: Trainer, states: Sequence[dict[str, Any]], ahead: bool, between: bool
@@ -205,11 +227,14 @@ class LoaderStateCallback(Callback):
             self._set_epoch(trainer, iterable=False)  # those of iterable datasets count up
 
     def on_train_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        """Corrects, with the first batch, what Lightning has counted until then."""
+        """Corrects, with the first batch, what was counted; the last one holds the loaders."""
         self._has_begun = False
         if self._resumes:
             self._resumes = False
             correct_logged_step(trainer)
+        if trainer.is_last_batch and _fetches_ahead(trainer):
+            for loader in self._loaders:  # which have ended: a look at a batch is no epoch
+                loader._core.epochs.hold()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any
@@ -220,6 +245,8 @@ class LoaderStateCallback(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Keeps no reference to the loaders."""
+        for loader in self._loaders:
+            loader._core.epochs.release()
         self._loaders = []
         CALLBACKS.discard(self)
 
@@ -280,6 +307,12 @@ def _epoch(trainer: Trainer) -> int:
     """What Lightning itself passes to the samplers of the loaders."""
     progress: Any = trainer.fit_loop.epoch_progress
     return int(progress.current.processed)
+
+
+def _is_through(trainer: Trainer) -> bool:
+    """Whether Lightning goes on behind the last batch of an epoch."""
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress
+    return bool(progress.is_last_batch and progress.current.processed > 0)
 
 
 def _renews(trainer: Trainer) -> bool:

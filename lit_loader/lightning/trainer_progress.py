@@ -28,6 +28,7 @@ __all__ = [
     "begin_next_epoch",
     "correct_logged_step",
     "correct_progress",
+    "is_amid",
     "is_ours",
     "mark_consumed",
     "recount_batches",
@@ -48,6 +49,14 @@ def states_in(checkpoint: Mapping[str, Any]) -> Any:
 def is_ours(state: Any) -> bool:
     """Whether this is the state of a loader of ours."""
     return isinstance(state, dict) and state.keys() >= _FIELDS
+
+
+def is_amid(checkpoint: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint, of any version of Lightning's, was saved in the midst of an epoch."""
+    fit_loop = checkpoint.get("loops", {}).get("fit_loop", {})
+    batches = fit_loop.get("epoch_loop.batch_progress", {})
+    done = batches.get("current", {}).get("processed", 0)
+    return done > 0 and not batches.get("is_last_batch")
 
 
 def correct_progress(fit_loop: Mapping[str, Any]) -> None:

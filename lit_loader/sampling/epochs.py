@@ -98,6 +98,8 @@ class Epochs:
         self._announced: int | None = None
         # The same of iterators that are in the midst of their epochs, and others were begun since.
         self._beside: list[dict[str, Any]] = []
+        # One that has ended, for a loop that has not come to the end yet: see `hold`.
+        self._held: dict[str, Any] | None = None
         # Those that are gone since the last one began, in that order.
         self._gone: list[weakref.ref[object]] = []
         self._before = 0  # the epoch that was next before the last one began
@@ -111,6 +113,7 @@ class Epochs:
         copied = copy.copy(self)
         copied._base_seed, copied.begun, copied._batches = seed, copy.deepcopy(self.begun), None
         copied._iterator, copied._beside, copied._gone = None, [], []
+        copied._held = None
         return copied
 
     @property
@@ -126,7 +129,22 @@ class Epochs:
 
     def keep(self) -> None:
         """Let all iterators load the epoch that is next, until one ends or a batch is committed."""
-        self._kept_since = (self.begun,)
+        self._kept_since, self._held = (self.begun,), None
+
+    def hold(self) -> None:
+        """Let no iterator that begins now count as an epoch, until `keep`, `release` or `load`.
+
+        A loop that takes a batch ahead learns of its iterator's end before its own last step.
+        """
+        self._go_back()
+        self._count_up()
+        self._held = self._now_begun()
+
+    def release(self) -> None:
+        """Let iterators count again."""
+        if self._held is not None:
+            self._go_back()
+            self._held = None
 
     def _count_up(self) -> None:
         if self._kept_since and self.begun is not self._kept_since[0]:
@@ -137,7 +155,7 @@ class Epochs:
         """Let the next iterator begin there; refused (a StateError), nothing has changed."""
         if self.plan is not None:  # what was set before is part of what is resumed
             self.plan.sampler.take_up(position.sampler or {}, not position.batches)
-        self._loaded, self._next_epoch = position, position.epoch
+        self._loaded, self._next_epoch, self._held = position, position.epoch, None
         self._epoch_requested, self._kept_since = False, None
 
     def begin(self, readers: int, iterator: object) -> EpochStart:
@@ -213,6 +231,8 @@ class Epochs:
 
         A look gives one batch, and is gone before what it is beside.
         """
+        if self._held is not None:
+            return None if self.begun is self._held["begun"] else self._held
         gone, last = self._gone, self._iterator
         if last not in gone or self._loaded is not None:
             return None
@@ -386,6 +406,8 @@ class Epochs:
         if running is not None:
             self._within = within
             self._committed = running.before_last() if ahead else running.now()
+        if self._held is not None:
+            self._held = self._now_begun()
 
     @property
     def is_loaded(self) -> bool:

@@ -16,7 +16,8 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,9 +29,9 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
-from torch.utils.data import RandomSampler
+from torch.utils.data import IterableDataset, RandomSampler
 
-from lit_loader import DataLoader, LoaderDataModule, LoaderStateCallback, StateError
+from lit_loader import DataLoader, LoaderDataModule, LoaderStateCallback, StateError, get_epoch
 from lit_loader.lightning import trainer_plugin
 from tests.exactness.test_exactness import ORDERS
 from tests.support.exact import (
@@ -555,6 +556,66 @@ def test_a_batch_that_is_looked_at_moves_nothing(
     first = seen(tmp_path, SOURCES[source](0), saver, *looks("first"), **options)
     resumed = seen(tmp_path, SOURCES[source](0), *looks("resumed"), ckpt=tmp_path / "last.ckpt")
     assert [each.data for each in first + resumed] == [each.data for each in whole]
+
+
+class ByEpoch(IterableDataset[Tensor]):
+    """In an order that follows from the epoch, as programs make it."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        generator = torch.Generator().manual_seed(get_epoch())
+        yield from torch.randperm(10, generator=generator).float()[:, None]
+
+
+@pytest.mark.parametrize("batch_size", [4, 10])
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "on_train_epoch_start",
+        "on_train_batch_start",
+        "on_train_batch_end",
+        "on_validation_epoch_end",
+        "on_train_epoch_end",
+    ],
+)
+def test_looks_in_every_epoch_of_a_stream_without_a_length(
+    hook: str, batch_size: int, tmp_path: Path
+) -> None:
+    """Lightning knows of such an epoch's end before the last step's hooks."""
+
+    class Always(Look):
+        def look(self, trainer: Trainer, *args: Any) -> None:
+            if trainer.train_dataloader is not None:
+                next(iter(trainer.train_dataloader))
+
+    def run(*callbacks: Callback, ckpt: Any = None) -> list[Seen]:
+        data = LightningDataModule()
+        data.train_dataloader = lambda: DataLoader(ByEpoch(), batch_size)  # type: ignore[method-assign]
+        data.val_dataloader = lambda: DataLoader(Augmented(4), 4)  # type: ignore[method-assign]
+        return seen(tmp_path, data, *callbacks, ckpt=ckpt)
+
+    whole, length = run(), -(-10 // batch_size)
+    savers = [Saver(tmp_path / f"{at}{{}}.ckpt", at) for at in ("batch", "validation", "epoch")]
+    assert run(Always(hook), *savers) == whole
+    for at, step in [("batch", length), ("validation", length), ("epoch", 2 * length)]:
+        assert run(Always(hook), ckpt=tmp_path / f"{at}{step}.ckpt") == whole[step:], at
+
+
+MID_EPOCH = "the checkpoint was saved in mid-epoch, and has no position of a training loader"
+
+
+@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
+@pytest.mark.parametrize("steps", [3, BATCHES])
+def test_a_checkpoint_of_a_run_with_torchs_loader(steps: int, tmp_path: Path) -> None:
+    """In mid-epoch a warning says what is lost; at the end of one there is nothing to say."""
+    path = tmp_path / "a.ckpt"
+    torchs = torch.utils.data.DataLoader(Augmented(), 4)
+    seen(tmp_path, torchs, Saver(path, "batch", steps), fail=steps)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        seen(tmp_path, plain_loader(), Saver(tmp_path / "b.ckpt", "batch", 2), ckpt=path)
+        seen(tmp_path, plain_loader(), ckpt=tmp_path / "b.ckpt")  # one of ours
+        seen(tmp_path, plain_loader())
+    assert sum(MID_EPOCH in str(each.message) for each in told) == (steps < BATCHES)
 
 
 def test_a_checkpoint_that_is_validated_with_does_not_move_a_later_fit(tmp_path: Path) -> None:
