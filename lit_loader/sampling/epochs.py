@@ -215,7 +215,7 @@ class Epochs:
                 was_look = self._looked_at_beside() is not None
                 if was_look:
                     self._put_generators_back()
-                self._go_back_to(each)
+                self._go_back_to(each, was_look)
                 if self.plan is not None and self.plan.sampler.has_generators and not was_look:
                     position.others_drew(self.plan.sampler.have_moved()[1])
                     warnings.warn(
@@ -260,12 +260,12 @@ class Epochs:
         found = self._looked_at_beside()
         if found is not None:
             self._put_generators_back()
-            self._go_back_to(found)
+            self._go_back_to(found, was_look=True)
 
-    def _go_back_to(self, found: dict[str, Any]) -> None:
+    def _go_back_to(self, found: dict[str, Any], was_look: bool) -> None:
         others = [each for each in (*self._beside, self._now_begun()) if each is not found]
         asked = self._epoch_requested or self._kept_since is not None
-        if self._looked_at_beside() is not None and not asked:
+        if was_look and not asked:
             self._next_epoch = self._before
             self._looks += 1
         counted = self._next_epoch
@@ -421,9 +421,11 @@ class Epochs:
 
     def now(self) -> Position:
         """The position that a state taken now has; changes nothing."""
-        seen, found = copy.copy(self), self._looked_at_beside()
-        if found is not None:
-            seen._go_back_to(found)
+        found = self._looked_at_beside()
+        if found is None:
+            return self._now()
+        seen = copy.copy(self)
+        seen._go_back_to(found, was_look=True)
         return seen._now()
 
     def _now(self) -> Position:
