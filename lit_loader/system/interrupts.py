@@ -10,11 +10,12 @@ exceptions, as the outcome of a batch, say, asks :func:`let_handlers_through` wh
 from __future__ import annotations
 
 import _thread
+import collections
 import functools
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Final
 
@@ -49,7 +50,6 @@ class HeldBack:
         self._unnoticed = unnoticed and threading.main_thread().is_alive()
         self._outer: HeldBack | None = None
         self.handlers: dict[int, Any] = {}
-        self._changed: list[int] = []
         self.held: BaseException | None = None
         self.missed: list[int] = []
 
@@ -65,12 +65,7 @@ class HeldBack:
             return self
         HeldBack.active = self
         try:
-            for number in _SIGNALS:
-                handler = signal.getsignal(number)
-                if callable(handler):
-                    self.handlers[number] = _without_substitutes(number, handler)
-                    self._changed.append(number)
-                    signal.signal(number, self._run)
+            _for_each(self._stand_in, _SIGNALS)
         except BaseException:
             self._put_back()
             raise
@@ -126,15 +121,33 @@ class HeldBack:
         """Put the handlers back; returns what they raise, of signals that come just now."""
         HeldBack.active = None
         late = None
-        while self._changed:
+        while True:
             try:
-                number = self._changed[-1]
-                if self._run == signal.getsignal(number):  # else the work has set another
-                    signal.signal(number, self.handlers[number])
-                self._changed.pop()
+                _for_each(self._put_one_back, self.handlers)
+                return late
             except BaseException as error:
                 late = late or error
-        return late
+
+    def _stand_in(self, number: int) -> None:
+        """Handle a signal here, if Python handles it."""
+        handler = signal.getsignal(number)
+        if callable(handler):
+            self.handlers[number] = _without_substitutes(number, handler)
+            signal.signal(number, self._run)
+
+    def _put_one_back(self, number: int) -> None:
+        """Have a signal's handler again."""
+        if self._run == signal.getsignal(number):  # else the work has set another
+            signal.signal(number, self.handlers[number])
+
+
+def _for_each(act: Callable[[int], object], numbers: Iterable[int]) -> None:
+    """Act on each, without a loop in Python.
+
+    Where one jumps back, a handler's exception can pass by the ``try`` around it (Python 3.11 and
+    later: github.com/python/cpython/issues/108214).
+    """
+    collections.deque(map(act, numbers), maxlen=0)
 
 
 def _trip(number: int) -> None:

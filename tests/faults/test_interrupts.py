@@ -261,6 +261,40 @@ def sweep(case: Case, most: int | None, last: int = 0) -> None:
     assert not failures, "\n".join(failures)
 
 
+def test_handlers_of_several_signals_are_put_back() -> None:
+    """Wherever an exception comes: also where Python goes from one handler to the next."""
+    others = {n: signal.signal(n, lambda *_: None) for n in (signal.SIGTERM, signal.SIGUSR2)}
+    try:
+        before = [signal.getsignal(number) for number in others]
+
+        def held_back(strike: Strike) -> BaseException | None:
+            with strike.handling():
+                try:
+                    strike.begin()
+                    with HeldBack():
+                        pass
+                    strike.end()
+                except BaseException as error:
+                    strike.end()
+                    return error
+                finally:
+                    assert signal.getsignal(signal.SIGINT) == strike._handle
+            return None
+
+        count = Strike(-1)
+        held_back(count)
+        assert len(count.exposed) > 100
+        for at in count.exposed:
+            strike = Strike(at)
+            raised = held_back(strike)
+            assert not strike.struck or type(raised) is Struck
+            assert HeldBack.active is None
+            assert [signal.getsignal(number) for number in others] == before
+    finally:
+        for number, handler in others.items():
+            signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_some_instructions(name: str) -> None:
     sweep(CASES[name], 3)
