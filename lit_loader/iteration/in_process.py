@@ -143,8 +143,8 @@ class InProcessIterator(LoaderIterator[T_co]):
             loan.begin()
             batch = loader.load(task, number, start.epoch, start.seed, self._progress)
             return number, batch, None, loader.samples
-        except EndOfData as end:
-            return number, None, end, 0
+        except EndOfData:  # which holds the frames that it came through, and they this iterator
+            return number, None, EndOfData(), 0
         except StopIteration as error:
             # As it is, it would end the consumer's loop as if the epoch were over.
             failure = WorkerError(

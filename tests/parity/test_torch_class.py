@@ -152,13 +152,16 @@ def test_what_a_subclass_notes_as_its_rank_shares_nothing_out(kind: Any, workers
     assert list(map(str, plain)) == list(map(str, iterator))
 
 
-def test_no_cycle_keeps_a_loader_that_was_iterated() -> None:
-    loader = DataLoader(Numbers(), 2, shuffle=True, num_workers=1, persistent_workers=True)
-    list(loader)
-    next(iter(loader))
+@pytest.mark.filterwarnings("ignore:Counting has no state_dict")
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [Counting, Numbers])
+def test_no_cycle_keeps_a_loader_that_was_iterated(kind: Any, workers: int) -> None:
     gc.collect()
     gc.disable()
     try:
+        loader: Any = DataLoader(kind(), 2, num_workers=workers, persistent_workers=workers > 0)
+        list(loader)
+        next(iter(loader))
         parts = [weakref.ref(part) for part in (loader, loader._core)]
         del loader
         assert [part() for part in parts] == [None, None]
