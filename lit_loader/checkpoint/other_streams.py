@@ -10,8 +10,9 @@ epoch: also where it is to begin anew, as a source of a mixture that repeats it,
 dataset in the same epoch once more. What was before that place would be lost. So one that has been
 given a state, and is to begin at its start, gets back what it had before (`begin_at_start`).
 
-Its epoch lies in memory that copies share (`shared_epoch`), and ``split_dataset_by_node`` makes it
-take its rank's share by itself (`splitter_by_ranks`).
+Its epoch lies in memory that copies share (`shared_epoch`), and forked workers, who would all add
+to it at once (`epochs_of_their_own`). ``split_dataset_by_node`` makes it take its rank's share by
+itself (`splitter_by_ranks`).
 
 **WebDataset.** A pipeline may have a stage that takes its rank's share (`splitter_by_ranks`), and
 one that shuffles by a seed of the time and the process id (`advice_if_unseeded`).
@@ -27,13 +28,14 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 __all__ = [
-    *("advice_if_unseeded", "advice_on_reading_again", "begin_at_start", "forgets"),
-    *("has_methods", "note_start"),
+    *("advice_if_unseeded", "advice_on_reading_again", "begin_at_start", "epochs_of_their_own"),
+    *("forgets", "has_methods", "note_start"),
     *("shared_epoch", "splitter_by_ranks", "wants_arguments"),
 ]
 
@@ -154,6 +156,22 @@ def shared_epoch(stream: Any) -> Any:
     """
     # reach: datasets: known by what it is made of
     return getattr(stream, "_epoch", None) if "_ex_iterable" in _attributes(stream) else None
+
+
+def epochs_of_their_own() -> None:
+    """In a worker: let ``set_epoch`` of a Hugging Face stream count here, and in no other process.
+
+    It adds the difference to what all forked workers share. Two that do so at the same time have
+    an epoch that is neither's, and with it another order of the shards that they share out.
+    """
+    module = sys.modules.get("datasets.iterable_dataset")
+    stream: Any = getattr(module, "IterableDataset", None)
+
+    def set_epoch(self: Any, epoch: int) -> None:
+        self._epoch = epoch  # in place of a tensor in shared memory
+
+    if hasattr(stream, "set_epoch"):
+        stream.set_epoch = set_epoch
 
 
 def note_start(stream: Any) -> None:

@@ -17,6 +17,7 @@ from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.collate import collate_privately
 from lit_loader.batch.worker_info import ProcessInfo, WorkerInfo, show
+from lit_loader.checkpoint.other_streams import epochs_of_their_own
 from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.context import reading
 from lit_loader.seeding.seeds import seed_worker
@@ -56,6 +57,7 @@ class BatchMaker:
             kind = WorkerInfo if spec.shards is None else ProcessInfo
             show(kind(id=worker, num_workers=num_workers, seed=seed, dataset=spec.dataset))
             collate_privately()
+            epochs_of_their_own()
             where = "in worker_init_fn"
             if spec.worker_init_fn is not None:
                 spec.worker_init_fn(worker)

@@ -99,6 +99,44 @@ def test_nothing_is_lost(workers: int) -> None:
         assert found + lists(one) == expected
 
 
+class Holding(IterableDataset[int]):
+    """Tells the stream that it holds its epoch."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def set_epoch(self, epoch: int) -> None:
+        self.stream.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        return (row["x"] for row in self.stream)
+
+
+@pytest.mark.parametrize("seeding", ["batch", "worker"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_epoch_is_set_in_one_worker(persistent: bool, seeding: str) -> None:
+    """Hugging Face's would be that of all forked workers, and each would add to it."""
+    datasets = pytest.importorskip("datasets")
+
+    def stream() -> Any:
+        rows = datasets.Dataset.from_dict({"x": [*range(24)]})
+        return rows.to_iterable_dataset(num_shards=4).shuffle(seed=4, buffer_size=5)
+
+    def epochs(stream: Any) -> list[Any]:
+        options: Any = {"persistent_workers": persistent, "multiprocessing_context": "fork"}
+        with DataLoader(
+            Holding(stream), None, num_workers=2, seeding=seeding, seed=1, **options
+        ) as one:
+            return [[*one] for _ in range(3)]
+
+    here = stream()
+    found = epochs(here)
+    assert found == epochs(stream())
+    assert [sorted(each) for each in found] == [[*range(24)]] * 3
+    assert found[0] != found[1] != found[2]
+    assert here.epoch == 0
+
+
 @pytest.mark.filterwarnings("ignore:MixtureStream has a source that has no state_dict")
 def test_a_source_of_a_mixture() -> None:
     def loader() -> DataLoader[Any]:
