@@ -48,7 +48,7 @@ def _walk(value: Any, path: str, found: Digest, above: tuple[int, ...]) -> None:
     kind = type(value)
     if id(value) in above:
         found[path] = ("itself", b"")
-    elif isinstance(value, torch.Tensor):
+    elif isinstance(value, torch.Tensor) and not value.is_nested:
         found[path] = _of_tensor(value)
     elif isinstance(value, np.ndarray) and value.dtype != object:
         shape = "x".join(map(str, value.shape)) or "scalar"
@@ -72,6 +72,8 @@ def _parts(value: Any) -> list[tuple[str, Any]] | None:
         return [(f"[{key!r}]", part) for key, part in value.items()]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return [(f".{name}", part) for name, part in zip(value._fields, value, strict=False)]
+    if isinstance(value, torch.Tensor):
+        value = value.unbind()  # of a nested one, whose shape may name no numbers
     if isinstance(value, (list, tuple, np.ndarray)):
         return [(f"[{number}]", part) for number, part in enumerate(value)]
     if isinstance(value, (set, frozenset)):
@@ -86,7 +88,7 @@ def _of_tensor(tensor: torch.Tensor) -> tuple[str, bytes]:
     words = f"{str(tensor.dtype).removeprefix('torch.')} {shape}"
     try:
         return words, _hash(tensor_bytes(tensor).data)
-    except Exception:  # sparse, nested, quantized
+    except Exception:  # sparse, quantized
         return words, _hash(repr(tensor).encode())
 
 
@@ -155,7 +157,10 @@ def _look(value: Any, found: list[bytes], depth: int, most: int) -> None:
         for end in (value[:_VALUES], value[-_VALUES:]):
             found.append(end.encode("utf-8", "surrogatepass") if isinstance(end, str) else end)
     elif isinstance(value, torch.Tensor):
-        _look_at_tensor(value, found)
+        if value.is_nested:
+            _look(value.unbind(), found, depth, most)
+        else:
+            _look_at_tensor(value, found)
     elif isinstance(value, (np.ndarray, np.generic)):
         found.append(f"{value.dtype}{value.shape}".encode())
         if value.dtype != object:
@@ -193,7 +198,7 @@ def _look_at_tensor(tensor: torch.Tensor, found: list[bytes]) -> None:
         some = flat.numpy()[::step] if flat.device.type == "cpu" else flat[::step].cpu().numpy()
         found.append(some.tobytes())
     except Exception:
-        return  # sparse, nested, quantized: its kind must do
+        return  # sparse, quantized: its kind must do
 
 
 def _step(size: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import lit_loader
 from lit_loader import DataLoader, ExactnessWarning, LoaderConfig, OptionError
@@ -134,6 +135,25 @@ def test_a_stream_without_workers_is_not_iterated_twice() -> None:
         pytest.warns(UserWarning, match="check_exactness needs num_workers of at least 1 for an"),
     ):
         assert len(list(loader)) == LENGTH // 4
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_nested_tensors_are_compared(workers: int, layout: torch.layout) -> None:
+    """Their shape is not one of numbers."""
+
+    def nested(samples: list[torch.Tensor]) -> torch.Tensor:
+        return torch.nested.nested_tensor(samples, layout=layout)
+
+    nested([torch.ones(1)])  # torch warns once
+    options: Any = {"collate_fn": nested, "num_workers": workers, "check_exactness": 2}
+    ragged = Call(lambda index: torch.full((index + 1,), float(index)), LENGTH)
+    options["multiprocessing_context"] = "fork" if workers else None
+    assert told(DataLoader(ragged, 4, **options)) == []
+    other = Call(lambda index: torch.full((index + 1,), entropy()), LENGTH)
+    [message] = told(DataLoader(other, 4, **options))
+    assert "batch[0] (float32 " in message and "has other values" in message
 
 
 def test_an_error_the_second_time_is_a_difference() -> None:
