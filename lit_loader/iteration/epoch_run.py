@@ -31,6 +31,7 @@ from lit_loader.describe import program_stacklevel
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.pipeline import Pin, Pipeline, is_of
+from lit_loader.sampling.batch_plan import ComputedBatches
 from lit_loader.sampling.epochs import EpochBatches, EpochStart
 from lit_loader.statistics.records import BatchRecord
 from lit_loader.system.interrupts import HeldBack, is_interruption, let_handlers_through
@@ -106,6 +107,8 @@ class SamplerFeed:
 
         They are of an order of the loader's own, of which any batch can be drawn next.
         """
+        if isinstance(self._batches, ComputedBatches):
+            self._batches.begin()
         while task_number(self._start.epoch, self._position) in line.tasks:
             line.owed += 1
             self._position += 1

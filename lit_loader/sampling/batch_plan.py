@@ -205,11 +205,15 @@ class ComputedBatches:
         first, chunk = self._chunk
         at = (number - first) * self._size
         if not 0 <= at < len(chunk):
-            if not self._begun:
-                self._plan.sampler.begin(self._epoch)
-                self._begun = True
+            self.begin()
             at, (_, chunk) = 0, self._compute(number)
         return chunk[at] if self._plan.single else chunk[at : at + self._size]
+
+    def begin(self) -> None:
+        """Let the sampler know, once, that the epoch has begun: also one of which all was ahead."""
+        if not self._begun:
+            self._plan.sampler.begin(self._epoch)
+            self._begun = True
 
     def __iter__(self) -> Iterator[Any]:
         """Give all batches; nothing is begun by that, and no epoch set on any sampler."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import SequentialSampler
+from torch.utils.data import DistributedSampler, SequentialSampler
 
 import lit_loader
 from lit_loader import DataLoader, WorkerRestartWarning
@@ -93,6 +93,30 @@ def test_epochs_are_what_they_are(length: int, prefetch: int, pin: bool, pinned:
             assert lists(loader) == lists(reference)
         assert begun(loader)
         assert min(begun(loader)) == 5
+
+
+@pytest.mark.parametrize("length", [2, 5, 40])
+@pytest.mark.parametrize("kind", ["shuffle", "sampler"])
+def test_an_epoch_that_is_asked_for_and_was_expected(kind: str, length: int) -> None:
+    """It is taken as begun although nothing of it is drawn any more."""
+
+    def options() -> dict[str, Any]:
+        if kind == "shuffle":
+            return {"shuffle": True}
+        return {"sampler": DistributedSampler(range(length), 1, 0)}
+
+    def passes(loader: DataLoader[Any]) -> list[Any]:
+        found = []
+        for epoch in range(4):
+            if kind == "shuffle":
+                loader.set_epoch(epoch)
+            else:
+                loader.sampler.set_epoch(epoch)
+            found += [lists(loader), loader.state_dict()["epoch"]]
+        return [*found, *(lists(loader) for _ in range(2 * (kind == "shuffle")))]
+
+    with many(length, prefetch_factor=8, **options()) as loader:
+        assert passes(loader) == passes(single(length, **options()))
 
 
 def test_unordered() -> None:
