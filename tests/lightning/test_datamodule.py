@@ -16,7 +16,7 @@ from torch.utils.data import (
 )
 
 import lit_loader
-from lit_loader import LoaderConfig, LoaderDataModule, OptionError
+from lit_loader import LoaderDataModule, OptionError
 from tests.parity.tools import wait_gone
 from tests.support import lightning_runs
 from tests.support.lightning_runs import Noting, Parallel, needs_2_6, quiet_trainer
@@ -131,20 +131,6 @@ def test_refused_in_one_line(message: str) -> None:
 
 
 # --- options ---
-
-
-def test_options_are_laid_over_the_common_ones() -> None:
-    data = LoaderDataModule(
-        {"train": Points, "val": Points, "test": Points},
-        loader={"batch_size": 4},
-        train={"shuffle": True},
-        val={"batch_size": 6},
-        test=LoaderConfig(drop_last=True),
-    )
-    assert data.configs["train"] == LoaderConfig(batch_size=4, shuffle=True)
-    assert data.configs["val"] == LoaderConfig(batch_size=6)
-    assert data.configs["test"] == LoaderConfig(drop_last=True)
-    assert data.configs["predict"] == LoaderConfig(batch_size=4)
 
 
 # --- under the Trainer ---
