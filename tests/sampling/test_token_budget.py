@@ -143,6 +143,7 @@ def test_samples_beyond_the_budget(policy: str) -> None:
         ([3], {"num_replicas": 0}, "num_replicas must be a whole number of at least 1, got"),
         ([3], {"seed": -1}, "seed must be a whole number of at least 0, got seed=-1"),
         ([3], {"spread": 2}, "spread must be between 0 and 1, got spread=2"),
+        ([3], {"spread": "0.1"}, "spread must be between 0 and 1, got spread='0.1'"),
         (
             [3],
             {"too_long": "cut"},
