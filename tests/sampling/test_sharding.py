@@ -78,21 +78,6 @@ def test_elastic(topology: tuple[int, ...]) -> None:
     assert got == expected
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 6])
-def test_another_global_batch_on_a_boundary(batch_size: int) -> None:
-    """Not the same batches then, but exactly what was left."""
-    loaders = augmented(2, 6)
-    seen = global_batches(loaders, 2)
-    resumed = augmented(4, batch_size)
-    state = loaders[0].state_dict()
-    for loader in resumed:
-        loader.load_state_dict(state)
-    left = global_batches(resumed)
-    everything = global_batches(augmented(1, 48))[0]
-    assert set.union(*seen) | set.union(*left) == everything
-    assert sum(map(len, seen + left)) == 48
-
-
 def test_a_position_within_a_batch_is_refused() -> None:
     loaders = augmented(2, 6)
     global_batches(loaders, 1)
