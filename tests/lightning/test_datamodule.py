@@ -244,19 +244,6 @@ def test_a_loader_outlives_a_data_module_that_nobody_holds() -> None:
 # --- printing, pickling, hyperparameters ---
 
 
-def test_printing_makes_no_loader() -> None:
-    data = LoaderDataModule({"train": Points(), "val": lambda: Points(), "test": Points})
-    assert (
-        str(data)
-        == repr(data)
-        == (
-            "LoaderDataModule(train: Points, batch_size=1; val: factory <lambda>, batch_size=1; "
-            "test: factory Points, batch_size=1)"
-        )
-    )
-    assert not data._lit_loaders
-
-
 def test_pickles_without_its_loaders() -> None:
     data = LoaderDataModule({"train": Points}, {"batch_size": 4})
     data.setup("fit")

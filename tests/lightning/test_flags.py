@@ -232,6 +232,7 @@ def test_which_lists_are_several_datasets() -> None:
         "val: list, batch_size=1; test: dict, batch_size=1; "
         "predict: [factory Points, factory <lambda>], batch_size=1)"
     )
+    assert not data._lit_loaders
     data.setup(None)
     assert [len(loader) for loader in data.train_dataloader()] == [12, 3]
     loaders = data.predict_dataloader()
