@@ -12,7 +12,8 @@ from torch.utils.data import DistributedSampler
 
 from lit_loader import DataLoader, OptionError, StateError
 from tests.parity.tools import lists
-from tests.support.exact import Augmented, Indices, Pairs, Striped, digest, through_file
+from tests.support.exact import Augmented, Pairs, Striped, digest, through_file
+from tests.support.samples import Call
 
 LENGTH = 50
 
@@ -20,7 +21,7 @@ LENGTH = 50
 def ranks(count: int, **options: Any) -> list[DataLoader[Any]]:
     options = {"batch_size": 4, "seed": 3} | options
     return [
-        DataLoader(Indices(LENGTH), **options, num_replicas=count, rank=rank)
+        DataLoader(Call(int, LENGTH), **options, num_replicas=count, rank=rank)
         for rank in range(count)
     ]
 
@@ -29,7 +30,7 @@ def ranks(count: int, **options: Any) -> list[DataLoader[Any]]:
 def test_users_batch_samplers(count: int) -> None:
     def loader(rank: int, replicas: int) -> DataLoader[Any]:
         return DataLoader(
-            Indices(LENGTH),
+            Call(int, LENGTH),
             batch_sampler=Pairs(LENGTH),
             seed=3,
             num_replicas=replicas,

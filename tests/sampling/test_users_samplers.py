@@ -27,11 +27,12 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader, StateError, merge_states
 from tests.parity.tools import lists
-from tests.support.exact import EveryOther, Indices, StatefulSampler, through_file
+from tests.support.exact import EveryOther, StatefulSampler, through_file
+from tests.support.samples import Call
 
 LENGTH, SIZE, EPOCHS = 14, 4, 3
 BATCHES = -(-LENGTH // SIZE)
-DATA = Indices(LENGTH)
+DATA = Call(int, LENGTH)
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -522,7 +523,7 @@ def test_what_a_sampler_holds_of_the_dataset_is_not_its_own() -> None:
         def order(self) -> Any:
             return range(LENGTH)
 
-    dataset: Any = Indices(LENGTH)
+    dataset: Any = Call(int, LENGTH)
     dataset.rng = random.Random(1)
     assert "sampler" not in DataLoader(dataset, sampler=Over(dataset)).state_dict()
 

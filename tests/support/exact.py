@@ -51,19 +51,6 @@ class Augmented(Dataset[Tensor]):
         )
 
 
-class Indices(Dataset[int]):
-    """Item ``i`` is ``i``."""
-
-    def __init__(self, length: int = 26) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
 class Epochs(Dataset[tuple[int, int, int]]):
     """Item ``i`` is ``i`` with the epoch that it was told and the one that it asks for."""
 
