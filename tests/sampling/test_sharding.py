@@ -12,8 +12,8 @@ from torch.utils.data import DistributedSampler
 
 from lit_loader import DataLoader, OptionError, StateError
 from tests.parity.tools import lists
-from tests.support.exact import Augmented, Pairs, Striped, digest, through_file
-from tests.support.samples import Call
+from tests.support.exact import Augmented, Pairs, digest, through_file
+from tests.support.samples import Call, Counting
 
 LENGTH = 50
 
@@ -157,12 +157,12 @@ def test_a_stream_that_splits_by_readers_is_not_told_to_say_that_it_does(
     """Else every rank would go on with all of the shards, and hear no more of it."""
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    text = "4 shards of Striped: pass num_replicas=.*, rank=.* if they are to, for the dataset sp"
+    text = "4 shards of Counting: pass num_replicas=.*, rank=.* if they are to, for the dataset sp"
     with pytest.warns(UserWarning, match=text) as caught:
-        assert len(list(DataLoader(Striped(8), 1, num_shards=4))) == 8
+        assert len(list(DataLoader(Counting(8), 1, num_shards=4))) == 8
     assert len(caught) == 1
     shares = [
-        DataLoader(Striped(8), 1, num_shards=4, num_replicas=2, rank=rank, shard_tail="keep")
+        DataLoader(Counting(8), 1, num_shards=4, num_replicas=2, rank=rank, shard_tail="keep")
         for rank in range(2)
     ]
     assert sorted(int(batch) for share in shares for batch in share) == list(range(8))
