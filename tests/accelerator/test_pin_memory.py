@@ -180,22 +180,6 @@ def test_one_thread_an_epoch(pinned_for: list[int], persistent: bool) -> None:
             assert len(pinned_for) == epoch + 1
 
 
-@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
-@pytest.mark.parametrize("how", ["del", "close"])
-def test_abandonment_ends_the_thread(pinned_for: list[int], persistent: bool, how: str) -> None:
-    with DataLoader(
-        range(1_000), num_workers=2, pin_memory=True, persistent_workers=persistent
-    ) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        if how == "close":
-            loader.close()
-        else:
-            del iterator
-        assert not pin_threads()
-        assert ints(loader) == list(range(1_000))
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
 def test_exceptions_of_pinning_are_handed_on(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lit_loader import CachedDataset, DataLoader
+from lit_loader import CachedDataset
 from lit_loader.data import cache_store as shared_store
 from tests.cache.data import Decoded
 from tests.cache.test_folder import all_equal
@@ -69,19 +69,6 @@ def test_what_counts_as_the_same(tmp_path: Path) -> None:
     assert len(dataset.made()) == 5 * 26
     assert all_equal(cache(dataset)) and all_equal(cache(dataset, directory=tmp_path / "cache"))
     assert len(dataset.made()) == 5 * 26
-
-
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_workers(method: str, tmp_path: Path) -> None:
-    dataset = Decoded(notes=tmp_path)
-    loader = DataLoader(cache(dataset), 4, num_workers=2, multiprocessing_context=method)
-    assert [n for batch in loader for n in batch["label"].tolist()] == list(range(26))
-    made = dataset.made()
-    child = Child(fills(dataset))
-    assert child.line() == "True"
-    child.end()
-    assert dataset.made() == made
-    assert {*made} == {*range(26)}
 
 
 def test_it_is_bounded(caplog: pytest.LogCaptureFixture) -> None:

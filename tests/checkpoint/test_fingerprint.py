@@ -20,7 +20,8 @@ from lit_loader import (
     TokenBudgetBatchSampler,
 )
 from lit_loader.sampling.batch_plan import BatchPlan
-from tests.support.exact import Indices, Unshared, digests, taken, through_file
+from tests.support.exact import Unshared, digests, taken, through_file
+from tests.support.samples import Call
 
 LENGTH = 60
 
@@ -28,7 +29,7 @@ LENGTH = 60
 def mixed(
     weights: Any = (3, 1), lengths: tuple[int, int] = (40, 20), **options: Any
 ) -> DataLoader[Any]:
-    sources = MixtureDataset([Indices(length) for length in lengths], weights)
+    sources = MixtureDataset([Call(int, length) for length in lengths], weights)
     sampler = MixtureSampler(sources, **{"epoch_length": 50, "seed": 1, **options})
     return DataLoader(sources, 4, sampler=sampler, seed=3)
 
@@ -36,7 +37,7 @@ def mixed(
 def budgeted(last: int = 9, **options: Any) -> DataLoader[Any]:
     lengths = [1 + index % 9 for index in range(LENGTH - 1)] + [last]
     made = TokenBudgetBatchSampler(lengths, **{"max_tokens": 40, "seed": 1, **options})
-    return DataLoader(Indices(LENGTH), batch_sampler=made, seed=3)
+    return DataLoader(Call(int, LENGTH), batch_sampler=made, seed=3)
 
 
 def streamed(weights: Any = (3, 1), **options: Any) -> DataLoader[Any]:
@@ -72,12 +73,12 @@ class Countdown(Unshared):
 
 
 def descending(first: int = 5) -> DataLoader[Any]:
-    return DataLoader(Indices(LENGTH), 4, sampler=Descending(first), seed=3)
+    return DataLoader(Call(int, LENGTH), 4, sampler=Descending(first), seed=3)
 
 
 def in_batches(first: int = 5) -> DataLoader[Any]:
     batches = BatchSampler(Descending(first), 4, drop_last=False)
-    return DataLoader(Indices(LENGTH), batch_sampler=batches, seed=3)
+    return DataLoader(Call(int, LENGTH), batch_sampler=batches, seed=3)
 
 
 def counted(version: str = "a") -> DataLoader[Any]:
@@ -203,9 +204,9 @@ def test_what_cannot_be_part_of_a_state_is_refused(given: Any) -> None:
 
 
 def test_a_state_of_the_other_kind_of_dataset_says_so() -> None:
-    map_style, stream = DataLoader(Indices(LENGTH), 4, seed=3), streamed()
+    map_style, stream = DataLoader(Call(int, LENGTH), 4, seed=3), streamed()
     taken_of = [(next(iter(loader)), loader.state_dict())[1] for loader in (map_style, stream)]
     with pytest.raises(StateError, match="taken of a map-style dataset, and this loader has an it"):
         streamed().load_state_dict(taken_of[0])
     with pytest.raises(StateError, match="taken of an iterable dataset, and this loader has a map"):
-        DataLoader(Indices(LENGTH), 4, seed=3).load_state_dict(taken_of[1])
+        DataLoader(Call(int, LENGTH), 4, seed=3).load_state_dict(taken_of[1])

@@ -115,6 +115,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "whole number of at least 0, or 'auto', got num_workers='2.5'": {"num_workers": "2.5"},
     "whole number of at least 0 and below 100000, got num_workers=1000": {"num_workers": 10**30},
     "whole number of at least 0, or 'auto', got num_workers=-1": {"num_workers": -1},
+    "whole number of at least 0, or 'auto', got num_workers='all'": {"num_workers": "all"},
+    "num_workers='auto' needs batches that do not depend on who makes them":
+        {"num_workers": "auto", "seeding": "worker"},
     "shuffle must be True or False, got shuffle='no'": {"shuffle": "no"},
     "timeout must be a finite number of seconds, 0 or more, got timeout=-1": {"timeout": -1},
     "got timeout=nan": {"timeout": math.nan, "num_workers": 1},

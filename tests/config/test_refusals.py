@@ -112,41 +112,6 @@ def mixture(weights: Any = None) -> MixtureDataset:
 
 
 @pytest.mark.parametrize(
-    ("attempt", "message"),
-    [
-        (
-            lambda: MixtureSampler(mixture(), epoch_length="3"),  # type: ignore[arg-type]
-            "epoch_length must be a whole number of at least 1, got epoch_length='3'",
-        ),
-        (
-            lambda: MixtureSampler(mixture(), seed="x"),  # type: ignore[arg-type]
-            "seed must be a whole number, got seed='x'",
-        ),
-        (
-            lambda: MixtureStream([[1]], epoch_length=0),
-            "epoch_length must be a whole number of at least 1, got epoch_length=0",
-        ),
-        (
-            lambda: TokenBudgetBatchSampler([1], 8, spread="0.1"),  # type: ignore[arg-type]
-            "spread must be between 0 and 1, got spread='0.1'",
-        ),
-        (
-            lambda: mixture(5),
-            "weights must be a list of numbers, one for each dataset, or a mapping from name to "
-            "number, got weights=5",
-        ),
-        (
-            lambda: MixtureSampler(MixtureDataset({"a": [], "b": range(0)})),
-            "all sources of the mixture are empty (['a', 'b']): there is nothing to draw from, "
-            "look at how the datasets are made",
-        ),
-    ],
-)
-def test_options_of_samplers(attempt: Callable[[], object], message: str) -> None:
-    assert refused(attempt) == message
-
-
-@pytest.mark.parametrize(
     "weights",
     [
         [0.75, 0.25],

@@ -62,15 +62,6 @@ def test_rounds_and_what_a_reader_is_told() -> None:
     assert get_worker_info() is None
 
 
-@pytest.mark.parametrize("kind", ["dataset", "generator"])
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_take_every_so_many_a_batch(kind: str, ranks: int) -> None:
-    expected = reference(kind)
-    for rank in range(ranks):
-        found = [content(batch) for batch in loader(stream(kind), rank % 2, ranks, rank)]
-        assert found == expected[rank::ranks]
-
-
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_a_dataset_written_for_torch(workers: int) -> None:
     with warnings.catch_warnings():
@@ -178,6 +169,7 @@ def test_a_stream_that_is_split_by_ranks_already(said: dict[str, Any], name: str
         ({"num_shards": 6, "num_replicas": 4, "rank": 0}, "use 4 or 8, got num_shards=6 and"),
         ({"num_shards": 2, "num_replicas": 4, "rank": 0}, "use 4, got num_shards=2 and num_repl"),
         ({"num_shards": 2, "seeding": "worker"}, "num_shards makes readers that do not depend"),
+        ({"num_workers": "auto"}, "does not apply to an IterableDataset without num_shards, whose"),
         (
             {"num_shards": 2, "shard_tail": "drop"},
             "'drop' is for map-style .*: pass 'pad', .* or 'keep'",

@@ -15,8 +15,8 @@ from torch.utils.data import RandomSampler
 from lit_loader import DataLoader
 from tests.exactness.test_exactness import CASES
 from tests.support.drawing_streams import STATES, OnDataset
-from tests.support.exact import Augmented, Indices, digests, taken, through_file
-from tests.support.samples import uncollated
+from tests.support.exact import Augmented, digests, taken, through_file
+from tests.support.samples import Call, uncollated
 
 LENGTH = 26
 
@@ -202,7 +202,7 @@ def test_resuming_is_as_fast_at_the_end_as_at_the_start(shuffle: bool) -> None:
     length = 10**9
 
     def seconds(share: float) -> float:
-        loader = DataLoader(Indices(length), 256, shuffle, seed=1)
+        loader = DataLoader(Call(int, length), 256, shuffle, seed=1)
         state = loader.state_dict()
         state["batches"] = int(len(loader) * share)
         state["samples"] = 256 * state["batches"]

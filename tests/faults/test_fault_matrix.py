@@ -25,6 +25,7 @@ import pytest
 from lit_loader import DataLoader
 from lit_loader.errors import TransportError
 from lit_loader.transport import arena as arena_module
+from lit_loader.workers.worker_pool import WorkerPool
 from tests.parity.tools import PROMPT
 from tests.support.faults import (
     POINTS,
@@ -195,6 +196,13 @@ def test_what_ends_or_stops_a_worker(
         width = WIDE
     expected = clean(cell.kind, width)[: 1 + cell.persistent]
     faults = Faults(tmp_path, strike_of(cell))
+    made_twice, call_off = [], WorkerPool._call_off
+
+    def noting(pool: WorkerPool, copy: Any) -> None:
+        made_twice.append(copy)
+        call_off(pool, copy)
+
+    monkeypatch.setattr(WorkerPool, "_call_off", noting)
     with told() as texts, loader_of(cell, faults, width) as loader:
         for batches in expected:
             assert same(cell.kind, outcomes(loader), batches)
@@ -202,7 +210,8 @@ def test_what_ends_or_stops_a_worker(
     assert time.monotonic() - begun < PROMPT
     assert faults.struck == 1
     lowest, highest = restarts(cell)
-    assert lowest <= len(texts) <= highest
+    # Of a batch that another worker made as well, nobody may miss the copy of the one that died.
+    assert lowest * (not made_twice) <= len(texts) <= highest
     if (cell.kind, cell.point) == ("shards", "fetching"):
         assert any(re.search(r"the next samples of shard \d of 3", text) for text in texts)
 

@@ -7,7 +7,6 @@ used up); how they are healed is in test_recovery.py and test_fault_matrix.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -114,30 +113,6 @@ def test_a_dataset_that_cannot_be_unpickled(method: str) -> None:
 
 
 # Exceptions of user code -----------------------------------------------------------------------
-
-
-class FailingSampler:
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def __iter__(self) -> Iterator[int]:
-        yield from range(self.at)
-        raise IndexError(f"sampler broke at {self.at}")
-
-
-@PERSISTENT
-@pytest.mark.parametrize("at", [0, 1, 7])
-def test_a_samplers_exception_comes_in_its_turn(persistent: bool, at: int) -> None:
-    with DataLoader(
-        range(100), sampler=FailingSampler(at), num_workers=2, persistent_workers=persistent
-    ) as loader:
-        for _ in range(2):
-            iterator = iter(loader)
-            assert [int(next(iterator)) for _ in range(at)] == list(range(at))
-            with pytest.raises(IndexError, match=f"sampler broke at {at}"):
-                next(iterator)
-            with pytest.raises(StopIteration):
-                next(iterator)
 
 
 def test_indices_that_cannot_be_pickled_are_an_error() -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
 import lit_loader
 from lit_loader import DataLoader
@@ -130,39 +129,6 @@ def told_by_child(function: Callable[[], str]) -> str:
         return child.line()
     finally:
         child.end()
-
-
-class OutOfTurn(Rows):
-    """The first sample is there when the other worker has made two."""
-
-    def __init__(self) -> None:
-        super().__init__(64)
-        self.made = multiprocessing.Event()
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 0:
-            self.made.wait(30)
-        if index == 3:
-            self.made.set()
-        return torch.full((25_000,), index)
-
-
-def test_what_came_in_before_other_workers_stays_in_a_forked_child() -> None:
-    """It lies in the memory of workers that its iterator has lost, and is no one else's then."""
-    with DataLoader(OutOfTurn(), batch_size=None, num_workers=2, persistent_workers=True) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        other = iter(loader)
-        next(other)  # which has the workers from here on
-        kept = [next(iterator)]
-        gate = Gate()
-        child = Child(lambda say: (gate.wait(), str(kept[0].unique().tolist()))[1])
-        kept.clear()
-        assert len(list(other)) == 63
-    gate.open()
-    assert child.line() == "[1]"
-    child.end()
-    gate.close()
 
 
 @pytest.mark.usefixtures("by_fork")

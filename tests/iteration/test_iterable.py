@@ -16,12 +16,12 @@ from tests.support.exact import (
     Shared,
     SharedWithIteratorState,
     SharedWithState,
-    Striped,
     StripedByWorkerInfo,
     Unshared,
     digests,
     taken,
 )
+from tests.support.samples import Counting
 
 
 def make(workers: int, *lengths: int) -> DataLoader[Any]:
@@ -117,7 +117,7 @@ def test_ignoring_the_share_is_warned_about_once(options: dict[str, Any]) -> Non
 
 def test_another_loaders_asking_does_not_count() -> None:
     options = {"num_replicas": 2, "rank": 0}
-    good, bad = DataLoader(Striped(10), 2, **options), DataLoader(Unshared(10), 2, **options)
+    good, bad = DataLoader(Counting(10), 2, **options), DataLoader(Unshared(10), 2, **options)
     with pytest.warns(UserWarning, match="Unshared is iterated by 2 readers") as record:
         for _ in zip(good, bad, strict=False):
             pass

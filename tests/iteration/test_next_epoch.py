@@ -119,13 +119,6 @@ def test_an_epoch_that_is_asked_for_and_was_expected(kind: str, length: int) -> 
         assert passes(loader) == passes(single(length, **options()))
 
 
-def test_unordered() -> None:
-    reference = single(5, shuffle=True)
-    with many(5, shuffle=True, prefetch_factor=4, in_order=False) as loader:
-        for _ in range(20):
-            assert sorted(lists(loader)) == sorted(lists(reference))
-
-
 def test_they_are_made_before_anybody_asks(log: Log) -> None:
     with DataLoader(Call(log.sample, 6), num_workers=2, persistent_workers=True, seed=1) as loader:
         list(loader)
@@ -225,18 +218,6 @@ def test_a_dataset_that_grows_or_shrinks_between_epochs(before: int, after: int)
         assert ints(next(iterator) for _ in range(len(loader))) == list(range(after))
         assert next(iterator, None) is None
         assert ints(loader) == list(range(after))
-
-
-@pytest.mark.parametrize("taken", range(1, 5))
-def test_after_a_break(taken: int) -> None:
-    """Where an epoch is left, the next one begins at its own begin."""
-    reference = single(4, shuffle=True)
-    with many(4, shuffle=True, prefetch_factor=4) as loader:
-        for _ in range(3):
-            expected = lists(reference)
-            found = [batch for _, batch in zip(range(taken), loader, strict=False)]
-            assert lists(found) == expected[:taken]
-        assert lists(loader) == lists(reference)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torch.utils.data import (
 )
 
 import lit_loader
-from lit_loader import LoaderConfig, LoaderDataModule, OptionError
+from lit_loader import LoaderDataModule, OptionError
 from tests.parity.tools import wait_gone
 from tests.support import lightning_runs
 from tests.support.lightning_runs import Noting, Parallel, needs_2_6, quiet_trainer
@@ -133,20 +133,6 @@ def test_refused_in_one_line(message: str) -> None:
 # --- options ---
 
 
-def test_options_are_laid_over_the_common_ones() -> None:
-    data = LoaderDataModule(
-        {"train": Points, "val": Points, "test": Points},
-        loader={"batch_size": 4},
-        train={"shuffle": True},
-        val={"batch_size": 6},
-        test=LoaderConfig(drop_last=True),
-    )
-    assert data.configs["train"] == LoaderConfig(batch_size=4, shuffle=True)
-    assert data.configs["val"] == LoaderConfig(batch_size=6)
-    assert data.configs["test"] == LoaderConfig(drop_last=True)
-    assert data.configs["predict"] == LoaderConfig(batch_size=4)
-
-
 # --- under the Trainer ---
 
 
@@ -256,19 +242,6 @@ def test_a_loader_outlives_a_data_module_that_nobody_holds() -> None:
 
 
 # --- printing, pickling, hyperparameters ---
-
-
-def test_printing_makes_no_loader() -> None:
-    data = LoaderDataModule({"train": Points(), "val": lambda: Points(), "test": Points})
-    assert (
-        str(data)
-        == repr(data)
-        == (
-            "LoaderDataModule(train: Points, batch_size=1; val: factory <lambda>, batch_size=1; "
-            "test: factory Points, batch_size=1)"
-        )
-    )
-    assert not data._lit_loaders
 
 
 def test_pickles_without_its_loaders() -> None:

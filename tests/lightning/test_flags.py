@@ -13,7 +13,6 @@ import torch
 from lightning.fabric.utilities.seed import pl_worker_init_function
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import BasePredictionWriter, LearningRateFinder
-from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils.data import WeightedRandomSampler
 
@@ -206,34 +205,6 @@ def test_learning_rate_finder_as_a_callback(tmp_path: Path) -> None:
 
 
 FIRST, SECOND = [0, 1, 2, 3], [4, 5, 6, 7]
-MODES: dict[Any, list[Any]] = {
-    "min_size": [(FIRST, FIRST)],
-    "max_size": [(FIRST, FIRST), (None, SECOND)],
-    "max_size_cycle": [(FIRST, FIRST), (FIRST, SECOND)],
-    None: [(FIRST, FIRST), (FIRST, SECOND)],
-}
-
-
-@workers
-@pytest.mark.parametrize("as_list", [False, True])
-@pytest.mark.parametrize("mode", MODES)
-def test_modes_of_several_training_sets(
-    mode: Any, as_list: bool, workers: int, tmp_path: Path
-) -> None:
-    class Combined(LoaderDataModule):
-        def train_dataloader(self) -> Any:  # type: ignore[override]
-            made = super().train_dataloader()
-            return made if mode is None else CombinedLoader(made, mode)
-
-    datasets: Any = {"a": Points(4), "b": lambda: Points(8)}
-    expected: list[Any] = [dict(zip("ab", batch, strict=True)) for batch in MODES[mode]]
-    if as_list:
-        datasets, expected = [*datasets.values()], [*map(list, MODES[mode])]
-    data = Combined({"train": datasets}, {"batch_size": 4, "num_workers": workers})
-    model = Noting()
-    model.validation_step = None  # type: ignore[assignment, method-assign]
-    quiet_trainer(tmp_path, max_epochs=2).fit(model, data)
-    assert model.seen("train") == expected * 2
 
 
 @workers
@@ -252,13 +223,20 @@ def test_several_sets_are_evaluated_in_sequence(workers: int, tmp_path: Path) ->
 
 
 def test_which_lists_are_several_datasets() -> None:
-    data = LoaderDataModule({"train": [Points, lambda: Points(3)], "val": [1, 2], "test": {0: "a"}})
+    both = {"a": Points, "b": lambda: Points(3)}
+    data = LoaderDataModule(
+        {"train": [*both.values()], "val": [1, 2], "test": {0: "a"}, "predict": both}
+    )
     assert str(data) == (
         "LoaderDataModule(train: [factory Points, factory <lambda>], batch_size=1; "
-        "val: list, batch_size=1; test: dict, batch_size=1)"
+        "val: list, batch_size=1; test: dict, batch_size=1; "
+        "predict: [factory Points, factory <lambda>], batch_size=1)"
     )
+    assert not data._lit_loaders
     data.setup(None)
     assert [len(loader) for loader in data.train_dataloader()] == [12, 3]
+    loaders = data.predict_dataloader()
+    assert {name: len(loader) for name, loader in loaders.items()} == {"a": 12, "b": 3}
     assert isinstance(data.val_dataloader(), DataLoader)
     assert isinstance(data.test_dataloader(), DataLoader)
     assert isinstance(LoaderDataModule({"val": []}).val_dataloader(), DataLoader)

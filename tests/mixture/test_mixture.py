@@ -177,6 +177,16 @@ def test_any_place_of_a_huge_mixture_is_reached_at_once() -> None:
             lambda: MixtureDataset({"a": iter([1])}),
             "datasets['a'] must have a length, got list_iter",
         ),
+        (
+            lambda: MixtureSampler(MixtureDataset({"a": [], "b": range(0)})),
+            "all sources of the mixture are empty (['a', 'b']): there is nothing to draw from, "
+            "look at how the datasets are made",
+        ),
+        (
+            lambda: mixture(5),
+            "weights must be a list of numbers, one for each dataset, or a mapping from name to "
+            "number, got weights=5",
+        ),
         (lambda: mixture([1, 2]), "weights must be one for each of the 3 datasets, got 2 weights"),
         (lambda: mixture({"a": 1, "d": 2}), "weights must name the datasets 'a', 'b', 'c', got '"),
         (lambda: MixtureDataset([range(0)], [1]), "source '0' is empty: leave it out or give"),
@@ -186,6 +196,9 @@ def test_any_place_of_a_huge_mixture_is_reached_at_once() -> None:
         (lambda: MixtureSampler(mixture([1, 1, float("nan")])), "weights must be finite numbers"),
         (lambda: MixtureSampler(mixture([1, 1, 1e-9])), "0 or at least a millionth of their sum"),
         (lambda: sampler(epoch_length=0), "whole number of at least 1, got epoch_length=0"),
+        (lambda: sampler(epoch_length="3"), "epoch_length must be a whole number of at least 1, "),
+        (lambda: sampler(seed="x"), "seed must be a whole number, got seed='x'"),
+        (lambda: MixtureStream([[1]], epoch_length=0), "at least 1, got epoch_length=0"),
         (lambda: sampler(shuffle="no"), "shuffle must be True or False, got shuffle='no'"),
         (lambda: MixtureSampler(Rows(3)), "must be a MixtureDataset, which knows its"),  # type: ignore
         (lambda: MixtureStream([[1]], exhausted="loop"), "exhausted must be one of 'stop', 'drop'"),

@@ -140,14 +140,6 @@ def test_changing_a_batch_changes_no_other(loader_class, num_workers):
     assert torch.equal(torch.cat(list(loader)), torch.arange(40))
 
 
-def test_a_view_keeps_its_batch_alive(loader_class, num_workers):
-    loader = loader_class(torch.arange(400).view(100, 4), batch_size=2, num_workers=num_workers)
-    columns = [batch[:, 1] for batch in loader]
-    arrays = [batch.numpy() for batch in loader]
-    assert torch.cat(columns).tolist() == list(range(1, 400, 4))
-    assert np.concatenate(arrays).ravel().tolist() == list(range(400))
-
-
 ARRAYS = {
     "float16": np.arange(4, dtype=np.float16),
     "big-endian": np.arange(4, dtype=">i4"),

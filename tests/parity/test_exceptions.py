@@ -197,3 +197,4 @@ def test_batches_before_a_samplers_exception_are_delivered(loader_class, num_wor
         for batch in iterator:
             values += flat([batch])
     assert values == [0, 1, 4]
+    assert list(iterator) == []

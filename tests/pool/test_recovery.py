@@ -35,7 +35,6 @@ from tests.support.faults import (
     StatefulStream,
     Strike,
     outcomes,
-    plain,
     told,
 )
 from tests.support.samples import Call, Counting, Cursor, hang, ints, until, worker_pids
@@ -91,20 +90,6 @@ def test_when_the_budget_is_used_up(budget: int, persistent: bool, tmp_path: Pat
             assert used_up == (budget > 0)
             assert "num_workers=0 shows errors in place" in error
         assert list(iterator) == []
-
-
-@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
-def test_every_epoch_has_a_budget_of_its_own(persistent: bool, tmp_path: Path) -> None:
-    strikes = [Strike("SIGKILL", "fetching", epoch=epoch) for epoch in range(3)]
-    expected = [plain(batch) for batch in DataLoader(Noisy(), batch_size=3, seed=1)]
-    with told(3) as texts, DataLoader(
-        Noisy(), batch_size=3, seed=1, num_workers=2, persistent_workers=persistent,
-        max_worker_restarts=1, worker_init_fn=Faults(tmp_path, *strikes),
-    ) as loader:  # fmt: skip
-        assert outcomes(loader) == expected
-        for _ in range(2):
-            assert len(outcomes(loader)) == len(expected)
-    assert all("restart 1 of at most max_worker_restarts=1 in this epoch" in text for text in texts)
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "_exit"])

@@ -23,12 +23,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, IterableDataset, Sampler
+from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.errors import WorkerRestartWarning
 from lit_loader.transport import arena as arena_module
+from tests.support.exact import EveryOther, Pairs
 from tests.support.faults import Faults, Strike, plain, visit
 from tests.support.samples import Cursor, uncollated
 
@@ -164,35 +165,6 @@ class StatefulStream(Stream):
         return Cursor(self.make, self.share())
 
 
-class Strided(Sampler[int]):
-    """A sampler of the user's, with repetitions."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[int]:
-        return ((position * 6 + 1) % self.length for position in range(self.length))
-
-
-class Uneven(Sampler[list[int]]):
-    """A batch sampler of the user's: batches of one, two, three, one, … samples."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        start, size = 0, 1
-        while start < self.length:
-            yield list(range(start, min(start + size, self.length)))
-            start, size = start + size, size % 3 + 1
-
-
 def noisy(samples: Any) -> Any:
     """A ``collate_fn`` that draws from the generators, too."""
     return {"samples": samples, "noise": (torch.rand(2), random.random(), np.random.random())}
@@ -255,9 +227,9 @@ class Case(NamedTuple):
             return DataLoader(data, **batched, **options)
         data = Samples(self.schema, self.length)
         if self.order == "batch sampler":
-            return DataLoader(data, batch_sampler=Uneven(self.length), **options)
+            return DataLoader(data, batch_sampler=Pairs(self.length), **options)
         if self.order == "sampler":
-            return DataLoader(data, sampler=Strided(self.length), **batched, **options)
+            return DataLoader(data, sampler=EveryOther(self.length), **batched, **options)
         return DataLoader(data, shuffle=self.order == "shuffled", **batched, **options)
 
 

@@ -18,7 +18,6 @@ from multiprocessing import forkserver
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from lit_loader.seeding import find_generators
 
@@ -87,16 +86,6 @@ def test_every_reach_is_marked_and_every_mark_is_of_one() -> None:
             assert LIBRARIES.issuperset(marked)
             assert bool(reaches) == bool(marked), f"{file}:{lines[1]}: {reaches or 'none'}"
         assert not left, f"{file}: marks of nothing"
-
-
-def uses_torch() -> object:
-    return torch.utils.data
-
-
-def test_instructions_that_load_a_global() -> None:
-    """seeding/find_generators.py: the names that `dis` has for them."""
-    assert find_generators._loads(uses_torch.__code__, "torch")
-    assert not find_generators._loads(uses_torch.__code__, "default_collate")
 
 
 def test_what_the_fork_server_imports() -> None:

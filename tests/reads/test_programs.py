@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 import threading
 import time
 import warnings
@@ -28,7 +27,6 @@ import lit_loader
 from lit_loader import DataLoader, MixtureDataset, OptionError
 from tests.exactness.test_reads import Around
 from tests.support.exact import digests
-from tests.support.samples import Call
 
 LENGTH = 24
 
@@ -207,43 +205,6 @@ def test_what_is_read_ahead_stays_within_the_memory_budget(workers: int) -> None
     with DataLoader(Blobs(), 8, num_workers=workers, memory_budget="16 MB") as loader:
         most = int(torch.cat([*loader]).max())
     assert 2 <= most <= 4 + 2  # a quarter of it, the one that is read first and the sample's own
-
-
-_calls = 0
-
-
-def calls_so_far(_: int) -> int:
-    """A sample that waits for nothing."""
-    return _calls
-
-
-def count_calls(_: int = 0) -> None:
-    def count(frame: Any, event: str, argument: Any) -> None:
-        global _calls
-        _calls += event in ("call", "c_call")
-
-    sys.setprofile(count)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_who_waits_for_nothing_calls_nothing_more(workers: int) -> None:
-    global _calls
-    found = []
-    for reads in (0, 0, 16):
-        _calls = 0
-        options: Any = {"worker_init_fn": count_calls} if workers else {}
-        with DataLoader(
-            Call(calls_so_far, 64), 4, num_workers=workers, reads=reads, **options
-        ) as loader:
-            if not workers:
-                count_calls()
-            try:
-                calls = torch.cat([*loader])
-            finally:
-                sys.setprofile(None)
-        found.append(int(calls[-1] - calls[8]))
-    first, without, ahead = found
-    assert without * 0.99 - abs(first - without) <= ahead <= without * 1.01 + abs(first - without)
 
 
 # What is said ----------------------------------------------------------------------------------

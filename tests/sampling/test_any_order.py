@@ -15,12 +15,11 @@ from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomS
 from lit_loader import DataLoader, MixtureDataset, MixtureSampler
 from tests.support.exact import (
     EveryOther,
-    Indices,
     SamplerWithStatefulIterator,
     StatefulSampler,
     through_file,
 )
-from tests.support.samples import own_generators, uncollated
+from tests.support.samples import Call, own_generators, uncollated
 from tests.support.stateful_data import SAMPLERS
 
 ORDERS: dict[str, Callable[[int], dict[str, Any]]] = {
@@ -51,7 +50,7 @@ def ranks_of(
 ) -> list[DataLoader[Any]]:
     return [
         DataLoader(
-            Indices(length), size, collate_fn=uncollated, num_replicas=ranks, rank=rank,
+            Call(int, length), size, collate_fn=uncollated, num_replicas=ranks, rank=rank,
             **{"seed": 3} | ORDERS[order](length) | options,
         )
         for rank in range(ranks)
@@ -156,7 +155,7 @@ def test_an_order_without_a_length(size: int | None, ranks: int, tail: str) -> N
     def epochs(kind: type[Unsized], length: int) -> list[list[Any]]:
         options = {"collate_fn": uncollated, "num_replicas": ranks, "shard_tail": tail}
         return [
-            list(DataLoader(Indices(20), size, sampler=kind(length), rank=rank, **options))
+            list(DataLoader(Call(int, 20), size, sampler=kind(length), rank=rank, **options))
             for rank in range(ranks)
         ]
 

@@ -12,7 +12,8 @@ from torch.utils.data import DistributedSampler
 
 from lit_loader import DataLoader, OptionError, StateError
 from tests.parity.tools import lists
-from tests.support.exact import Augmented, Indices, Pairs, Striped, digest, through_file
+from tests.support.exact import Augmented, Pairs, digest, through_file
+from tests.support.samples import Call, Counting
 
 LENGTH = 50
 
@@ -20,7 +21,7 @@ LENGTH = 50
 def ranks(count: int, **options: Any) -> list[DataLoader[Any]]:
     options = {"batch_size": 4, "seed": 3} | options
     return [
-        DataLoader(Indices(LENGTH), **options, num_replicas=count, rank=rank)
+        DataLoader(Call(int, LENGTH), **options, num_replicas=count, rank=rank)
         for rank in range(count)
     ]
 
@@ -29,7 +30,7 @@ def ranks(count: int, **options: Any) -> list[DataLoader[Any]]:
 def test_users_batch_samplers(count: int) -> None:
     def loader(rank: int, replicas: int) -> DataLoader[Any]:
         return DataLoader(
-            Indices(LENGTH),
+            Call(int, LENGTH),
             batch_sampler=Pairs(LENGTH),
             seed=3,
             num_replicas=replicas,
@@ -76,21 +77,6 @@ def test_elastic(topology: tuple[int, ...]) -> None:
         assert states.count(states[0]) == count  # whichever rank saves it
         state = states[0]
     assert got == expected
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 6])
-def test_another_global_batch_on_a_boundary(batch_size: int) -> None:
-    """Not the same batches then, but exactly what was left."""
-    loaders = augmented(2, 6)
-    seen = global_batches(loaders, 2)
-    resumed = augmented(4, batch_size)
-    state = loaders[0].state_dict()
-    for loader in resumed:
-        loader.load_state_dict(state)
-    left = global_batches(resumed)
-    everything = global_batches(augmented(1, 48))[0]
-    assert set.union(*seen) | set.union(*left) == everything
-    assert sum(map(len, seen + left)) == 48
 
 
 def test_a_position_within_a_batch_is_refused() -> None:
@@ -171,12 +157,12 @@ def test_a_stream_that_splits_by_readers_is_not_told_to_say_that_it_does(
     """Else every rank would go on with all of the shards, and hear no more of it."""
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    text = "4 shards of Striped: pass num_replicas=.*, rank=.* if they are to, for the dataset sp"
+    text = "4 shards of Counting: pass num_replicas=.*, rank=.* if they are to, for the dataset sp"
     with pytest.warns(UserWarning, match=text) as caught:
-        assert len(list(DataLoader(Striped(8), 1, num_shards=4))) == 8
+        assert len(list(DataLoader(Counting(8), 1, num_shards=4))) == 8
     assert len(caught) == 1
     shares = [
-        DataLoader(Striped(8), 1, num_shards=4, num_replicas=2, rank=rank, shard_tail="keep")
+        DataLoader(Counting(8), 1, num_shards=4, num_replicas=2, rank=rank, shard_tail="keep")
         for rank in range(2)
     ]
     assert sorted(int(batch) for share in shares for batch in share) == list(range(8))

@@ -16,7 +16,8 @@ from lit_loader import DataLoader, OptionError, StateError
 from lit_loader.data.mixture import MixtureDataset
 from lit_loader.sampling.token_budget import TokenBudgetBatchSampler
 from tests.parity.tools import lists
-from tests.support.exact import Indices, through_file
+from tests.support.exact import through_file
+from tests.support.samples import Call
 
 BUDGET = 200
 
@@ -143,6 +144,7 @@ def test_samples_beyond_the_budget(policy: str) -> None:
         ([3], {"num_replicas": 0}, "num_replicas must be a whole number of at least 1, got"),
         ([3], {"seed": -1}, "seed must be a whole number of at least 0, got seed=-1"),
         ([3], {"spread": 2}, "spread must be between 0 and 1, got spread=2"),
+        ([3], {"spread": "0.1"}, "spread must be between 0 and 1, got spread='0.1'"),
         (
             [3],
             {"too_long": "cut"},
@@ -151,7 +153,7 @@ def test_samples_beyond_the_budget(policy: str) -> None:
         ([3], {"pad_to_multiple_of": 16}, "pad_to_multiple_of must not exceed max_tokens, or no"),
         ([3, -1], {}, "lengths must not be negative, got -1 for sample 1"),
         ([1.5], {}, "source must be the samples' lengths, one whole number each, or a dataset"),
-        (Indices(3), {}, "attribute 'lengths' that holds them, got Indices"),
+        (Call(int, 3), {}, "attribute 'lengths' that holds them, got Call"),
     ],
 )
 def test_refused(source: Any, options: dict[str, Any], message: str) -> None:
@@ -171,7 +173,7 @@ def test_ranks_get_as_many_batches_of_similar_size(replicas: int) -> None:
     for rank in range(replicas):
         batches = sampler(num_replicas=replicas)
         loader = DataLoader(
-            Indices(300), batch_sampler=batches, num_replicas=replicas, rank=rank, seed=9
+            Call(int, 300), batch_sampler=batches, num_replicas=replicas, rank=rank, seed=9
         )
         epochs.append([batch.tolist() for batch in loader])
         assert len(loader) == len(epochs[-1]) == len(batches) // replicas
@@ -197,7 +199,7 @@ def test_fewer_samples_than_ranks_are_left_to_the_loader() -> None:
     got = []
     for rank in range(4):
         batches = TokenBudgetBatchSampler([5, 5, 5], 10, num_replicas=4)
-        loader = DataLoader(Indices(3), batch_sampler=batches, num_replicas=4, rank=rank)
+        loader = DataLoader(Call(int, 3), batch_sampler=batches, num_replicas=4, rank=rank)
         got.append([batch.tolist() for batch in loader])
     assert [len(batches) for batches in got] == [1, 1, 1, 1]
     assert {i for batches in got for batch in batches for i in batch} == {0, 1, 2}
@@ -209,7 +211,7 @@ def test_fewer_samples_than_ranks_are_left_to_the_loader() -> None:
 def test_resume_on_another_number_of_ranks() -> None:
     def loader(replicas: int, rank: int = 0) -> DataLoader[Any]:
         ranks = {"num_replicas": replicas, "rank": rank}
-        return DataLoader(Indices(300), batch_sampler=sampler(num_replicas=2), **ranks)
+        return DataLoader(Call(int, 300), batch_sampler=sampler(num_replicas=2), **ranks)
 
     whole = lists(loader(1))
     first = [loader(2, rank) for rank in range(2)]

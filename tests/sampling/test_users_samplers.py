@@ -27,11 +27,12 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader, StateError, merge_states
 from tests.parity.tools import lists
-from tests.support.exact import EveryOther, Indices, StatefulSampler, through_file
+from tests.support.exact import EveryOther, StatefulSampler, through_file
+from tests.support.samples import Call
 
 LENGTH, SIZE, EPOCHS = 14, 4, 3
 BATCHES = -(-LENGTH // SIZE)
-DATA = Indices(LENGTH)
+DATA = Call(int, LENGTH)
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -329,8 +330,6 @@ Cut = tuple[int, int | None]
 
 def trained(
     make: Callable[[], Any],
-    workers: int = 0,
-    persistent: bool = False,
     start: int = 0,
     state: Any = None,
     cuts: bool = False,
@@ -339,7 +338,7 @@ def trained(
     """A training program: all batches, and the states behind each and between the epochs."""
     sampler, seen = make(), list[Any]()
     states: dict[Cut, Any] = {}
-    with loader_of(sampler, workers, persistent) as loader:
+    with loader_of(sampler) as loader:
         if state is not None and not told_first:
             loader.load_state_dict(state)
             if not hasattr(sampler, "set_epoch"):
@@ -370,21 +369,6 @@ def test_cut_anywhere_and_resumed_it_is_the_same_training(kind: str, told_first:
             start = epoch + (number is None)
             got, _ = trained(KINDS[kind], start=start, state=state, told_first=told_first)
             assert got == whole[given:], (epoch, number)
-
-
-@pytest.mark.parametrize("persistent", [False, True], ids=["", "that stay"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_so_it_is_with_workers(kind: str, persistent: bool) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        whole, _ = trained(KINDS[kind])
-        seen, states = trained(KINDS[kind], 2, persistent, cuts=True)
-        assert seen == whole
-        for cut in [(0, 1), (1, 0), (1, None)]:
-            state, given = states[cut]
-            start = cut[0] + (cut[1] is None)
-            got, _ = trained(KINDS[kind], 2, persistent, start, state)
-            assert got == whole[given:], cut
 
 
 # --- where a generator is, also in the same process ---
@@ -539,7 +523,7 @@ def test_what_a_sampler_holds_of_the_dataset_is_not_its_own() -> None:
         def order(self) -> Any:
             return range(LENGTH)
 
-    dataset: Any = Indices(LENGTH)
+    dataset: Any = Call(int, LENGTH)
     dataset.rng = random.Random(1)
     assert "sampler" not in DataLoader(dataset, sampler=Over(dataset)).state_dict()
 

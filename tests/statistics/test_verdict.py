@@ -115,6 +115,11 @@ CACHE = {"cache_hits": 71, "cache_misses": 29, "cache_lacking": 2_140_000_000}
          "data loading is not what limits: the trainer waited 1.0 % of the time for it; 71 % "
          "of the samples came from the cache, and reading samples was 80 % of the work on "
          "batches: 2.1 GB more memory would hold all"),
+        (run(0.3, 0.9, 0.9, num_workers=2, why_so_many="more than 2 did not help",
+             processor_fraction=0.05, queued_fraction=0.02), 2,
+         "workers were 90 % busy, 81 % of it in __getitem__: make __getitem__ cheaper; 2 workers "
+         "on 4 processors in the end: more than 2 did not help (workers computed for 5 % of their "
+         "time, waited for a processor for 2 %, for storage or network 93 %)"),
         (run(0.1, 0.9, 0.9, startup=8.0), 2,
          "80 % of that for the first batch (8.0 s): starting workers takes that long, which "
          "matters less the longer a run is"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 from datetime import timedelta
 
 import pytest
@@ -28,37 +26,6 @@ def store(monkeypatch: pytest.MonkeyPatch) -> HashStore:
 
 def tails(ranks: int, subject: str = "a") -> list[ShardTail]:
     return [ShardTail(subject, rank, ranks, "epoch 3") for rank in range(ranks)]
-
-
-def test_all_come_to_the_same_answer_whenever_they_read() -> None:
-    drawn = random.Random(4)
-    for trial in range(30):
-        lengths = [drawn.randrange(5) for _ in range(3)]
-        ends = tails(3, str(trial))
-        words = [
-            (rank, count, count == length)
-            for rank, length in enumerate(lengths)
-            for count in range(length + 1)
-        ]
-        drawn.shuffle(words)
-        told = [-1] * 3
-        answers: list[list[bool]] = [[], [], []]
-        for rank, count, final in sorted(words, key=lambda word: word[1] + drawn.random()):
-            ends[rank].tell(count, final)
-            told[rank] = count
-        assert told == lengths
-        for rank, number in itertools.product(range(3), range(1, 7)):
-            answers[rank].append(ends[rank].agreed(number))
-        count = max(lengths)
-        assert answers == [[True] * count + [False] * (6 - count)] * 3
-
-
-def test_a_rank_that_is_not_heard_of() -> None:
-    one, _ = tails(2)
-    one.tell(1, final=True)
-    text = r"rank 1 has not said for \d+ s \(the job's timeout\) whether it has a batch 2 in epoch"
-    with pytest.raises(LoaderError, match=text):
-        one.agreed(2)
 
 
 def test_a_rank_that_leaves() -> None:

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 import lit_loader
 from lit_loader import DataLoader
-from tests.support.samples import Cursor
+from tests.support.samples import Counting, Cursor
 from tests.support.stateful_data import SAMPLERS
 
 
@@ -49,19 +49,6 @@ class Augmented(Dataset[Tensor]):
             ],
             dtype=torch.float64,
         )
-
-
-class Indices(Dataset[int]):
-    """Item ``i`` is ``i``."""
-
-    def __init__(self, length: int = 26) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 class Epochs(Dataset[tuple[int, int, int]]):
@@ -133,18 +120,7 @@ class SharedWithState(Shared):
         self.start = state["position"]
 
 
-class Striped(IterableDataset[int]):
-    """Gives each reader every ``count``-th of the numbers below ``length``."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __iter__(self) -> Iterator[int]:
-        index, count = lit_loader.get_shard()
-        return iter(range(index, self.length, count))
-
-
-class StripedByWorkerInfo(Striped):
+class StripedByWorkerInfo(Counting):
     """As programs written for torch's loader do it."""
 
     def __iter__(self) -> Iterator[int]:
@@ -153,7 +129,7 @@ class StripedByWorkerInfo(Striped):
         return iter(range(info.id, self.length, info.num_workers))
 
 
-class Unshared(Striped):
+class Unshared(Counting):
     """Gives all to everybody."""
 
     def __iter__(self) -> Iterator[int]:

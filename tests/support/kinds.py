@@ -32,7 +32,6 @@ _UNSEEN: Final = (
     "hydra/test_hydra.py::test_reproducible",
     "lightning/test_cli.py::test_a_file_describes_the_data",
     "lightning/test_cli.py::test_the_command_line_goes_before_the_file",
-    "sampling/test_token_budget.py::test_resume_in_mid_epoch",
 )
 """Tests that start processes without a word of it: a configuration has the number, say."""
 

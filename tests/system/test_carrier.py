@@ -155,14 +155,6 @@ def test_tensors_of_one_storage_share_it() -> None:
     assert not base.is_shared()  # the parent's is where it was
 
 
-def test_a_tensor_and_its_array_share_memory() -> None:
-    array = np.arange(MANY)
-    found, tensor = carried([array, torch.from_numpy(array)])
-    assert cost([array, torch.from_numpy(array)]) == array.nbytes
-    tensor[5] = -1
-    assert found[5] == -1
-
-
 # Buffers of other libraries ----------------------------------------------------------------------
 
 

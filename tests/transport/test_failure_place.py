@@ -52,6 +52,7 @@ class Broken(IterableDataset[int]):
         raise ValueError("no file")
 
 
+MANY = f"batch 0, indices [{', '.join(map(str, range(32)))}, … 40 in all]"
 NINE = "batch 2, at index 9 (sample 1 of 4), indices [8, 9, 10, 11]"
 
 
@@ -66,9 +67,21 @@ NINE = "batch 2, at index 9 (sample 1 of 4), indices [8, 9, 10, 11]"
         (Together(bad_at_9, 12), {}, "batch 2, indices [8, 9, 10, 11]"),
         (Call(int, 12), {"collate_fn": refuse_9}, "batch 2, indices [8, 9, 10, 11]"),
         (Call(bad_at_9, 12), {"batch_size": None}, "batch 9, index 9"),
+        (Call(float), {"batch_size": None, "sampler": ["a"]}, "batch 0, index 'a'"),
+        (Call(int, 40), {"collate_fn": refuse_9, "batch_size": 40}, MANY),
         (Broken(), {}, "batch 0, an iterable dataset's next samples"),
     ],
-    ids=["alone", "tolerant", "one by one", "together", "collated", "unbatched", "iter"],
+    ids=[
+        "alone",
+        "tolerant",
+        "one by one",
+        "together",
+        "collated",
+        "unbatched",
+        "key",
+        "many",
+        "iter",
+    ],
 )
 def test_the_sample_is_named(dataset: Any, options: Any, expected: str, num_workers: int) -> None:
     assert told(DataLoader(dataset, num_workers=num_workers, **{"batch_size": 4, **options})) == (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lit_loader.errors import WorkerError
-from lit_loader.transport.remote_error import RemoteError, describe_indices
+from lit_loader.transport.remote_error import RemoteError
 
 WHERE = "in DataLoader worker 1 (pid 77), batch 3, indices [6, 7]"
 ROOM = 1 << 20
@@ -98,21 +98,3 @@ def test_notes_are_in_the_traceback_only() -> None:
     arrived = journey(error)
     assert str(arrived).count("look here") == 1
     assert not getattr(arrived, "__notes__", None)
-
-
-@pytest.mark.parametrize(
-    ("indices", "words"),
-    [
-        (None, "an iterable dataset's next samples"),
-        (5, "index 5"),
-        ("a", "index 'a'"),
-        ([1, 2], "indices [1, 2]"),
-        (list(range(100)), "indices [0, 1, 2"),
-    ],
-    ids=str,
-)
-def test_indices_in_words(indices: Any, words: str) -> None:
-    said = describe_indices(indices)
-    assert said.startswith(words)
-    assert len(said) < 200
-    assert indices != list(range(100)) or said.endswith("31, … 100 in all]")

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from torch.utils.data import Sampler
 
-from lit_loader import DataLoader, OptionError
+from lit_loader import DataLoader
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.statistics import auto_workers
 from lit_loader.statistics.auto_workers import AutoWorkers
 from lit_loader.statistics.controller import Bounds, Load, Setting
 from lit_loader.statistics.records import BatchRecord
-from tests.support.exact import Augmented, Unshared
+from tests.support.exact import Augmented
 
 
 class Endless(Sampler[int]):
@@ -156,20 +156,6 @@ def test_a_number_may_take_its_place_and_the_other_way_round() -> None:
         assert loader._core.auto is not None
         assert len(batches(loader, 1)) == 60
         assert loader.statistics().processor_fraction > 0
-
-
-@pytest.mark.parametrize(
-    ("dataset", "options", "text"),
-    [
-        (Augmented(240), {"seeding": "worker"}, "batches that do not depend on who makes them"),
-        (Unshared(8), {}, "does not apply to an IterableDataset without num_shards, whose"),
-        (Augmented(240), {"num_workers": "all"}, "a whole number of at least 0, or 'auto', got"),
-    ],
-)
-def test_refused(dataset: Any, options: dict[str, Any], text: str) -> None:
-    with pytest.raises(OptionError) as caught:
-        DataLoader(dataset, 4, **{"num_workers": "auto", **options})
-    assert text in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_number_in_text_comes_from_hydra() -> None:

@@ -15,8 +15,6 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lit_loader import LoaderDataModule, LoaderMonitor
 from lit_loader.statistics import auto_workers
-from lit_loader.statistics.records import LoaderStatistics, StageTimes, WorkerTimes
-from lit_loader.statistics.verdict import verdict
 from tests.support.lightning_runs import quiet_trainer
 from tests.tuning.test_auto_workers import Random
 
@@ -80,17 +78,3 @@ def test_a_fit_is_the_same_is_told_and_leaves_a_hint(
     )
     fit(module(), tmp_path / "resumed", 3, ckpt_path=path)
     assert hint in begun
-
-
-def test_the_verdict_names_the_number_and_what_bounds_it() -> None:
-    statistics = LoaderStatistics(
-        batches=100, seconds=10.0, waited=3.0, wait_fraction=0.3, starts=1,
-        workers=(WorkerTimes(0, 100, 400, 9.0, 0.9),),
-        fetch=StageTimes(total=70.0, mean=0.7), num_workers=8,
-        why_so_many="more than 8 did not help", processor_fraction=0.05, queued_fraction=0.02,
-    )  # fmt: skip
-    words = verdict(statistics, num_workers=8, cores=16)
-    assert words.endswith(
-        "8 workers on 16 processors in the end: more than 8 did not help (workers computed for 5 % "
-        "of their time, waited for a processor for 2 %, for storage or network 93 %)"
-    )
