@@ -232,8 +232,11 @@ class LoaderStateCallback(Callback):
         if self._resumes:
             self._resumes = False
             correct_logged_step(trainer)
-        if trainer.is_last_batch and _fetches_ahead(trainer):
-            for loader in self._loaders:  # which have ended: a look at a batch is no epoch
+        last, mode = trainer.is_last_batch and _fetches_ahead(trainer), _mode(trainer)
+        for loader in self._loaders:
+            begun = loader._core.epochs.begun
+            ended = begun is not None and begun.ended and mode != "max_size_cycle"
+            if last or ended:  # before the epoch's last step has: a look at a batch is no epoch
                 loader._core.epochs.hold()
 
     def on_train_batch_end(
@@ -301,6 +304,12 @@ def _fetches_ahead(trainer: Trainer) -> bool:
     return math.isinf(trainer.num_training_batches) and bool(
         getattr(fetcher, "prefetch_batches", 0)
     )
+
+
+def _mode(trainer: Trainer) -> str:
+    """How Lightning combines loaders; a single one is combined, too."""
+    # reach: lightning: the loaders as it takes batches of them
+    return getattr(trainer.fit_loop._combined_loader, "_mode", "")
 
 
 def _epoch(trainer: Trainer) -> int:

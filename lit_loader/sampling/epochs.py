@@ -129,7 +129,8 @@ class Epochs:
 
     def keep(self) -> None:
         """Let all iterators load the epoch that is next, until one ends or a batch is committed."""
-        self._kept_since, self._held = (self.begun,), None
+        self.release()
+        self._kept_since = (self.begun,)
 
     def hold(self) -> None:
         """Let no iterator that begins now count as an epoch, until `keep`, `release` or `load`.
@@ -343,7 +344,11 @@ class Epochs:
             return place
         are_set, found = sampler.have_moved()
         if not self.plan.is_end(now.delivered):
-            sampler.bring(found if are_set else position.marks_at(now.delivered))
+            resumed = position.start.batches and now.delivered == position.start.delivered
+            if resumed and not are_set:  # nothing was drawn: another loader has ended the epoch
+                self._leave(position.start)
+            else:
+                sampler.bring(found if are_set else position.marks_at(now.delivered))
         elif isinstance(self._batches, DrawnBatches):
             self._batches.draw_end()  # which is not drawn again
             if are_set:
@@ -424,9 +429,15 @@ class Epochs:
         found = self._looked_at_beside()
         if found is None:
             return self._now()
-        seen = copy.copy(self)
-        seen._go_back_to(found, was_look=True)
-        return seen._now()
+        seen, sampler = copy.copy(self), None if self.plan is None else self.plan.sampler
+        place = None if sampler is None else sampler.place()
+        try:
+            seen._put_generators_back()
+            seen._go_back_to(found, was_look=True)
+            return seen._now()
+        finally:
+            if sampler is not None:
+                sampler.go_back(place)
 
     def _now(self) -> Position:
         loaded, running, requested = self._loaded, self._running, self._requested()

@@ -687,12 +687,14 @@ def combined(kinds: Any, mode: str | None) -> Any:
         if isinstance(kind, list):
             return [tree(part) for part in kind]
         samples, seed = int(kind[1:]), next(seeds)
+        own = torch.Generator().manual_seed(seed)
         stream = Counting(samples, lambda number: torch.tensor([1000.0 + number]))
         mapped = Call(lambda index: index + torch.rand(1) / 2, samples)
         options: dict[str, Any] = {
             "s": {"dataset": stream},
             "n": {"dataset": stream, "num_shards": 2},
             "r": {"dataset": mapped, "sampler": RandomSampler(range(samples))},
+            "g": {"dataset": mapped, "sampler": RandomSampler(range(samples), generator=own)},
             "m": {"dataset": mapped, "shuffle": True},
         }[kind[0]]
         return DataLoader(batch_size=2, seed=seed, **options)
@@ -706,6 +708,7 @@ COMBINED: dict[str, tuple[Any, str | None, dict[str, Any]]] = {
     "stream, overfit": ("s8", None, {"overfit_batches": 2}),
     "min_size": ({"a": "s8", "b": "m6"}, "min_size", {}),
     "min_size, the stream ends": ({"a": "s6", "b": "m8"}, "min_size", {}),
+    "min_size, the stream ends before a generator": ({"a": "s6", "b": "g8"}, "min_size", {}),
     "min_size, float limit": (["m8", "m6"], "min_size", {"limit_train_batches": 0.7}),
     "min_size, streams": ({"a": "s8", "b": "n6"}, "min_size", {}),
     "max_size, the map-style ends": ({"a": "s10", "b": "m4"}, "max_size", {}),
@@ -737,6 +740,24 @@ def test_combined_and_resumed_after_each_step(name: str, tmp_path: Path) -> None
             run(combined(kinds, mode), Saver(tmp_path / "failed.ckpt", "exception"), fail=step)
             got = run(combined(kinds, mode), ckpt=tmp_path / "failed.ckpt")
             assert got == expected[step:], step
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_train_batch_end"])
+@pytest.mark.parametrize("kinds", [["m6", "m10"], ["g6", "m10"], ["s6", "g10"], ["n4", "m8"]])
+def test_looks_at_a_loader_that_has_ended(kinds: list[str], hook: str, tmp_path: Path) -> None:
+    """The epoch goes on without it: what is looked at there is no epoch of its own."""
+
+    class LookAtFirst(Look):
+        def look(self, trainer: Trainer, *args: Any) -> None:
+            next(iter(CombinedLoader(trainer.train_dataloader).flattened[0]))
+
+    def run(*callbacks: Callback, ckpt: Any = None) -> list[Seen]:
+        return seen(tmp_path, combined(kinds, "max_size"), *callbacks, ckpt=ckpt)
+
+    whole = run()
+    assert run(LookAtFirst(hook), Saver(tmp_path / "{}.ckpt", "batch")) == whole
+    for step in range(1, len(whole)):
+        assert run(LookAtFirst(hook), ckpt=tmp_path / f"{step}.ckpt") == whole[step:], step
 
 
 def test_a_step_that_takes_its_batches_itself(tmp_path: Path) -> None:
