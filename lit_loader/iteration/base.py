@@ -44,6 +44,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
     Attributes:
         sample_errors: The samples of the epoch that could not be read, so far.
         observer: Is shown the batches, as long as it is not done; None for most.
+        made_after: What had been begun last when this was made.
     """
 
     observer: ExactnessCheck | None = None
@@ -55,6 +56,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         self._core = core
         self._data_loader = core.loader  # which lives as long as it is iterated
         self.sample_errors = SampleErrorLog(self._data_loader.max_sample_errors)
+        self.made_after = core.epochs.begun
         self._start: EpochStart | None = None
         self._tail: ShardTail | None = None
         self._due = True  # whether it is not known yet if there is one

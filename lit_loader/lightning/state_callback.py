@@ -173,8 +173,11 @@ class LoaderStateCallback(Callback):
             if states and not between
             else between and (not ahead or _renews(trainer))
         )
-        self._has_begun = ahead and not waits
         self._restored = [*zip(loaders, states, strict=False)] if waits else []
+        if not states and ahead and _renews(trainer):  # a later fit: that batch is thrown away
+            waits = True
+            self._restored = [(each, each.state_dict()) for each in loaders if _is_iterable(each)]
+        self._has_begun = ahead and not waits
         if not ahead:
             self._set_epoch(trainer)
         if states and not between:

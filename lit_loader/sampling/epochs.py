@@ -173,6 +173,7 @@ class Epochs:
             if running is not None:
                 if not _goes_on(self._now_begun()):
                     self._warn_if_lost(running)
+                    self._warn_of_look(running, iterator)
                 place = self._abandon(running)
                 if looks and self.plan is not None:
                     self.plan.sampler.bring(self._look_marks)
@@ -287,6 +288,22 @@ class Epochs:
                     "look at a batch before load_state_dict, or by another loader",
                     stacklevel=program_stacklevel(),
                 )
+
+    def _warn_of_look(self, running: EpochPosition, iterator: object) -> None:
+        """Tell if a batch was looked at before an iterator that is older has begun.
+
+        There is nothing then by which the generators could be put back.
+        """
+        is_older = getattr(iterator, "made_after", running) is not running
+        is_look = running.since == 1 and not running.ended and self._iterator in self._gone
+        if is_older and is_look and self.plan is not None and self.plan.sampler.has_generators:
+            warnings.warn(
+                "a batch was looked at before the loop's first one, and the sampler draws from a "
+                "generator of its own: the order is another one than without that look, and "
+                "after a resume yet another; look at a batch later, or by another loader, or use "
+                "shuffle=True",
+                stacklevel=program_stacklevel(),
+            )
 
     def begun_for(self, epoch: int) -> None:
         """Note for which epoch of a training loop this one has begun.

@@ -637,6 +637,25 @@ def test_one_data_module_through_two_fits(tmp_path: Path) -> None:
     assert seen(tmp_path, data) == expected
 
 
+@pytest.mark.parametrize("ends", [[2, 4], [1, 2, 3, 4]])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_fit_that_goes_on(several: bool, ends: list[int], tmp_path: Path) -> None:
+    """Before a later fit's first epoch Lightning throws away the batch that it has taken ahead."""
+
+    def data() -> Any:
+        stream = DataLoader(ByEpoch(), 4)
+        mapped = DataLoader(Augmented(16), 4, shuffle=True, seed=1)
+        return CombinedLoader([stream, mapped], "max_size") if several else stream
+
+    expected = seen(tmp_path, data(), max_epochs=ends[-1])
+    loaders, model = data(), Model()
+    trainer = quiet_trainer(tmp_path, max_epochs=0)
+    for end in ends:
+        trainer.fit_loop.max_epochs = end
+        trainer.fit(model, loaders)
+    assert model.seen == expected
+
+
 def test_another_number_of_loaders_is_refused(tmp_path: Path) -> None:
     saver = Saver(tmp_path / "a.ckpt", "epoch", BATCHES)
     seen(tmp_path, Setting(short=10).data(0), saver, fail=BATCHES)

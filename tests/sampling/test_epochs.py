@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -219,3 +220,26 @@ def test_a_loader_of_torchs_made_of_the_batches_can_be_told_its_epoch() -> None:
     batches.set_epoch(1)
     theirs = TorchDataLoader(list(range(12)), batch_sampler=batches)
     assert [batch.tolist() for batch in theirs] == orders[1] != orders[0]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_look_before_an_older_iterators_first_batch_is_told(workers: int) -> None:
+    """It has begun an epoch, and drawn; nothing else had begun that the generator belongs to."""
+
+    def loader(**options: Any) -> DataLoader[Any]:
+        return DataLoader(range(6), 2, num_workers=workers, **options)
+
+    def look_and_go_on(loader: DataLoader[Any]) -> None:
+        iterator = iter(loader)
+        next(iter(loader))
+        next(iterator)
+
+    generator = torch.Generator().manual_seed(1)
+    with pytest.warns(UserWarning, match="was looked at before the loop's first one, and the sam"):
+        look_and_go_on(loader(sampler=RandomSampler(range(6), generator=generator)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        look_and_go_on(loader(shuffle=True))
+        drawing = loader(sampler=RandomSampler(range(6), generator=generator))
+        next(iter(drawing))
+        next(iter(drawing))  # as with torch's, each is an epoch
