@@ -102,9 +102,9 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         too_long: What becomes of a sample of more than ``max_tokens`` tokens: "raise" an error,
             "skip" it, or count it as ``max_tokens`` long because the dataset will "truncate" it.
         num_replicas: Ranks. So many batches in a row are of similar size, one for each rank's step,
-            and their number is a multiple of it. None: as many as ``torch.distributed`` has
-            processes, 1 without. To resume on another number of ranks give one that all of them
-            divide.
+            and their number is a multiple of it, if batches can be divided. None: as many as
+            ``torch.distributed`` has processes, 1 without. To resume on another number of ranks
+            give one that all of them divide.
         seed: Seed of the orders; the loader's own ``seed`` is not known here.
 
     Attributes:
