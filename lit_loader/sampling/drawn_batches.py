@@ -92,7 +92,7 @@ class DrawnBatches:
         self._groups, self._ahead = 0, list[Any]()  # drawn; items that are not given yet
         self._kept: dict[str, Any] = {}
         self._items: Iterator[Any] = iter(())
-        self._is_over = False
+        self._is_over = self._leaves = False
         self._start: Marks | None = None  # where the sampler's generators were as the epoch began
         self._there: Marks | None = None  # and at the position
         self._drawn, self._first = 0, -1  # digests of what was drawn, and of the first batch
@@ -211,8 +211,11 @@ class DrawnBatches:
         generators since, they stay as they are. Returns whether the sampler, as the program has set
         it, gave what it had given before.
         """
+        if self._first >= 0:  # it has come there, and gone on
+            self._user.bring(self._there)
+            return True
         seeded, found = self._user.was_seeded(), self._user.marks()
-        self._resumed = not seeded
+        self._resumed, self._leaves = not seeded, True
         self._begin()
         known = tuple(self._given.get("drawn", ()))[1:] == _whose(self._plan)
         is_same = self._come_to_position() is not None and known
@@ -262,6 +265,8 @@ class DrawnBatches:
         drawn = tuple(given.get("drawn", ()))
         if drawn[1:] == _whose(self._plan) and drawn[0] != self._drawn:
             return None
+        if self._leaves:
+            return []
         group = self._take(size)
         return None if parts and not group and not self._position else group
 

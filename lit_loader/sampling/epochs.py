@@ -359,15 +359,15 @@ class Epochs:
         place = sampler.place()
         if now.ended:
             return place
-        are_set, found = sampler.have_moved()
+        (are_set, found), batches = sampler.have_moved(), self._batches
         if not self.plan.is_end(now.delivered):
-            resumed = position.start.batches and now.delivered == position.start.delivered
-            if resumed and not are_set:  # nothing was drawn: another loader has ended the epoch
-                self._leave(position.start)
+            gave_none = now.delivered and not position.since  # of a resumed epoch
+            if gave_none and not are_set and isinstance(batches, DrawnBatches):
+                batches.leave()
             else:
                 sampler.bring(found if are_set else position.marks_at(now.delivered))
-        elif isinstance(self._batches, DrawnBatches):
-            self._batches.draw_end()  # which is not drawn again
+        elif isinstance(batches, DrawnBatches):
+            batches.draw_end()  # which is not drawn again
             if are_set:
                 sampler.bring(found)
             else:

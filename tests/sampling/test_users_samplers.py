@@ -389,6 +389,53 @@ def test_an_epoch_left_early_leaves_a_sampler_where_torch_does(kind: str, worker
         assert orders(ours) == orders(torchs(GOING_ON[kind]()))
 
 
+class Interrupting:
+    """Samples that Ctrl-C interrupts, while it is told to."""
+
+    interrupts = False
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> int:
+        if self.interrupts:
+            raise KeyboardInterrupt
+        return index
+
+
+@pytest.mark.parametrize(
+    ("kind", "interrupted"),
+    [
+        *itertools.product([*GOING_ON, "resumable"], [False, True]),
+        ("resumable, goes on", False),  # else it has drawn the batch, as with torch's loader
+    ],
+)
+def test_a_resumed_epoch_that_gives_nothing_more(kind: str, interrupted: bool) -> None:
+    """It is left where it was resumed, whether the sampler was drawn from again by then or not."""
+
+    def fresh() -> DataLoader[Any]:
+        own = {"resumable": Resumable(False), "resumable, goes on": Resumable(True)}
+        sampler = own.get(kind) or GOING_ON[kind]()
+        return DataLoader(Interrupting(), **options_of(sampler))
+
+    loader = fresh()
+    lists(itertools.islice(loader, 2))
+    state = loader.state_dict()
+    expected = [lists(loader), lists(loader)]
+    resumed: Any = fresh()
+    resumed.load_state_dict(state)
+    iterator: Any = iter(resumed)
+    if interrupted:
+        resumed.dataset.interrupts = True
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+        resumed.dataset.interrupts = False
+    else:
+        iterator.begin()  # as where another loader ends the epoch of both
+    del iterator
+    assert [lists(resumed), lists(resumed)] == expected
+
+
 class Resumable:
     """Has its place in an epoch as its state; goes on with one that was left, or begins anew."""
 
