@@ -446,15 +446,16 @@ class Epochs:
         found = self._looked_at_beside()
         if found is None:
             return self._now()
-        seen, sampler = copy.copy(self), None if self.plan is None else self.plan.sampler
-        place = None if sampler is None else sampler.place()
+        seen, place = copy.copy(self), None
         try:
-            seen._put_generators_back()
+            if self._held is not None and self.plan is not None:  # an end's state has generators
+                place = self.plan.sampler.place()
+                seen._put_generators_back()
             seen._go_back_to(found, was_look=True)
             return seen._now()
         finally:
-            if sampler is not None:
-                sampler.go_back(place)
+            if self.plan is not None:
+                self.plan.sampler.go_back(place)
 
     def _now(self) -> Position:
         loaded, running, requested = self._loaded, self._running, self._requested()
