@@ -134,19 +134,26 @@ class StumblingStream(IterableDataset):
 
 
 class Rendezvous(Squares):
-    """The first two samples wait for each other, so that both of two workers take part.
+    """Samples wait until both of two workers have begun one, so that both take part.
 
-    Sample values come from ``describe``.
+    Not for a sample of the other worker's: a worker that is late may find all of them made, or
+    being made a second time. Sample values come from ``describe``.
     """
 
-    def __init__(self, describe: Any, length: int = 4) -> None:
+    def __init__(self, describe: Any, length: int = 8) -> None:
         super().__init__(length)
-        self.barrier, self.describe = multiprocessing.Barrier(2), describe
+        self.begun, self.describe = [multiprocessing.Event() for _ in range(2)], describe
 
     def __getitem__(self, index: int) -> Any:
-        if index < 2:
-            self.barrier.wait(30)
+        worker = get_worker_info().id
+        self.begun[worker].set()
+        assert self.begun[1 - worker].wait(30), "the other worker has begun nothing"
         return self.describe()
+
+    def part(self) -> None:
+        """Have workers that are started anew wait for each other, too."""
+        for event in self.begun:
+            event.clear()
 
 
 class Noise(Squares):

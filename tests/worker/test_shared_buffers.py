@@ -62,11 +62,13 @@ class Seen(NamedTuple):
 class Bulk:
     """An array, a part and a tensor of it; another one, read-only; bytes. The first is written to.
 
-    With a start method, sample 5 ends its process, once, and two workers meet at the first and at
-    the last two samples. What a sample gives depends on ``number``, too.
+    With a start method, sample 5 ends its process, once. The first two samples wait until two
+    processes are there, the last two until a third one is: so all of them take part. What a sample
+    gives depends on ``number``, too.
     """
 
     number = 0
+    arrived = False
 
     def __init__(self, method: str | None = None) -> None:
         self.array = np.arange(BYTES // 8)
@@ -77,8 +79,9 @@ class Bulk:
         self.blob = bytes(range(256)) * (BYTES // 256)
         self.counts = self.meeting = None
         if method is not None:
-            self.counts = torch.zeros(3, dtype=torch.int64).share_memory_()
-            self.meeting = multiprocessing.get_context(method).Barrier(2, timeout=100)
+            # Samples of each worker; processes that have begun one; whether one has ended.
+            self.counts = torch.zeros(4, dtype=torch.int64).share_memory_()
+            self.meeting = multiprocessing.get_context(method).Condition()
 
     def __len__(self) -> int:
         return 12
@@ -86,8 +89,12 @@ class Bulk:
     def __getitem__(self, index: int) -> Seen:
         worker = get_worker_info().id
         if self.counts is not None and self.meeting is not None:
-            if index in (0, 1, 10, 11):
-                self.meeting.wait()
+            with self.meeting:
+                self.counts[2] += not self.arrived
+                self.arrived = True
+                self.meeting.notify_all()
+                wanted = {0: 2, 1: 2, 10: 3, 11: 3}.get(index, 0)
+                assert self.meeting.wait_for(lambda: int(self.counts[2]) >= wanted, 100)
             if index == 5 and not self.counts[-1]:
                 self.counts[-1] = 1
                 os._exit(7)
