@@ -205,9 +205,9 @@ class CachedDataset(Dataset[T_co]):
         if sample is MISSING and self._folder is not None:
             entry = self._folder.get(number)
             if entry is not None:
-                sample = unpack(number, entry.copy() if store.is_open else entry)
-                if sample is not MISSING and store.is_open:
-                    store.put(number, entry)
+                if store.is_open:
+                    store.put(number, entry)  # before the sample, which looks into it, is changed
+                sample = unpack(number, entry)
         if sample is not MISSING:
             store.count(Counter.HITS)
         return sample

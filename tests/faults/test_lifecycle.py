@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 import lit_loader
 from lit_loader import DataLoader
@@ -134,22 +135,28 @@ def told_by_child(function: Callable[[], str]) -> str:
 @pytest.mark.usefixtures("by_fork")
 @PERSISTENT
 @KIND
-def test_an_iterator_goes_on_in_a_forked_child(persistent: bool, iterable: bool) -> None:
-    with DataLoader(data_of(iterable, 30), num_workers=2, persistent_workers=persistent) as loader:
+@pytest.mark.parametrize("taken", [5, 28], ids=["in the middle", "at the edge"])
+def test_an_iterator_goes_on_in_a_forked_child(
+    persistent: bool, iterable: bool, taken: int
+) -> None:
+    data = data_of(iterable, 30, lambda index: index + torch.rand((), dtype=torch.float64))
+    with DataLoader(data, num_workers=2, persistent_workers=persistent) as loader:
         iterator = iter(loader)
-        found = [int(next(iterator)) for _ in range(5)]
+        found = [next(iterator).item() for _ in range(taken)]
         mine = set(worker_pids(iterator))
 
-        def go_on() -> str:
-            numbers = ints(iterator)
-            shared = mine & {child.pid for child in psutil.Process().children()}
-            again = ints(loader)
-            loader.close()
-            return f"{numbers == list(range(5, 30))} {again == list(range(30))} {shared}"
+        def goes_on() -> list[float]:
+            return [batch.item() for each in (iterator, loader) for batch in each]
 
-        assert told_by_child(go_on) == "True True set()"
-        assert found + ints(iterator) == list(range(30))
-        assert ints(loader) == list(range(30))
+        def in_child() -> str:
+            values = goes_on()
+            shared = mine & {child.pid for child in psutil.Process().children()}
+            loader.close()
+            return f"{values} {shared}"
+
+        child, values = told_by_child(in_child), goes_on()
+        assert child == f"{values} set()"
+        assert [*map(int, found + values)] == 2 * [*range(30)]
 
 
 @PERSISTENT
