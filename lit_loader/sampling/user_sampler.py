@@ -60,7 +60,7 @@ class UserSampler:
         if watched is not None:
             self._owners.append(watched)
         self._epochs_seen: list[Any] = [0] * len(self._owners)
-        self._named: dict[str, list[Any]] = {}
+        self._named: dict[str, list[Any]] | None = {}  # generators; None: not looked for, in a copy
         # What is iterated, in the epoch that was begun last: of one of torch's batch samplers,
         # which only cuts what its sampler gives, that sampler.
         self.opened: Opened | None = None
@@ -76,7 +76,7 @@ class UserSampler:
 
     def __getstate__(self) -> dict[str, Any]:
         # The iterator of a sampler cannot be copied; a copy goes on from the sampler itself.
-        return {**self.__dict__, "opened": None, "_named": {}}
+        return {**self.__dict__, "opened": None, "_named": None}
 
     # --- epochs ---
 
@@ -248,7 +248,8 @@ class UserSampler:
 
     def _tapes(self) -> list[tuple[type, Any]]:
         """Give what reads and writes each generator, and what it spawns others from."""
-        found = states_of([generator for held in self._named.values() for generator in held])
+        named = self._generators() if self._named is None else self._named
+        found = states_of([generator for held in named.values() for generator in held])
         return [(type(each), pair) for each in found if (pair := tape(each)) is not None]
 
     def _generators(self) -> dict[str, list[Any]]:
