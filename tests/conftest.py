@@ -1,7 +1,5 @@
 """After every test nothing may be left: no process, thread, file descriptor or shared memory."""
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import multiprocessing

@@ -1,7 +1,5 @@
 """Collating equals ``torch.utils.data.default_collate``; large outputs land in slot memory."""
 
-from __future__ import annotations
-
 import collections
 import warnings
 from collections.abc import Iterator, Mapping, Sequence

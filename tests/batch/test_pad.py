@@ -1,7 +1,5 @@
 """PadCollate: what it pads, what it leaves alone, what it refuses, and its way through workers."""
 
-from __future__ import annotations
-
 import collections
 import math
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Bad samples: skipped, replaced, counted, written down; what is none is raised as ever."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Transient errors: read again until it works, and no trace of it in the batches."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Iterator

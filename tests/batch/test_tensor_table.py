@@ -1,7 +1,5 @@
 """Tables of tensors: batches taken at once, equal to those read by the sample."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Any

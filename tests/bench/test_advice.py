@@ -1,7 +1,5 @@
 """What is said of a grid's figures: the setting, and what bounds it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """lit-loader-bench: every case measures, errors are one line, Ctrl-C keeps what was measured."""
 
-from __future__ import annotations
-
 import csv
 import importlib.metadata
 import importlib.util

@@ -1,7 +1,5 @@
 """The jobs of examples/benchmark/jobs, at their smallest: columns, the same bytes and losses."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import tempfile

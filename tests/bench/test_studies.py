@@ -1,7 +1,5 @@
 """The scripts of examples/benchmark, at their smallest: each prints its tables."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path

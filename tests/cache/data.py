@@ -1,7 +1,5 @@
 """Datasets whose samples are decoded: what a cache is for, and what it must refuse."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from pathlib import Path

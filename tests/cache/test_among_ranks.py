@@ -1,7 +1,5 @@
 """Processes that are strangers, and have the same key, share what is in memory."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

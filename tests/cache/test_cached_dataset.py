@@ -1,7 +1,5 @@
 """`CachedDataset`: each sample is made once, whoever asks for it, and given equal ever after."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections import UserDict

@@ -1,7 +1,5 @@
 """A sample as bytes and back: equal in all that it is, and the reader's own."""
 
-from __future__ import annotations
-
 import copy
 from collections import OrderedDict, namedtuple
 from typing import Any

@@ -1,7 +1,5 @@
 """The tier on disk: outlives the run, is nobody else's, and gives nothing that is torn."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import time

@@ -1,7 +1,5 @@
 """Which datasets a key stands for: another selection, wrapper, state or code is another cache."""
 
-from __future__ import annotations
-
 import functools
 import random
 import threading

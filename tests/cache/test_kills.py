@@ -1,7 +1,5 @@
 """Processes that fill one cache at the same time, and such as are killed while they do."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

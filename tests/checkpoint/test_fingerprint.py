@@ -1,7 +1,5 @@
 """What samplers and datasets tell of themselves: a state of others is refused when it is loaded."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -5,8 +5,6 @@ then; ``states/trainer.ckpt`` is a Trainer's checkpoint after 8 of 12 steps. Bot
 all modules of the package lay side by side, by the classes below.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Streams made as other libraries' are, with habits of their own: what they leave out, and keep."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import warnings

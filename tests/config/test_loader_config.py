@@ -1,7 +1,5 @@
 """LoaderConfig: what it accepts, what it refuses and in which words; one truth in four places."""
 
-from __future__ import annotations
-
 import enum
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """Options that are refused with one line that says what, why and what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction

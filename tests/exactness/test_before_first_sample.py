@@ -1,7 +1,5 @@
 """What a dataset draws before its first sample: the same in every reader, on every rank."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter

@@ -3,8 +3,6 @@
 What is decoded is kept; what is drawn, from every generator there is, comes behind the cache.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from functools import cache

@@ -6,8 +6,6 @@ batch and resumed, workers that are killed, other numbers of workers in mid-epoc
 has some of the cells of each kind.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

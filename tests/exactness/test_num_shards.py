@@ -4,8 +4,6 @@ The reference is a loader without workers and ranks. Every sample says which rea
 what the dataset was told about it, and what it drew from each generator.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

@@ -3,8 +3,6 @@
 Epochs, resumes, deaths and resizes of its kinds of datasets are in test_exactness.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import sys

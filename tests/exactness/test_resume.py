@@ -1,7 +1,5 @@
 """States: where they may be taken and loaded, what they cost (and give: test_exactness.py)."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import time

@@ -1,7 +1,5 @@
 """The fixture ``examples``: modules of examples/ can be imported."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """examples/train.py and the notebook as a user runs them: in another process, from elsewhere."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 A block of differences is two programs; those whose library is not installed are skipped.
 """
 
-from __future__ import annotations
-
 import re
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The recipe for object storage: objects and ranges, failing requests, S3, no secrets anywhere."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The recipe for Ray Train, on clusters of this host: ranks and nodes are killed in mid-epoch."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

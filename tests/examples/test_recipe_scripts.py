@@ -1,7 +1,5 @@
 """The scripts of examples/ without Hydra, run in this process, which has imported all they need."""
 
-from __future__ import annotations
-
 import difflib
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """The recipes of examples/, shortened, as a user runs them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

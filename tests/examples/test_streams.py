@@ -5,8 +5,6 @@ killed workers lose nothing, is in tests/exactness/test_num_shards.py. Mixtures 
 Hugging Face are stopped and resumed in training, by test_recipes.py.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import hashlib

@@ -1,7 +1,5 @@
 """Exceptions of a program's own alarm that come while ``next()`` waits: nothing is lost."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Closing takes every step, whatever the one before raises and whoever else waits for children."""
 
-from __future__ import annotations
-
 import gc
 import signal
 import threading

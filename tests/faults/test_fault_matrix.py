@@ -7,8 +7,6 @@ whatever is left behind. `missing` says in words which cells there are not. What
 and how often workers are replaced is in test_recovery.py.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

@@ -4,8 +4,6 @@ Deaths and hangs here are those that may not be healed (``max_worker_restarts=0`
 used up); how they are healed is in test_recovery.py and test_fault_matrix.py.
 """
 
-from __future__ import annotations
-
 import time
 
 import pytest

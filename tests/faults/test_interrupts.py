@@ -4,8 +4,6 @@ Each comes out as itself, nothing is left open, and the data is right: a batch t
 ``next()`` did not give is given by the next one.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import signal

@@ -1,7 +1,5 @@
 """From the first next() to the last process: beginnings, epochs, users side by side, and ends."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

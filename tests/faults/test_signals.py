@@ -4,8 +4,6 @@ Each program leads a session of its own, so that a test can signal its process g
 and terminals do, and can see afterwards that none of the session's processes is left.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json

@@ -3,8 +3,6 @@
 The global generators are one resource of the process, which one batch at a time may borrow.
 """
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """`check_exactness`: what is not a function of seed and index is noticed by what it does."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

@@ -1,7 +1,5 @@
 """A StopIteration that is not an epoch's end does not pass for it: the rest would be lost."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

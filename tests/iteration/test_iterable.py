@@ -1,7 +1,5 @@
 """Iterable datasets: shares over ranks and workers, and what a resume says and refuses."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Each test is a program of its own, which sets the limit for itself and runs a real loader.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

@@ -3,8 +3,6 @@
 That no byte is another for it is in tests/exactness/test_exactness.py.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections import Counter

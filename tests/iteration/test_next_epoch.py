@@ -1,7 +1,5 @@
 """Workers and readers that are done with an epoch begin the next one; no byte is another for it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

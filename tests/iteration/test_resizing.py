@@ -1,7 +1,5 @@
 """``loader.resize(n)``: another number of workers while they are at work; no byte is another."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

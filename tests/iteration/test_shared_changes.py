@@ -1,7 +1,5 @@
 """What a program shares with persistent workers, and changes between epochs, counts at once."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Callable, Iterator
 from multiprocessing.shared_memory import SharedMemory

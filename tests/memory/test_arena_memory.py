@@ -1,7 +1,5 @@
 """What the arena costs: memory of a past peak goes back, and a budget is kept."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import mmap

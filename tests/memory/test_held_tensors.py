@@ -1,7 +1,5 @@
 """Held batches: what the consumer has dropped of them is free; ``memory_budget`` holds."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

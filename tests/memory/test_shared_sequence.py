@@ -1,7 +1,5 @@
 """Records in shared memory: a read-only list that costs its bytes once."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Mixtures of datasets: shares, passes without replacement, ranks, and exact resume."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 import random

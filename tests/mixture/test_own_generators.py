@@ -1,7 +1,5 @@
 """Generators from which the sources of a `MixtureStream` draw: a resume finds them as they were."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """No child of a test that failed is left."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

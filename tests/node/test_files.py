@@ -1,7 +1,5 @@
 """Files in memory that are found by their label: sealed ones, of this user, and no others."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """What makes another dataset of a factory: its arguments, its code, and the file it is in."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import importlib

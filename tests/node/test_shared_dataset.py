@@ -1,7 +1,5 @@
 """A dataset that one process builds and others map."""
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import functools

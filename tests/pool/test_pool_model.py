@@ -9,8 +9,6 @@ Held to: every batch comes exactly once and is whole, also later while the consu
 slot is free, lent or another task's while a live worker may write into it; nothing waits for ever.
 """
 
-from __future__ import annotations
-
 import fcntl
 import multiprocessing
 import os

@@ -3,8 +3,6 @@
 That the bytes are right wherever a fault strikes is in test_fault_matrix.py.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

@@ -6,8 +6,6 @@ workers. Compared are types, shapes and bytes with what ``num_workers=0`` gives.
 its workers interleave is the subject of test_pool_model.py.
 """
 
-from __future__ import annotations
-
 import collections
 import itertools
 import random

@@ -1,7 +1,5 @@
 """The pages of the repository, taken apart for the tests."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import textwrap

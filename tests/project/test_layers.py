@@ -1,7 +1,5 @@
 """The packages import each other without a circle, and what must be light stays light."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import subprocess

@@ -5,8 +5,6 @@ there, and one must fail. ``pytest -m slow -n 0 -s tests/project/test_mutations.
 Where a text is not found any more, the code has changed: write the same fault into the new code.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The package itself: lazy imports, public names, and what the distributions hold."""
 
-from __future__ import annotations
-
 import email.message
 import inspect
 import pickle

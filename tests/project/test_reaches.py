@@ -8,8 +8,6 @@ If an upgrade moves one, tests of the code that is named fail. The last ones her
 fail silently: generators that nobody seeds.
 """
 
-from __future__ import annotations
-
 import ast
 import random
 import re

@@ -3,8 +3,6 @@
 ``python tests/project/test_readme.py`` writes the table of options in conf/README.md anew.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import re

@@ -4,8 +4,6 @@ The site is built here where mkdocs is installed, ``pip install -c constraints.t
 .docs/requirements.txt``, or is the one at LIT_LOADER_SITE.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

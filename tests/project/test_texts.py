@@ -1,7 +1,5 @@
 """What a user reads: errors without a word of the architecture, and the repr of public objects."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

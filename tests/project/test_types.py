@@ -3,8 +3,6 @@
 Each is checked as it is, and those of `PORTED` with torch's loader in the place of ours too.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

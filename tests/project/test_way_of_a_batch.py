@@ -5,8 +5,6 @@ one ``next()`` in the midst of an epoch, and what a worker does for one batch, o
 dataset with the default options. A function is counted as often as it is called.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import Counter

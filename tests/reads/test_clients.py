@@ -1,7 +1,5 @@
 """`reads_ahead` over what people read from: the same samples, under torch's loader as well."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 import threading

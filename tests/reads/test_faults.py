@@ -1,7 +1,5 @@
 """Faults in reads and around them: the bytes are those of a run to which nothing happens."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import itertools

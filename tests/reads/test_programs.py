@@ -1,7 +1,5 @@
 """Programs as people write them: their samples are the same with reads ahead and without."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import threading

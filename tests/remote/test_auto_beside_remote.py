@@ -1,7 +1,5 @@
 """``num_workers="auto"`` beside remote workers: the same bytes, and those count for nobody here."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from itertools import islice

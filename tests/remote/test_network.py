@@ -4,8 +4,6 @@ A second node runs in a network namespace, with a name of its own, at the other 
 (`tests/support/links.py`). Skipped without Ray, and where namespaces are not allowed.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Iterator

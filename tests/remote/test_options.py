@@ -1,7 +1,5 @@
 """The options of remote workers: what is refused, in one line, and what is not imported."""
 
-from __future__ import annotations
-
 import errno
 import importlib.util
 import os

@@ -3,8 +3,6 @@
 Takes 100 MB of /dev/shm a node, and 20 to 60 seconds a test.
 """
 
-from __future__ import annotations
-
 import signal
 import time
 import warnings

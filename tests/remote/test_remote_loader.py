@@ -1,7 +1,5 @@
 """Loaders with remote workers, through a real relay; the remote workers are threads in it."""
 
-from __future__ import annotations
-
 import io
 import os
 import platform

@@ -1,7 +1,5 @@
 """Any order, batch size, ranks and place: the samples are those of one process, in its order."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Epoch numbers: counted, chosen, and known to datasets wherever they are read."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Iterator

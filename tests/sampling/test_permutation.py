@@ -5,8 +5,6 @@ statistic with ``k`` degrees of freedom is compared with the bound that chance p
 thousand (Wilson and Hilferty's approximation).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 

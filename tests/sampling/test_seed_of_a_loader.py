@@ -1,7 +1,5 @@
 """`loader.seed` and `loader.generator`, set on a loader, count from its next epoch on."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

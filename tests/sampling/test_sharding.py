@@ -1,7 +1,5 @@
 """Ranks, simulated in one process: every index stream is shared out, and resumed on other ranks."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from typing import Any

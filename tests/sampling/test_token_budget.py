@@ -1,7 +1,5 @@
 """Batches under a budget of tokens: their bounds, their order, ranks, and exact resume."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from typing import Any

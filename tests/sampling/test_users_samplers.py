@@ -3,8 +3,6 @@
 What a resume cannot bring back (a counter, an epoch that the program does not tell again) is said.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

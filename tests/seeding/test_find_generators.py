@@ -1,7 +1,5 @@
 """The search for generators that a dataset holds: what no black-box test of it can ask."""
 
-from __future__ import annotations
-
 import random
 import sys
 from typing import Any

@@ -4,8 +4,6 @@ Each kind of dataset keeps a generator in another place. What three workers give
 what the consumer's own process gives, in another order.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import random

@@ -1,7 +1,5 @@
 """`lit_loader.get_rng`: what is drawn follows from (seed, epoch, index), whoever reads."""
 
-from __future__ import annotations
-
 import functools
 import random
 import warnings

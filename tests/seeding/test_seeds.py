@@ -1,7 +1,5 @@
 """Seeds derived from seeds, the global generators positioned by them, and put back afterwards."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The trace file: Chrome's format, one track for each actor, slices where the time went."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a loader's statistics say: counts, and delays found in their stage."""
 
-from __future__ import annotations
-
 import statistics as stdlib
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """The verdict's words, for every case that its rules tell apart."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What ranks make of each other's words; ranks that end, leave, or say nothing."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

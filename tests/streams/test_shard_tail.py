@@ -4,8 +4,6 @@ What each rank is to be given follows from what each reader gives (a loader with
 that), and from a model of the rules, written down here once more.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -3,8 +3,6 @@
 Each process writes what it saw. Programs of two processes are started by ``torch.distributed.run``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """A delay of 30 ms that is put into one stage of a batch's way, and says itself how long it was."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

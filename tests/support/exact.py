@@ -1,7 +1,5 @@
 """Datasets whose samples tell which random numbers they were made with, and digests of batches."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import io

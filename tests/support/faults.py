@@ -9,8 +9,6 @@ The datasets here draw from all three global generators, so that a batch which i
 other seeds is another batch; and they have tensors, arrays, strings and nested containers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -5,8 +5,6 @@ gigabyte in pages of 4 KiB, an entry of which is copied for each fork and freed 
 pages of 2 MiB that takes a third of the time.
 """
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 from typing import Final

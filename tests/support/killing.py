@@ -1,7 +1,5 @@
 """A process that is killed at the n-th instruction of a package's own code."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -6,8 +6,6 @@ decides for each cell. What cannot be seen so is in a table, or has the marker. 
 that neither measure time nor are left out of a default run are ``unit``.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

@@ -5,8 +5,6 @@ Releases of Lightning before 2.6, whose Trainer has no ``weights_only``, are giv
 checkpoint as ``torch.load`` does by default.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A network of two machines on this host: the far end is a network namespace with its own name."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

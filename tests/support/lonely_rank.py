@@ -3,8 +3,6 @@
 Arguments: what becomes of the stream's end, and the workers.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

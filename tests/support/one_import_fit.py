@@ -3,8 +3,6 @@
 What programs that know no loader but torch's do with ours, their import changed.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

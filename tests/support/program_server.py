@@ -5,8 +5,6 @@ started with the program's file: its own session, working directory, environment
 module as ``__main__``, and the end that Python gives to any program.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -6,8 +6,6 @@ tested is the program from its first line to its last, as before. ``pytest --col
 an interpreter for each, as do platforms other than Linux.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The examples: how they are run, and how a test imports their modules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -3,8 +3,6 @@
 They live at module level so that spawn and forkserver can import them.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import select

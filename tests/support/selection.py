@@ -6,8 +6,6 @@ matrices some cells in turn; ``-m slow`` runs the others. ``LIT_LOADER_PORTABLE=
 is of Linux alone.
 """
 
-from __future__ import annotations
-
 import fnmatch
 from collections import Counter
 from typing import Final

@@ -1,7 +1,5 @@
 """Streams whose samples say which reader they were read by, and what the dataset was told of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -5,8 +5,6 @@ they have), and runs, one after the other, each as NAME,STOP,BEFORE: its name, s
 is saved and stopped (0: never), and the name of the run that it goes on from ("": none).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

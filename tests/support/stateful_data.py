@@ -4,8 +4,6 @@ Each draws its order where it begins, if it is told to, and random numbers for e
 keep generators in their states. What was called of the protocol is noted in ``calls``.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from typing import Any

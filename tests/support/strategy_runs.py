@@ -1,7 +1,5 @@
 """Several ranks train, stop, resume and predict; each writes what it saw (see strategy_fit.py)."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -6,8 +6,6 @@ between it and what is traced. The handler runs at the next moment at which the 
 for signals, as with a real one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import signal

@@ -6,8 +6,6 @@ batches each takes (None: all there are); the next one goes on from there. What 
 goes to ``<folder>/<rank>.json``, by case and stage: its batches' reader and digest.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Large buffers go apart from the pickle, and come back as what they were: in one process."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import mmap

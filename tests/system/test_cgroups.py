@@ -1,7 +1,5 @@
 """What is read of memory limits, from trees of files as kernels and containers lay them out."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A batch that is held when user code forks stays what it is in the child."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -1,7 +1,5 @@
 """What spawn and forkserver carry to a worker: lambdas, closures, local classes, whole sessions."""
 
-from __future__ import annotations
-
 import functools
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """``LIT_LOADER_PORTABLE=1`` under spawn: ordinary programs run, and nothing of Linux is touched."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

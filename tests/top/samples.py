@@ -4,8 +4,6 @@ As a program: ``samples.py FOLDER`` trains until its end, and prints a digest of
 writes its page for viewers with every batch: all of them take no second.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """What surrounds the looking: arguments, messages, sentences, the JSON's keys."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -4,8 +4,6 @@ The tests share one training, which waits at sample 37, index 1 of batch 9, unti
 lets it go on.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

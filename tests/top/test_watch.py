@@ -1,7 +1,5 @@
 """Loaders of the test's own process, looked at: counts, deaths, other formats, who is whose."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -1,7 +1,5 @@
 """What the error of a sample says: which sample it was, how often it was tried, what to do."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The page that a loader writes, and its board, as their reader finds them in a file."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import threading

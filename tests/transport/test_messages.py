@@ -1,7 +1,5 @@
 """Messages: one size for all, and nothing lost on the way."""
 
-from __future__ import annotations
-
 import select
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """A worker's exception on its way: written down, shortened, rebuilt."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 import types

@@ -1,7 +1,5 @@
 """Batches on their way through real workers: whole, unchanged, of any size, and for free."""
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import os

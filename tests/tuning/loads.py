@@ -4,8 +4,6 @@ Every load is simulated (`simulation.py`): 200 batches from a start at nothing, 
 of 600 more.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable

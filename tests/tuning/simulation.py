@@ -6,8 +6,6 @@ Remote workers share nothing; of two tasks they take one, if they and those here
 One event after another, in simulated seconds; the same numbers in every run.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterator

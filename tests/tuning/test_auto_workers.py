@@ -1,7 +1,5 @@
 """``num_workers="auto"`` with real workers: the same bytes, the number of the moment, copies."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import pickle

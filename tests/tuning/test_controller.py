@@ -1,7 +1,5 @@
 """What is decided on simulated loads, beside fixed numbers and rivals."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

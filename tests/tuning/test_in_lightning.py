@@ -1,7 +1,5 @@
 """``num_workers="auto"`` under Lightning's Trainer, in a checkpoint, and from Hydra's options."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -8,8 +8,6 @@ Used by ``pytest -m versions``. An environment takes up to six gigabytes, for to
 for most Pythons; ``LIT_LOADER_ENVIRONMENTS`` names a folder that keeps them for the next time.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import shutil

@@ -4,8 +4,6 @@
 row of the table in README.md: versions, and tests that passed, were skipped and failed.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

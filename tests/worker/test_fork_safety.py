@@ -5,8 +5,6 @@ a thread holds one lock at the fork for certain: each that a worker needs before
 begins. Threads that never rest, at many things: ``tests/faults/test_soak.py``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

@@ -1,7 +1,5 @@
 """Where workers come from: what starts them is killed, too, or cannot be used."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re

@@ -1,7 +1,5 @@
 """Workers that begin with a new interpreter map the dataset's arrays, one copy for all."""
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import multiprocessing

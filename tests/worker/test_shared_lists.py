@@ -1,7 +1,5 @@
 """The ``share`` option: long lists of the dataset, once in memory for all workers."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import operator
