@@ -402,14 +402,20 @@ def check_resumes(name: str, workers: int, step: int) -> None:
 @pytest.mark.usefixtures("by_fork")
 @pytest.mark.parametrize("name", some(19, IN_WORKERS, first=5))
 def test_workers_are_killed(name: str) -> None:
+    """And what is saved then is gone on with by another number."""
     expected, got = reference(name)[0], []
     with CASES[name].loader(2) as loader:
         for number, batch in enumerate(iterator := iter(loader)):
             got += digests([batch])
+            if number < 4:
+                state, given = through_file(loader.state_dict()), len(got)
             if number in (1, 4):
                 pids = worker_pids(iterator)
                 os.kill(pids[number % len(pids)], signal.SIGKILL)
     assert got == expected
+    with CASES[name].loader(1) as resumed:
+        resumed.load_state_dict(state)
+        assert digests(resumed) == expected[given:]
 
 
 @pytest.mark.usefixtures("by_fork", "pinned")
