@@ -58,8 +58,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
 
         def go(*overrides: str, quick: bool = True) -> tuple[int, Any]:
             cfg = compose(
-                "lit_loader/bench/default",
-                overrides=[f"quick={str(quick).lower()}", *overrides],
+                "lit_loader/bench/default", overrides=[f"quick={str(quick).lower()}", *overrides]
             )
             code = runner.run(cfg, tmp_path)
             return code, json.loads((tmp_path / "results.json").read_text())
@@ -71,11 +70,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
 
 
 # Of these cases only so much in every run of the tests: starting processes takes long.
-SOME = {
-    "transport": "rows=32x",
-    "start": "rows=fork\\,",
-    "workers": "rows=decoding\\,",
-}
+SOME = {"transport": "rows=32x", "start": "rows=fork\\,", "workers": "rows=decoding\\,"}
 
 
 @pytest.mark.time

@@ -340,7 +340,6 @@ def fuzz(data: st.DataObject, kind: str, workers: int) -> None:
 def fuzzing(examples: int) -> Any:
     return settings(
         max_examples=examples,
-        deadline=None,
         derandomize=True,
         suppress_health_check=list(HealthCheck),
         database=None,

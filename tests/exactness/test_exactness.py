@@ -67,7 +67,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*has a source that has no state_dict"),
     pytest.mark.filterwarnings("ignore::lit_loader.WorkerRestartWarning"),
     pytest.mark.filterwarnings("ignore:.*is a random generator that was made while"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
 
 LENGTH = 26

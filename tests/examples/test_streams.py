@@ -24,7 +24,6 @@ from tests.support.exact import through_file
 pytestmark = [
     pytest.mark.usefixtures("examples"),
     pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore::lit_loader.WorkerRestartWarning"),
 ]
 

@@ -77,16 +77,11 @@ def _threads_take_turns_often() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _own_generators() -> Iterator[None]:
-    """Begin in the midst of the streams, with deviates in reserve; leave them as they were."""
-    kept = (random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state())
+def _in_reserve(generators_kept: None) -> None:
+    """Begin in the midst of the streams, with deviates in reserve."""
     random.gauss(0, 1)
     np.random.randn()
     torch.randn(1)
-    yield
-    random.setstate(kept[0])
-    np.random.set_state(kept[1])
-    torch.set_rng_state(kept[2])
 
 
 def epochs(case: str, seed: int, count: int) -> list[str]:

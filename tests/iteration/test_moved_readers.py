@@ -20,10 +20,7 @@ from tests.parity.tools import Gate
 from tests.support.samples import Counting, Cursor
 from tests.support.shard_data import KINDS
 
-pytestmark = [
-    pytest.mark.timeout(120),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-]
+pytestmark = pytest.mark.timeout(120)
 
 SHARDS, LENGTH = 4, 96
 

@@ -19,11 +19,7 @@ from tests.parity.tools import lists
 from tests.support.samples import Call, Counting, ints
 from tests.support.shard_data import KINDS
 
-pytestmark = [
-    pytest.mark.timeout(60),
-    pytest.mark.usefixtures("by_fork"),  # for pipes
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-]
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("by_fork")]  # for pipes
 
 
 class Log:

@@ -287,7 +287,6 @@ class Drawn(Held):
         return map(self.item, order[index::count])
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_all_readers_shuffle_a_source_alike(workers: int) -> None:
     """Though each begins it in the midst of another batch."""

@@ -228,9 +228,7 @@ def test_a_warning_that_is_an_error_loses_no_batch(
             worker_init_fn=Faults(tmp_path, *strikes),
         )
     )  # fmt: skip
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = outcomes(iterator)
+    found = outcomes(iterator)
     # The first one ends all workers, perhaps also one that has died and was not missed yet.
     assert found.count(WorkerRestartWarning) in (1, 2)
     assert [entry for entry in found if entry is not WorkerRestartWarning] == expected
@@ -459,8 +457,6 @@ def test_readers_that_wait_for_each_other_and_one_is_replaced(
         iterator = iter(loader)
         next(iterator)
         os.kill(worker_pids(iterator)[1], signal.SIGKILL)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", WorkerRestartWarning)
-            with pytest.raises(WorkerRestartWarning, match="DataLoader worker 1 .* wait for each"):
-                for _ in iterator:
-                    pass
+        with pytest.raises(WorkerRestartWarning, match="DataLoader worker 1 .* wait for each"):
+            for _ in iterator:
+                pass

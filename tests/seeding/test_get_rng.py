@@ -20,8 +20,6 @@ from lit_loader import CachedDataset, DataLoader, MixtureStream, OptionError, ge
 from lit_loader.context import reading
 from tests.support.remote_threads import ThreadWorkers
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
 LENGTH, SIZE = 20, 3
 OPTIONS: dict[str, Any] = {"batch_size": SIZE, "shuffle": True, "seed": 7}
 

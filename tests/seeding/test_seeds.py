@@ -16,22 +16,17 @@ from tests.support.programs import ROOT, run_python
 
 
 @pytest.fixture(autouse=True)
-def _leave_the_generators_as_they_were() -> Iterator[None]:
-    numpy_state, python_state = np.random.get_state(legacy=False), random.getstate()
-    bits, torch_state = np.random.get_bit_generator(), torch.get_rng_state()
+def _leave_the_generators_as_they_were(generators_kept: None) -> Iterator[None]:
+    bits = np.random.get_bit_generator()
     yield
     np.random.set_bit_generator(bits)
-    np.random.set_state(numpy_state)
-    random.setstate(python_state)
-    torch.set_rng_state(torch_state)
 
 
 @pytest.fixture(params=["fast", "portable"])
-def _layouts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _layouts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test also as on a torch whose private layout is another one."""
     if request.param == "portable":
         monkeypatch.setattr(seeding, "_initial_seed_leads_the_state", lambda: False)
-    yield
 
 
 def draws(count: int = 3) -> list[Any]:

@@ -41,12 +41,7 @@ class Node:
         command = [*under, shutil.which("ray") or "ray", "start", "--block"]
         self.process = subprocess.Popen(
             [*command, "--disable-usage-stats", *options],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "RAY_AUTH_MODE": "disabled",
-                **environment,
-            },
+            env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled", **environment},
             start_new_session=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

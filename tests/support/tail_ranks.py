@@ -50,11 +50,7 @@ class WithBothStates(Uneven, shard_data.WithBothStates):
     pass
 
 
-KINDS = {
-    "generator": Generator,
-    "iterator": WithIteratorState,
-    "both": WithBothStates,
-}
+KINDS = {"generator": Generator, "iterator": WithIteratorState, "both": WithBothStates}
 
 
 def loader(kind: str, tail: str, workers: int, ranks: int = 1, rank: int = 0) -> DataLoader[Any]:
