@@ -81,10 +81,6 @@ def _shared_memory() -> set[str]:
     return {name for name in names if f"_{os.getpid()}_" in name}
 
 
-def _threads() -> set[str]:
-    return {thread.name for thread in threading.enumerate() if "lit_loader" in thread.name}
-
-
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Compare what is there before and after each test."""
@@ -93,7 +89,7 @@ def nothing_left_behind() -> Iterator[None]:
 
     def left() -> dict[str, object]:
         return {
-            "threads": _threads(),
+            "threads": {t.name for t in threading.enumerate() if "lit_loader" in t.name},
             "processes": _children() - children,
             "shared memory": _shared_memory() - shared,
             "arenas": _arenas() - arenas,

@@ -28,16 +28,13 @@ def nothing_is_left(before: tuple[int, int, int, set[str]]) -> None:
 PROGRAM = """
 import gc, os, signal, sys, threading, time, warnings
 from lit_loader import DataLoader
-from tests.support.samples import usage
+from tests.support.samples import Call, usage
 
-class Data:
-    def __len__(self):
-        return 12
-    def __getitem__(self, index):
-        assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
-        if not index:
-            assert os.waitstatus_to_exitcode(os.system("exit 3")) == 3  # it learns how they end
-        return index
+def sample(index):
+    assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
+    if not index:
+        assert os.waitstatus_to_exitcode(os.system("exit 3")) == 3  # it learns how they end
+    return index
 
 def reap(*_):
     try:
@@ -54,8 +51,8 @@ def reap_always():
             time.sleep(0.001)
 
 def main(method, how):
-    options = {"num_workers": 2, "multiprocessing_context": method}
-    list(DataLoader(Data(), **options))
+    data, options = Call(sample, 12), {"num_workers": 2, "multiprocessing_context": method}
+    list(DataLoader(data, **options))
     gc.collect()
     before = usage()
     if how == "ignored":
@@ -65,7 +62,7 @@ def main(method, how):
     else:
         threading.Thread(target=reap_always, daemon=True).start()
     for turn in range(2):
-        loader = DataLoader(Data(), persistent_workers=turn == 1, **options)
+        loader = DataLoader(data, persistent_workers=turn == 1, **options)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found = []
@@ -163,17 +160,14 @@ pin_memory.pin_tensor = torch.clone
 torch.accelerator.set_device_index = lambda index: None
 reached, where = threading.Event(), "WHERE"
 
-class Data:
-    def __len__(self):
-        return 1000
-    def __getitem__(self, index):
-        if where == "waiting" and index >= 4:
-            hang()
-        return index
+def sample(index):
+    if where == "waiting" and index >= 4:
+        hang()
+    return index
 
 def read(options):
     while True:
-        for batch in DataLoader(Data(), **options):
+        for batch in DataLoader(Call(sample, 1000), **options):
             if int(batch) == 3:
                 reached.set()
 

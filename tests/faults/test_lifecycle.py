@@ -22,16 +22,7 @@ from lit_loader.workers.pipes import Pipes
 from lit_loader.workers.process_start import default_context
 from tests.node.data import Child
 from tests.parity.tools import Gate, finish_script, start_script, wait_gone
-from tests.support.samples import (
-    METHODS,
-    Call,
-    Counting,
-    Rows,
-    epoch_and_index,
-    ints,
-    usage,
-    worker_pids,
-)
+from tests.support.samples import METHODS, Call, Counting, Rows, ints, usage, worker_pids
 
 PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
 KIND = pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
@@ -63,10 +54,10 @@ def test_nothing_starts_before_the_first_next(persistent: bool, iterable: bool) 
 @pytest.mark.parametrize("in_order", [True, False], ids=["in order", "as it comes"])
 def test_nothing_of_an_abandoned_epoch_is_delivered(iterable: bool, in_order: bool) -> None:
     rng = random.Random(4)
+    data = data_of(iterable, 40, lambda index: (lit_loader.get_epoch(), index))
     with DataLoader(
-        data_of(iterable, 40, epoch_and_index), num_workers=3, batch_size=None,
-        persistent_workers=True, in_order=in_order, prefetch_factor=4,
-    ) as loader:  # fmt: skip
+        data, None, num_workers=3, persistent_workers=True, in_order=in_order, prefetch_factor=4
+    ) as loader:
         for epoch in range(50):
             taken = rng.choice([1, 2, 5, 20, 40])
             got = []
@@ -292,25 +283,18 @@ def test_cancelled_work_stops_at_the_sample_it_is_in() -> None:
 # Whole programs --------------------------------------------------------------------------------
 
 PROGRAM = """
-import os, select, sys
-import torch
-import lit_loader.loader
+import itertools, os, sys
+import lit_loader
+from tests.support.samples import Call
+from torch.utils.data import IterableDataset
 
-class Data(torch.utils.data.Dataset):
-    def __init__(self, last):
-        self.last = last
-    def __len__(self):
-        return 1000
-    def __getitem__(self, index):
-        if index >= self.last:
-            select.select([], [], [])
-        return os.getpid()
+def pid(index):
+    return os.getpid()
 
-class Stream(torch.utils.data.IterableDataset):
+class Stream(IterableDataset):
     def __iter__(self):
         lit_loader.get_shard()
-        while True:
-            yield os.getpid()
+        return map(pid, itertools.count())
 
 def say(*words):
     print(*words, flush=True)
@@ -328,7 +312,7 @@ def program(body: str, method: str = "fork", persistent: bool = True) -> str:
 @pytest.mark.parametrize("method", METHODS)
 def test_exit_with_live_iterators(tmp_path: Path, method: str) -> None:
     body = """
-loader = DataLoader(Data(1000), **options)
+loader = DataLoader(Call(pid, 1000), **options)
 iterators = [iter(loader), iter(DataLoader(Stream(), **options))]
 for iterator in iterators:
     for _ in range(4):
@@ -350,7 +334,7 @@ def test_the_loop_ends_the_program(
 ) -> None:
     """As it is, and without a word of the workers."""
     body = f"""
-for batch in DataLoader(Data(1000), **options):
+for batch in DataLoader(Call(pid, 1000), **options):
     say(int(batch))
     {last_word}
 """

@@ -235,19 +235,14 @@ def test_a_loader_in_a_thread_hears_nothing_of_ctrl_c(tmp_path: Path, whom: str)
 RANKS = """
 import os, subprocess, sys
 import lit_loader
-
-class Data:
-    def __len__(self):
-        return 1_000_000
-    def __getitem__(self, index):
-        return index
+from tests.support.samples import Call
 
 def be_rank(folder, rank):
     import torch
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=int(rank), world_size=2
     )
-    sampler = torch.utils.data.DistributedSampler(data := Data())
+    sampler = torch.utils.data.DistributedSampler(data := Call(int, 1_000_000))
     loader = lit_loader.DataLoader(data, sampler=sampler, num_workers=2)
     for number, batch in enumerate(loader):
         torch.distributed.all_reduce(batch)
@@ -463,19 +458,15 @@ def test_sigterm_to_the_group_lets_lightning_save_and_resume(tmp_path: Path, whe
 # The parent is killed ----------------------------------------------------------------------------
 
 MOTHER = """
-import os, select, sys, warnings
+import functools, os, sys, warnings
 import torch
 from lit_loader import DataLoader, get_epoch
+from tests.support.samples import Call, hang
 
-class Data(torch.utils.data.Dataset):
-    def __init__(self, hangs):
-        self.hangs = hangs
-    def __len__(self):
-        return 8
-    def __getitem__(self, index):
-        if self.hangs and (get_epoch(), index) == (1, 7):
-            select.select([], [], [])
-        return torch.full((1000,), index)
+def sample(hangs, index):
+    if hangs and (get_epoch(), index) == (1, 7):
+        hang()
+    return torch.full((1000,), index)
 
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
@@ -484,8 +475,9 @@ def load(method):
     os.setsid()
     say(os.getpid())
     for hangs in (False, True):
+        data = Call(functools.partial(sample, hangs), 8)
         with DataLoader(
-            Data(hangs), num_workers=2, persistent_workers=True, multiprocessing_context=method
+            data, num_workers=2, persistent_workers=True, multiprocessing_context=method
         ) as loader:
             for _ in range(2):
                 say("epoch")

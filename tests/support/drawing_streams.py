@@ -15,8 +15,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 import lit_loader
 from lit_loader import MixtureStream
 
-__all__ = ["GENERATORS", "KINDS", "STATES", "Drawing", "KnowsItself", "stream"]
-
 LENGTH = 48
 
 
@@ -82,13 +80,8 @@ class Place(Iterator[Any]):
     """Where a stream is, and what comes next."""
 
     def __init__(self, stream: Drawing, draw: Draws) -> None:
-        self.stream, self.kind, self.draw, self.numbers = (
-            stream,
-            stream.kind,
-            draw,
-            stream.numbers(),
-        )
-        self.place, self.buffer = 0, list[int]()
+        self.stream, self.kind, self.draw = stream, stream.kind, draw
+        self.numbers, self.place, self.buffer = stream.numbers(), 0, list[int]()
 
     def __next__(self) -> Any:
         try:
@@ -242,21 +235,16 @@ STATES: dict[str, Callable[..., Drawing]] = {
     "none": Drawing,
 }
 PLAIN = ("filter", "stride", "buffer", "augmented")
-SHUFFLED = (
-    *("shuffled", "shuffled filter", "shuffled buffer", "shuffled augmented"),
-    "shuffled by the process's seed",
-)
-KINDS = (*PLAIN, *SHUFFLED, "mixture", "lopsided mixture")
-GENERATORS = (*("random", "numpy", "torch", "own random", "own numpy", "own legacy", "own torch"),)
+SHUFFLED = ("shuffled", "shuffled filter", "shuffled buffer", "shuffled augmented")
+KINDS = (*PLAIN, *SHUFFLED, "shuffled by the process's seed", "mixture", "lopsided mixture")
+GENERATORS = ("random", "numpy", "torch", "own random", "own numpy", "own legacy", "own torch")
 
 
 def stream(kind: str, generator: str, state: str) -> Any:
     """Make one."""
     make = STATES[state]
-    if kind == "mixture":
-        sources = [make("buffer", generator), make("filter", generator, 100)]
-        return MixtureStream(sources, weights=[2, 1], exhausted="drop", seed=1)
-    if kind == "lopsided mixture":
-        sources = [make("buffer", generator), make("shuffled", generator, 100)]
-        return MixtureStream(sources, weights=[12, 1], exhausted="drop", seed=1)
-    return make(kind, generator)
+    if "mixture" not in kind:
+        return make(kind, generator)
+    second, weights = ("filter", [2, 1]) if kind == "mixture" else ("shuffled", [12, 1])
+    sources = [make("buffer", generator), make(second, generator, 100)]
+    return MixtureStream(sources, weights=weights, exhausted="drop", seed=1)

@@ -55,10 +55,6 @@ class Struck(Exception):
     """The fault "exception"."""
 
 
-def _crash() -> None:
-    ctypes.string_at(0)
-
-
 def _loop() -> None:
     while True:
         pass
@@ -73,7 +69,7 @@ FAULTS: Final[dict[str, Callable[[], object]]] = {
     "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "SIGALRM": lambda: os.kill(os.getpid(), signal.SIGALRM),
     "SIGABRT": lambda: os.kill(os.getpid(), signal.SIGABRT),
-    "SIGSEGV": _crash,
+    "SIGSEGV": lambda: ctypes.string_at(0),
     "_exit": lambda: os._exit(7),
     "_exit 0": lambda: os._exit(0),
     "SIGSTOP": lambda: os.kill(os.getpid(), signal.SIGSTOP),

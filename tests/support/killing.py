@@ -9,8 +9,6 @@ from typing import Any
 
 from lit_loader.describe import PACKAGE
 
-__all__ = ["Killer"]
-
 
 class Killer:
     """Kills its process at an instruction of the package's files that begin so.

@@ -131,11 +131,6 @@ def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
         os.sched_yield()
 
 
-def epoch_and_index(index: int) -> tuple[int, int]:
-    """Tag a sample with the epoch it was made in."""
-    return lit_loader.get_epoch(), index
-
-
 def uncollated(samples: Any) -> Any:
     """A ``collate_fn`` that changes nothing."""
     return samples

@@ -16,32 +16,11 @@ from torch.utils.data import BatchSampler, IterableDataset, Sampler
 import lit_loader
 from tests.support.samples import Cursor
 
-
-def _shuffled_by_torch(numbers: list[int]) -> list[int]:
-    return [numbers[place] for place in torch.randperm(len(numbers)).tolist()]
-
-
-def _shuffled_by_python(numbers: list[int]) -> list[int]:
-    return random.sample(numbers, len(numbers))
-
-
-def _shuffled_by_numpy(numbers: list[int]) -> list[int]:
-    return list(map(int, np.random.permutation(numbers)))
-
-
-def _torch_state() -> bytes:
-    return torch.get_rng_state().numpy().tobytes()
-
-
-def _set_torch_state(state: bytes) -> None:
-    torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-
-
 SHUFFLES: dict[str, Callable[[list[int]], list[int]]] = {
     "no": list,
-    "torch": _shuffled_by_torch,
-    "python": _shuffled_by_python,
-    "numpy": _shuffled_by_numpy,
+    "torch": lambda numbers: [numbers[place] for place in torch.randperm(len(numbers)).tolist()],
+    "python": lambda numbers: random.sample(numbers, len(numbers)),
+    "numpy": lambda numbers: np.random.permutation(numbers).tolist(),
 }
 
 
@@ -61,11 +40,11 @@ class Ordered:
         return SHUFFLES[self.shuffle](numbers)
 
     def told(self, **place: Any) -> dict[str, Any]:
-        return place | ({"generator": _torch_state()} if self.keeps else {})
+        return place | ({"generator": bytes(torch.get_rng_state().numpy())} if self.keeps else {})
 
     def brought(self, state: dict[str, Any]) -> None:
         if self.keeps:
-            _set_torch_state(state["generator"])
+            torch.set_rng_state(torch.frombuffer(bytearray(state["generator"]), dtype=torch.uint8))
 
 
 class Place(Cursor):

@@ -14,7 +14,6 @@ import select
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import IO, Any
@@ -24,10 +23,11 @@ import pytest
 import torch
 
 from lit_loader import DataLoader
-from lit_loader.errors import LoaderError, WorkerRestartWarning, WorkerTimeoutError
+from lit_loader.errors import LoaderError, WorkerTimeoutError
 from lit_loader.seeding import seeds
 from lit_loader.workers import launcher, making
 from lit_loader.workers.launcher import Launcher
+from tests.support.faults import told
 from tests.support.samples import Call, Rows, ints
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -59,17 +59,6 @@ def batches(dataset: Any, **options: Any) -> list[list[float]]:
     options = {"num_workers": 2, "multiprocessing_context": "fork", "seed": 7, **options}
     with DataLoader(dataset, **options) as loader:
         return [batch.flatten().tolist() for batch in loader]
-
-
-@contextlib.contextmanager
-def warned() -> Iterator[list[str]]:
-    """Gives the texts of what is told of starts and restarts meanwhile."""
-    texts: list[str] = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", WorkerRestartWarning)
-        yield texts
-    assert {warning.category for warning in caught} <= {WorkerRestartWarning}
-    texts += [str(warning.message) for warning in caught]
 
 
 @pytest.fixture(params=[True, False], ids=["launched", "direct"])
@@ -220,7 +209,7 @@ def init(worker: int) -> None:
 @pytest.mark.parametrize("name", HELD)
 def test_a_lock_that_workers_have_anew(name: str) -> None:
     expected = batches(Drawing())
-    with HELD[name](), warned() as texts:
+    with HELD[name](), told() as texts:
         assert batches(Drawing(), max_worker_restarts=0, worker_init_fn=init) == expected
     assert torch.cuda in ACCELERATORS
     assert not texts
@@ -247,7 +236,7 @@ def test_a_lock_that_is_free_at_the_second_fork(name: str, monkeypatch: pytest.M
         fork(self)
 
     monkeypatch.setattr(Launcher, "_fork", counted)
-    with holding(lock) as release, warned() as texts:
+    with holding(lock) as release, told() as texts:
         assert batches(dataset, max_worker_restarts=0) == expected
     assert len(forks) == 2
     assert len(texts) == 1
@@ -265,7 +254,7 @@ def test_a_lock_that_stays_held(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (making, launcher):
         monkeypatch.setattr(module, "seed_worker", seed_worker)
-    with holding(lock), warned() as texts, pytest.raises(LoaderError) as caught:
+    with holding(lock), told() as texts, pytest.raises(LoaderError) as caught:
         batches(Drawing(), num_workers=1)
     text = str(caught.value)
     assert "got stuck, most likely at a lock" in text
