@@ -2,6 +2,7 @@
 
 import random
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,9 +15,9 @@ from torch.utils.data import Dataset, IterableDataset
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.batch import sample_errors
-from lit_loader.batch.sample_errors import MAX_BACKOFF, Attempts, Tolerance
+from lit_loader.batch.sample_errors import MAX_BACKOFF
 from lit_loader.errors import SampleErrorsError
-from lit_loader.transport.status_board import Cancelled, Progress
+from tests.parity.tools import Gate
 from tests.support.exact import noisy_collate
 from tests.support.samples import Call, Counting
 
@@ -236,15 +237,9 @@ def test_a_batch_asked_for_at_once_is_tried_again_at_once_and_then_one_by_one() 
 # --- the wait ---
 
 
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Record the sleeps instead of sleeping."""
+def test_the_wait_doubles_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(sample_errors.time, "sleep", slept.append)
-    return slept
-
-
-def test_the_wait_doubles_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept = waits(monkeypatch)
     totals = []
 
     def fail(index: int) -> None:
@@ -259,34 +254,23 @@ def test_the_wait_doubles_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None
     assert MAX_BACKOFF == 10.0
 
 
-class Cancelling(Progress):
-    """A batch that is not wanted any more after a number of looks at the board."""
-
-    def __init__(self, after: int) -> None:
-        super().__init__()
-        self.after = after
-        self.positions: list[int] = []
-
-    def step(self, position: int) -> None:
-        self.positions.append(position)
-        if len(self.positions) > self.after:
-            raise Cancelled
-
-
 @pytest.mark.parametrize("policy", ["raise", "skip"])
-def test_the_wait_ends_when_the_batch_is_no_longer_wanted(
-    policy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slept = waits(monkeypatch)
+def test_the_wait_ends_when_the_batch_is_no_longer_wanted(policy: str) -> None:
+    """The worker is there for the next epoch at once."""
+    gate = Gate()
 
-    def fail(index: int) -> None:
-        raise OSError
+    def sample(index: int) -> int:
+        if index == 1 and lit_loader.get_epoch() == 0:
+            gate.open()
+            raise OSError
+        return index
 
-    tolerance = Tolerance(policy, None, 3, 100.0, (OSError,))
-    attempts = Attempts(tolerance, before=int, undo=lambda: None)
-    progress = Cancelling(after=3)
-    with pytest.raises(Cancelled):
-        attempts.read(fail, 5, 2, progress)
-    assert progress.positions == [2] * 4
-    assert 0 < sum(slept) <= 0.2
-    assert attempts.errors == []
+    options: Any = {"on_sample_error": policy, "sample_retries": 9, "retry_backoff": MAX_BACKOFF}
+    with DataLoader(Call(sample, 4), num_workers=1, persistent_workers=True, **options) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        assert gate.wait()
+        begun = time.monotonic()
+        assert [int(batch) for batch in loader] == [0, 1, 2, 3]
+        assert time.monotonic() - begun < MAX_BACKOFF
+    gate.close()

@@ -266,16 +266,14 @@ def stream_cases() -> Iterator[tuple[str, Case]]:
     for kind, readers in itertools.product(before.KINDS, (0, 2)):
         make = functools.partial(kind, "own torch")
         yield f"first drawn, {kind.__name__}, {readers}", Case(make, readers=readers)
-    of_sources = (mixed.stateless, mixed.with_state, mixed.nested, mixed.buffered,
-                  mixed.buffered_late, mixed.buffered_within)  # fmt: skip
-    for sources, shards in itertools.product(of_sources, (None, 1, 2)):
+    for sources, shards in itertools.product(mixed.SOURCES, (None, 1, 2)):
         make = functools.partial(mixture_of, sources, weights=[3, 1], exhausted="drop", seed=1)
         options = functools.partial(dict, num_shards=shards, batch_size=2)
-        name = f"mixed, {sources.__name__}, {shards}"
+        name = f"mixed, {sources}, {shards}"
         yield name, Case(make, options, None if shards else 0, following=False)
     for exhausted, length in (("stop", None), ("drop", None), ("repeat", 120)):
         make = functools.partial(
-            mixture_of, mixed.with_state, epoch_length=length, exhausted=exhausted, seed=7
+            mixture_of, "with state", epoch_length=length, exhausted=exhausted, seed=7
         )
         yield f"mixed, {exhausted}", Case(make, readers=2)
     lengths = [(12, 12), (5, 17), (0, 9), (14,), (7, 10, 2)]
@@ -292,8 +290,8 @@ def stream_cases() -> Iterator[tuple[str, Case]]:
         yield name, Case(make, options, readers=(0, 2)[place // 7 % 2], following=False)
 
 
-def mixture_of(sources: Callable[[], Any], **options: Any) -> MixtureStream:
-    return MixtureStream(sources(), **options)
+def mixture_of(sources: str, **options: Any) -> MixtureStream:
+    return MixtureStream(mixed.SOURCES[sources](), **options)
 
 
 def bad_sources() -> MixtureStream:
@@ -489,6 +487,13 @@ def test_sample_seeding_does_not_depend_on_the_batch_size() -> None:
         return digests(row for batch in loader for row in batch)
 
     assert rows(4) == rows(5) == rows(26)
+
+
+def test_the_largest_seed_and_epoch() -> None:
+    with make(seed=2**64 - 1, num_workers=1) as loader, make(seed=2**64 - 1) as alone:
+        for each in (loader, alone):
+            each.set_epoch(2**62 - 1)
+        assert digests(loader) == digests(alone)
 
 
 def test_the_parents_generators_are_not_touched_by_a_loop_left_early() -> None:

@@ -2,7 +2,7 @@
 
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -91,44 +91,32 @@ class Buffered(Held):
         return waiting.pop(int(draw * 97) % len(waiting))
 
 
-def stateless() -> list[Any]:
-    return [Held(0, 24), Held(100, 12)]
-
-
-def with_state() -> list[Any]:
-    return [HeldWithState(0, 24), Held(100, 12)]
-
-
-def nested() -> list[Any]:
-    return [Held(0, 16), Nested(Held(100, 12), HeldWithState(200, 8))]
-
-
-def buffered() -> list[Any]:
-    return [Buffered(0, 24), Buffered(100, 12)]
-
-
-def buffered_late() -> list[Any]:
-    return [HeldWithState(0, 24), Buffered(100, 12)]
-
-
-def buffered_within() -> list[Any]:
-    return [HeldWithState(0, 16), Nested(HeldWithState(100, 12), Buffered(200, 8))]
-
-
-def loader(sources: Any, batch_size: int = 2, **options: Any) -> DataLoader[Any]:
-    mixture = MixtureStream(sources(), weights=[3, 1], exhausted="drop", seed=1)
-    return DataLoader(mixture, batch_size, seed=1, **options)
+SOURCES: dict[str, Callable[[], list[Any]]] = {
+    "stateless": lambda: [Held(0, 24), Held(100, 12)],
+    "with state": lambda: [HeldWithState(0, 24), Held(100, 12)],
+    "nested": lambda: [Held(0, 16), Nested(Held(100, 12), HeldWithState(200, 8))],
+    "buffered": lambda: [Buffered(0, 24), Buffered(100, 12)],
+    "buffered late": lambda: [HeldWithState(0, 24), Buffered(100, 12)],
+    "buffered within": lambda: [
+        HeldWithState(0, 16), Nested(HeldWithState(100, 12), Buffered(200, 8))
+    ],
+}  # fmt: skip
 
 
 def test_who_reads_again_is_told() -> None:
     """Only if a source that has been begun, and is not through, has no state."""
-    one = loader(buffered_late)
-    warned = []
+
+    def loader() -> DataLoader[Any]:
+        sources = SOURCES["buffered late"]()
+        mixture = MixtureStream(sources, weights=[3, 1], exhausted="drop", seed=1)
+        return DataLoader(mixture, 2, seed=1)
+
+    one, warned = loader(), []
     for _ in one:
         state = one.state_dict()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            loader(buffered_late).load_state_dict(state)
+            loader().load_state_dict(state)
         texts = " ".join(str(warning.message) for warning in caught)
         warned.append("has a source that has no state_dict" in texts)
     assert not warned[0]

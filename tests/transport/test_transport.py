@@ -3,6 +3,7 @@
 import fcntl
 import gc
 import os
+import select
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import lit_loader
 from lit_loader import DataLoader
 from lit_loader.errors import LoaderError, TransportError
 from lit_loader.transport import arena as arena_module
+from lit_loader.transport.messages import SIZE
 from lit_loader.workers.pipes import Pipes
 from tests.parity.tools import Gate
 from tests.support.samples import BrokenArrival, Call, Counting, Rows, ints
@@ -99,6 +101,13 @@ def test_index_lists_larger_than_a_slot(small_slots: int) -> None:
     lists = [list(range(n)) for n in (3, 20_000, 5, 30_000)]
     loader = DataLoader(Batches(total), batch_sampler=lists, num_workers=2)
     assert ints(loader) == [sum(indices) for indices in lists]
+
+
+def test_the_size_of_messages_is_atomic_in_a_pipe() -> None:
+    # POSIX's lower bound of PIPE_BUF, and a divisor of the capacity of every pipe, so that a
+    # write goes in as a whole or not at all.
+    assert SIZE <= select.PIPE_BUF
+    assert 4096 % SIZE == 0
 
 
 @pytest.mark.skipif(not hasattr(fcntl, "F_SETPIPE_SZ"), reason="needs Python 3.10 on Linux")
