@@ -21,10 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from lit_loader import DataLoader, get_shard
-from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.seeding.find_generators import LATE, GeneratorWatch
-from lit_loader.seeding.generator_state import preserved
-from lit_loader.transport.status_board import Progress
 from tests.support import held_elsewhere
 
 pytestmark = pytest.mark.usefixtures("by_fork")  # much of what may hold one cannot be pickled
@@ -226,21 +223,15 @@ KINDS: dict[str, Callable[[], Drawing]] = {
 
 def epoch(dataset: Drawing, workers: int, backwards: bool = False, **options: Any) -> list[Any]:
     """The batches of epoch 3, in the order of their numbers."""
-    order = range(LENGTH)
-    with DataLoader(
-        dataset, batch_size=BATCH, sampler=order, num_workers=workers, seed=5, **options
-    ) as loader:
+    with DataLoader(dataset, BATCH, num_workers=workers, seed=5, **options) as loader:
+        loader.set_epoch(3)
         if not backwards:
-            loader.set_epoch(3)
             return [batch.tolist() for batch in loader]
-        one = BatchLoader(loader._core.spec())
-        made = {}
+        state, batches = loader.state_dict() | {"epoch": 3}, []
         for number in reversed(range(LENGTH // BATCH)):
-            indices = list(order[number * BATCH : (number + 1) * BATCH])
-            with preserved():
-                made[number] = one.load(indices, number, 3, 5, Progress())
-        batches = [made[number] for number in sorted(made)]
-        return [getattr(batch, "batch", batch).tolist() for batch in batches]
+            loader.load_state_dict(state | {"batches": number, "samples": number * BATCH})
+            batches.insert(0, next(iter(loader)).tolist())
+        return batches
 
 
 @pytest.mark.parametrize("seeding", ["batch", "sample"])
