@@ -4,6 +4,7 @@ import fcntl
 import gc
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import threading
@@ -181,11 +182,17 @@ def processors_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def generators_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Put back what a test that seeds everything changes."""
-    from tests.support.samples import keeping_generators
+    """Put back the global generators, and what Lightning's seed_everything sets besides."""
+    import numpy as np
+    import torch
 
-    with keeping_generators(monkeypatch):
-        yield
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.setenv(name, "0")
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    yield
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
 
 
 @pytest.fixture

@@ -163,101 +163,97 @@ SAMPLES: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("place", ["private", "slot", "full slot"])
 @pytest.mark.parametrize("name", SAMPLES)
-class TestEqualsTorch:
-    def test_result(self, name: str, place: str) -> None:
-        samples = SAMPLES[name]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's, on read-only and F arrays
-            expected = torch_collate(samples)
-        empty = {"private": None, "slot": new_writer().empty, "full slot": new_writer(64).empty}
-        check_same(default_collate(samples, empty[place]), expected)
+def test_equal_to_torchs(name: str, place: str) -> None:
+    samples = SAMPLES[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, on read-only and F arrays
+        expected = torch_collate(samples)
+    empty = {"private": None, "slot": new_writer().empty, "full slot": new_writer(64).empty}
+    check_same(default_collate(samples, empty[place]), expected)
 
 
-class TestOtherContainers:
-    def test_attributes_and_factories_stay(self) -> None:
-        one = Attributed(a=1)
-        one.note = "kept"
-        got = default_collate([one, Attributed(a=2)])
-        assert type(got) is Attributed and got.note == "kept" and got["a"].tolist() == [1, 2]
-        assert one["a"] == 1
-        factory = default_collate([collections.defaultdict(list, a=1)] * 2)
-        assert factory.default_factory is list
+def test_attributes_and_factories_stay() -> None:
+    one = Attributed(a=1)
+    one.note = "kept"
+    got = default_collate([one, Attributed(a=2)])
+    assert type(got) is Attributed and got.note == "kept" and got["a"].tolist() == [1, 2]
+    assert one["a"] == 1
+    factory = default_collate([collections.defaultdict(list, a=1)] * 2)
+    assert factory.default_factory is list
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
 @pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")
-class TestErrorsEqualTorch:
-    @pytest.mark.parametrize("slot", [False, True], ids=["private", "slot"])
-    @pytest.mark.parametrize(
-        "make",
-        [
-            lambda: [torch.ones(2), torch.ones(3)],
-            lambda: [torch.ones(9000), torch.ones(9001)],
-            lambda: [np.ones(2), np.ones(3)],
-            lambda: [[1, 2], [3]],
-            lambda: [(1, 2), (3, 4, 5)],
-            lambda: [{"a": 1}, {"b": 1}],
-            lambda: [object(), object()],
-            lambda: [None, None],
-            lambda: [1, None],
-            lambda: [1, "a"],
-            lambda: [2**70, 1],
-            lambda: [2**63, 1],
-            lambda: [{"a": [Custom(1)]}, {"a": [Custom(2)]}],
-            lambda: [np.array(["a"])] * 2,
-            lambda: [np.array([object()])] * 2,
-            lambda: [np.array(["2020"], "M8[D]")] * 2,
-            lambda: [np.ones(2, ">f4")] * 2,
-            lambda: [np.str_("a"), np.datetime64("2020")],
-            lambda: [np.datetime64("2020")] * 2,
-            lambda: [torch.ones(2), 1],
-            lambda: [1, torch.ones(2)],
-            lambda: [torch.eye(2).to_sparse()] * 2,
-            lambda: [torch.eye(2).to_sparse_csr()] * 2,
-            lambda: [torch.nested.nested_tensor([torch.ones(1)])] * 2,
-            lambda: [],
-        ],
-    )
-    def test_class_and_words(self, make: Any, slot: bool) -> None:
-        samples = make()
-        try:
-            expected = torch_collate(samples)
-        except Exception as error:
-            with pytest.raises(type(error)) as raised:
-                default_collate(samples, new_writer().empty if slot else None)
-            assert str(raised.value) == str(error)
-        else:
-            check_same(default_collate(samples), expected)
+@pytest.mark.parametrize("slot", [False, True], ids=["private", "slot"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: [torch.ones(2), torch.ones(3)],
+        lambda: [torch.ones(9000), torch.ones(9001)],
+        lambda: [np.ones(2), np.ones(3)],
+        lambda: [[1, 2], [3]],
+        lambda: [(1, 2), (3, 4, 5)],
+        lambda: [{"a": 1}, {"b": 1}],
+        lambda: [object(), object()],
+        lambda: [None, None],
+        lambda: [1, None],
+        lambda: [1, "a"],
+        lambda: [2**70, 1],
+        lambda: [2**63, 1],
+        lambda: [{"a": [Custom(1)]}, {"a": [Custom(2)]}],
+        lambda: [np.array(["a"])] * 2,
+        lambda: [np.array([object()])] * 2,
+        lambda: [np.array(["2020"], "M8[D]")] * 2,
+        lambda: [np.ones(2, ">f4")] * 2,
+        lambda: [np.str_("a"), np.datetime64("2020")],
+        lambda: [np.datetime64("2020")] * 2,
+        lambda: [torch.ones(2), 1],
+        lambda: [1, torch.ones(2)],
+        lambda: [torch.eye(2).to_sparse()] * 2,
+        lambda: [torch.eye(2).to_sparse_csr()] * 2,
+        lambda: [torch.nested.nested_tensor([torch.ones(1)])] * 2,
+        lambda: [],
+    ],
+)
+def test_errors_are_torchs(make: Any, slot: bool) -> None:
+    samples = make()
+    try:
+        expected = torch_collate(samples)
+    except Exception as error:
+        with pytest.raises(type(error)) as raised:
+            default_collate(samples, new_writer().empty if slot else None)
+        assert str(raised.value) == str(error)
+    else:
+        check_same(default_collate(samples), expected)
 
 
-class TestRegistry:
-    def test_added_rule(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def rule(batch: Any, *, collate_fn_map: Any = None) -> Any:
-            assert collate_fn_map is default_collate_fn_map
-            return [each.value for each in batch]
+def test_a_rule_that_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rule(batch: Any, *, collate_fn_map: Any = None) -> Any:
+        assert collate_fn_map is default_collate_fn_map
+        return [each.value for each in batch]
 
-        monkeypatch.setitem(default_collate_fn_map, Custom, rule)
-        assert default_collate([{"a": Custom(1)}, {"a": Custom(2)}]) == {"a": [1, 2]}
+    monkeypatch.setitem(default_collate_fn_map, Custom, rule)
+    assert default_collate([{"a": Custom(1)}, {"a": Custom(2)}]) == {"a": [1, 2]}
 
 
-class TestMemory:
-    def test_large_tensor_lands_in_the_slot_and_is_not_copied(self) -> None:
-        writer = new_writer()
-        samples = images()
-        batch = default_collate([{"image": image, "label": 3} for image in samples], writer.empty)
-        image = batch["image"]
-        assert writer.base <= image.data_ptr() < writer.base + writer.memory.size
-        got = decode(writer.memory, *encode(batch, writer))
-        assert got["image"].data_ptr() == image.data_ptr()
-        assert torch.equal(got["image"], torch.stack(samples))
+def test_large_tensor_lands_in_the_slot_and_is_not_copied() -> None:
+    writer = new_writer()
+    samples = images()
+    batch = default_collate([{"image": image, "label": 3} for image in samples], writer.empty)
+    image = batch["image"]
+    assert writer.base <= image.data_ptr() < writer.base + writer.memory.size
+    got = decode(writer.memory, *encode(batch, writer))
+    assert got["image"].data_ptr() == image.data_ptr()
+    assert torch.equal(got["image"], torch.stack(samples))
 
-    def test_torch_collate_made_private(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(default_collate_fn_map, torch.Tensor, rules.collate_tensor_fn)
-        monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: "in a worker")
-        assert torch_collate(images()).is_shared()
-        collate_privately()
-        assert not torch_collate(images()).is_shared()
-        writer = new_writer()
-        batch = default_collate(images(), writer.empty)  # and ours still knows the rule
-        assert writer.base <= batch.data_ptr() < writer.base + writer.memory.size
+
+def test_torch_collate_made_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, rules.collate_tensor_fn)
+    monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: "in a worker")
+    assert torch_collate(images()).is_shared()
+    collate_privately()
+    assert not torch_collate(images()).is_shared()
+    writer = new_writer()
+    batch = default_collate(images(), writer.empty)  # and ours still knows the rule
+    assert writer.base <= batch.data_ptr() < writer.base + writer.memory.size

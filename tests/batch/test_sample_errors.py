@@ -124,10 +124,6 @@ def fail_always(index: Any) -> int:
     raise CannotRead(f"no sample {index}")
 
 
-def index_error(index: int) -> int:
-    return list(range(3))[index]
-
-
 def stop(index: int) -> int:
     if index == 1:
         raise StopIteration("stopped")
@@ -171,7 +167,7 @@ GIVEN: dict[str, tuple[Any, dict[str, Any], list[Any]]] = {
         Call(fail_on_odd, 4),
         {"sampler": [1, 0, 1, 1, 2, 1], "batch_size": 3, "max_sample_errors": 1}, [[0], [2]],
     ),
-    "any other exception, IndexError": (Call(index_error, 6), {}, [[0], [1], [2]]),
+    "any other exception, IndexError": (Call([0, 1, 2].__getitem__, 6), {}, [[0], [1], [2]]),
     "any other exception, StopIteration": (Call(stop, 6), {}, [[0], [2], [3], [4], [5]]),
 }  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Processes that are strangers, and have the same key, share what is in memory."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,10 @@ from lit_loader import CachedDataset
 from lit_loader.data import cache_store as shared_store
 from tests.cache.data import Decoded
 from tests.cache.test_folder import all_equal
-from tests.node.data import Child, started
+from tests.node.conftest import all_children_are_ended  # noqa: F401  a fixture
+from tests.node.data import Child
 
 KEY = f"a test's {os.getpid()}"
-
-
-@pytest.fixture(autouse=True)
-def all_children_are_ended() -> Iterator[None]:
-    """Also if the test has failed."""
-    yield
-    for child in list(started):
-        child.kill()
 
 
 def cache(dataset: Any = None, memory: Any = "1 MB", key: str = KEY, **options: Any) -> Any:

@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 
 @pytest.fixture
-def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Generators and environment are put back, and the modules forgotten, afterwards."""
-    from tests.support.recipes import importable
+def examples(generators_kept: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Generators, environment and path are put back afterwards."""
+    from tests.support.recipes import EXAMPLES  # skips where something that all need is missing
 
-    with importable(monkeypatch):
-        yield
+    monkeypatch.syspath_prepend(EXAMPLES)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)

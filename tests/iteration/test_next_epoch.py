@@ -151,14 +151,6 @@ def epoch(loader: DataLoader[Any], number: int) -> DataLoader[Any]:
     return loader
 
 
-def _set_epoch(loader: Any) -> None:
-    loader.set_epoch(7)
-
-
-def _same_epoch_again(loader: Any) -> None:
-    loader.set_epoch(0)
-
-
 def _leave_one_out(loader: Any) -> None:
     """Of a short epoch all is there, and the next one begun, too; then there are fewer workers."""
     loader.set_epoch(2)
@@ -175,10 +167,6 @@ def _resume(loader: Any) -> None:
     loader.load_state_dict(other.state_dict())
 
 
-def _resume_at_the_next(loader: Any) -> None:
-    loader.load_state_dict({**loader.state_dict()})
-
-
 def _grow(loader: Any) -> None:
     loader.dataset.length += 3
 
@@ -186,8 +174,10 @@ def _grow(loader: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "length"),
     [
-        *((each, 9) for each in (_set_epoch, _same_epoch_again, _resume, _resume_at_the_next)),
-        *((_grow, 9), (_leave_one_out, 3)),
+        pytest.param(lambda loader: loader.set_epoch(7), 9, id="another epoch"),
+        pytest.param(lambda loader: loader.set_epoch(0), 9, id="the same epoch again"),
+        pytest.param(lambda loader: loader.load_state_dict({**loader.state_dict()}), 9, id="next"),
+        *((_resume, 9), (_grow, 9), (_leave_one_out, 3)),
     ],
 )
 def test_what_does_not_come_next_is_dropped(change: Callable[[Any], None], length: int) -> None:

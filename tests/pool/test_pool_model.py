@@ -560,16 +560,9 @@ def test_what_has_been_wrong_once(name: str, machine: PoolMachine) -> None:
 
 
 def check(examples: int) -> None:
-    run_state_machine_as_test(
-        PoolMachine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=40,
-            derandomize=True,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    how: Any = {"derandomize": True, "database": None, "suppress_health_check": list(HealthCheck)}
+    how = settings(max_examples=examples, stateful_step_count=40, **how)
+    run_state_machine_as_test(PoolMachine, settings=how)
 
 
 def test_any_interleaving() -> None:

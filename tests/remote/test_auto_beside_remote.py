@@ -11,7 +11,8 @@ import pytest
 import lit_loader
 from lit_loader.errors import WorkerRestartWarning
 from lit_loader.statistics.auto_workers import AutoWorkers
-from tests.remote.test_remote_loader import Drawn, frozen
+from tests.remote.test_remote_loader import Drawn
+from tests.support.faults import plain
 from tests.support.remote_threads import ThreadWorkers
 from tests.tuning.test_auto_workers import Endless, by_chance
 
@@ -42,9 +43,9 @@ def compare_while_resized(
             while not (happened(loader) and len(numbers) > 1 and sampler.epoch > 1):
                 found = []
                 for batch in loader:
-                    found.append(frozen(batch))
+                    found.append(plain(batch))
                     numbers.add(loader.num_workers)
-                assert found == [frozen(batch) for batch in islice(alone, len(found))]
+                assert found == [plain(batch) for batch in islice(alone, len(found))]
             assert loader.statistics().remote_batches > 0
     for load, bounds in controller.loads:
         assert load.processor > 0 and 0 <= load.remote < 1 and bounds.most >= 1
@@ -82,7 +83,7 @@ def test_the_number_here_changes_with_the_bytes_of_one_process(
 def test_remote_workers_are_nobody_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AutoWorkers, "add", lambda *args: False)  # three they stay
     remote = ThreadWorkers(str(tmp_path))
-    expected = [frozen(batch) for batch in lit_loader.DataLoader(Drawn(), 4, seed=3)]
+    expected = [plain(batch) for batch in lit_loader.DataLoader(Drawn(), 4, seed=3)]
     with auto(Drawn(), remote) as loader:
         loader._core.auto.begin_with(3)
         settled = False
@@ -92,9 +93,9 @@ def test_remote_workers_are_nobody_here(tmp_path: Path, monkeypatch: pytest.Monk
                 settled = settled or pool.settled
         loader.set_epoch(0)
         batches = iter(loader)
-        found = [frozen(next(batches))]
+        found = [plain(next(batches))]
         assert len(pool.workers.pids) == 4  # and the relay
         memory = loader.statistics(memory=True).memory
         assert memory is not None and len(memory.workers) == 4
-        found += [frozen(batch) for batch in batches]
+        found += [plain(batch) for batch in batches]
         assert found == expected

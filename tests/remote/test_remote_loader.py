@@ -20,6 +20,7 @@ import lit_loader
 from lit_loader.errors import ExactnessWarning, LoaderError, WorkerDiedError, WorkerRestartWarning
 from lit_loader.top.picture import picture
 from lit_loader.top.watch import Watch
+from tests.support.faults import plain
 from tests.support.programs import run_program
 from tests.support.remote_threads import ThreadWorkers
 from tests.support.shard_data import KINDS
@@ -68,20 +69,11 @@ def loader_of(
     )
 
 
-def frozen(batch: Any) -> str:
-    """All there is to a batch, tensors by their bytes."""
-    if isinstance(batch, torch.Tensor):
-        return f"{batch.dtype}{tuple(batch.shape)}{batch.numpy().tobytes()!r}"
-    if isinstance(batch, dict):
-        return str({key: frozen(value) for key, value in batch.items()})
-    return str([frozen(value) for value in batch]) if isinstance(batch, list) else repr(batch)
-
-
-def epochs(dataset: Any, **options: Any) -> Iterator[list[str]]:
+def epochs(dataset: Any, **options: Any) -> Iterator[list[Any]]:
     """What each epoch holds, made in this process."""
     loader = loader_of(dataset, **options)
     while True:
-        yield [frozen(batch) for batch in loader]
+        yield [plain(batch) for batch in loader]
 
 
 def compare_until(
@@ -91,7 +83,7 @@ def compare_until(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for expected in epochs(dataset, **options):
-            assert [frozen(batch) for batch in loader] == expected
+            assert [plain(batch) for batch in loader] == expected
             if happened():
                 break
     return [f"{type(each.message).__name__}: {each.message}" for each in caught]
@@ -166,17 +158,17 @@ def test_a_viewer_tells_remote_from_local(tmp_path: Path) -> None:
 def test_a_state_says_nothing_of_remote_workers_and_is_resumed_without(tmp_path: Path) -> None:
     remote = ThreadWorkers(str(tmp_path))
     expected = next(epochs(Drawn()))
-    plain, resumed = loader_of(Drawn()), loader_of(Drawn())
+    alone, resumed = loader_of(Drawn()), loader_of(Drawn())
     with loader_of(Drawn(), 0, 2, remote) as loader:
-        batches = zip(loader, plain, strict=True)
+        batches = zip(loader, alone, strict=True)
         for _ in range(5):
             next(batches)
         state = loader.state_dict()
-        assert state == plain.state_dict()
+        assert state == alone.state_dict()
         resumed.load_state_dict(state)
-        assert [frozen(batch) for batch in resumed] == expected[5:]
+        assert [plain(batch) for batch in resumed] == expected[5:]
         loader.load_state_dict(state)  # and the other way about, in mid-epoch
-        assert [frozen(batch) for batch in loader] == expected[5:]
+        assert [plain(batch) for batch in loader] == expected[5:]
 
 
 class Large(Drawn):
@@ -201,7 +193,7 @@ def test_an_epoch_that_is_left_leaves_nothing_to_the_next_one(
         for place, whole in enumerate(expected):
             stop = len(whole) if place % 3 == 2 else place % 5 + 1
             batches = iter(loader)
-            assert [frozen(next(batches)) for _ in range(stop)] == whole[:stop]
+            assert [plain(next(batches)) for _ in range(stop)] == whole[:stop]
             if remote.count("made") > 20:
                 break
 
@@ -222,7 +214,7 @@ def test_an_error_comes_with_type_traceback_index_and_node(tmp_path: Path) -> No
             "in __getitem__",
         ):
             assert part in text
-        assert frozen(next(batches)["index"]) == frozen(torch.tensor([8, 9, 10, 11]))
+        assert plain(next(batches)["index"]) == plain(torch.tensor([8, 9, 10, 11]))
 
 
 @pytest.mark.parametrize("persistent", [True, False])
@@ -290,10 +282,10 @@ def test_a_batch_that_ends_every_worker_is_given_up(tmp_path: Path) -> None:
     with loader_of(Drawn(), 0, 2, remote) as loader, warnings.catch_warnings():
         warnings.simplefilter("ignore", WorkerRestartWarning)
         batches = iter(loader)
-        assert [frozen(next(batches)) for _ in range(2)] == expected[:2]
+        assert [plain(next(batches)) for _ in range(2)] == expected[:2]
         with pytest.raises(WorkerDiedError, match="Batch 2 has ended 2 remote workers in a row"):
             next(batches)
-        assert [frozen(batch) for batch in batches] == expected[3:]
+        assert [plain(batch) for batch in batches] == expected[3:]
 
 
 @pytest.mark.parametrize("here", [0, 1])
@@ -303,11 +295,11 @@ def test_the_workers_here_are_resized_beside_remote_ones(here: int, tmp_path: Pa
         compare_until(lambda: remote.count("made") > 0, loader, Drawn())
         loader.set_epoch(0)
         expected, batches = next(epochs(Drawn())), iter(loader)
-        found = [frozen(next(batches)) for _ in range(5)]
+        found = [plain(next(batches)) for _ in range(5)]
         for number in (3, 1):
             loader.resize(number)
-            found += [frozen(next(batches)) for _ in range(5)]
-        found += [frozen(batch) for batch in batches]
+            found += [plain(next(batches)) for _ in range(5)]
+        found += [plain(batch) for batch in batches]
         assert found == expected
         made = remote.count("made")
         loader.set_epoch(0)

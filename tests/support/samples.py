@@ -9,7 +9,6 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -170,18 +169,6 @@ def own_generators() -> list[Any]:
         torch.initial_seed(),
         type(np.random.get_bit_generator()),
     ]
-
-
-@contextmanager
-def keeping_generators(patch: Any) -> Iterator[None]:
-    """Put back the global generators, and what Lightning's seed_everything sets besides."""
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        patch.setenv(name, "0")
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    yield
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-    torch.set_rng_state(states[2])
 
 
 def given(arena: Arena, slot: Slot, nbytes: int) -> Any:

@@ -25,6 +25,7 @@ from lit_loader.transport import loader_page
 from lit_loader.transport.loader_page import FORMAT, MAGIC
 from lit_loader.transport.status_board import ROW_BYTES
 from tests.support.programs import start_program
+from tests.support.samples import Call
 from tests.top.samples import Samples
 
 pytestmark = pytest.mark.process
@@ -130,14 +131,10 @@ def test_no_other_sample_is_named_than_that_which_hangs() -> None:
     """Quick samples are not announced; then it is not known which one a batch is at."""
     gate, end = os.pipe()
 
-    class Quick:
-        def __len__(self) -> int:
-            return 640
+    def quick(index: int) -> int:
+        return len(os.read(gate, 1)) if index == 593 else index
 
-        def __getitem__(self, index: int) -> int:
-            return len(os.read(gate, 1)) if index == 593 else index
-
-    with DataLoader(Quick(), batch_size=64, num_workers=1) as loader:
+    with DataLoader(Call(quick, 640), batch_size=64, num_workers=1) as loader:
         batches = iter(loader)
         for _ in range(8):
             next(batches)
