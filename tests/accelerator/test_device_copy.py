@@ -1,7 +1,5 @@
 """Copying ahead to an accelerator: the order of things, here with a device that is none."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ PIN = pytest.mark.parametrize("pin", [False, True], ids=["", "pinned"])
 class Recorded:
     """Stands in for DeviceCopy: notes what is staged and taken, by the batch's first number."""
 
-    made: list[Recorded]
+    made: list["Recorded"]
 
     def __init__(self, device: torch.device, move: Any) -> None:
         self.log: list[tuple[str, int]] = []

@@ -1,7 +1,5 @@
 """The pin-memory thread, through its seam: a marking copy stands for pinning, without a GPU."""
 
-from __future__ import annotations
-
 import dataclasses
 import multiprocessing
 import threading
@@ -74,7 +72,7 @@ class Custom:
     def __init__(self, x: Any) -> None:
         self.x = x
 
-    def pin_memory(self) -> Custom:
+    def pin_memory(self) -> "Custom":
         return Custom(pinning.pin_tensor(self.x))
 
 

@@ -1,7 +1,5 @@
 """States from outside: damaged, of something else, or made to do harm; loaded or a StateError."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools
@@ -83,7 +81,7 @@ class Cursor:
     def __init__(self) -> None:
         self.place = 0
 
-    def __iter__(self) -> Cursor:
+    def __iter__(self) -> "Cursor":
         return self
 
     def __next__(self) -> int:

@@ -10,8 +10,6 @@ Others never rest, so that forks copy locks in any state.
 What is drawn comes from a seed (``LIT_LOADER_SOAK_SEED``); what it meets is the machine's affair.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import functools
@@ -123,7 +121,7 @@ class Lane:
 
     def __init__(
         self, name: str, dataset: Any, *, hold: int = 2,
-        act: Callable[[Lane, Any], object] | None = None, **options: Any,
+        act: Callable[["Lane", Any], object] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self.name, self.dataset, self.hold, self.act = name, dataset, hold, act
         self.options = {"batch_size": 4, "seed": 7, "num_workers": WORKERS, **options}

@@ -1,7 +1,5 @@
 """What the tests of this folder share: a dataset with large arrays, and processes that tell."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -79,7 +77,7 @@ def inode_of(array: np.ndarray[Any, Any]) -> int:
     return 0
 
 
-started: list[Child] = []
+started: list["Child"] = []
 """Those that have not been ended."""
 
 

@@ -1,7 +1,5 @@
 """Streams whose draws decide what comes next, as users write them: by kind, generator and state."""
 
-from __future__ import annotations
-
 import copy
 import os
 import random
@@ -79,7 +77,7 @@ class Draws:
 class Place(Iterator[Any]):
     """Where a stream is, and what comes next."""
 
-    def __init__(self, stream: Drawing, draw: Draws) -> None:
+    def __init__(self, stream: "Drawing", draw: Draws) -> None:
         self.stream, self.kind, self.draw = stream, stream.kind, draw
         self.numbers, self.place, self.buffer = stream.numbers(), 0, list[int]()
 

@@ -1,7 +1,5 @@
 """Nodes of a Ray cluster on this host, for tests: each is a ``ray start --block`` of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -47,7 +45,7 @@ class Node:
             stderr=subprocess.DEVNULL,
         )
 
-    def again(self) -> Node:
+    def again(self) -> "Node":
         """Start it once more."""
         options, under, environment = self._how
         return Node(self.address, *options, under=under, environment=environment)

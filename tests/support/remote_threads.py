@@ -3,8 +3,6 @@
 In the place of `lit_loader.RayWorkers`: an engine without Ray, for tests of crew and relay.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import queue
@@ -44,7 +42,7 @@ class ThreadWorkers:
     def check_installed(self) -> None:
         """Nothing is needed."""
 
-    def engine(self) -> ThreadEngine:
+    def engine(self) -> "ThreadEngine":
         return ThreadEngine(self)
 
     def note(self, what: str) -> int:

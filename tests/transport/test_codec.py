@@ -1,7 +1,5 @@
 """What goes into a slot comes out of it: values, kinds, sharing, lifetimes, refusals."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import pathlib
@@ -120,7 +118,7 @@ class Pair(torch.Tensor):
     """A wrapper subclass: two tensors behind one shape, no memory of its own."""
 
     @staticmethod
-    def __new__(cls, left: torch.Tensor, right: torch.Tensor) -> Pair:
+    def __new__(cls, left: torch.Tensor, right: torch.Tensor) -> "Pair":
         return torch.Tensor._make_wrapper_subclass(cls, left.shape, dtype=left.dtype)
 
     def __init__(self, left: torch.Tensor, right: torch.Tensor) -> None:
@@ -130,7 +128,7 @@ class Pair(torch.Tensor):
         return ["left", "right"], None
 
     @staticmethod
-    def __tensor_unflatten__(inner: Any, meta: Any, size: Any, stride: Any) -> Pair:
+    def __tensor_unflatten__(inner: Any, meta: Any, size: Any, stride: Any) -> "Pair":
         return Pair(inner["left"], inner["right"])
 
     @classmethod
