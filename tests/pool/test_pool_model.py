@@ -439,6 +439,7 @@ class PoolMachine(RuleBasedStateMachine):
             for slot in (copy.slot, copy.space)
             if slot is not None
         }
+        assert arena.in_flight == len(owner), "a slot is lost"
         writers: set[int] = set()
         for worker in self.simulation.workers.values():
             if worker.writing is None or not worker.process.is_alive():
