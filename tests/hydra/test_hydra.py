@@ -1,7 +1,5 @@
 """The configuration as an application sees it: found, typed, inherited, loaded."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import pickle

@@ -1,7 +1,5 @@
 """The groups on real command lines: sweeps, refusals, shell completion, help and launchers."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``lightning.pytorch`` and ``pytorch_lightning``: the same programs, with a Trainer of either."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from pathlib import Path

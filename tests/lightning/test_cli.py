@@ -1,7 +1,5 @@
 """LightningCLI: data modules of ours from a YAML file and the command line."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

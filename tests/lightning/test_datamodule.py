@@ -1,7 +1,5 @@
 """LoaderDataModule: splits and options, and its life under a real Trainer."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

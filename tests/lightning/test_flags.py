@@ -1,7 +1,5 @@
 """The Trainer's flags that touch the data, on LoaderDataModule, with and without workers."""
 
-from __future__ import annotations
-
 import random
 from itertools import chain
 from pathlib import Path

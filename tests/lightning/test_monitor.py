@@ -1,7 +1,5 @@
 """LoaderMonitor in a Trainer: what it logs, shows, says, writes; that nothing else changes."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

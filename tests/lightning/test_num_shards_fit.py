@@ -3,8 +3,6 @@
 That one rank goes on with other workers is in test_resume.py ("shards").
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 Two ranks run ``one_import_fit.py`` once; each test looks at one thing that they saw.
 """
 
-from __future__ import annotations
-
 import json
 from itertools import chain
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Datasets that are built once, by an option of the data module; for ranks: test_one_import.py."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

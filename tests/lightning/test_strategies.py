@@ -1,7 +1,5 @@
 """Ranks as real processes, under each strategy that a CPU can run."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """LoaderDataModule.from_datamodule: a data module with torch's loaders, and ours in their place."""
 
-from __future__ import annotations
-
 import pickle
 from itertools import chain
 from pathlib import Path

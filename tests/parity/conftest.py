@@ -1,7 +1,5 @@
 """The fixture ``loader_class``: torch's DataLoader and ours, and what each needs to run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

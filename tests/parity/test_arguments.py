@@ -1,7 +1,5 @@
 """The constructor: names, defaults, attributes, what is refused, what may change later; copies."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import multiprocessing

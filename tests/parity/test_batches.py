@@ -1,7 +1,5 @@
 """Which batches come of which dataset and options, in what order, and how many are promised."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import warnings

@@ -3,8 +3,6 @@
 The table "Other frameworks" in examples/migrate/README.md says what is tested here.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

@@ -3,8 +3,6 @@
 Each case runs in-process and through workers: what is returned must be the same.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import decimal

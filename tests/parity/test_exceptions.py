@@ -1,7 +1,5 @@
 """Exceptions of user code: they reach the consumer, with their type, and the iterator lives on."""
 
-from __future__ import annotations
-
 import pickle
 import re
 

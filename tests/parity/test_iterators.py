@@ -1,7 +1,5 @@
 """Iterators: begun, shared, abandoned, in child processes, in and out of order."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 from collections.abc import Iterable, Iterator, Sized

@@ -1,7 +1,5 @@
 """Reproducibility: what is the same for the same seed, and what must differ."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -4,8 +4,6 @@ The first tests compare with the class of the torch that is installed: they fail
 gets an attribute or a method that ours says nothing true about.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import gc

@@ -3,8 +3,6 @@
 Each program is run with torch's loader too, where that does the same.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Iterator

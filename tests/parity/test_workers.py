@@ -1,7 +1,5 @@
 """What a worker is: its start, info, seeds, ``worker_init_fn``, threads, and how long it lives."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

@@ -1,7 +1,5 @@
 """Helpers of the parity tests: flatten what a loader gives, wait for processes, run programs."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -13,8 +13,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 DATA = """
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
