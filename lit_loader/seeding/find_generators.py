@@ -35,6 +35,7 @@ import torch
 import torch.utils.data
 
 from lit_loader.seeding.seeds import derive
+from lit_loader.system.carrier import GLOBAL_GENERATORS
 
 __all__ = [
     *("CLOSED", "LATE", "GeneratorWatch", "HeldGenerators", "controls", "find_generators"),
@@ -71,11 +72,6 @@ _LEAF_KINDS = (*_LEAVES, torch.Tensor, types.ModuleType, types.CodeType)
 _PLAIN = frozenset({*_LEAVES, bool})
 _CONTAINERS = (list, tuple, deque, dict, set, frozenset, np.ndarray)
 _CODE = (type, types.FunctionType, property, staticmethod, classmethod)
-_GLOBALS: tuple[Any, ...] = (
-    random.seed.__self__,  # type: ignore[attr-defined]
-    np.random.rand.__self__,  # type: ignore[attr-defined]
-    torch.default_generator,
-)
 _KINDS = (
     *(random.Random, torch.Generator, np.random.Generator, np.random.RandomState),
     *(np.random.BitGenerator, np.random.SeedSequence),
@@ -138,7 +134,7 @@ def find_generators(*roots: object, apart_from: Iterable[object] = ()) -> HeldGe
     code: deque[_Entry] = deque()
     long: list[tuple[Iterable[_Lead], str, int]] = []  # what was left out of containers
     # Objects made on the way (bound methods, say) must live on, or another would get their id.
-    seen: dict[int, object] = {id(known): known for known in (*_GLOBALS, *apart_from)}
+    seen: dict[int, object] = {id(known): known for known in (*GLOBAL_GENERATORS, *apart_from)}
     while data or code or _resume(long, found, data):
         value, path, depth = (data or code).popleft()
         if is_leaf(value) or id(value) in seen:

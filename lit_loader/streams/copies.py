@@ -5,12 +5,12 @@ would depend on who is served by which process. So each has a copy, of the datas
 first: pickled once, and unpickled for each.
 
 - *Copied*: all that can be changed, arrays and tensors too.
-- *Shared*, as the same objects: modules, functions and classes; what is made to be shared (locks,
-  queues, tensors in shared memory, `SharedSequence` and whatever else copies itself by its
-  ``__deepcopy__``); arrays that are read-only all the way down (``array.flags.writeable = False``,
-  ``np.load(path, mmap_mode="r")``), however large; what an object's class says is the same for all
-  readers (``shared_by_readers``: of a `CachedDataset` its samples). Not shared: a Hugging Face
-  stream's epoch.
+- *Shared*, as the same objects: modules, functions and classes; the process's global generators;
+  what is made to be shared (locks, queues, tensors in shared memory, `SharedSequence` and whatever
+  else copies itself by its ``__deepcopy__``); arrays that are read-only all the way down
+  (``array.flags.writeable = False``, ``np.load(path, mmap_mode="r")``), however large; what an
+  object's class says is the same for all readers (``shared_by_readers``: of a `CachedDataset` its
+  samples). Not shared: a Hugging Face stream's epoch.
 - *Refused*, by its place in the dataset: what can be neither, an open file or a generator.
 """
 
@@ -30,7 +30,7 @@ import torch
 
 from lit_loader.checkpoint.other_streams import shared_epoch
 from lit_loader.describe import find_failing_object
-from lit_loader.system.carrier import refusal
+from lit_loader.system.carrier import GLOBAL_GENERATORS, refusal
 
 __all__ = ["DatasetCopies"]
 
@@ -43,6 +43,8 @@ _SHARED: Final = (
     sharedctypes.SynchronizedBase,
 )
 """What copies have in common, of whichever dataset."""
+
+_GLOBALS: Final = frozenset(map(id, GLOBAL_GENERATORS))
 
 _BY_CONTENT: Final = (np.ndarray, torch.Tensor, torch.TypedStorage, torch.UntypedStorage)
 """What is written down at once, though it can copy itself."""
@@ -92,7 +94,10 @@ class _Pickler(pickle.Pickler):
         if type(obj) is _Same:
             obj = obj.obj
         elif id(obj) in self._epochs or not (
-            isinstance(obj, _SHARED) or _is_read_only(obj) or _is_in_shared_memory(obj)
+            isinstance(obj, _SHARED)
+            or id(obj) in _GLOBALS
+            or _is_read_only(obj)
+            or _is_in_shared_memory(obj)
         ):
             return None
         place = self._places.get(id(obj))

@@ -19,6 +19,9 @@ A `Policy` says for whom:
 - *this machine* (`shared_dataset`): no descriptors.
 - *other machines*: one pickle, and what ``__main__`` defines goes by value.
 
+A process's global random generators (`GLOBAL_GENERATORS`) are those of the process where they
+arrive, also inside of ``np.random.uniform`` or ``random.choice``.
+
 What cannot be imported (a lambda, a closure, a local class, whatever a notebook defines) is carried
 by value, with cloudpickle.
 """
@@ -34,6 +37,7 @@ import mmap
 import operator
 import os
 import pickle
+import random
 import struct
 import sys
 import weakref
@@ -54,6 +58,7 @@ from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.system.shared_file import map_part, round_up, write_all
 
 __all__ = [
+    "GLOBAL_GENERATORS",
     "LARGE",
     "MACHINES",
     "PROCESSES",
@@ -69,6 +74,13 @@ __all__ = [
 
 LARGE: Final = 1 << 16
 """Bytes from which on a buffer is kept out of the pickle."""
+
+GLOBAL_GENERATORS: Final[tuple[Any, ...]] = (
+    random.seed.__self__,  # type: ignore[attr-defined]
+    np.random.rand.__self__,  # type: ignore[attr-defined]
+    torch.default_generator,
+)
+"""The random generators that a process has once, which loaders seed for each batch."""
 
 _PROTOCOL: Final = 5
 """Of pickle: the first one that knows buffers out of band."""
@@ -291,6 +303,8 @@ def _pickler(
         dispatch_table = table
 
         def reducer_override(self, obj: Any) -> Any:
+            if id(obj) in _PLACES:
+                return _global_generator, (_PLACES[id(obj)],)
             if policy.apart and type(obj) in _REDUCERS:
                 return _REDUCERS[type(obj)](obj, policy)
             if _is_in_main(obj):
@@ -309,6 +323,13 @@ def _pickler(
     if instead is not None:  # any at all would be called for every number and string
         Freezing.persistent_id = lambda self, value: instead(value)
     return Freezing
+
+
+_PLACES: Final = {id(each): place for place, each in enumerate(GLOBAL_GENERATORS)}
+
+
+def _global_generator(place: int) -> Any:
+    return GLOBAL_GENERATORS[place]
 
 
 def _reduce_tensor(tensor: Any, _: Policy) -> Any:

@@ -16,16 +16,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
     BatchSampler,
+    Dataset,
+    IterableDataset,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
+import lit_loader
 from lit_loader import (
     CachedDataset,
     DataLoader,
@@ -162,6 +166,29 @@ def sampler_cases() -> Iterator[tuple[str, Case]]:
         yield f"{kind} as {use}, {drawn}", Case(Augmented, options)
 
 
+class Jittered(Dataset[float]):
+    """Holds functions of the global generators, and draws by them."""
+
+    def __init__(self) -> None:
+        choose = functools.partial(random.choice, range(99))
+        self.draws = [functools.partial(np.random.uniform, -1), random.random, choose]
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> float:
+        return index + sum(draw() for draw in self.draws)
+
+
+class JitteredStream(IterableDataset[float]):
+    def __init__(self) -> None:
+        self.data = Jittered()
+
+    def __iter__(self) -> Iterator[float]:
+        reader, readers = lit_loader.get_shard()
+        return (self.data[index] for index in range(reader, LENGTH, readers))
+
+
 def map_cases() -> Iterator[tuple[str, Case]]:
     """Datasets that are read by index."""
     for name, options in ORDERS.items():
@@ -183,6 +210,7 @@ def map_cases() -> Iterator[tuple[str, Case]]:
     for seeding in ("batch", "sample"):
         options = functools.partial(dict, SHUFFLED, seeding=seeding)
         yield f"drawn in set_epoch, by {seeding}", Case(before.Permuted, options)
+    yield "global functions", Case(Jittered, functools.partial(dict, SHUFFLED))
     yield "table", Case(test_tensor_table.table, functools.partial(dict, SHUFFLED))
     yield "get_rng", Case(test_get_rng.Noisy, functools.partial(dict, SHUFFLED))
     yield "bad samples", tolerant(test_sample_errors.Choosy)
@@ -230,6 +258,8 @@ def stream_cases() -> Iterator[tuple[str, Case]]:
         options = {"num_shards": 4, "batch_size": 3, **OPTIONS[place // 2 % 6]}
         name = f"shards, {kind}{', keeps' * keeps}"
         yield name, Case(make, functools.partial(dict, options), following=False)
+    shards = functools.partial(dict, num_shards=3)
+    yield "shards, global functions", Case(JitteredStream, shards, following=False)
     for kind in (reads.Stream, reads.AwaitedStream):
         options = functools.partial(dict, num_shards=3, reads=4)
         yield f"reads, {kind.__name__}", Case(kind, options, following=False)
@@ -437,7 +467,13 @@ def test_resized(name: str) -> None:
 
 
 FEW = ["shuffle", "shuffle, by sample", "shards, dataset, keeps", "cached, Decoded, batch, 5000"]
-FEW += ["get_rng", "reads, plain", "drawing, shuffled buffer, own numpy, iterator"]
+FEW += [
+    "global functions",
+    "shards, global functions",
+    "get_rng",
+    "reads, plain",
+    "drawing, shuffled buffer, own numpy, iterator",
+]
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
