@@ -15,11 +15,17 @@ import numpy as np
 from lit_loader.describe import public
 from lit_loader.errors import OptionError
 
-__all__ = ["get_epoch", "get_rng", "get_shard", "in_read", "reading"]
+__all__ = [
+    *("NOBODY", "READERS", "WORKERS", "get_epoch", "get_rng", "get_shard", "in_read", "reading"),
+]
 
 
 _Context = AbstractContextManager[object]
-_Place = tuple[int, tuple[int, int], bool, Any]
+_Place = tuple[int, tuple[int, int], int, Any]
+
+NOBODY, WORKERS, READERS = 0, 1, 2
+"""Among whom a dataset has divided itself: workers, by ``get_worker_info()``, which without
+``num_shards`` are those of a rank; or all readers of all ranks, by `get_shard`."""
 
 
 in_read: Final[ContextVar[bool]] = ContextVar("in_read", default=False)
@@ -32,7 +38,7 @@ class _Reading:
     def __init__(self) -> None:
         self.epoch = 0
         self.shard = (0, 1)
-        self.shard_asked = False
+        self.shard_asked = NOBODY  # for what a dataset has asked which share it is to give
         self.maker: Any = None  # the `BatchLoader`; None: this is outside of a loader
         self.asked = ""  # by which function a sample has asked for what differs between epochs
         self.again = False  # this is another attempt (sample_retries) at a sample
@@ -52,7 +58,7 @@ class _Reading:
     def leave(self) -> _Place:
         """Read something else (a loader within a dataset, say); returns what `return_to` takes."""
         place = self.epoch, self.shard, self.shard_asked, self.maker
-        self.shard_asked, self.maker = False, None
+        self.shard_asked, self.maker = NOBODY, None
         return place
 
     def return_to(self, place: _Place) -> None:
@@ -85,7 +91,7 @@ def get_shard() -> tuple[int, int]:
             index, count = lit_loader.get_shard()
             yield from itertools.islice(samples, index, None, count)
     """
-    reading.shard_asked = True
+    reading.shard_asked = READERS
     return reading.shard
 
 

@@ -395,13 +395,24 @@ class DataLoader(_TorchLoader[T_co]):
     def __len__(self) -> int:
         """Batches of a full epoch (of this rank).
 
+        Of an iterable dataset: those of so many samples as it says, as with torch.
+
         Raises:
-            TypeError: The dataset or sampler has no length.
+            TypeError: The dataset or sampler has no length; or the dataset is read by several
+                readers (``num_shards``), of which nobody knows how many batches each gives.
         """
         self._core.follow_samplers()
         if self._core.plan is not None:
             return len(self._core.plan)
         samples: int = len(self.dataset)  # type: ignore[arg-type]
+        shards = self._core.shards
+        if shards and shards.count > 1 and (shards.replicas > 1 or self.batch_size is not None):
+            # Loops would end too early by one that is too small, and Lightning does not validate
+            # behind an epoch that gives less.
+            raise TypeError(
+                f"this loader has no length: {type(self.dataset).__name__} is read by num_shards="
+                f"{shards.count} readers, and its __len__ does not say how many batches each gives"
+            )
         self._core.promised = samples
         if self.batch_size is None:
             return samples

@@ -176,7 +176,7 @@ class BatchLoader:
         if again and looked < LATE:
             self._looked, self._unwatched = looked, looked - 1
         if watch.notes:
-            made = batch if type(batch) is BatchWithReport else BatchWithReport(batch, None, False)
+            made = batch if type(batch) is BatchWithReport else BatchWithReport(batch, None, None)
             batch = made._replace(notes=(*made.notes, *self._notes()))
         return batch
 
@@ -194,13 +194,11 @@ class BatchLoader:
         batch: Any,
         state: Any = None,
         mark: str | None = None,
-        ignores_share: bool = False,
+        divided: int | None = None,
         omitted: bool = False,
     ) -> BatchWithReport:
         errors, retries = tuple(self._attempts.errors), self._attempts.retries
-        return BatchWithReport(
-            batch, state, ignores_share, errors, omitted, retries, self._notes(), mark
-        )
+        return BatchWithReport(batch, state, divided, errors, omitted, retries, self._notes(), mark)
 
     def _enter(self, seed: int, epoch: int, progress: Progress) -> None:
         """Note the epoch, and call the dataset's ``set_epoch`` if it has one."""

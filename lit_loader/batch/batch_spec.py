@@ -32,7 +32,9 @@ class BatchWithReport(NamedTuple):
 
     batch: Any
     state: Any  # of an iterable dataset and its iterator before the batch; None: they have none
-    ignores_share: bool  # an iterable dataset has not asked which share is its reader's
+    # Among whom an iterable dataset has divided itself (`context.WORKERS`), if there are others
+    # whom it gives the same; else None.
+    divided: int | None
     errors: tuple[SampleError, ...] = ()
     omitted: bool = False  # they have left nothing: the next batch is given out in its stead
     retries: int = 0  # times that samples were read again after a transient error

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data._utils import worker as torch_worker  # reach: torch: get_worker_info()
 
-from lit_loader.context import get_rng, reading
+from lit_loader.context import WORKERS, get_rng, reading
 from lit_loader.errors import OptionError
 
 __all__ = ["ProcessInfo", "WorkerInfo", "show", "show_in_place_of", "shown"]
@@ -23,7 +23,7 @@ class WorkerInfo(torch_worker.WorkerInfo):
 
     def __getattribute__(self, name: str) -> Any:
         if name in ("id", "num_workers", "dataset"):
-            reading.shard_asked = True
+            reading.shard_asked = max(reading.shard_asked, WORKERS)
         elif name == "rng" and _TorchRNG is not None and reading.maker is not None:
             return reading.maker.rng.give(None, _generators)
         return super().__getattribute__(name)

@@ -191,11 +191,13 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         for note in made.notes:
             self._core.tell(note)
 
-    def _warn_of_ignored_share(self) -> None:
-        """Warn, once, that an iterable dataset gives all of its readers the same."""
+    def _warn_of_ignored_share(self, divided: int) -> None:
+        """Warn, once, that an iterable dataset gives several readers the same."""
         core = self._core
-        readers = core.readers * core.replica[1]
-        core.warn_once(ignored_share(self._data_loader.dataset, readers, core.shards is not None))
+        sharded, ranks = core.shards is not None, core.replica[1]
+        text = ignored_share(self._data_loader.dataset, divided, core.readers, ranks, sharded)
+        if text is not None:
+            core.warn_once(text)
 
     def _count(self, samples: int) -> None:
         """Note the samples of a batch of an iterable dataset that is about to be given out."""

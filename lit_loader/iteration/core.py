@@ -46,7 +46,7 @@ from lit_loader.iteration.pipeline import Pipeline, Release
 from lit_loader.iteration.shown import ShownLoader
 from lit_loader.iteration.torch_surface import run_patches
 from lit_loader.remote.starter import RemoteWorkers
-from lit_loader.sampling.advice import advice_if_unsharded
+from lit_loader.sampling.advice import advice_if_split_twice, advice_if_unsharded
 from lit_loader.sampling.batch_plan import BatchPlan, lookahead
 from lit_loader.sampling.epochs import Epochs, EpochStart
 from lit_loader.sampling.shown_samplers import ShardedSampler, ShownSamplers
@@ -387,6 +387,8 @@ class LoaderCore:
             advice = advice_if_unsharded(loader.dataset, shown, self.iterable, self.shards)
             if advice is not None:
                 self.warn_once(advice)
+        elif self.shards and (advice := advice_if_split_twice(loader.dataset, self.shards)):
+            self.warn_once(advice)
         if self.iterable and (advice := advice_if_unseeded(loader.dataset)) is not None:
             self.warn_once(advice)
         return self.epochs.begin(self.readers, iterator)

@@ -278,8 +278,8 @@ class EpochRun(LoaderIterator[T_co]):
             if start.batches is None:
                 self._count(reply.samples)
             if made is not None:
-                if made.ignores_share:
-                    self._warn_of_ignored_share()
+                if made.divided is not None:
+                    self._warn_of_ignored_share(made.divided)
                 self._note_errors(ready.number & POSITION, made)
                 if made.omitted:
                     start.position.settle()

@@ -85,8 +85,8 @@ class InProcessIterator(LoaderIterator[T_co]):
             made, batch = batch, batch.batch
             if start.batches is None:
                 position.read(reader, made.state, made.mark)
-                if made.ignores_share:
-                    self._warn_of_ignored_share()
+                if made.divided is not None:
+                    self._warn_of_ignored_share(made.divided)
                 self._count(samples)
             else:
                 position.latest = number

@@ -9,10 +9,14 @@ from typing import Any, Final
 
 import torch.distributed
 
+from lit_loader.checkpoint.other_streams import splitter_by_ranks
 from lit_loader.checkpoint.position import Shards
+from lit_loader.context import WORKERS
 from lit_loader.sampling.batch_plan import distributed_sampler_of
 
-__all__ = ["advice_if_unsharded", "broken_promise", "ignored_share"]
+__all__ = [
+    *("advice_if_split_twice", "advice_if_unsharded", "broken_promise", "ignored_share"),
+]
 
 # reach: datasets: known by what they hold, as others are
 _OWN_SHARE: Final = (
@@ -56,6 +60,18 @@ def advice_if_unsharded(
     )
 
 
+def advice_if_split_twice(dataset: Any, shards: Shards) -> str | None:
+    """Say so if readers of several ranks read what seems to be divided among the ranks already."""
+    if shards.replicas == 1 or not _shards_itself(dataset):
+        return None
+    name = next(name for name in _OWN_SHARE if getattr(dataset, name, None) is not None)
+    return (
+        f"{type(dataset).__name__} has an attribute {name!r}: if it takes the share of its rank by "
+        f"itself, samples are lost, for num_shards={shards.count} readers are divided among the "
+        f"{shards.replicas} ranks besides; let it take its share by lit_loader.get_shard() alone"
+    )
+
+
 def _shards_itself(thing: Any) -> bool:
     return any(getattr(thing, name, None) is not None for name in _OWN_SHARE)
 
@@ -74,8 +90,26 @@ def broken_promise(dataset: Any, promised: int, samples: int, num_workers: int) 
     )
 
 
-def ignored_share(dataset: Any, readers: int, sharded: bool) -> str:
-    """Say that a dataset gives all of its readers, of all ranks, the same."""
+def ignored_share(
+    dataset: Any, divided: int, readers: int, ranks: int, sharded: bool
+) -> str | None:
+    """Say that a dataset gives several of its readers the same; None: as far as is known, not.
+
+    It has ``divided`` itself among nobody, or the workers of a rank (see `context`).
+    """
+    if not sharded and (_shards_itself(dataset) or splitter_by_ranks(dataset)):
+        ranks = 1  # it is divided among them
+    readers = ranks if divided == WORKERS else readers * ranks
+    if readers == 1:
+        return None
+    if divided == WORKERS:
+        return (
+            f"{type(dataset).__name__} is iterated on {ranks} ranks and has asked "
+            "get_worker_info() which worker it serves, which says nothing of ranks, so that every "
+            f"sample comes {ranks} times: unless it takes the share of its rank by itself, let "
+            "__iter__ use lit_loader.get_shard(), or pass num_shards, with which get_worker_info() "
+            "counts the readers of all ranks"
+        )
     kind, more = "num_shards", ""
     if not sharded:
         kind = "workers x ranks"

@@ -169,8 +169,9 @@ class DrawnBatches:
         user, given = self._user, self._given
         group = self._come_to_position()
         if group is None:
-            # At the epoch's end, a program may have told it the next one already.
-            if not (user.is_told and self._plan.is_end(self._position)):
+            # At the epoch's end nothing is lost: a program may have told it the next one already,
+            # or other ranks leave off more of the epoch.
+            if not self._plan.is_end(self._position):
                 self._say(
                     f"gives other indices than before the state was taken, up to batch "
                     f"{self._position} of epoch {self._epoch}: from here on some samples come "

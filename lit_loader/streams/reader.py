@@ -35,7 +35,7 @@ from lit_loader.batch.sample_errors import OMITTED
 from lit_loader.batch.worker_info import show_in_place_of
 from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.checkpoint.untrusted_state import resuming
-from lit_loader.context import reading
+from lit_loader.context import READERS, WORKERS, reading
 from lit_loader.errors import StateError, TransportError
 from lit_loader.seeding.generator_state import Rewind
 from lit_loader.seeding.seeds import extend, seed_globals
@@ -111,10 +111,14 @@ class Reader(BatchLoader):
             self.samples = 0
         else:
             batch = self._collate(samples, number, progress)
-        ignores = begins and self._share[1] > 1 and not reading.shard_asked
+        divided = reading.shard_asked
+        if self._spec.shards is not None and divided:
+            divided = READERS  # whose numbers get_worker_info() gives
+        among = WORKERS if self._spec.num_replicas == 1 else READERS
+        missing = divided if begins and self._share[1] > 1 and divided < among else None
         if begins and self._is_first:
             self._watch.begun_to_iterate()  # type: ignore[union-attr]
-        return self._with_report(batch, state, mark, ignores, omitted)
+        return self._with_report(batch, state, mark, missing, omitted)
 
     def _enter(self, seed: int, epoch: int, progress: Progress) -> None:
         super()._enter(seed, epoch, progress)

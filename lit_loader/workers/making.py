@@ -19,7 +19,7 @@ from lit_loader.batch.collate import collate_privately
 from lit_loader.batch.worker_info import ProcessInfo, WorkerInfo, show
 from lit_loader.checkpoint.other_streams import epochs_of_their_own
 from lit_loader.checkpoint.position import ReadPoint
-from lit_loader.context import reading
+from lit_loader.context import NOBODY, reading
 from lit_loader.seeding.seeds import seed_worker
 from lit_loader.streams.readers import Readers, maker_of
 from lit_loader.transport.remote_error import RemoteError, describe_batch
@@ -63,7 +63,7 @@ class BatchMaker:
                 spec.worker_init_fn(worker)
             where = "while its dataset was copied"
             if spec.shards is not None:
-                reading.shard_asked = False  # by a worker, not by a reader
+                reading.shard_asked = NOBODY  # by a worker, not by a reader
             self.loader = loader = maker_of(spec, worker, num_workers)
             self.readers = loader if isinstance(loader, Readers) else None
         except BaseException as error:

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import get_worker_info
+from torch.utils.data import ChainDataset, get_worker_info
 
 import lit_loader
-from lit_loader import DataLoader, OptionError, StateError, TransportError
+from lit_loader import DataLoader, MixtureStream, OptionError, StateError, TransportError
 from tests.support.exact import StripedByWorkerInfo, Unshared
 from tests.support.samples import Counting
 from tests.support.shard_data import COLUMNS, KINDS
@@ -73,6 +73,44 @@ def test_a_dataset_that_does_not_ask(workers: int) -> None:
     text = r"by 2 readers \(workers x ranks\).*get_shard\(\), and pass num_shards, with which"
     with pytest.warns(UserWarning, match=text):
         [*DataLoader(Unshared(4), num_workers=2)]
+
+
+class StripedByRankAndWorker(StripedByWorkerInfo):
+    """Divides itself among ranks, and that among workers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rank = 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_dataset_that_asks_for_its_worker_alone(workers: int) -> None:
+    """Which says nothing of ranks; with ``num_shards`` it does."""
+    ranks: dict[str, Any] = {"num_replicas": 2, "rank": 0, "num_workers": workers}
+    shards: dict[str, Any] = {"num_shards": 4, "shard_tail": "keep"}
+    text = "StripedByWorkerInfo is iterated on 2 ranks and has asked get_worker_info"
+    with pytest.warns(UserWarning, match=text):
+        assert len([*DataLoader(StripedByWorkerInfo(20), **ranks)]) == 20
+    assert len([*DataLoader(StripedByWorkerInfo(20), **shards, **ranks)]) == 10
+    [*DataLoader(StripedByRankAndWorker(), **ranks)]
+    text = "StripedByRankAndWorker has an attribute 'rank': if it takes the share of its rank by it"
+    with pytest.warns(UserWarning, match=text):
+        [*DataLoader(StripedByRankAndWorker(), **shards, **ranks)]
+
+
+class Sized(Counting):
+    def __len__(self) -> int:
+        return self.length
+
+
+def test_the_length_is_not_known() -> None:
+    """Four readers of five samples each make eight batches, and not seven."""
+    one = loader(Sized())
+    with pytest.raises(TypeError, match="Sized is read by num_shards=4 readers, and its __len__"):
+        len(one)
+    assert len([*one]) == 8
+    for options in ({"batch_size": None}, {"num_shards": 1}, {"num_shards": None}):
+        assert len(loader(Sized(), **options)) == len([*loader(Sized(), **options)])
 
 
 class Remembers(Counting):
@@ -133,6 +171,10 @@ class SplitByRanks(Counting):
         vars(self).update(said)
 
 
+class SplitUnasked(SplitByRanks, Unshared):
+    """Asks nobody which share it is to give."""
+
+
 def split_by_node(shards: Any) -> Any:
     return shards
 
@@ -150,8 +192,11 @@ def test_a_stream_that_is_split_by_ranks_already(said: dict[str, Any], name: str
     text = f"SplitByRanks is split by ranks already, by {name}.*, and num_shards=4 readers of 2"
     with pytest.raises(OptionError, match=text):
         DataLoader(dataset, num_shards=4, num_replicas=2, rank=0)
+    for outer in (MixtureStream([Counting(), dataset]), ChainDataset([Counting(), dataset])):
+        with pytest.raises(OptionError, match=f"{type(outer).__name__} is split by ranks already"):
+            DataLoader(outer, num_shards=4, num_replicas=2, rank=0)
     DataLoader(dataset, num_shards=4)  # one rank, as far as the loader is concerned
-    DataLoader(dataset, num_replicas=2, rank=0)
+    [*DataLoader(SplitUnasked(**said), num_replicas=2, rank=0)]  # and is not told of other ranks
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 That one rank goes on with other workers is in test_resume.py ("shards").
 """
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.support import sharded_fit
 from tests.support.exact import digest
 from tests.support.lightning_runs import SaveAt, quiet_trainer
 from tests.support.programs import WITH_LIGHTNING, run_program
+from tests.support.samples import Counting
 from tests.support.sharded_fit import EPOCHS, Model, options, stream
 
 Seen = list[Any]
@@ -112,6 +114,34 @@ def test_a_rank_that_is_elsewhere(store: HashStore) -> None:
     RankStates().merged([other], 0, 2)
     with pytest.warns(RuntimeWarning, match="taken after 2 batches on one rank and after 3"):
         assert RankStates().merged([one], 0, 2) == [one]
+
+
+class Validated(Model):
+    """Notes the samples that it is trained on, and how often it is validated."""
+
+    width, validated = 1, 0
+
+    def note(self, batch: Tensor) -> Any:
+        return batch.flatten().tolist()
+
+    def validation_step(self, *_: Any) -> None:
+        self.validated += 1
+
+
+class Sized(Counting):
+    def __len__(self) -> int:
+        return self.length
+
+
+@pytest.mark.parametrize("samples", [21, 24])
+def test_an_epoch_ends_with_its_stream(samples: int, tmp_path: Path) -> None:
+    """And not at the length of the dataset, of which batches are not whole."""
+    model, stream = Validated(), Sized(samples, lambda number: torch.tensor([number]))
+    shards = {"num_shards": 5}
+    data = LoaderDataModule({"train": stream, "val": [0.0]}, {"batch_size": 4}, train=shards)
+    quiet_trainer(tmp_path, max_epochs=2, num_sanity_val_steps=0).fit(model, data)
+    assert sorted(itertools.chain(*model.seen)) == sorted(2 * [*range(samples)])
+    assert model.validated == 2
 
 
 class WithArrays(IterableDataset[Tensor]):

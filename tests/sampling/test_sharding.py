@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, RandomSampler
 
 from lit_loader import DataLoader, OptionError, StateError
 from tests.parity.tools import lists
@@ -128,6 +128,24 @@ def test_a_samplers_own_seed_that_is_not_the_states_is_told_to_have_no_effect(
         resumed.load_state_dict(state)
     found = [batch.tolist() for batch in resumed]
     assert found == expected if expected is not None else len(found) == 4
+
+
+@pytest.mark.parametrize(("length", "size"), [(10, 2), (1, 4)])
+def test_behind_the_end_more_ranks_leave_off_more(length: int, size: int) -> None:
+    """Nothing is left to be given, and nothing to be warned of."""
+
+    def loader(**options: Any) -> DataLoader[Any]:
+        generator = torch.Generator().manual_seed(2)
+        order = RandomSampler(range(length), generator=generator)
+        return DataLoader(range(length), size, sampler=order, **options)
+
+    one = loader()
+    iterator = iter(one)
+    for _ in range(len(one)):
+        next(iterator)
+    resumed = loader(num_replicas=4, rank=0, shard_tail="drop")
+    resumed.load_state_dict(one.state_dict())
+    assert [*resumed] == []
 
 
 # --- what divides the data is chosen when a loader is made ---
