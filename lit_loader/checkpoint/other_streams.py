@@ -33,6 +33,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from lit_loader.describe import wrapped
+
 __all__ = [
     *("advice_if_unseeded", "advice_on_reading_again", "begin_at_start", "epochs_of_their_own"),
     *("forgets", "has_methods", "note_start"),
@@ -41,9 +43,6 @@ __all__ = [
 
 _BUFFERS: Final = "BufferShuffledExamplesIterable"
 _MOST: Final = 10_000
-_DEPTH, _ITEMS = 4, 64
-"""Wrappers that are looked into, and of containers in them those with at most so many streams."""
-
 # reach: datasets: where a stream notes the state that it is given
 _START: Final = "_starting_state_dict"
 
@@ -118,28 +117,21 @@ def advice_on_reading_again(dataset: Any, later_epoch: bool = False) -> str:
     return text
 
 
-def splitter_by_ranks(stream: Any, depth: int = _DEPTH) -> str | None:
+def splitter_by_ranks(stream: Any) -> str | None:
     """Name what makes a stream, or one within, take its rank's share; None: nothing known."""
-    # reach: datasets: whether a stream is split by rank already
-    if getattr(stream, "_distributed", None) is not None:
-        return "split_dataset_by_node"
-    for stage in _stages(stream):
-        if getattr(getattr(stage, "func", stage), "__name__", "") == "split_by_node":
-            return "split_by_node (pass nodesplitter=None)"
-    for part in _attributes(stream).values() if depth else ():
-        each: Any = part.values() if isinstance(part, dict) else part
-        several = isinstance(part, (list, tuple, dict)) and len(part) <= _ITEMS
-        for inner in each if several else [part]:
-            if hasattr(type(inner), "__iter__") and hasattr(inner, "__dict__"):
-                found = splitter_by_ranks(inner, depth - 1)
-                if found is not None:
-                    return found
+    for each in wrapped(stream, "__iter__"):
+        # reach: datasets: whether a stream is split by rank already
+        if _attributes(each).get("_distributed") is not None:
+            return "split_dataset_by_node"
+        for stage in _stages(each):
+            if getattr(getattr(stage, "func", stage), "__name__", "") == "split_by_node":
+                return "split_by_node (pass nodesplitter=None)"
     return None
 
 
 def _stages(stream: Any) -> Sequence[Any]:
     """The stages of a WebDataset's pipeline; none of any other stream."""
-    stages = getattr(stream, "pipeline", None)
+    stages = _attributes(stream).get("pipeline")
     return stages if isinstance(stages, (list, tuple)) else ()
 
 

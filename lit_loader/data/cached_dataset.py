@@ -16,7 +16,7 @@ import logging
 import operator
 import platform
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol, TypeVar
@@ -29,7 +29,7 @@ from lit_loader.data.cache_entry import MISSING, pack, unpack
 from lit_loader.data.cache_folder import Folder
 from lit_loader.data.cache_store import CacheFigures, Counter, Note, SharedStore
 from lit_loader.data.fingerprint import environment, fingerprint
-from lit_loader.describe import class_name, public, short_repr
+from lit_loader.describe import class_name, public, short_repr, wrapped
 from lit_loader.errors import OptionError, TransportError
 from lit_loader.seeding.find_generators import root_of
 from lit_loader.seeding.generator_state import Draws
@@ -40,9 +40,6 @@ _FORMAT: Final = 3
 _LABEL: Final = f"lit_loader cache {_FORMAT}"
 _STATELESS: Final = frozenset({"_thread", "threading", "multiprocessing"})
 """Modules whose objects (locks, say) cannot be compared, and need not be."""
-
-_DEPTH, _ITEMS = 6, 64
-"""How deep in wrappers, and in containers of how many items, caches are looked for."""
 
 _log = logging.getLogger("lit_loader.cache")
 
@@ -352,20 +349,9 @@ def _check_is_finite(dataset: Any) -> None:
 
 def figures_of(dataset: Any) -> dict[str, Any]:
     """Add up the figures of the caches in a dataset, by their names in `LoaderStatistics`."""
-    found = {id(each): each.figures() for each in _caches(dataset, _DEPTH)}
+    inner = wrapped(dataset, "__getitem__")
+    found = [each.figures() for each in inner if isinstance(each, CachedDataset)]
     if not found:
         return {}
-    sums = map(sum, zip(*found.values(), strict=True))
+    sums = map(sum, zip(*found, strict=True))
     return dict(zip((f"cache_{name}" for name in CacheFigures._fields), sums, strict=True))
-
-
-def _caches(value: Any, depth: int) -> Iterator[CachedDataset[Any]]:
-    """Find caches in what datasets are wrapped in: their attributes, and short containers there."""
-    if isinstance(value, CachedDataset):
-        yield value
-    for part in getattr(value, "__dict__", {}).values() if depth else ():
-        short = isinstance(part, (list, tuple, dict)) and len(part) <= _ITEMS
-        each: Any = part.values() if isinstance(part, dict) else part
-        for inner in each if short else [part]:
-            if hasattr(type(inner), "__getitem__") and hasattr(inner, "__dict__"):
-                yield from _caches(inner, depth - 1)

@@ -18,10 +18,10 @@ __all__ = [
     *("advice_if_split_twice", "advice_if_unsharded", "broken_promise", "ignored_share"),
 ]
 
-# reach: datasets: known by what they hold, as others are
+# reach: datasets: known by what they hold, as others (LitData, Mosaic) are
 _OWN_SHARE: Final = (
     *("num_replicas", "world_size", "_world_size", "num_processes", "process_index"),
-    *("rank", "_rank", "_distributed"),
+    *("rank", "_rank", "_distributed", "distributed_env", "_rank_world"),
 )
 """Attributes of samplers and datasets that take the share of their rank by themselves."""
 
@@ -39,7 +39,7 @@ def advice_if_unsharded(
     world = distributed.get_world_size()
     if world < 2 or distributed_sampler_of(sampler) is not None:
         return None
-    if any(_shards_itself(each) for each in (dataset, sampler, getattr(sampler, "sampler", None))):
+    if any(_own_share(each) for each in (dataset, sampler, getattr(sampler, "sampler", None))):
         return None
     if shards is not None:
         # Not the words below: a dataset that splits by get_shard() does take a share by itself.
@@ -62,9 +62,9 @@ def advice_if_unsharded(
 
 def advice_if_split_twice(dataset: Any, shards: Shards) -> str | None:
     """Say so if readers of several ranks read what seems to be divided among the ranks already."""
-    if shards.replicas == 1 or not _shards_itself(dataset):
+    name = _own_share(dataset)
+    if shards.replicas == 1 or name is None:
         return None
-    name = next(name for name in _OWN_SHARE if getattr(dataset, name, None) is not None)
     return (
         f"{type(dataset).__name__} has an attribute {name!r}: if it takes the share of its rank by "
         f"itself, samples are lost, for num_shards={shards.count} readers are divided among the "
@@ -72,8 +72,9 @@ def advice_if_split_twice(dataset: Any, shards: Shards) -> str | None:
     )
 
 
-def _shards_itself(thing: Any) -> bool:
-    return any(getattr(thing, name, None) is not None for name in _OWN_SHARE)
+def _own_share(thing: Any) -> str | None:
+    """Name what looks as if it took its rank's share by itself; None: nothing does."""
+    return next((name for name in _OWN_SHARE if getattr(thing, name, None) is not None), None)
 
 
 def broken_promise(dataset: Any, promised: int, samples: int, num_workers: int) -> str:
@@ -97,7 +98,7 @@ def ignored_share(
 
     It has ``divided`` itself among nobody, or the workers of a rank (see `context`).
     """
-    if not sharded and (_shards_itself(dataset) or splitter_by_ranks(dataset)):
+    if not sharded and (_own_share(dataset) or splitter_by_ranks(dataset)):
         ranks = 1  # it is divided among them
     readers = ranks if divided == WORKERS else readers * ranks
     if readers == 1:

@@ -111,14 +111,17 @@ class Reader(BatchLoader):
             self.samples = 0
         else:
             batch = self._collate(samples, number, progress)
-        divided = reading.shard_asked
-        if self._spec.shards is not None and divided:
-            divided = READERS  # whose numbers get_worker_info() gives
-        among = WORKERS if self._spec.num_replicas == 1 else READERS
-        missing = divided if begins and self._share[1] > 1 and divided < among else None
+        divided = self._divided() if begins else None
         if begins and self._is_first:
             self._watch.begun_to_iterate()  # type: ignore[union-attr]
-        return self._with_report(batch, state, mark, missing, omitted)
+        return self._with_report(batch, state, mark, divided, omitted)
+
+    def _divided(self) -> int | None:
+        """Say among whom the dataset has divided itself, if there are more; else None."""
+        divided, spec = reading.shard_asked, self._spec
+        # With num_shards get_worker_info() counts the readers of all ranks.
+        enough = READERS if spec.shards is None and spec.num_replicas > 1 else WORKERS
+        return divided if self._share[1] > 1 and divided < enough else None
 
     def _enter(self, seed: int, epoch: int, progress: Progress) -> None:
         super()._enter(seed, epoch, progress)

@@ -78,24 +78,26 @@ def test_a_dataset_that_does_not_ask(workers: int) -> None:
 class StripedByRankAndWorker(StripedByWorkerInfo):
     """Divides itself among ranks, and that among workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
-        self.rank = 1
+        setattr(self, name, 1)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_dataset_that_asks_for_its_worker_alone(workers: int) -> None:
-    """Which says nothing of ranks; with ``num_shards`` it does."""
+@pytest.mark.parametrize(
+    ("workers", "name"), [(1, "rank"), (2, "distributed_env"), (1, "_rank_world")]
+)
+def test_a_dataset_that_asks_for_its_worker_alone(workers: int, name: str) -> None:
+    """Which says nothing of ranks; with ``num_shards`` it does. Some hold what knows of them."""
     ranks: dict[str, Any] = {"num_replicas": 2, "rank": 0, "num_workers": workers}
     shards: dict[str, Any] = {"num_shards": 4, "shard_tail": "keep"}
     text = "StripedByWorkerInfo is iterated on 2 ranks and has asked get_worker_info"
     with pytest.warns(UserWarning, match=text):
         assert len([*DataLoader(StripedByWorkerInfo(20), **ranks)]) == 20
     assert len([*DataLoader(StripedByWorkerInfo(20), **shards, **ranks)]) == 10
-    [*DataLoader(StripedByRankAndWorker(), **ranks)]
-    text = "StripedByRankAndWorker has an attribute 'rank': if it takes the share of its rank by it"
+    [*DataLoader(StripedByRankAndWorker(name), **ranks)]
+    text = f"StripedByRankAndWorker has an attribute '{name}': if it takes the share of its rank by"
     with pytest.warns(UserWarning, match=text):
-        [*DataLoader(StripedByRankAndWorker(), **shards, **ranks)]
+        [*DataLoader(StripedByRankAndWorker(name), **shards, **ranks)]
 
 
 class Sized(Counting):
@@ -175,6 +177,13 @@ class SplitUnasked(SplitByRanks, Unshared):
     """Asks nobody which share it is to give."""
 
 
+class Settings(dict[str, Any]):
+    """Has every attribute, as some libraries' configurations do."""
+
+    def __getattr__(self, name: str) -> Any:
+        return Settings()
+
+
 def split_by_node(shards: Any) -> Any:
     return shards
 
@@ -195,6 +204,7 @@ def test_a_stream_that_is_split_by_ranks_already(said: dict[str, Any], name: str
     for outer in (MixtureStream([Counting(), dataset]), ChainDataset([Counting(), dataset])):
         with pytest.raises(OptionError, match=f"{type(outer).__name__} is split by ranks already"):
             DataLoader(outer, num_shards=4, num_replicas=2, rank=0)
+    DataLoader(SplitByRanks(settings=Settings()), num_shards=4, num_replicas=2, rank=0)
     DataLoader(dataset, num_shards=4)  # one rank, as far as the loader is concerned
     [*DataLoader(SplitUnasked(**said), num_replicas=2, rank=0)]  # and is not told of other ranks
 
