@@ -136,7 +136,7 @@ TOLD: dict[str, tuple[int, dict[str, Any], str]] = {
     "what no node has": (
         2,
         {"resources": {"nowhere": 1}, "cpus_per_worker": 0.5},
-        "2 of them free; each needs 0.5 processors, resources {'nowhere': 1} of its",
+        "0 of remote_workers=2 are up: see what the cluster has (ray status)",
     ),
     "environment": (
         1,
