@@ -24,6 +24,8 @@ which what was seen is thrown away. Parts, medians over the rounds:
 - ``killed``, ``silent``: of two nodes with processors one is killed at the half of such an epoch,
   all its processes at once; or it stops to answer, as without power. Bare actors are restarted by
   Ray here, as those of Ray Data are. ``silent`` takes minutes: Ray waits that long.
+
+Needs ``pip install 'lit_loader[ray]' grpcio``: Ray tells by that what its object stores hold.
 """
 
 from __future__ import annotations
