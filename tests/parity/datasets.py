@@ -259,13 +259,3 @@ def describe_worker(_: Any = None) -> dict[str, Any]:
         "id": None if info is None else info.id,
         "num_workers": None if info is None else info.num_workers,
     }
-
-
-def reseed_torch(worker_id: int) -> None:
-    """``worker_init_fn`` with which users pin the seed by themselves."""
-    torch.manual_seed(12345)
-
-
-def torch_seed(_: Any = None) -> int:
-    """The seed torch's global generator was last given."""
-    return torch.initial_seed()

@@ -18,30 +18,19 @@ def noise(loader_class, num_workers, seed=None, **options):
     return torch.cat(list(loader)).tolist()
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_fresh_loaders_with_the_same_generator_seed_agree(loader_class, num_workers):
-    first = noise(loader_class, num_workers, seed=42)
-    assert first == noise(loader_class, num_workers, seed=42)
-    assert first != noise(loader_class, num_workers, seed=43)
-
-
-def test_fresh_loaders_after_the_same_manual_seed_agree(loader_class):
+@pytest.mark.parametrize(
+    ("num_workers", "by"), [(1, "generator"), (2, "generator"), (2, "torch"), (0, "everything")]
+)
+def test_fresh_loaders_with_the_same_seed_agree(loader_class, num_workers, by):
     rows = []
-    for seed in (7, 7, 8):
-        torch.manual_seed(seed)
-        rows.append(noise(loader_class, 2))
-    assert rows[0] == rows[1]
-    assert rows[0] != rows[2]
-
-
-def test_in_process_noise_after_seeding_everything_agrees(loader_class):
-    rows = []
-    for _ in range(2):
-        torch.manual_seed(7)
-        random.seed(7)
-        np.random.seed(7)
-        rows.append(noise(loader_class, 0))
-    assert rows[0] == rows[1]
+    for seed in (42, 42, 43):
+        if by != "generator":
+            torch.manual_seed(seed)
+        if by == "everything":
+            random.seed(seed)
+            np.random.seed(seed)
+        rows.append(noise(loader_class, num_workers, seed if by == "generator" else None))
+    assert rows[0] == rows[1] != rows[2]
 
 
 def test_no_two_samples_draw_the_same_numbers(loader_class, num_workers):
