@@ -8,6 +8,7 @@ import torch
 from lit_loader import DataLoader
 from lit_loader.accelerator.device_copy import Staged
 from lit_loader.iteration import epoch_run
+from tests.support.exact import loaded
 from tests.support.samples import Call, Rows
 
 PIN = pytest.mark.parametrize("pin", [False, True], ids=["", "pinned"])
@@ -77,8 +78,7 @@ def test_a_batch_that_is_staged_is_not_delivered(pin: bool, recorded: type[Recor
     while iterator.ready < 3:  # type: ignore[attr-defined]
         pass
     state = loader.state_dict()
-    again = DataLoader(Rows(12), batch_size=2)
-    again.load_state_dict(state)
+    again = loaded(DataLoader(Rows(12), batch_size=2), state)
     assert [int(batch[0, 0]) for batch in again] == [6, 8, 10]
     assert [int(batch[0, 0]) for batch in iterator] == [6, 8, 10]
 

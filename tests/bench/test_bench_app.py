@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from torch.utils.data import Dataset
 
 from lit_loader import OptionError
 from lit_loader.bench import machine, runner, settings
@@ -27,6 +26,7 @@ from lit_loader.bench.report import FORMAT
 from lit_loader.hydra.conf_folder import conf_folder
 from lit_loader.system.processors import usable_processors
 from tests.support.programs import run_python
+from tests.support.samples import OfLength
 
 for needed in ("rich", "matplotlib"):  # of which the modules above import nothing yet
     pytest.importorskip(needed)
@@ -34,15 +34,12 @@ for needed in ("rich", "matplotlib"):  # of which the modules above import nothi
 Run = Callable[..., tuple[int, Any]]
 
 
-class Squares(Dataset):
+class Squares(OfLength):
     """What a user brings."""
 
     def __init__(self, length: int = 64, fail: bool = False) -> None:
-        self.length = length
+        super().__init__(length)
         self.fail = fail
-
-    def __len__(self) -> int:
-        return self.length
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if self.fail:

@@ -7,20 +7,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 import lit_loader
 from tests.support.faults import plain
+from tests.support.samples import OfLength
 
 
-class Decoded(Dataset[Any]):
+class Decoded(OfLength):
     """Sample ``i`` tells ``i`` in many ways; notes in a folder how often each is made."""
 
     def __init__(self, length: int = 26, notes: Path | None = None, width: int = 50) -> None:
-        self.length, self.notes, self.width = length, notes, width
-
-    def __len__(self) -> int:
-        return self.length
+        super().__init__(length)
+        self.notes, self.width = notes, width
 
     def __getitem__(self, index: int) -> Any:
         if not 0 <= index < self.length:
@@ -49,16 +47,15 @@ class ManyAtOnce(Decoded):
         return [self[index] for index in indices]
 
 
-class Drawing(Dataset[torch.Tensor]):
+class Drawing(OfLength):
     """Draws from one generator, in each sample from ``first`` on."""
+
+    length = 12
 
     def __init__(self, source: str, first: int = 0) -> None:
         self.source, self.first = source, first
         self.rng = np.random.default_rng(3)
         self.lazy: Any = None
-
-    def __len__(self) -> int:
-        return 12
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if index >= self.first:

@@ -24,17 +24,6 @@ SIZE = len(pack(0, Decoded()[0]))
 """Bytes that each sample takes."""
 
 
-def test_each_sample_is_made_once(tmp_path: Path) -> None:
-    plain = Decoded()
-    dataset = Decoded(notes=tmp_path)
-    cached = CachedDataset(dataset, "1 MB")
-    for _ in range(3):
-        assert all(equal(cached[index], plain[index]) for index in range(26))
-    assert dataset.made() == list(range(26))
-    assert cached.figures()[:2] == (52, 26)
-    assert 0 < cached.figures().bytes <= 10**6
-
-
 def test_indices() -> None:
     cached = CachedDataset(Decoded(), "1 MB")
     assert len(cached) == 26

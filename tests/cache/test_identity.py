@@ -15,16 +15,15 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from lit_loader import CachedDataset, SharedSequence
 from tests.support.programs import run_python
+from tests.support.samples import OfLength
 
 
-class Numbers(Dataset[int]):
+class Numbers(OfLength):
     """Sample ``i`` is ``i``, as what it holds makes it."""
 
     def __init__(self, length: int = 12, transform: Any = None, held: Any = None) -> None:
-        self.length, self.transform, self.held = length, transform, held
-
-    def __len__(self) -> int:
-        return self.length
+        super().__init__(length)
+        self.transform, self.held = transform, held
 
     def __getitem__(self, index: int) -> int:
         return index if self.transform is None else self.transform(index)

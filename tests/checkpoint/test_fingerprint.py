@@ -18,7 +18,7 @@ from lit_loader import (
     TokenBudgetBatchSampler,
 )
 from lit_loader.sampling.batch_plan import BatchPlan
-from tests.support.exact import Unshared, digests, taken, through_file
+from tests.support.exact import Unshared, digests, loaded, state_behind, taken, through_file
 from tests.support.samples import Call
 
 LENGTH = 60
@@ -158,8 +158,7 @@ def test_weights_of_the_same_shares_are_the_same() -> None:
     expected = digests(loader)
     loader.set_epoch(0)
     taken(loader, 3)
-    other = mixed(weights=(0.75, 0.25))
-    other.load_state_dict(through_file(loader.state_dict()))
+    other = loaded(mixed(weights=(0.75, 0.25)), through_file(loader.state_dict()))
     assert digests(other) == expected[3:]
 
 
@@ -169,8 +168,7 @@ def test_another_number_of_ranks_may_begin_an_epoch_of_token_batches() -> None:
     between = through_file(loader.state_dict())
     budgeted(num_replicas=4).load_state_dict(between)
     taken(loader, 2)
-    other = budgeted(num_replicas=4)
-    other.load_state_dict(through_file(loader.state_dict()))
+    other = loaded(budgeted(num_replicas=4), through_file(loader.state_dict()))
     with pytest.raises(StateError, match="num_replicas among them, which without being given is"):
         next(iter(other))
 
@@ -203,7 +201,7 @@ def test_what_cannot_be_part_of_a_state_is_refused(given: Any) -> None:
 
 def test_a_state_of_the_other_kind_of_dataset_says_so() -> None:
     map_style, stream = DataLoader(Call(int, LENGTH), 4, seed=3), streamed()
-    taken_of = [(next(iter(loader)), loader.state_dict())[1] for loader in (map_style, stream)]
+    taken_of = [state_behind(loader, 1) for loader in (map_style, stream)]
     with pytest.raises(StateError, match="taken of a map-style dataset, and this loader has an it"):
         streamed().load_state_dict(taken_of[0])
     with pytest.raises(StateError, match="taken of an iterable dataset, and this loader has a map"):

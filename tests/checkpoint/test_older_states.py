@@ -26,6 +26,7 @@ from lit_loader import (
     StateError,
     TokenBudgetBatchSampler,
 )
+from tests.support.exact import loaded, state_behind
 from tests.support.lightning_runs import quiet_trainer
 
 STATES = Path(__file__).parent / "states"
@@ -112,8 +113,7 @@ LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
 @pytest.mark.parametrize("kind", LOADERS)
 def test_loaders(kind: str) -> None:
     written = torch.load(STATES / "loaders.pt", weights_only=True)[kind]
-    loader = LOADERS[kind]()
-    loader.load_state_dict(written["state"])
+    loader = loaded(LOADERS[kind](), written["state"])
     assert [batch.tolist() for batch in loader] == written["rest"]
     assert [batch.tolist() for batch in loader] == written["next"]
 
@@ -153,12 +153,7 @@ def test_a_trainer(tmp_path: Path) -> None:
 
 
 def test_versions() -> None:
-    def taken() -> dict[str, Any]:
-        loader = DataLoader(Noisy(), 4, seed=3)
-        next(iter(loader))
-        return loader.state_dict()
-
-    state = taken()
+    state = state_behind(DataLoader(Noisy(), 4, seed=3), 1)
     DataLoader(Noisy(), 4, seed=3).load_state_dict(state | {"version": 1})
     for change, words in (
         ({"version": state["version"] + 1}, "but only version 2 is known here: resume with the "),
@@ -181,7 +176,6 @@ def test_versions() -> None:
 )
 def test_a_loader_of_other_options_is_refused(changes: dict[str, Any], advice: str) -> None:
     options: dict[str, Any] = {"dataset": Noisy(), "batch_size": 4, "seed": 3}
-    loader = DataLoader(**options)
-    next(iter(loader))
+    state = state_behind(DataLoader(**options), 1)
     with pytest.raises(StateError, match=f"state was taken with .*{advice}"):
-        DataLoader(**options | changes).load_state_dict(loader.state_dict())
+        DataLoader(**options | changes).load_state_dict(state)

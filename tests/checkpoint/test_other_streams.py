@@ -13,7 +13,7 @@ import lit_loader
 from lit_loader import DataLoader, MixtureStream
 from lit_loader.checkpoint.other_streams import forgets
 from tests.parity.tools import lists
-from tests.support.exact import Augmented, digests, taken
+from tests.support.exact import Augmented, digests, loaded, taken
 from tests.support.stateful_data import STREAMS
 
 
@@ -144,9 +144,7 @@ def test_a_source_of_a_mixture() -> None:
     for stop in (1, 4, 11):
         expected, found, state = stopped(loader, stop)
         assert sorted(itertools.chain(*expected)) == sorted([*range(60), *range(30)])
-        again = loader()
-        again.load_state_dict(state)
-        assert found + lists(again) == expected
+        assert found + lists(loaded(loader(), state)) == expected
 
 
 class OfAnotherProtocol(IterableDataset[int]):
@@ -295,9 +293,7 @@ def test_a_source_that_is_repeated_after_a_resume(shards: int | None) -> None:
 
     for stop in (1, 3, 9):
         expected, found, state = stopped(make, stop)
-        resumed = make()
-        resumed.load_state_dict(state)
-        assert found + lists(resumed) == expected
+        assert found + lists(loaded(make(), state)) == expected
 
 
 # --- torchdata's Stateful protocol: who is asked for a state ---

@@ -17,6 +17,7 @@ from lit_loader import (
     OptionError,
     TokenBudgetBatchSampler,
 )
+from tests.support.exact import loaded
 from tests.support.samples import Call, Counting, Rows
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
@@ -181,8 +182,6 @@ def test_epochs_of_other_integer_types_and_below_zero() -> None:
 
     assert order(np.int64(3)) == order(3) != order(-3) == order(torch.tensor(-3))
     loader.set_epoch(-3)
-    state = loader.state_dict()
     resumed = DataLoader(Call(int, 40), 40, shuffle=True, seed=1)
-    resumed.load_state_dict(state)
-    [batch] = resumed
+    [batch] = loaded(resumed, loader.state_dict())
     assert batch.tolist() == order(-3)

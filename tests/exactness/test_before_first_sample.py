@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 import lit_loader
 from lit_loader import DataLoader
+from tests.support.samples import OfLength
 
 FILES = 24
 
@@ -148,8 +149,10 @@ def test_torchs_seeding_leaves_own_generators_alike(kind: Any) -> None:
         assert Counter(int(row[0]) for row in read(loader)) == Counter(range(FILES))
 
 
-class Permuted(Dataset[Any]):
+class Permuted(OfLength):
     """A map-style dataset that draws when it is told of the epoch."""
+
+    length = FILES
 
     def __init__(self) -> None:
         self.rng = random.Random(1)
@@ -158,9 +161,6 @@ class Permuted(Dataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         self.offsets = [self.rng.random(), random.random(), np.random.random()]
         self.offsets.append(float(torch.rand(())))
-
-    def __len__(self) -> int:
-        return FILES
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.tensor([index + offset for offset in self.offsets], dtype=torch.float64)

@@ -21,7 +21,6 @@ import pytest
 import torch
 from torch.utils.data import (
     BatchSampler,
-    Dataset,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -62,7 +61,7 @@ from tests.support.exact import (
     through_file,
     with_states,
 )
-from tests.support.samples import own_generators, worker_pids
+from tests.support.samples import OfLength, own_generators, worker_pids
 from tests.support.stateful_data import SAMPLERS, STREAMS, sampling
 
 pytestmark = [
@@ -166,15 +165,14 @@ def sampler_cases() -> Iterator[tuple[str, Case]]:
         yield f"{kind} as {use}, {drawn}", Case(Augmented, options)
 
 
-class Jittered(Dataset[float]):
+class Jittered(OfLength):
     """Holds functions of the global generators, and draws by them."""
+
+    length = LENGTH
 
     def __init__(self) -> None:
         choose = functools.partial(random.choice, range(99))
         self.draws = [functools.partial(np.random.uniform, -1), random.random, choose]
-
-    def __len__(self) -> int:
-        return LENGTH
 
     def __getitem__(self, index: int) -> float:
         return index + sum(draw() for draw in self.draws)

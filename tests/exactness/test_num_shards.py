@@ -18,7 +18,7 @@ from torch.utils.data import ChainDataset, get_worker_info
 
 import lit_loader
 from lit_loader import DataLoader, MixtureStream, OptionError, StateError, TransportError
-from tests.support.exact import StripedByWorkerInfo, Unshared
+from tests.support.exact import StripedByWorkerInfo, Unshared, state_behind
 from tests.support.samples import Counting
 from tests.support.shard_data import COLUMNS, KINDS
 
@@ -239,10 +239,7 @@ def states_at(taken: list[int], epoch: int = 0, **options: Any) -> list[dict[str
     for rank, number in enumerate(taken):
         one = loader(Counting(40), 0, len(taken), rank, **options)
         one.set_epoch(epoch)
-        batches = iter(one)
-        for _ in range(number):
-            next(batches)
-        states.append(one.state_dict())
+        states.append(state_behind(one, number))
     return states
 
 

@@ -21,6 +21,7 @@ import lit_loader
 from lit_loader import CachedDataset, DataLoader, MixtureDataset
 from lit_loader.errors import OptionError
 from tests.support.exact import Augmented, digests, taken
+from tests.support.samples import OfLength
 
 LENGTH = 26
 
@@ -82,15 +83,14 @@ class Reversed(Around):
         return super().__getitem__(len(self) - 1 - index)
 
 
-class Still(Dataset[Tensor]):
+class Still(OfLength):
     """Draws nothing, and can be cached."""
+
+    length = LENGTH
 
     @lit_loader.reads_ahead
     def read(self, index: int) -> Tensor:
         return torch.tensor([index, 7.0 * index], dtype=torch.float64)
-
-    def __len__(self) -> int:
-        return LENGTH
 
     def __getitem__(self, index: int) -> Tensor:
         return self.read(index) + 1

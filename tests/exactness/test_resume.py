@@ -13,7 +13,7 @@ from torch.utils.data import RandomSampler
 from lit_loader import DataLoader
 from tests.exactness.test_exactness import CASES
 from tests.support.drawing_streams import STATES, OnDataset
-from tests.support.exact import Augmented, digests, taken, through_file
+from tests.support.exact import Augmented, digests, loaded, state_behind, taken, through_file
 from tests.support.samples import Call, uncollated
 
 LENGTH = 26
@@ -31,9 +31,7 @@ def test_states_given_out_do_not_change() -> None:
         kept = copy.deepcopy(state)
         digests(iterator)
         digests(loader)
-        resumed = make(source)
-        resumed.load_state_dict(state)
-        digests(resumed)
+        digests(loaded(make(source), state))
         assert state == kept
 
 
@@ -71,8 +69,7 @@ def test_commit_holds_the_position_back() -> None:
     iterator = iter(loader)
     for used in range(3):
         next(iterator)
-        resumed = make("shuffle")
-        resumed.load_state_dict(loader.state_dict())
+        resumed = loaded(make("shuffle"), loader.state_dict())
         assert digests(resumed) == expected[used:]
         loader.commit()
         resumed.load_state_dict(loader.state_dict())
@@ -90,9 +87,7 @@ def test_commit_over_the_end_of_an_epoch() -> None:
     in_flight = loader.state_dict()
     for state in (after, in_flight):
         assert (state["epoch"], state["batches"]) == (1, 0)
-        resumed = make("shuffle")
-        resumed.load_state_dict(state)
-        assert digests(resumed)[:1] == second
+        assert digests(loaded(make("shuffle"), state))[:1] == second
     assert first[:1] != second
 
 
@@ -103,13 +98,11 @@ def test_the_same_epoch_keeps_a_position_and_another_gives_it_up() -> None:
     taken(loader, 3)
     state = loader.state_dict()
     for epoch, expected in ((1, epochs[1][3:]), (2, epochs[2]), (0, epochs[0])):
-        resumed = make("shuffle")
-        resumed.load_state_dict(state)
+        resumed = loaded(make("shuffle"), state)
         resumed.set_epoch(epoch)
         assert (resumed.state_dict() == state) == (epoch == 1)
         assert digests(resumed) == expected
-        resumed = make("shuffle")
-        resumed.load_state_dict(state)
+        resumed = loaded(make("shuffle"), state)
         resumed.sampler.set_epoch(epoch)
         assert digests(resumed) == expected
 
@@ -132,8 +125,7 @@ def test_a_state_of_the_first_step_after_an_epoch_was_given_up(source: str, stop
     assert digests([next(iter(loader))]) == expected[:1]
     state = through_file(loader.state_dict())  # of a batch that is not used yet
     for requested in (True, False):
-        resumed = make(source)
-        resumed.load_state_dict(state)
+        resumed = loaded(make(source), state)
         if requested:
             resumed.set_epoch(1)
         assert digests(resumed) == expected
@@ -172,8 +164,7 @@ def test_a_short_loader_cycled_within_an_epoch() -> None:
     taken(loader, 3)
     state = loader.state_dict()
     assert (state["epoch"], state["requested"]) == (5, 4)
-    resumed = make("shuffle")
-    resumed.load_state_dict(state)
+    resumed = loaded(make("shuffle"), state)
     resumed.set_epoch(4)
     assert digests(resumed) == expected[3:]
     resumed.load_state_dict(state)
@@ -190,8 +181,7 @@ def test_a_seed_that_nobody_chose_is_taken_over() -> None:
         taken(loader, 2)
         state = loader.state_dict()
         torch.manual_seed(2)
-        resumed = DataLoader(Augmented(LENGTH), 4, True)
-        resumed.load_state_dict(state)
+        resumed = loaded(DataLoader(Augmented(LENGTH), 4, True), state)
         assert (digests(resumed), digests(resumed)) == (expected[0][2:], expected[1])
 
 
@@ -234,12 +224,10 @@ def test_a_state_without_marks() -> None:
     state = one.state_dict()
     rest = list(batches)
     del state["workers"][0][4:]
-    resumed = drawing(OnDataset("shuffled augmented", "random"))
-    resumed.load_state_dict(state)
+    resumed = loaded(drawing(OnDataset("shuffled augmented", "random")), state)
     got = list(itertools.islice(resumed, 1))
     state = through_file(resumed.state_dict())
-    again = drawing(OnDataset("shuffled augmented", "random"))
-    again.load_state_dict(state)
+    again = loaded(drawing(OnDataset("shuffled augmented", "random")), state)
     assert got + list(again) == rest
 
 
@@ -249,12 +237,7 @@ def test_what_cannot_be_found_again_is_told(state: str) -> None:
     def make() -> DataLoader[Any]:
         return drawing(STATES[state]("filter", "none knows", length=400), size=24)
 
-    one = make()
-    batches = iter(one)
-    for _ in range(5):
-        next(batches)
-    resumed = make()
-    resumed.load_state_dict(one.state_dict())
+    resumed = loaded(make(), state_behind(make(), 5))
     with pytest.warns(UserWarning, match="were read again, and were others"):
         next(iter(resumed))
 
@@ -262,12 +245,7 @@ def test_what_cannot_be_found_again_is_told(state: str) -> None:
 @pytest.mark.parametrize("kind", ["filter", "buffer", "shuffled", "shuffled augmented"])
 def test_a_state_spares_reading(kind: str) -> None:
     """Of what was given out, two batches are read again, at most twice."""
-    one = drawing(OnDataset(kind, "random"))
-    batches = iter(one)
-    for _ in range(6):
-        next(batches)
+    state = state_behind(drawing(OnDataset(kind, "random")), 6)
     dataset = OnDataset(kind, "random")
-    resumed = drawing(dataset)
-    resumed.load_state_dict(one.state_dict())
-    next(iter(resumed))
+    next(iter(loaded(drawing(dataset), state)))
     assert 2 * SIZE < dataset.taken <= 5 * SIZE

@@ -318,8 +318,7 @@ for iterator in iterators:
     for _ in range(4):
         say(int(next(iterator)))
 """
-    process = start_script(DataLoader, program(body, method), tmp_path)
-    out, err, status = finish_script(process)
+    out, err, status = finish_script(start_script(program(body, method), tmp_path))
     assert (err, status) == ("", 0)
     wait_gone(map(int, out.split()))
 
@@ -338,9 +337,7 @@ for batch in DataLoader(Call(pid, 1000), **options):
     say(int(batch))
     {last_word}
 """
-    out, err, ended = finish_script(
-        start_script(DataLoader, program(body, persistent=persistent), tmp_path)
-    )
+    out, err, ended = finish_script(start_script(program(body, persistent=persistent), tmp_path))
     assert (ended, err.count("Traceback")) == (status, int(status == 1))
     assert err.strip().splitlines()[-1:] == [last_line][: bool(last_line)]
     wait_gone(map(int, out.split()))

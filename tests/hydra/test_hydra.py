@@ -15,7 +15,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException, InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, MissingMandatoryValue
-from torch.utils.data import Dataset, RandomSampler, WeightedRandomSampler
+from torch.utils.data import RandomSampler, WeightedRandomSampler
 
 from lit_loader import (
     LoaderConfig,
@@ -27,6 +27,7 @@ from lit_loader import (
     TokenBudgetBatchSampler,
 )
 from lit_loader.batch.pad import PadCollate, Padded
+from tests.support.samples import OfLength
 
 Compose = Callable[..., DictConfig]
 
@@ -44,14 +45,10 @@ GROUPS = {
 PRESETS = sorted(GROUPS["loader"] - {"inherit", "cluster"})  # which needs Ray
 
 
-class Numbers(Dataset[int]):
+class Numbers(OfLength):
     """0, 1, 2, ..."""
 
-    def __init__(self, length: int = 12) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
+    length = 12
 
     def __getitem__(self, index: int) -> int:
         return range(self.length)[index]

@@ -17,6 +17,7 @@ from tests.support.exact import (
     StripedByWorkerInfo,
     Unshared,
     digests,
+    state_behind,
     taken,
 )
 from tests.support.samples import Counting
@@ -34,8 +35,7 @@ def test_one_worker_gives_what_no_worker_gives() -> None:
 
 def test_another_number_of_workers_is_refused() -> None:
     with make(2, 12, 12) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
+        state = state_behind(loader, 1)
     text = (
         "num_workers=2, but this loader has num_workers=1: an iterable dataset's position belongs"
     )

@@ -16,6 +16,7 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 import lit_loader
 from lit_loader import DataLoader, WorkerRestartWarning
 from tests.parity.tools import lists
+from tests.support.exact import state_behind
 from tests.support.samples import Call, Counting, ints
 from tests.support.shard_data import KINDS
 
@@ -160,11 +161,7 @@ def _leave_one_out(loader: Any) -> None:
 
 
 def _resume(loader: Any) -> None:
-    other = single(9, shuffle=True)
-    iterator = iter(other)
-    for _ in range(4):
-        next(iterator)
-    loader.load_state_dict(other.state_dict())
+    loader.load_state_dict(state_behind(single(9, shuffle=True), 4))
 
 
 def _grow(loader: Any) -> None:

@@ -9,9 +9,7 @@ import torch
 from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import (
-    TensorDataset,
-)
+from torch.utils.data import TensorDataset
 
 import lit_loader
 from lit_loader import LoaderDataModule, OptionError
@@ -126,9 +124,6 @@ def test_refused_in_one_line(message: str) -> None:
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value, TypeError) == ("shared_keys" in message)
-
-
-# --- options ---
 
 
 # --- under the Trainer ---

@@ -20,7 +20,7 @@ from lit_loader import DataLoader, LoaderDataModule
 from lit_loader.lightning import rank_states
 from lit_loader.lightning.rank_states import RankStates
 from tests.support import sharded_fit
-from tests.support.exact import digest
+from tests.support.exact import digest, state_behind
 from tests.support.lightning_runs import SaveAt, quiet_trainer
 from tests.support.programs import WITH_LIGHTNING, run_program
 from tests.support.samples import Counting
@@ -92,14 +92,9 @@ def store(monkeypatch: pytest.MonkeyPatch) -> HashStore:
 
 def states_after(*steps: int) -> list[dict[str, Any]]:
     """States of as many ranks, each after so many batches."""
-    states = []
-    for rank, taken in enumerate(steps):
-        loader = sharded_fit.plain(len(steps), rank)
-        batches = iter(loader)
-        for _ in range(taken):
-            next(batches)
-        states.append(loader.state_dict())
-    return states
+    return [
+        state_behind(sharded_fit.plain(len(steps), rank), taken) for rank, taken in enumerate(steps)
+    ]
 
 
 def test_a_rank_that_does_not_come(store: HashStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,10 @@ def test_a_sequence() -> None:
         sequence["a"]  # type: ignore[call-overload]
     with pytest.raises(TypeError):
         sequence[0] = 1  # type: ignore[index]
+    none = SharedSequence([])
+    assert (len(none), list(none)) == (0, [])
+    with pytest.raises(IndexError):
+        none[0]
 
 
 def test_any_record() -> None:
@@ -56,31 +60,19 @@ def test_a_column_of_strings(kind: Any) -> None:
     assert list(SharedSequence(column[::-5000])) == [column[-1], column[4999]]
 
 
-def test_none_at_all() -> None:
-    sequence = SharedSequence([])
-    assert len(sequence) == 0
-    assert list(sequence) == []
-    with pytest.raises(IndexError):
-        sequence[0]
-
-
 def test_records_are_the_readers_own() -> None:
     sequence = SharedSequence([[1, 2]])
     sequence[0].append(3)
     assert sequence[0] == [1, 2]
 
 
-def test_a_record_that_cannot_be_pickled() -> None:
+def test_nothing_is_left() -> None:
+    """Also of one that cannot be made."""
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(Exception, match="pickle"):
         SharedSequence([1, lambda: 0])
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_nothing_is_left() -> None:
-    gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
     sequences = [SharedSequence(range(100)) for _ in range(5)]
     again = pickle.loads(pickle.dumps(sequences))
     assert [list(each) for each in again] == [list(range(100))] * 5

@@ -21,14 +21,10 @@ from tests.support import samples
 INIT_LOG: dict[str, Any] = {}
 
 
-class Squares(Dataset):
+class Squares(samples.OfLength):
     """``index * index`` for ``length`` indices."""
 
-    def __init__(self, length: int = 10) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
+    length = 10
 
     def __getitem__(self, index: int) -> int:
         return index * index

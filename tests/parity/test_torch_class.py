@@ -18,7 +18,6 @@ import pytest
 import torch
 from torch.utils.data import (
     BatchSampler,
-    Dataset,
     DistributedSampler,
     RandomSampler,
     Sampler,
@@ -34,18 +33,17 @@ from lit_loader.sampling.shown_samplers import ShardedSampler
 from tests.parity.datasets import SizedStream
 from tests.parity.tools import children
 from tests.support.programs import run_python
-from tests.support.samples import Counting
+from tests.support.samples import Counting, OfLength
 
 LENGTH = 10
 DATA = TensorDataset(torch.arange(LENGTH))
 STREAM = SizedStream(LENGTH)
 
 
-class Numbers(Dataset[tuple[torch.Tensor]]):
+class Numbers(OfLength):
     """Read sample by sample, in workers if there are any."""
 
-    def __len__(self) -> int:
-        return LENGTH
+    length = LENGTH
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor]:
         return (torch.tensor(index),)

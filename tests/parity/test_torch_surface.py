@@ -11,23 +11,22 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset, dataloader
+from torch.utils.data import TensorDataset, dataloader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from lit_loader import DataLoader
 from tests.parity.datasets import Endless, Stream
 from tests.parity.tools import children
+from tests.support.exact import loaded
+from tests.support.samples import OfLength
 
 LENGTH = 12
 
 
-class Stage(Dataset[int]):
+class Stage(OfLength):
     """Its samples say at which stage of the training it was when it came to who reads it."""
 
-    stage = 0
-
-    def __len__(self) -> int:
-        return LENGTH
+    length, stage = LENGTH, 0
 
     def __getitem__(self, index: int) -> int:
         return self.stage * 100 + index
@@ -325,9 +324,7 @@ def test_a_skip_gives_the_indices_and_ends_with_the_first_batch(num_workers: int
         skipping: Any = iter(loader)
         assert list(chain(*skipping._sampler_iter)) == list(range(LENGTH))
         assert list(skipping) == []
-    again = DataLoader(Stage(), 3)
-    again.load_state_dict(position)
-    assert next(iter(again)).tolist() == [3, 4, 5]
+    assert next(iter(loaded(DataLoader(Stage(), 3), position))).tolist() == [3, 4, 5]
 
 
 def test_a_worker_that_a_program_ends_is_replaced() -> None:

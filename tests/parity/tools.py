@@ -116,17 +116,14 @@ def wait_gone(pids: Iterable[int], timeout: float = PROMPT) -> None:
             raise AssertionError(f"process {pid} is still running after {timeout} s")
 
 
-def start_script(
-    loader_class: type, source: str, folder: Path, own_interpreter: bool = False
-) -> subprocess.Popen[str]:
-    """Run ``source`` as a program of its own, with ``DataLoader`` imported from either package.
+def start_script(source: str, folder: Path, own_interpreter: bool = False) -> subprocess.Popen[str]:
+    """Run ``source`` as a program of its own, with ``DataLoader`` imported.
 
     The program leads its own process group, so that a signal can be sent to it and its workers
     together, as a terminal does.
     """
-    package = "torch.utils.data" if is_oracle(loader_class) else "lit_loader"
     program = folder / "program.py"
-    program.write_text(f"from {package} import DataLoader\n" + textwrap.dedent(source))
+    program.write_text("from lit_loader import DataLoader\n" + textwrap.dedent(source))
     return start_program(program, options=("-W", "error"), own_interpreter=own_interpreter)
 
 

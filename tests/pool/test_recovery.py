@@ -25,6 +25,7 @@ from lit_loader.transport.status_board import Stage
 from lit_loader.workers import healer
 from lit_loader.workers.worker_pool import WorkerPool
 from tests.parity.tools import Gate, wait_gone
+from tests.support.exact import loaded
 from tests.support.faults import (
     FAULTS,
     Faults,
@@ -133,8 +134,7 @@ def test_a_batch_that_ends_two_workers(
     assert list(iterator) == []
     assert not in_order or at == 4
     # A state taken behind it passes over it.
-    resumed = DataLoader(Call(int, 24), batch_size=2)
-    resumed.load_state_dict(states[at])
+    resumed = loaded(DataLoader(Call(int, 24), batch_size=2), states[at])
     rest = [batch.tolist() for batch in resumed]
     assert rest == [batch for batch in expected if batch not in [*batches[:at], [8, 9]]]
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset
 
 import lit_loader
 from lit_loader import DataLoader
+from tests.support.samples import OfLength
 
 LENGTH = 50
 LATENCY = 0.01
@@ -28,9 +28,8 @@ def sample(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data.ljust(40, b".")), dtype=torch.uint8)
 
 
-class Base(Dataset[Tensor]):
-    def __len__(self) -> int:
-        return LENGTH
+class Base(OfLength):
+    length = LENGTH
 
     def read(self, index: int) -> bytes:
         raise NotImplementedError
@@ -51,10 +50,7 @@ class Files(Base):
             return bytes(file.read())
 
 
-class Http(Base):
-    def __init__(self, url: str) -> None:
-        self.url = url
-
+class Http(Files):
     @lit_loader.reads_ahead
     def read(self, index: int) -> bytes:
         with urlopen(f"{self.url}/{index}") as response:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import (
     ConcatDataset,
-    Dataset,
     StackDataset,
     Subset,
     SubsetRandomSampler,
@@ -25,17 +24,17 @@ import lit_loader
 from lit_loader import DataLoader, MixtureDataset, OptionError
 from tests.exactness.test_reads import Around
 from tests.support.exact import digests
+from tests.support.samples import OfLength
 
 LENGTH = 24
 
 _ahead = 0
 
 
-class Stored(Dataset[Any]):
+class Stored(OfLength):
     """Counts the reads that another thread than the batch's has done."""
 
-    def __len__(self) -> int:
-        return LENGTH
+    length = LENGTH
 
     @lit_loader.reads_ahead
     def read(self, index: Any) -> float:
@@ -98,14 +97,13 @@ class WholeSample(Stored):
         return torch.tensor([*self.generate(index)])
 
 
-class Pair(Dataset[Any]):
+class Pair(OfLength):
     """Two datasets, of which it says that it reads them."""
+
+    length = LENGTH
 
     def __init__(self) -> None:
         self.images, self.masks = Stored(), Stored()
-
-    def __len__(self) -> int:
-        return LENGTH
 
     def reads_from(self, index: int) -> Any:
         return (self.images, index), (self.masks, index)

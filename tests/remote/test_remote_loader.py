@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from torch.utils.data import Dataset
 
 import lit_loader
 from lit_loader.errors import ExactnessWarning, LoaderError, WorkerDiedError, WorkerRestartWarning
@@ -23,19 +22,19 @@ from lit_loader.top.watch import Watch
 from tests.support.faults import plain
 from tests.support.programs import run_program
 from tests.support.remote_threads import ThreadWorkers
+from tests.support.samples import OfLength
 from tests.support.shard_data import KINDS
 
 LENGTH = 96
 
 
-class Drawn(Dataset[Any]):
+class Drawn(OfLength):
     """Samples that draw from all global generators, and from one of their own."""
+
+    length = LENGTH
 
     def __init__(self) -> None:
         self.generator = np.random.default_rng(0)
-
-    def __len__(self) -> int:
-        return LENGTH
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import RandomSampler, WeightedRandomSampler
 
 from lit_loader import DataLoader
-from tests.support.exact import Augmented, Epochs, Shared, digests
+from tests.support.exact import Augmented, Epochs, Shared, digests, loaded
 
 
 def told(loader: DataLoader[Any]) -> set[tuple[int, int]]:
@@ -64,8 +64,7 @@ def test_a_batch_that_is_looked_at_in_an_epoch(workers: int) -> None:
                 held.append(iter(loader))
                 next(held[0])
             if len(given) != 5:
-                fresh = DataLoader(Augmented(), 4, True, seed=1)
-                fresh.load_state_dict(loader.state_dict())
+                fresh = loaded(DataLoader(Augmented(), 4, True, seed=1), loader.state_dict())
                 assert given + digests(fresh) == expected or len(given) == len(expected)
         assert given == expected
         held.clear()
@@ -118,8 +117,7 @@ def test_looks_within_epochs_are_no_epochs(order: str, workers: int, asked: bool
                         assert not asked or loader.state_dict()["epoch"] == epoch
                     assert looks[0] != looks[1]
                 if asked and (epoch, len(given)) == (1, 4):
-                    fresh = with_order(order)
-                    fresh.load_state_dict(loader.state_dict())
+                    fresh = loaded(with_order(order), loader.state_dict())
                     assert [given + digests(fresh), digests(fresh)] == expected[1:]
             assert given == expected[epoch]
 
@@ -148,8 +146,7 @@ def test_a_loop_that_is_left_behind_a_look(workers: int) -> None:
             if len(given) == 3:
                 next(iter(loader))
                 break
-        fresh = DataLoader(Augmented(), 4, True, seed=1)
-        fresh.load_state_dict(loader.state_dict())
+        fresh = loaded(DataLoader(Augmented(), 4, True, seed=1), loader.state_dict())
         assert given + digests(fresh) == expected
         next(iter(loader))  # an epoch of its own, for nothing lives beside it
         assert loader.state_dict() | {"samples": 4} == loader.state_dict()

@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler
 
 from lit_loader import DataLoader
+from tests.support.exact import loaded, state_behind
 from tests.support.samples import Call
 
 LENGTH = 24
@@ -65,9 +66,7 @@ def test_an_epoch_that_is_begun_or_loaded_keeps_its_seed(options: Any) -> None:
         assert [[each.tolist() for each in batch] for batch in given] == first
         assert batches(running) == second
     with loader(seed=5) as stopped:
-        iterator = iter(stopped)
-        next(iterator), next(iterator)
-        state = stopped.state_dict()
+        state = state_behind(stopped, 2)
     with loader(**options) as resumed:  # takes over the state's seed
         resumed.load_state_dict(state)
         resumed.seed = 7
@@ -96,16 +95,12 @@ def test_a_copy_has_a_seed_of_its_own() -> None:
 @pytest.mark.parametrize("copied", (copy.copy, copy.deepcopy, lambda one: one))
 def test_a_copy_with_exchanged_batches_goes_on_with_the_seed_of_a_state(copied: Any) -> None:
     """As timm's loaders exchange them."""
-    stopped = loader(seed=5)
-    iterator = iter(stopped)
-    next(iterator), next(iterator)
-    state = stopped.state_dict()
+    state = state_behind(loader(seed=5), 2)
     resumed = copied(loader())
     resumed._DataLoader__initialized = False
     resumed.batch_sampler = BatchSampler(resumed.sampler, 4, False)
     resumed._DataLoader__initialized = True
-    resumed.load_state_dict(state)
-    assert batches(resumed) == batches(loader(seed=5))[2:]
+    assert batches(loaded(resumed, state)) == batches(loader(seed=5))[2:]
 
 
 def test_the_sampler_of_another_loader_keeps_its_seed() -> None:

@@ -9,7 +9,7 @@ from torch.utils.data import DistributedSampler, RandomSampler
 
 from lit_loader import DataLoader, OptionError, StateError
 from tests.parity.tools import lists
-from tests.support.exact import Augmented, Pairs, digest, through_file
+from tests.support.exact import Augmented, Pairs, digest, loaded, state_behind, through_file
 from tests.support.samples import Call, Counting
 
 LENGTH = 50
@@ -93,8 +93,7 @@ def test_the_end_of_an_epoch_fits_every_topology() -> None:
     global_batches(loaders, 5)
     state = loaders[1].state_dict()
     assert state["samples"] == 48
-    resumed = augmented(1, 7)[0]
-    resumed.load_state_dict(state)
+    resumed = loaded(augmented(1, 7)[0], state)
     assert list(resumed) == []
     following = augmented(1, 7)[0]
     following.set_epoch(1)
@@ -139,13 +138,9 @@ def test_behind_the_end_more_ranks_leave_off_more(length: int, size: int) -> Non
         order = RandomSampler(range(length), generator=generator)
         return DataLoader(range(length), size, sampler=order, **options)
 
-    one = loader()
-    iterator = iter(one)
-    for _ in range(len(one)):
-        next(iterator)
+    state = state_behind(loader(), len(loader()))
     resumed = loader(num_replicas=4, rank=0, shard_tail="drop")
-    resumed.load_state_dict(one.state_dict())
-    assert [*resumed] == []
+    assert [*loaded(resumed, state)] == []
 
 
 # --- what divides the data is chosen when a loader is made ---

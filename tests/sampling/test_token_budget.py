@@ -14,7 +14,7 @@ from lit_loader import DataLoader, OptionError, StateError
 from lit_loader.data.mixture import MixtureDataset
 from lit_loader.sampling.token_budget import TokenBudgetBatchSampler
 from tests.parity.tools import lists
-from tests.support.exact import through_file
+from tests.support.exact import loaded, through_file
 from tests.support.samples import Call
 
 BUDGET = 200
@@ -215,8 +215,7 @@ def test_resume_on_another_number_of_ranks() -> None:
     first = [loader(2, rank) for rank in range(2)]
     for pair in itertools.islice(zip(*first, strict=True), 5):
         assert len(pair) == 2
-    resumed = loader(1)
-    resumed.load_state_dict(through_file(first[1].state_dict()))
+    resumed = loaded(loader(1), through_file(first[1].state_dict()))
     assert lists(resumed) == whole[10:]
 
 

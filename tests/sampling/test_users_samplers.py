@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader, StateError, merge_states
 from tests.parity.tools import lists
-from tests.support.exact import EveryOther, StatefulSampler, through_file
+from tests.support.exact import EveryOther, StatefulSampler, loaded, state_behind, through_file
 from tests.support.samples import Call
 
 LENGTH, SIZE, EPOCHS = 14, 4, 3
@@ -418,8 +418,7 @@ def test_a_resumed_epoch_that_gives_nothing_more(kind: str, interrupted: bool) -
     lists(itertools.islice(loader, 2))
     state = loader.state_dict()
     expected = [lists(loader), lists(loader)]
-    resumed: Any = fresh()
-    resumed.load_state_dict(state)
+    resumed = loaded(fresh(), state)
     iterator: Any = iter(resumed)
     if interrupted:
         resumed.dataset.interrupts = True
@@ -465,9 +464,7 @@ def test_an_epoch_behind_one_that_was_left_is_resumed(
 ) -> None:
     def fresh(state: Any = None) -> DataLoader[Any]:
         loader = DataLoader(range(40), 4, sampler=Resumable(goes_on), num_workers=workers)
-        if state is not None:
-            loader.load_state_dict(through_file(state))
-        return loader
+        return loader if state is None else loaded(loader, through_file(state))
 
     with fresh() as loader:
         list(itertools.islice(loader, left_after))
@@ -541,8 +538,7 @@ def test_a_loaded_position_does_not_depend_on_what_the_program_seeds_anew() -> N
     next(iterator)
     state, expected = loader.state_dict(), lists(iterator)
     sampler = OneByOne()
-    resumed = loader_of(sampler)
-    resumed.load_state_dict(state)
+    resumed = loaded(loader_of(sampler), state)
     sampler.rng.manual_seed(3)  # as it did when it was started first
     assert lists(resumed) == expected
 
@@ -602,8 +598,7 @@ def test_one_that_is_told_another_epoch_than_the_states_says_so(kind: Any) -> No
         sampler.set_epoch(epoch)
         list(itertools.islice(loader, 2))
     sampler = kind()
-    resumed = loader_of(sampler)
-    resumed.load_state_dict(loader.state_dict())
+    resumed = loaded(loader_of(sampler), loader.state_dict())
     sampler.set_epoch(2)
     with pytest.warns(UserWarning, match="gives other indices than before the state was taken"):
         list(resumed)
@@ -670,8 +665,7 @@ def test_one_that_is_not_told_again_says_so(kind: Any, stop: int | None) -> None
         iterator = iter(loader)
         list(itertools.islice(iterator, stop if epoch == 2 else None))
     state, rest = loader.state_dict(), lists(iterator)
-    resumed = loader_of(kind())
-    resumed.load_state_dict(state)
+    resumed = loaded(loader_of(kind()), state)
     if kind is SeedsItsGenerator:  # a generator is brought back
         assert not rest or lists(resumed) == rest
         return
@@ -716,12 +710,8 @@ def test_a_counter_that_is_not_brought_back_is_told(
 
 
 def test_draws_with_another_batch_size_are_told() -> None:
-    loader = DataLoader(DATA, 2, sampler=EveryOther(LENGTH), seed=1)
-    iterator = iter(loader)
-    for _ in range(3):
-        next(iterator)
-    resumed = DataLoader(DATA, 6, sampler=EveryOther(LENGTH), seed=1)
-    resumed.load_state_dict(loader.state_dict())
+    state = state_behind(DataLoader(DATA, 2, sampler=EveryOther(LENGTH), seed=1), 3)
+    resumed = loaded(DataLoader(DATA, 6, sampler=EveryOther(LENGTH), seed=1), state)
     with pytest.warns(UserWarning, match="gives other indices than before"):
         list(resumed)
 
@@ -779,17 +769,14 @@ def test_the_loader_is_told_after_a_resume_and_was_not_before(kind: Any, asked: 
     for _ in range(3):
         next(iterator)
     state, rest = loader.state_dict(), lists(iterator)
-    resumed = loader_of(kind())
-    resumed.load_state_dict(state)
+    resumed = loaded(loader_of(kind()), state)
     resumed.set_epoch(3)
     if asked:
         state = resumed.state_dict()
-        resumed = loader_of(kind())
-        resumed.load_state_dict(state)
+        resumed = loaded(loader_of(kind()), state)
         resumed.set_epoch(3)
     assert lists(resumed) == rest
-    other = loader_of(kind())
-    other.load_state_dict(state)
+    other = loaded(loader_of(kind()), state)
     other.set_epoch(5)
     with pytest.warns(UserWarning, match=r"set_epoch\(5\) gives up the loaded position, batch 3"):
         assert len(lists(other)) == BATCHES
@@ -808,8 +795,7 @@ def test_a_loop_that_sets_the_loaders_epoch_leaves_the_rest_of_one(kind: Any) ->
                     loader.set_epoch(1)
                 next(iter(loader))
                 state = loader.state_dict()
-                loader = loader_of(kind())
-                loader.load_state_dict(state)
+                loader = loaded(loader_of(kind()), state)
         loader.set_epoch(epoch)
         iterator = iter(loader)
         assert len(list(itertools.islice(iterator, 3))) == 3

@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Subset
+from torch.utils.data import IterableDataset, Subset
 
 from lit_loader import DataLoader, get_shard
 from lit_loader.seeding.find_generators import LATE, GeneratorWatch
 from tests.support import held_elsewhere
+from tests.support.samples import OfLength
 
 pytestmark = pytest.mark.usefixtures("by_fork")  # much of what may hold one cannot be pickled
 
@@ -30,11 +31,10 @@ LENGTH = 24
 BATCH = 2
 
 
-class Drawing(Dataset[Tensor]):
+class Drawing(OfLength):
     """Item ``i`` is ``i`` and a number that a subclass draws."""
 
-    def __len__(self) -> int:
-        return LENGTH
+    length = LENGTH
 
     def __getitem__(self, index: int) -> Tensor:
         return torch.tensor([index, self.draw(index)], dtype=torch.float64)
@@ -251,9 +251,7 @@ def test_batches_do_not_depend_on_who_made_what_before(kind: str, seeding: str) 
 def test_a_generator_that_was_made_late_is_told(first: int, workers: int) -> None:
     class Late(Drawing):
         rng: Any = None
-
-        def __len__(self) -> int:
-            return LATE * max(1, workers)
+        length = LATE * max(1, workers)
 
         def draw(self, index: int) -> float:
             if index >= first * max(1, workers):

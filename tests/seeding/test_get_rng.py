@@ -12,23 +12,23 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info, random_split
+from torch.utils.data import IterableDataset, Subset, get_worker_info, random_split
 from torch.utils.data._utils import worker as torch_worker
 
 import lit_loader
 from lit_loader import CachedDataset, DataLoader, MixtureStream, OptionError, get_rng
 from lit_loader.context import reading
 from tests.support.remote_threads import ThreadWorkers
+from tests.support.samples import OfLength
 
 LENGTH, SIZE = 20, 3
 OPTIONS: dict[str, Any] = {"batch_size": SIZE, "shuffle": True, "seed": 7}
 
 
-class Noisy(Dataset[Tensor]):
+class Noisy(OfLength):
     """Sample ``i`` is ``i`` and what two transforms draw for it."""
 
-    def __len__(self) -> int:
-        return LENGTH
+    length = LENGTH
 
     def __getitem__(self, index: int) -> Tensor:
         return torch.tensor([float(index), get_rng().random(), get_rng().random()])

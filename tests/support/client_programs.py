@@ -12,16 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 import lit_loader
+from tests.support.samples import OfLength
 
 LENGTH, BATCH_SIZE, EPOCHS = 22, 4, 2
 
 
-class Numbers(Dataset[Tensor]):
-    def __len__(self) -> int:
-        return LENGTH
+class Numbers(OfLength):
+    length = LENGTH
 
     def __getitem__(self, index: int) -> Tensor:
         return torch.tensor([float(index)])

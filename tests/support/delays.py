@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+
+from tests.support.samples import OfLength
 
 DELAY = 0.03
 """Seconds."""
@@ -38,17 +39,15 @@ def timed(wait: Wait) -> int:
     return time.monotonic_ns() - began
 
 
-class Delayed(Dataset[Any]):
+class Delayed(OfLength):
     """Rows of three; reading the first sample of each batch takes long if ``stage`` is "fetch".
 
     The second column says how many nanoseconds the sample was waiting.
     """
 
     def __init__(self, stage: str = "none", wait: Wait = sleep, batches: int = 12) -> None:
-        self.stage, self.wait, self.batches = stage, wait, batches
-
-    def __len__(self) -> int:
-        return self.batches * SAMPLES
+        super().__init__(batches * SAMPLES)
+        self.stage, self.wait = stage, wait
 
     def __getitem__(self, index: int) -> Tensor:
         slow = self.stage == "fetch" and index % SAMPLES == 0

@@ -11,25 +11,22 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
+from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
 import lit_loader
 from lit_loader import DataLoader
-from tests.support.samples import Counting, Cursor
+from tests.support.samples import Counting, Cursor, OfLength
 from tests.support.stateful_data import SAMPLERS
 
 
-class Augmented(Dataset[Tensor]):
+class Augmented(OfLength):
     """Item ``i`` is ``i`` and a draw from every generator there is, those it holds included."""
 
     def __init__(self, length: int = 26) -> None:
-        self.length = length
+        super().__init__(length)
         self.numpy_rng = np.random.default_rng()
         self.python_rng = random.Random()
         self.torch_rng = torch.Generator()
-
-    def __len__(self) -> int:
-        return self.length
 
     def __getitem__(self, index: int) -> Tensor:
         if not 0 <= index < self.length:
@@ -49,18 +46,13 @@ class Augmented(Dataset[Tensor]):
         )
 
 
-class Epochs(Dataset[tuple[int, int, int]]):
+class Epochs(OfLength):
     """Item ``i`` is ``i`` with the epoch that it was told and the one that it asks for."""
 
-    def __init__(self, length: int = 6) -> None:
-        self.length = length
-        self.epoch = -1
+    length, epoch = 6, -1
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
-
-    def __len__(self) -> int:
-        return self.length
 
     def __getitem__(self, index: int) -> tuple[int, int, int]:
         return index, self.epoch, lit_loader.get_epoch()
@@ -188,6 +180,21 @@ def taken(loader: DataLoader[Any], count: int) -> tuple[list[str], Iterator[Any]
     """Take the first batches, and the iterator that has given them."""
     iterator = iter(loader)
     return digests(itertools.islice(iterator, count)), iterator
+
+
+def loaded(loader: Any, state: dict[str, Any]) -> Any:
+    """Load a state into a loader, which is given back."""
+    loader.load_state_dict(state)
+    return loader
+
+
+def state_behind(loader: Any, count: int) -> dict[str, Any]:
+    """Take so many batches; give the state there."""
+    iterator = iter(loader)
+    for _ in range(count):
+        next(iterator)
+    state: dict[str, Any] = loader.state_dict()
+    return state
 
 
 def with_states(loader: DataLoader[Any]) -> tuple[list[str], list[dict[str, Any]]]:

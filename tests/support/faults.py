@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader.errors import WorkerRestartWarning
@@ -29,7 +29,7 @@ from lit_loader.transport import codec
 from lit_loader.transport.messages import Reply, Resumed, Status, Task, position_of, unpack
 from lit_loader.transport.status_board import Progress
 from lit_loader.workers import main as worker
-from tests.support.samples import Cursor, hang
+from tests.support.samples import Cursor, OfLength, hang
 
 TESTS: Final = Path(__file__).parents[1]
 
@@ -258,15 +258,12 @@ def sample(index: int, width: int = 5) -> dict[str, Any]:
     }
 
 
-class Noisy(Dataset):
+class Noisy(OfLength):
     """`sample` by index."""
 
     def __init__(self, length: int = 24, width: int = 5) -> None:
-        self.length = length
+        super().__init__(length)
         self.width = width
-
-    def __len__(self) -> int:
-        return self.length
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if not 0 <= index < self.length:

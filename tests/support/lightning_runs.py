@@ -15,9 +15,9 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from tests.support.exact import digests
+from tests.support.samples import OfLength
 
 needs_2_6 = pytest.mark.skipif(
     tuple(map(int, lightning.__version__.split(".")[:2])) < (2, 6),
@@ -38,14 +38,10 @@ for _name in ("fit", "validate", "test", "predict"):
         setattr(Trainer, _name, _without(getattr(Trainer, _name)))
 
 
-class Points(Dataset[Tensor]):
+class Points(OfLength):
     """Vectors of three that hold their own index."""
 
-    def __init__(self, length: int = 12) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
+    length = 12
 
     def __getitem__(self, index: int) -> Tensor:
         return torch.full((3,), float(index))

@@ -22,42 +22,47 @@ from lit_loader.transport.arena import Arena, Slot
 METHODS = ["fork", "spawn", "forkserver"]
 
 
-class Rows(Dataset):
-    """Sample ``index`` is a row of ``width`` numbers, each equal to ``index``."""
+class OfLength(Dataset[Any]):
+    """Has so many samples; what they are is for a subclass to say."""
 
-    def __init__(self, length: int = 64, width: int = 4) -> None:
-        self.length = length
-        self.width = width
+    length = 16
+
+    def __init__(self, length: int | None = None) -> None:
+        if length is not None:
+            self.length = length
 
     def __len__(self) -> int:
         return self.length
+
+
+class Rows(OfLength):
+    """Sample ``index`` is a row of ``width`` numbers, each equal to ``index``."""
+
+    def __init__(self, length: int = 64, width: int = 4) -> None:
+        super().__init__(length)
+        self.width = width
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.full((self.width,), index, dtype=torch.int64)
 
 
-class Call(Dataset):
+class Call(OfLength):
     """Sample ``index`` is ``function(index)``."""
 
     def __init__(self, function: Callable[[Any], Any], length: int = 16) -> None:
+        super().__init__(length)
         self.function = function
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
 
     def __getitem__(self, index: Any) -> Any:
         return self.function(index)
 
 
-class Noted(Dataset):
+class Noted(OfLength):
     """Sample ``index`` is the index, and each reading of one is noted, in whatever process."""
 
     def __init__(self, notes: Path, length: int) -> None:
-        self._notes, self._length = notes, length
-
-    def __len__(self) -> int:
-        return self._length
+        super().__init__(length)
+        self._notes = notes
 
     def __getitem__(self, index: int) -> int:
         with open(self._notes, "a") as file:

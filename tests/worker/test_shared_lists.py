@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 from lit_loader import DataLoader
 from lit_loader.workers.shared_lists import LONG, SharedList, SharedLists, SharedTuple, shared
-from tests.support.samples import METHODS, uncollated
+from tests.support.samples import METHODS, OfLength, uncollated
 
 N = LONG + 5
 
@@ -113,14 +113,13 @@ def test_a_record_refuses_to_be_changed(name: str) -> None:
     assert type(view[0]["in"] + [1]) is type(copy.copy(view[0]["in"])) is list
 
 
-class Records(Dataset[Any]):
+class Records(OfLength):
     """Gives its records as they are."""
+
+    length = 4
 
     def __init__(self) -> None:
         self.records = [{"n": n, "box": [n, n + 0.5]} for n in range(LONG)]
-
-    def __len__(self) -> int:
-        return 4
 
     def __getitem__(self, index: int) -> Any:
         return self.records[index]
@@ -137,8 +136,10 @@ def test_records_arrive_as_plain_ones(collate: Any) -> None:
     assert type(sample) is dict and type(sample["box"]) is list
 
 
-class Files(Dataset[Any]):
+class Files(OfLength):
     """Long lists in places of all kinds; samples tell what the worker sees."""
+
+    length = 12
 
     def __init__(self, length: int = N) -> None:
         self.files = [f"file {n}" for n in range(length)]
@@ -149,9 +150,6 @@ class Files(Dataset[Any]):
         self.sets = [{n} for n in range(length)]
         self.by_name = {f"file {n}": n for n in range(length)}
         self.short = list(range(LONG - 1))
-
-    def __len__(self) -> int:
-        return 12
 
     def __getitem__(self, index: int) -> Any:
         kinds = [
