@@ -16,22 +16,14 @@ import pytest
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-import lit_loader
 from lit_loader import DataLoader
 from lit_loader.batch.fetch import MAX_DRAWS, MAX_IN_A_ROW
 from lit_loader.batch.sample_errors import KEPT_ERRORS
 from lit_loader.errors import OptionError, SampleErrorsError
 from tests.support.exact import Augmented, noisy_collate
-from tests.support.samples import Call, Counting, Cursor, Rows, ints
-
-WORKERS = [0, 2]
+from tests.support.samples import Call, Counting, Cursor, Rows, ints, share
 
 BAD = (3, 7, 8, 9)
-
-
-@pytest.fixture(params=WORKERS, ids=lambda workers: f"{workers} workers")
-def workers(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
 
 
 class CannotRead(Exception):
@@ -76,8 +68,7 @@ class Stream(IterableDataset):
         self.length = length
 
     def __iter__(self) -> Iterator[int]:
-        reader, readers = lit_loader.get_shard()
-        return map(self.item, range(reader, self.length, readers))
+        return map(self.item, share(range(self.length)))
 
     def item(self, number: int) -> int:
         if number in self.bad:
@@ -89,8 +80,7 @@ class StatefulStream(Stream):
     """Its iterator knows its place."""
 
     def __iter__(self) -> Iterator[int]:
-        reader, readers = lit_loader.get_shard()
-        return Cursor(self.item, range(reader, self.length, readers))
+        return Cursor(self.item, share(range(self.length)))
 
 
 class Generated(Stream):

@@ -26,12 +26,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is a random.SystemRandom:UserWarning"),
     pytest.mark.usefixtures("by_fork"),  # a SystemRandom cannot be pickled
 ]
-WORKERS = [0, 2]
-
-
-@pytest.fixture(params=WORKERS, ids=lambda workers: f"{workers} workers")
-def workers(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
 
 
 class Draws:

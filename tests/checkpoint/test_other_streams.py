@@ -14,6 +14,7 @@ from lit_loader import DataLoader, MixtureStream
 from lit_loader.checkpoint.other_streams import forgets
 from tests.parity.tools import lists
 from tests.support.exact import Augmented, digests, loaded, taken
+from tests.support.samples import share
 from tests.support.stateful_data import STREAMS
 
 
@@ -151,8 +152,7 @@ class OfAnotherProtocol(IterableDataset[int]):
     """Its own library's loader counts for it, as LitData's and Mosaic's do."""
 
     def __iter__(self) -> Iterator[int]:
-        shard, count = lit_loader.get_shard()
-        return iter(range(shard, 40, count))
+        return iter(share(range(40)))
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int]:
         return {"epoch": 0, "sample_in_epoch": num_samples}

@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 import lit_loader
 from lit_loader import DataLoader
+from tests.support.drawing_streams import Draws
 from tests.support.samples import OfLength
 
 FILES = 24
@@ -27,25 +28,11 @@ class Shuffled(IterableDataset[Any]):
     """Shuffles its files, takes its share of them, and draws for each sample."""
 
     def __init__(self, draw: str, share: Callable[[], tuple[int, int]] = lit_loader.get_shard):
-        self.draw, self.share = draw, share
-        self.python = random.Random(1)
+        self.draws, self.share = Draws(draw), share
         self.numpy = np.random.default_rng(2)
-        self.torch = torch.Generator().manual_seed(3)
 
     def shuffled(self) -> list[int]:
-        files = list(range(FILES))
-        if self.draw == "own random":
-            self.python.shuffle(files)
-        elif self.draw == "own numpy":
-            self.numpy.shuffle(files)
-        elif self.draw == "own torch":
-            files = torch.randperm(FILES, generator=self.torch).tolist()
-        elif self.draw == "random":
-            random.shuffle(files)
-        elif self.draw == "numpy":
-            np.random.shuffle(files)
-        elif self.draw == "torch":
-            files = torch.randperm(FILES).tolist()
+        files = self.draws.shuffled([*range(FILES)])
         index, count = self.share()
         return files[index::count]
 

@@ -21,14 +21,12 @@ import pytest
 import torch
 from torch.utils.data import (
     BatchSampler,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
-import lit_loader
 from lit_loader import (
     CachedDataset,
     DataLoader,
@@ -61,7 +59,7 @@ from tests.support.exact import (
     through_file,
     with_states,
 )
-from tests.support.samples import OfLength, own_generators, worker_pids
+from tests.support.samples import Counting, OfLength, own_generators, worker_pids
 from tests.support.stateful_data import SAMPLERS, STREAMS, sampling
 
 pytestmark = [
@@ -178,15 +176,6 @@ class Jittered(OfLength):
         return index + sum(draw() for draw in self.draws)
 
 
-class JitteredStream(IterableDataset[float]):
-    def __init__(self) -> None:
-        self.data = Jittered()
-
-    def __iter__(self) -> Iterator[float]:
-        reader, readers = lit_loader.get_shard()
-        return (self.data[index] for index in range(reader, LENGTH, readers))
-
-
 def map_cases() -> Iterator[tuple[str, Case]]:
     """Datasets that are read by index."""
     for name, options in ORDERS.items():
@@ -257,7 +246,8 @@ def stream_cases() -> Iterator[tuple[str, Case]]:
         name = f"shards, {kind}{', keeps' * keeps}"
         yield name, Case(make, functools.partial(dict, options), following=False)
     shards = functools.partial(dict, num_shards=3)
-    yield "shards, global functions", Case(JitteredStream, shards, following=False)
+    jittered = lambda: Counting(LENGTH, Jittered().__getitem__)  # noqa: E731
+    yield "shards, global functions", Case(jittered, shards, following=False)
     for kind in (reads.Stream, reads.AwaitedStream):
         options = functools.partial(dict, num_shards=3, reads=4)
         yield f"reads, {kind.__name__}", Case(kind, options, following=False)

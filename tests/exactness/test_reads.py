@@ -21,7 +21,7 @@ import lit_loader
 from lit_loader import CachedDataset, DataLoader, MixtureDataset
 from lit_loader.errors import OptionError
 from tests.support.exact import Augmented, digests, taken
-from tests.support.samples import OfLength
+from tests.support.samples import OfLength, share
 
 LENGTH = 26
 
@@ -345,8 +345,7 @@ class Stream(IterableDataset[Tensor]):
     def __iter__(self) -> Iterator[Tensor]:
         keys = [*self.keys]
         random.shuffle(keys)
-        index, count = lit_loader.get_shard()
-        for key, data in lit_loader.read_stream(keys[index::count], self.read):
+        for key, data in lit_loader.read_stream(share(keys), self.read):
             yield torch.cat([data, torch.rand(1, dtype=torch.float64), torch.tensor([key])])
 
 

@@ -13,56 +13,53 @@ from tests.support.programs import WITH_LIGHTNING, run_program
 from tests.support.recipes import EXAMPLES
 
 
-def script(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> None:
-    """Runs a script in this process, which has imported torch and Lightning already."""
-    monkeypatch.setattr(sys, "argv", [name, *arguments])
-    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+@pytest.fixture
+def script(
+    examples: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> Callable[..., str]:
+    """Runs a script in this process, which has imported all it needs; gives what it printed."""
+
+    def run(name: str, *arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    monkeypatch.chdir(tmp_path)
+    return run
 
 
-def test_without_hydra(
-    examples: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script(monkeypatch, "without_hydra.py", "--epochs", "1", "--workers", "1")
-    printed = capsys.readouterr().out
+def test_without_hydra(script: Callable[..., str]) -> None:
+    printed = script("without_hydra.py", "--epochs", 1, "--workers", 1)
     assert "train loader: the trainer waited" in printed
     assert "test/acc" in printed
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:lightning")
-def test_lightning_cli(
-    examples: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
+def test_lightning_cli(script: Callable[..., str], tmp_path: Path) -> None:
     pytest.importorskip("jsonargparse")
-    monkeypatch.chdir(tmp_path)
-    script(
-        monkeypatch, "lightning_cli.py", "fit", "--data.loader.num_workers=1",
-        "--trainer.max_epochs=1", "--model.width=8", "--data.val={batch_size: 512}",
+    printed = script(
+        "lightning_cli.py", "fit", "--data.loader.num_workers=1", "--trainer.max_epochs=1",
+        "--model.width=8", "--data.val={batch_size: 512}",
     )  # fmt: skip
-    printed = capsys.readouterr().out
     assert "'val/acc': 0." in printed
     (config,) = tmp_path.rglob("config.yaml")
     assert "batch_size: 512" in config.read_text()
 
 
-def test_plain_loop_goes_on(
-    examples: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
-    def last(*arguments: str) -> str:
-        script(monkeypatch, "plain_loop.py", "--workers", "1", *arguments)
-        return capsys.readouterr().out.splitlines()[-1].split(", waited")[0]
+def test_plain_loop_goes_on(script: Callable[..., str], tmp_path: Path) -> None:
+    def last(*arguments: object) -> str:
+        printed = script("plain_loop.py", "--workers", 1, *arguments)
+        return printed.splitlines()[-1].split(", waited")[0]
 
-    checkpoint = str(tmp_path / "run.ckpt")
-    whole = last("--epochs", "3")
+    checkpoint = tmp_path / "run.ckpt"
+    whole = last("--epochs", 3)
     assert whole.startswith("51 steps, test accuracy 0.")
-    assert last("--epochs", "2", "--checkpoint", checkpoint).startswith("34 steps")
+    assert last("--epochs", 2, "--checkpoint", checkpoint).startswith("34 steps")
     assert torch.load(checkpoint, weights_only=True)["steps"] == 30
-    assert last("--epochs", "3", "--checkpoint", checkpoint) == whole
+    assert last("--epochs", 3, "--checkpoint", checkpoint) == whole
 
 
 def test_migration_is_one_import() -> None:
@@ -92,17 +89,10 @@ STEPS = 17  # an epoch of 1,077 images in batches of 64
 
 
 @pytest.fixture
-def fabric(
-    examples: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., list[str]]:
+def fabric(script: Callable[..., str]) -> Callable[..., list[str]]:
     """Runs the script; gives its lines."""
-
-    def run(*arguments: object) -> list[str]:
-        torch.set_num_threads(1)  # more only wait for each other where other work is going on
-        script(monkeypatch, "fabric.py", *map(str, arguments))
-        return capsys.readouterr().out.splitlines()
-
-    return run
+    torch.set_num_threads(1)  # more only wait for each other where other work is going on
+    return lambda *arguments: script("fabric.py", *arguments).splitlines()
 
 
 def test_fabric_learns(fabric: Callable[..., list[str]]) -> None:

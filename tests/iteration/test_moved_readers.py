@@ -14,10 +14,9 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-import lit_loader
 from lit_loader import DataLoader
 from tests.parity.tools import Gate
-from tests.support.samples import Counting, Cursor
+from tests.support.samples import Counting, Cursor, share
 from tests.support.shard_data import KINDS
 
 pytestmark = pytest.mark.timeout(120)
@@ -40,8 +39,7 @@ class Noted(IterableDataset[torch.Tensor]):
         self.file, self.length = folder / "read", length
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        shard, shards = lit_loader.get_shard()
-        return Cursor(self.sample, range(shard, self.length, shards))
+        return Cursor(self.sample, share(range(self.length)))
 
     def sample(self, number: int) -> torch.Tensor:
         with open(self.file, "a") as file:

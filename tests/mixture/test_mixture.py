@@ -15,13 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import lit_loader
 from lit_loader import DataLoader, OptionError, StateError
 from lit_loader.data.mixture import MixtureDataset, MixtureSampler, Schedule
 from lit_loader.data.mixture_stream import MixtureStream
 from tests.mixture.test_own_generators import Held, HeldWithState
 from tests.support.exact import Epochs
-from tests.support.samples import Cursor, Rows
+from tests.support.samples import Cursor, Rows, share
 
 pytestmark = pytest.mark.filterwarnings("ignore:MixtureStream has a source that has no state_dict")
 
@@ -215,9 +214,7 @@ def test_refused(make: Any, message: str) -> None:
 
 class WithIteratorState(Held):
     def __iter__(self) -> Iterator[Tensor]:
-        index, count = lit_loader.get_shard()
-        numbers = range(self.start + index, self.start + self.length, count)
-        return Cursor(self.item, numbers)
+        return Cursor(self.item, share(range(self.start, self.start + self.length)))
 
 
 def streams(exhausted: str, epoch_length: int | None = None) -> MixtureStream:
@@ -283,8 +280,7 @@ class Drawn(Held):
         order = [*range(self.start, self.start + self.length)]
         random.shuffle(order)
         self.python.shuffle(order)
-        index, count = lit_loader.get_shard()
-        return map(self.item, order[index::count])
+        return map(self.item, share(order))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

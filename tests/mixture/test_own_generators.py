@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader, MixtureStream
+from tests.support.samples import share
 
 pytestmark = pytest.mark.filterwarnings("ignore:MixtureStream has a source that has no state_dict")
 
@@ -31,8 +32,7 @@ class Held(IterableDataset[Tensor]):
         self.torch = torch.Generator().manual_seed(4)
 
     def __iter__(self) -> Iterator[Tensor]:
-        index, count = lit_loader.get_shard()
-        return map(self.item, range(self.start + index, self.start + self.length, count))
+        return map(self.item, share(range(self.start, self.start + self.length)))
 
     def item(self, number: int) -> Tensor:
         draws = [
@@ -50,8 +50,7 @@ class HeldWithState(Held):
 
     def __iter__(self) -> Iterator[Tensor]:
         self.place, self.begin = self.begin, 0
-        index, count = lit_loader.get_shard()
-        for number in [*range(self.start + index, self.start + self.length, count)][self.place :]:
+        for number in share(range(self.start, self.start + self.length))[self.place :]:
             self.place += 1
             yield self.item(number)
 

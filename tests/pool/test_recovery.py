@@ -36,7 +36,16 @@ from tests.support.faults import (
     outcomes,
     told,
 )
-from tests.support.samples import Call, Counting, Cursor, hang, ints, until, worker_pids
+from tests.support.samples import (
+    Call,
+    Counting,
+    Cursor,
+    hang,
+    ints,
+    share,
+    until,
+    worker_pids,
+)
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("by_fork")]  # for pipes and gates
 
@@ -363,8 +372,7 @@ class StatefulCounting(Counting):
     """The same numbers by an iterator that goes on behind an exception."""
 
     def __iter__(self) -> Iterator[Any]:
-        reader, readers = lit_loader.get_shard()
-        return Cursor(self.function, range(reader, self.length, readers))
+        return Cursor(self.function, share(range(self.length)))
 
 
 STREAMS = pytest.mark.parametrize(
@@ -443,9 +451,9 @@ class Meeting(IterableDataset[int]):
         self.barrier = multiprocessing.get_context("fork").Barrier(2)
 
     def __iter__(self) -> Iterator[int]:
-        shard, count = lit_loader.get_shard()
+        mine = share(range(100))
         self.barrier.wait()
-        yield from range(shard, 100, count)
+        yield from mine
 
 
 def test_readers_that_wait_for_each_other_and_one_is_replaced(

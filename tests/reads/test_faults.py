@@ -98,8 +98,7 @@ class Stream(NoisyStream):
         return data_of(index)
 
     def __iter__(self) -> Iterator[Any]:
-        reader, readers = lit_loader.get_shard()
-        keys = [*range(reader, self.length, readers)]
+        keys = [*self.numbers()]
         random.shuffle(keys)
         for index, data in lit_loader.read_stream(keys, self.read):
             yield {**sample(index), "read": data}

@@ -20,25 +20,18 @@ def told(loader: DataLoader[Any]) -> set[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("method", "persistent"), [("fork", False), ("fork", True), ("spawn", True)]
+    ("method", "persistent"), [("", False), ("fork", False), ("fork", True), ("spawn", True)]
 )
 def test_a_dataset_learns_the_epoch_in_each_worker(method: str, persistent: bool) -> None:
-    options = {"multiprocessing_context": method, "persistent_workers": persistent}
-    with DataLoader(Epochs(), 2, num_workers=2, **options) as loader:
+    """And where there is none."""
+    options = {"num_workers": 2, "multiprocessing_context": method} if method else {}
+    with DataLoader(Epochs(), 2, persistent_workers=persistent, **options) as loader:
         assert told(loader) == {(0, 0)}
         assert told(loader) == {(1, 1)}
         loader.set_epoch(7)
+        assert loader.dataset.epoch == (-1 if method else 1)  # not before it is read
         assert told(loader) == {(7, 7)}
         assert told(loader) == {(8, 8)}
-
-
-def test_a_dataset_learns_the_epoch_without_workers() -> None:
-    dataset = Epochs()
-    loader = DataLoader(dataset, 2)
-    assert told(loader) == {(0, 0)}
-    loader.set_epoch(3)
-    assert dataset.epoch == 0  # not before it is read
-    assert told(loader) == {(3, 3)}
 
 
 def test_the_epoch_counts_up_when_a_loop_is_left_early() -> None:

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
-from lit_loader import DataLoader, get_shard
+from lit_loader import DataLoader
 from lit_loader.seeding.find_generators import LATE, GeneratorWatch
 from tests.support import held_elsewhere
-from tests.support.samples import OfLength
+from tests.support.samples import OfLength, share
 
 pytestmark = pytest.mark.usefixtures("by_fork")  # much of what may hold one cannot be pickled
 
@@ -431,8 +431,7 @@ class Shuffling(IterableDataset[int]):
             self.rng = self.make()
         order = list(range(LENGTH))
         self.rng.shuffle(order)
-        index, count = get_shard()
-        yield from order[index::count]
+        yield from share(order)
 
 
 def test_an_iterable_dataset_that_makes_its_generator_on_first_use() -> None:

@@ -15,11 +15,10 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset, get_worker_info, random_split
 from torch.utils.data._utils import worker as torch_worker
 
-import lit_loader
 from lit_loader import CachedDataset, DataLoader, MixtureStream, OptionError, get_rng
 from lit_loader.context import reading
 from tests.support.remote_threads import ThreadWorkers
-from tests.support.samples import OfLength
+from tests.support.samples import OfLength, share
 
 LENGTH, SIZE = 20, 3
 OPTIONS: dict[str, Any] = {"batch_size": SIZE, "shuffle": True, "seed": 7}
@@ -187,9 +186,7 @@ class Stream(IterableDataset[Tensor]):
         self.number, self.at, self.start = number, 0, 0
 
     def __iter__(self) -> Iterator[Tensor]:
-        order = get_rng().permutation(LENGTH)
-        index, count = lit_loader.get_shard()
-        mine = order[index::count]
+        mine = share(get_rng().permutation(LENGTH))
         start, self.start = self.start, 0
         for self.at in range(start, len(mine)):
             draws = [get_rng().random(), get_rng().random(), float(self.number)]

@@ -26,16 +26,6 @@ def tails(ranks: int, subject: str = "a") -> list[ShardTail]:
     return [ShardTail(subject, rank, ranks, "epoch 3") for rank in range(ranks)]
 
 
-def test_a_rank_that_leaves() -> None:
-    one, other = tails(2)
-    one.tell(2, final=True)
-    other.tell(3)
-    del other
-    assert one.agreed(3)
-    with pytest.raises(LoaderError, match="it has ended, is late, has left the epoch, or iterates"):
-        one.agreed(4)
-
-
 def test_a_store_that_is_gone(store: HashStore, monkeypatch: pytest.MonkeyPatch) -> None:
     one, _ = tails(2)
     one.tell(1)

@@ -23,13 +23,12 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-import lit_loader
 from lit_loader.errors import WorkerRestartWarning
 from lit_loader.transport import codec
 from lit_loader.transport.messages import Reply, Resumed, Status, Task, position_of, unpack
 from lit_loader.transport.status_board import Progress
 from lit_loader.workers import main as worker
-from tests.support.samples import Cursor, OfLength, hang
+from tests.support.samples import Cursor, OfLength, hang, share
 
 TESTS: Final = Path(__file__).parents[1]
 
@@ -280,8 +279,7 @@ class NoisyStream(IterableDataset):
         self.width = width
 
     def numbers(self) -> range:
-        reader, readers = lit_loader.get_shard()
-        return range(reader, self.length, readers)
+        return share(range(self.length))
 
     def make(self, index: int) -> Any:
         visit("fetching")

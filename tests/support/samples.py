@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -74,6 +74,15 @@ class Noted(OfLength):
         return len(self._notes.read_text().split())
 
 
+Some = TypeVar("Some", bound=Sequence[Any])
+
+
+def share(numbers: Some) -> Some:
+    """What the reader that asks is to give of these."""
+    reader, readers = lit_loader.get_shard()
+    return numbers[reader::readers]  # type: ignore[return-value]
+
+
 class Counting(IterableDataset):
     """0, 1, 2, ... below ``length``, shared out among the readers; each given to ``function``."""
 
@@ -82,8 +91,7 @@ class Counting(IterableDataset):
         self.function = function
 
     def __iter__(self) -> Iterator[Any]:
-        reader, readers = lit_loader.get_shard()
-        for number in range(reader, self.length, readers):
+        for number in share(range(self.length)):
             yield self.function(number)
 
 

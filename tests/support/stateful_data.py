@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, IterableDataset, Sampler
 
-import lit_loader
-from tests.support.samples import Cursor
+from tests.support.samples import Cursor, share
 
 SHUFFLES: dict[str, Callable[[list[int]], list[int]]] = {
     "no": list,
@@ -145,8 +144,7 @@ class Stream(Ordered, IterableDataset[Tensor]):
     """Neither it nor its iterator has a state."""
 
     def share(self) -> list[int]:
-        index, count = lit_loader.get_shard()
-        return self.order()[index::count]
+        return share(self.order())
 
     def item(self, number: int) -> Tensor:
         draws = [random.random(), np.random.random(), float(torch.rand((), dtype=torch.float64))]
