@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -178,6 +179,17 @@ def processors_enough(monkeypatch: pytest.MonkeyPatch) -> None:
         "lit_loader.loader.advice_if_too_many",
         lambda num_workers: advise(num_workers) if num_workers > 64 else None,
     )
+
+
+@pytest.fixture
+def gate() -> Iterator[Any]:
+    """A closed `Gate`; it is opened in the end, so that nobody is left waiting."""
+    from tests.parity.tools import Gate
+
+    made = Gate()
+    yield made
+    made.open()
+    made.close()
 
 
 @pytest.fixture

@@ -241,9 +241,8 @@ def test_the_wait_doubles_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("policy", ["raise", "skip"])
-def test_the_wait_ends_when_the_batch_is_no_longer_wanted(policy: str) -> None:
+def test_the_wait_ends_when_the_batch_is_no_longer_wanted(policy: str, gate: Gate) -> None:
     """The worker is there for the next epoch at once."""
-    gate = Gate()
 
     def sample(index: int) -> int:
         if index == 1 and lit_loader.get_epoch() == 0:
@@ -259,4 +258,3 @@ def test_the_wait_ends_when_the_batch_is_no_longer_wanted(policy: str) -> None:
         begun = time.monotonic()
         assert [int(batch) for batch in loader] == [0, 1, 2, 3]
         assert time.monotonic() - begun < MAX_BACKOFF
-    gate.close()

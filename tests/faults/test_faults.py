@@ -42,9 +42,7 @@ def test_exceptions_that_mean_something_else_here(kind: type[BaseException]) -> 
 
 
 @pytest.mark.usefixtures("by_fork")
-def test_a_timeout_names_worker_sample_and_duration() -> None:
-    gate = Gate()
-
+def test_a_timeout_names_worker_sample_and_duration(gate: Gate) -> None:
     def sample(index: int) -> int:
         if index == 3:
             gate.wait()
@@ -71,7 +69,6 @@ def test_a_timeout_names_worker_sample_and_duration() -> None:
     gate.open()
     assert ints(iterator) == list(range(2, 12))
     assert ints(loader) == list(range(12))
-    gate.close()
 
 
 def test_importing_is_not_the_users_time() -> None:

@@ -173,9 +173,10 @@ def test_a_forked_child_takes_nothing_from_its_parent(persistent: bool, how: str
 
 
 @pytest.mark.usefixtures("by_fork")
-def test_a_fork_while_another_thread_waits_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, waiting = Gate(), threading.Event()
-    wait = Pipes.wait
+def test_a_fork_while_another_thread_waits_for_a_batch(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting, wait = threading.Event(), Pipes.wait
 
     def waits(pipes: Any, timeout: Any) -> bool:
         waiting.set()
@@ -201,7 +202,6 @@ def test_a_fork_while_another_thread_waits_for_a_batch(monkeypatch: pytest.Monke
         assert told_by_child(go_on) == "True"
         thread.join()
         assert found + ints(iterator) == list(range(12))
-    gate.close()
 
 
 # Ends ------------------------------------------------------------------------------------------
@@ -249,9 +249,9 @@ def test_dropping_everything_ends_the_workers(persistent: bool, in_cycle: bool) 
 
 
 @pytest.mark.usefixtures("by_fork")  # which has the descriptors
-def test_cancelled_work_stops_at_the_sample_it_is_in() -> None:
+def test_cancelled_work_stops_at_the_sample_it_is_in(gate: Gate) -> None:
     """A batch of ten thousand samples is not finished for nobody."""
-    gate, seen = Gate(), os.pipe()
+    seen = os.pipe()
 
     def sample(index: int) -> int:
         if lit_loader.get_epoch() == 0:
@@ -275,7 +275,6 @@ def test_cancelled_work_stops_at_the_sample_it_is_in() -> None:
         os.set_blocking(seen[0], False)
         with pytest.raises(BlockingIOError):
             os.read(seen[0], 1)
-    gate.close()
     for end in seen:
         os.close(end)
 

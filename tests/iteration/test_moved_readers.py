@@ -106,27 +106,22 @@ def test_a_resume_reads_no_more_late_than_early(workers: int, tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("by_fork")  # for the gate
-def test_a_slow_reader_delays_none_that_has_another_worker() -> None:
-    gate = Gate()
-
+def test_a_slow_reader_delays_none_that_has_another_worker(gate: Gate) -> None:
     def sample(number: int) -> int:
         assert number or gate.wait()
         return number
 
-    try:
-        with DataLoader(
-            Counting(400, sample), 1, num_workers=2, num_shards=4, in_order=False, prefetch_factor=3
-        ) as loader:
-            batches, odd = iter(loader), 0
-            while odd < 200:  # all that the second worker's readers have
-                number = int(next(batches))
-                assert number % 4, "the reader waits"
-                odd += number % 2
-            gate.open()
-            rest = [int(batch) for batch in batches]
-            assert [number for number in rest if number % 4 == 0] == [*range(0, 400, 4)]
-    finally:
-        gate.close()
+    with DataLoader(
+        Counting(400, sample), 1, num_workers=2, num_shards=4, in_order=False, prefetch_factor=3
+    ) as loader:
+        batches, odd = iter(loader), 0
+        while odd < 200:  # all that the second worker's readers have
+            number = int(next(batches))
+            assert number % 4, "the reader waits"
+            odd += number % 2
+        gate.open()
+        rest = [int(batch) for batch in batches]
+        assert [number for number in rest if number % 4 == 0] == [*range(0, 400, 4)]
 
 
 # By a controller ---------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,6 @@ from tests.support.samples import Call, Counting, Noted, Rows, ints, until, work
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("by_fork")]  # for pipes and gates
 
 LENGTH = 60
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    made = Gate()
-    yield made
-    made.close()
 
 
 def noisy(num_workers: int, **options: Any) -> DataLoader[Any]:

@@ -1,11 +1,7 @@
 """The fixture ``loader_class``: torch's DataLoader and ours, and what each needs to run."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch.utils.data
-
-from .tools import Gate
 
 # What torch itself warns about on purpose and the tests do not assert. The second one is Python's
 # (>= 3.12): torch's queues keep threads in the parent while workers are forked.
@@ -52,12 +48,3 @@ def loader_class(request: pytest.FixtureRequest) -> type:
 def num_workers(request: pytest.FixtureRequest) -> int:
     """Loading in the parent, and loading in two worker processes."""
     return request.param
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    """A closed gate; it is opened in the end, so that nobody is left waiting."""
-    made = Gate()
-    yield made
-    made.open()
-    made.close()

@@ -278,19 +278,18 @@ def test_hanging_in_user_code(stage: str, tmp_path: Path) -> None:
     assert re.search(r"Its stacks:\n(.*\n)+.* in _hang_once\n", texts[0])
 
 
-def test_hanging_when_the_next_epoch_begins(tmp_path: Path) -> None:
+def test_hanging_when_the_next_epoch_begins(gate: Gate) -> None:
     """The consumer leaves an epoch whose last sample never ends."""
-    hanging = Gate()
 
     def sample(index: int) -> int:
         if index == 2 and lit_loader.get_epoch() == 0:
-            hanging.open()
+            gate.open()
             hang()
         return index
 
     with DataLoader(Call(sample, 8), num_workers=2, persistent_workers=True, timeout=0.5) as loader:
         for _ in loader:
-            assert hanging.wait()
+            assert gate.wait()
             break
         before = pool_of(loader).workers.pids
         with told(1) as texts:
@@ -298,7 +297,6 @@ def test_hanging_when_the_next_epoch_begins(tmp_path: Path) -> None:
         assert "did not get on within" in texts[0]
         assert "in hang" in texts[0]
         assert len(set(before) & set(pool_of(loader).workers.pids)) == 1  # the other one lives
-    hanging.close()
 
 
 def test_stopped_while_idle_in_mid_epoch() -> None:
@@ -382,9 +380,11 @@ STREAMS = pytest.mark.parametrize(
 
 @STREAMS
 @pytest.mark.parametrize("at", [2, 6])
-def test_a_reader_that_is_ahead_dies(stream: type[Counting], at: int, tmp_path: Path) -> None:
+def test_a_reader_that_is_ahead_dies(
+    stream: type[Counting], at: int, gate: Gate, tmp_path: Path
+) -> None:
     """What it had sent is not given out yet, since the other one, whose turn it is, is slow."""
-    gate, mark = Gate(), tmp_path / "mark"
+    mark = tmp_path / "mark"
 
     def function(number: int) -> int:
         if number == 3:  # the second reader's second
@@ -399,7 +399,6 @@ def test_a_reader_that_is_ahead_dies(stream: type[Counting], at: int, tmp_path: 
     with told(1):
         loader = DataLoader(stream(18, function), num_workers=2, prefetch_factor=8)
         assert ints(loader) == list(range(18))
-    gate.close()
 
 
 @STREAMS

@@ -133,9 +133,8 @@ class TestNarrowPipes:
         assert ints(loader) == list(range(3_000))
 
     @pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
-    def test_a_new_epoch_with_a_full_queue(self, iterable: bool) -> None:
+    def test_a_new_epoch_with_a_full_queue(self, iterable: bool, gate: Gate) -> None:
         """Cancelled tasks are dropped without a result, which nobody may wait for."""
-        gate = Gate()
 
         def slow(index: int) -> int:
             if index > 1 and lit_loader.get_epoch() == 0:
@@ -161,7 +160,6 @@ class TestNarrowPipes:
                 patch.setattr(Pipes, "wait", open_gate)
                 assert [int(next(second)) for _ in range(3)] == [0, 1, 2]
             assert opened
-        gate.close()
 
 
 # What a batch may hold -------------------------------------------------------------------------
