@@ -32,6 +32,7 @@ from lit_loader import (
     TokenBudgetBatchSampler,
 )
 from lit_loader.checkpoint.untrusted_state import MAX_BATCHES, MAX_COUNT
+from tests.config import test_refusals
 from tests.support.exact import SamplerWithStatefulIterator
 from tests.support.samples import Call
 from tests.support.stateful_data import SAMPLERS, STREAMS, sampling
@@ -369,10 +370,7 @@ def test_so_is_any_of_each_kind(kind: str, workers: int, examples: int) -> None:
 
 
 def refused(call: Callable[[], object]) -> str:
-    with pytest.raises(StateError) as caught:
-        call()
-    message = str(caught.value)
-    assert "\n" not in message
+    message = test_refusals.refused(call, StateError)
     assert len(message) < 600
     return message
 

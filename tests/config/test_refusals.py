@@ -24,6 +24,7 @@ WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
 
 def refused(attempt: Callable[[], object], kind: type[Exception] = OptionError) -> str:
+    """The message, on one line, with which something is refused."""
     with pytest.raises(kind) as caught:
         attempt()
     message = str(caught.value)

@@ -22,6 +22,7 @@ from torch.utils.data import (
 
 import lit_loader
 from lit_loader import DataLoader, MixtureDataset, OptionError
+from tests.config.test_refusals import refused
 from tests.exactness.test_reads import Around
 from tests.support.exact import digests
 from tests.support.samples import OfLength
@@ -206,12 +207,6 @@ def test_what_is_read_ahead_stays_within_the_memory_budget(workers: int) -> None
 # What is said ----------------------------------------------------------------------------------
 
 
-def refused(make: Callable[[], Any]) -> str:
-    with pytest.raises(OptionError) as raised:
-        list(DataLoader(make(), 4))
-    return str(raised.value)
-
-
 def test_what_is_no_method_is_refused() -> None:
     class Static(Stored):
         @staticmethod
@@ -225,8 +220,9 @@ def test_what_is_no_method_is_refused() -> None:
         def read(cls, index: int) -> float:
             return float(index)
 
-    assert "Static.read is marked by reads_ahead and is a staticmethod" in refused(Static)
-    assert "OfClass.read is marked by reads_ahead and is a classmethod" in refused(OfClass)
+    for kind, what in ((Static, "a staticmethod"), (OfClass, "a classmethod")):
+        text = f"{kind.__name__}.read is marked by reads_ahead and is {what}"
+        assert text in refused(lambda kind=kind: list(DataLoader(kind(), 4)))  # type: ignore[misc]
     with pytest.raises(OptionError, match="not a property"):
         lit_loader.reads_ahead(property(stored))  # type: ignore[call-overload]
     with pytest.raises(OptionError, match="not a staticmethod"):

@@ -16,6 +16,7 @@ import torch
 
 from lit_loader import DataLoader
 from lit_loader.errors import TransportError
+from tests.config.test_refusals import refused
 from tests.parity.tools import ROOT, finish_script, start_script
 from tests.support.samples import Call, ints, uncollated
 
@@ -47,11 +48,7 @@ def give(data: Any, method: str = "spawn", **options: Any) -> list[Any]:
 
 def refusal(data: Any, **options: Any) -> str:
     """The message with which a loader refuses."""
-    with pytest.raises(TransportError) as caught:
-        give(data, **options)
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
+    return refused(lambda: give(data, **options), TransportError)
 
 
 class Steps:
