@@ -4,21 +4,19 @@ What is decoded is kept; what is drawn, from every generator there is, comes beh
 """
 
 import random
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset
 
-import lit_loader
 from lit_loader import CachedDataset, DataLoader
 from lit_loader.data.cached_dataset import MappedDataset
 from lit_loader.errors import OptionError
 from tests.cache.data import Augment, Decoded
 from tests.support.exact import digests, taken, through_file
+from tests.support.samples import Counting
 
 BATCHES = 7
 
@@ -66,23 +64,16 @@ def test_checked_by_being_made_again() -> None:
         assert digests(loader) == reference()[0]
 
 
-class Rows(IterableDataset[Any]):
-    """Goes through its share of a map-style dataset."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __iter__(self) -> Iterator[Any]:
-        index, count = lit_loader.get_shard()
-        for number in range(index, len(self.dataset), count):
-            yield self.dataset[number]
+def rows_of(dataset: Any) -> Counting:
+    """A stream that goes through its share of a map-style dataset."""
+    return Counting(len(dataset), dataset.__getitem__)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_readers_of_a_stream_share_what_is_kept(workers: int) -> None:
     """Each has a copy of the dataset, anew in each epoch (their bytes: test_exactness.py)."""
     cached = CachedDataset(Decoded(), "1 MB")
-    rows = Rows(MappedDataset(cached, Numbers()))
+    rows = rows_of(MappedDataset(cached, Numbers()))
     options = {"num_workers": workers, "persistent_workers": workers > 0}
     with DataLoader(rows, 4, num_shards=3, seed=11, **options) as loader:
         assert all(len(digests(loader)) for _ in range(3))
@@ -102,6 +93,6 @@ class Sometimes(Decoded):
 
 
 def test_each_readers_generators_are_watched() -> None:
-    rows = Rows(CachedDataset(Sometimes(), "1 MB"))
+    rows = rows_of(CachedDataset(Sometimes(), "1 MB"))
     with pytest.raises(OptionError, match="draws from .* in sample 1, and CachedDataset"):
         list(DataLoader(rows, 4, num_shards=2))

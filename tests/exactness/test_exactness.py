@@ -261,10 +261,10 @@ def stream_cases() -> Iterator[tuple[str, Case]]:
     shards = functools.partial(dict, num_shards=3, batch_size=2, on_sample_error="skip")
     yield "bad samples, Sources", tolerant(bad_sources)._replace(readers=0)
     yield "bad samples, Shards", Case(test_sample_errors.Stream, shards, following=False)
-    rows = lambda: cached.Rows(  # noqa: E731
+    rows = lambda: cached.rows_of(  # noqa: E731
         MappedDataset(CachedDataset(Decoded(), "1 MB"), cached.Numbers())
     )
-    plain = lambda: cached.Rows(MappedDataset(Decoded(), cached.Numbers()))  # noqa: E731
+    plain = lambda: cached.rows_of(MappedDataset(Decoded(), cached.Numbers()))  # noqa: E731
     yield "cached, a stream", Case(rows, lambda: {"num_shards": 3}, plain=plain)
     every = itertools.product(
         drawing_streams.KINDS, drawing_streams.GENERATORS, drawing_streams.STATES

@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from lit_loader import DataLoader
 from tests.parity.datasets import Endless, Stream
-from tests.parity.tools import children
+from tests.parity.tools import children, lists
 from tests.support.exact import loaded
 from tests.support.samples import OfLength
 
@@ -34,10 +34,6 @@ class Stage(OfLength):
 
 def stages(batches: Any) -> set[int]:
     return {number // 100 for batch in batches for number in batch.tolist()}
-
-
-def ids(batches: Any) -> list[list[int]]:
-    return [batch.tolist() for batch in batches]
 
 
 # --- datasets that are changed between epochs ---
@@ -89,7 +85,7 @@ def test_a_sampler_that_is_exchanged_is_used(
 ) -> None:
     before = children()
     loader = infinite(loader_class, flagged)(Stage(), 4, shuffle=True, num_workers=num_workers)
-    epochs = [ids(loader) for _ in range(3)]
+    epochs = [lists(loader) for _ in range(3)]
     assert all(sorted(chain(*epoch)) == list(range(LENGTH)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]  # iterated anew, a shuffled sampler shuffles anew
     assert len(children() - before) <= num_workers + 1
@@ -184,7 +180,7 @@ def test_next_data_counts_as_next(workers: int) -> None:
         iterator: Any = iter(loader)
         taken = [iterator._next_data(), next(iterator)]
         assert iterator._num_yielded == 2
-        assert ids([*taken, *iterator]) == ids(DataLoader(Stage(), 3))
+        assert lists([*taken, *iterator]) == lists(DataLoader(Stage(), 3))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -193,16 +189,16 @@ def test_an_iterator_that_is_reset_begins_anew(workers: int, persistent: bool) -
     """Wrappers of iterators (PyG's, loaders for ever) do so at an epoch's start."""
     persistent = persistent and workers > 0
     options: Any = {"shuffle": True, "seed": 3}
-    epochs = [ids(loader) for loader in [DataLoader(Stage(), 3, **options)] for _ in range(3)]
+    epochs = [lists(loader) for loader in [DataLoader(Stage(), 3, **options)] for _ in range(3)]
     options |= {"num_workers": workers, "persistent_workers": persistent}
     with DataLoader(Stage(), 3, **options) as loader:
         iterator: Any = iter(loader)
-        seen = [ids(iterator)]
+        seen = [lists(iterator)]
         pids = [worker.pid for worker in iterator._workers]
         for taken in (1, 4):
             iterator._reset(loader)
             assert iterator._num_yielded == 0
-            seen.append(ids(next(iterator) for _ in range(taken)))
+            seen.append(lists(next(iterator) for _ in range(taken)))
         assert seen == [epochs[0], epochs[1][:1], epochs[2]]
         if persistent:
             assert [worker.pid for worker in iterator._workers] == pids
@@ -292,19 +288,19 @@ def test_a_position_that_was_saved_is_gone_back_to(
         return saveable(loader_class)(Stage(), 3, **options, **make())
 
     whole = new()
-    epochs = [ids(whole) for _ in range(2)]
+    epochs = [lists(whole) for _ in range(2)]
     assert whole.save() == "4"
     stopped = new()
     assert stopped.save() == "None"
     iterator = iter(stopped)
-    assert ids(next(iterator) for _ in range(at)) == epochs[0][:at]
+    assert lists(next(iterator) for _ in range(at)) == epochs[0][:at]
     saved = stopped.save()
     assert saved == str(at)
     resumed = new()
     resumed.load(saved)
-    assert ids(resumed) == epochs[0][at:]
+    assert lists(resumed) == epochs[0][at:]
     assert resumed.save() == "4"
-    assert ids(resumed) == epochs[1]  # and once only
+    assert lists(resumed) == epochs[1]  # and once only
 
 
 def test_a_skip_gives_the_indices_and_ends_with_the_first_batch(num_workers: int) -> None:
@@ -320,7 +316,7 @@ def test_a_skip_gives_the_indices_and_ends_with_the_first_batch(num_workers: int
             iterator._num_yielded = 7
         with pytest.raises(RuntimeError, match="_sampler_iter .* sampler="):
             iterator._sampler_iter = iter([[1]])
-        assert ids(iterator) == [[6, 7, 8], [9, 10, 11]]
+        assert lists(iterator) == [[6, 7, 8], [9, 10, 11]]
         skipping: Any = iter(loader)
         assert list(chain(*skipping._sampler_iter)) == list(range(LENGTH))
         assert list(skipping) == []
@@ -339,4 +335,4 @@ def test_a_worker_that_a_program_ends_is_replaced() -> None:
         assert not worker.is_alive()
         with pytest.warns(RuntimeWarning, match="was replaced|replaced"):
             seen += list(iterator)
-    assert ids(seen) == ids(DataLoader(Stage(), 3))
+    assert lists(seen) == lists(DataLoader(Stage(), 3))
