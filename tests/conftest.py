@@ -17,7 +17,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from lit_loader.system import processors
-from tests.support import programs
 from tests.support.huge_pages import collapse
 from tests.support.kinds import mark_kinds
 from tests.support.selection import leave_out_linux, leave_to_slow
@@ -53,10 +52,7 @@ def _descendants(pid: int) -> Iterator[int]:
 def _children() -> set[int]:
     """Child processes, without multiprocessing's own helpers, which live until the end."""
     found = set()
-    kept = programs.server_pids()
     for pid in _descendants(os.getpid()):
-        if pid in kept:
-            continue
         try:
             command = " ".join(psutil.Process(pid).cmdline())
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
@@ -115,17 +111,14 @@ def by_fork() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options for interpreters of their own, and for another start method."""
+    """Add the option for another start method."""
     parser.addoption(
         "--start-method", help="which processes have where none is chosen (default: Python's own)"
-    )
-    parser.addoption(
-        "--cold-programs", action="store_true", help="start Python anew for each program of a test"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hand the options on."""
+    """Hand the option on."""
     method = config.getoption("--start-method")
     if method:
         multiprocessing.set_start_method(method)
@@ -134,7 +127,6 @@ def pytest_configure(config: pytest.Config) -> None:
         multiprocessing.set_forkserver_preload(
             ["__main__", "lit_loader.workers.main", "lightning.pytorch", "hypothesis", "pytest"]
         )
-    programs.cold = programs.cold or config.getoption("--cold-programs")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before the clocks of the timeouts are started

@@ -20,7 +20,7 @@ import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from tests.parity.tools import PROMPT, finish_script
-from tests.support.programs import WITH_LIGHTNING, start_program
+from tests.support.programs import start_program
 from tests.support.samples import METHODS
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfds (Linux)")
@@ -97,13 +97,11 @@ def programs_end() -> Iterator[None]:
             process.communicate()
 
 
-def launch(
-    source: str, folder: Path, *arguments: object, modules: tuple[str, ...] = ("torch",)
-) -> subprocess.Popen[str]:
+def launch(source: str, folder: Path, *arguments: object) -> subprocess.Popen[str]:
     """Run a program with a folder and further arguments."""
     program = folder / "program.py"
     program.write_text(source)
-    process = start_program(program, folder, *arguments, modules=modules, stdin=subprocess.PIPE)
+    process = start_program(program, folder, *arguments, stdin=subprocess.PIPE)
     launched.append(process)
     return process
 
@@ -438,7 +436,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("where", ["step", pytest.param("next", marks=SLOW)])
 def test_sigterm_to_the_group_lets_lightning_save_and_resume(tmp_path: Path, where: str) -> None:
     """In a training step; and in next(), which must first bring the batch that it was asked for."""
-    process = launch(FIT, tmp_path, where, "first", modules=WITH_LIGHTNING)
+    process = launch(FIT, tmp_path, where, "first")
     expect(process, "waiting")
     os.killpg(process.pid, signal.SIGTERM)
     tell(process, "go on")
@@ -448,7 +446,7 @@ def test_sigterm_to_the_group_lets_lightning_save_and_resume(tmp_path: Path, whe
     assert 1 <= len(first) < 21
     if where == "step":
         assert len(first) == 10
-    out, err, status = finish(launch(FIT, tmp_path, where, "second", modules=WITH_LIGHTNING))
+    out, err, status = finish(launch(FIT, tmp_path, where, "second"))
     assert status == 0, err
     rest, whole = map(json.loads, out.splitlines())
     assert len(whole) == 21

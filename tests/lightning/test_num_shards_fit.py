@@ -22,7 +22,7 @@ from lit_loader.lightning.rank_states import RankStates
 from tests.support import sharded_fit
 from tests.support.exact import digest, state_behind
 from tests.support.lightning_runs import SaveAt, quiet_trainer
-from tests.support.programs import WITH_LIGHTNING, run_program
+from tests.support.programs import run_program
 from tests.support.samples import Counting
 from tests.support.sharded_fit import EPOCHS, Model, options, stream
 
@@ -45,10 +45,7 @@ def test_four_ranks_then_two_then_one(tmp_path: Path) -> None:
         ("two", 2, 11, "four"),  # the Trainer's steps: 2 of them were done by four ranks
         ("one", 1, 0, "two"),
     ]:
-        run_program(
-            *(Path(sharded_fit.__file__), tmp_path, ranks, "", f"{name},{stop},{before}"),
-            modules=WITH_LIGHTNING,
-        )
+        run_program(Path(sharded_fit.__file__), tmp_path, ranks, "", f"{name},{stop},{before}")
         seen = [json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in range(ranks)]
         assert len({len(steps) for steps in seen}) == 1
         together = [step for steps in zip(*seen, strict=True) for step in steps]
@@ -67,7 +64,6 @@ def test_unequal_shards_under_ddp(tmp_path: Path) -> None:
     run_program(
         *(Path(sharded_fit.__file__), tmp_path, 2, "pad"),
         *("whole,0,", "first,14,", "second,0,first"),
-        modules=WITH_LIGHTNING,
     )
     whole = seen("whole")
     for rank, steps in enumerate(whole):

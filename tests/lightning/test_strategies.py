@@ -14,7 +14,7 @@ import pytest
 
 from tests.parity.tools import wait_gone
 from tests.support import strategy_fit
-from tests.support.programs import WITH_LIGHTNING, start_program
+from tests.support.programs import start_program
 from tests.support.strategy_runs import BATCHES, EPOCHS, LENGTH, PREDICTED, RANKS, SAVED
 
 SCRIPT = Path(strategy_fit.__file__)
@@ -25,8 +25,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def run(folder: Path, *arguments: object, failed: bool = False) -> None:
     """Run the script of this module in a session of its own, of which nothing may be left."""
-    settings = {"modules": WITH_LIGHTNING, "cwd": folder, "stderr": subprocess.STDOUT}
-    program = start_program(SCRIPT, folder, *arguments, **settings)
+    program = start_program(SCRIPT, folder, *arguments, cwd=folder, stderr=subprocess.STDOUT)
     try:
         printed, _ = program.communicate(timeout=LIMIT)
         assert (program.returncode != 0) == failed, printed

@@ -144,10 +144,7 @@ def test_labels_that_are_kept_take_no_more_than_with_torch(tmp_path: Path, size:
     """Whatever the size of the images, which are dropped. All processes count."""
     program = tmp_path / "program.py"
     program.write_text(LABELS_KEPT)
-    ours, theirs = (
-        int(run_program(program, loader, size, own_interpreter=True))  # shares memory with no other
-        for loader in ("lit_loader", "torch")
-    )
+    ours, theirs = (int(run_program(program, loader, size)) for loader in ("lit_loader", "torch"))
     # KB, with the workers; how many slots are in use depends on who is quicker. The images of all
     # batches would be 13 MB, or 210.
     assert ours <= 1.1 * theirs + 4096

@@ -116,7 +116,7 @@ def wait_gone(pids: Iterable[int], timeout: float = PROMPT) -> None:
             raise AssertionError(f"process {pid} is still running after {timeout} s")
 
 
-def start_script(source: str, folder: Path, own_interpreter: bool = False) -> subprocess.Popen[str]:
+def start_script(source: str, folder: Path) -> subprocess.Popen[str]:
     """Run ``source`` as a program of its own, with ``DataLoader`` imported.
 
     The program leads its own process group, so that a signal can be sent to it and its workers
@@ -124,7 +124,7 @@ def start_script(source: str, folder: Path, own_interpreter: bool = False) -> su
     """
     program = folder / "program.py"
     program.write_text("from lit_loader import DataLoader\n" + textwrap.dedent(source))
-    return start_program(program, options=("-W", "error"), own_interpreter=own_interpreter)
+    return start_program(program, options=("-W", "error"))
 
 
 def finish_script(process: subprocess.Popen[str], timeout: float = 60.0) -> tuple[str, str, int]:

@@ -351,6 +351,6 @@ def test_a_program_with_a_file(tmp_path: Path) -> None:
         "    FACTOR = threading.Lock()\n"  # by value, it would have to go along, and could not
         + textwrap.indent(SESSION_RUN.replace("Data()", "data"), "    ")
     )
-    out, err, status = finish_script(start_script(body, tmp_path, own_interpreter=True))
+    out, err, status = finish_script(start_script(body, tmp_path))
     assert (err, status) == ("", 0)
     assert out == SESSION_SAYS

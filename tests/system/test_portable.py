@@ -136,10 +136,8 @@ if __name__ == "__main__":
 def test_ordinary_programs(tmp_path: Path) -> None:
     program = tmp_path / "portable_program.py"
     program.write_text(PROGRAM)
-    out = run_program(
-        program, tmp_path, own_interpreter=True,
-        environment={**default_environment(), "LIT_LOADER_PORTABLE": "1"},
-    )  # fmt: skip
+    environment = {**default_environment(), "LIT_LOADER_PORTABLE": "1"}
+    out = run_program(program, tmp_path, environment=environment)
     assert json.loads(out) == {  # and no line that says what was touched
         "epochs": True,
         "replaced": ["WorkerRestartWarning"],
