@@ -5,7 +5,6 @@ That one rank goes on with other workers is in test_resume.py ("shards").
 
 import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from tests.support import sharded_fit
 from tests.support.exact import digest, state_behind
 from tests.support.lightning_runs import SaveAt, quiet_trainer
 from tests.support.programs import run_program
-from tests.support.samples import Counting
+from tests.support.samples import Counting, Placed
 from tests.support.sharded_fit import EPOCHS, Model, options, stream
 
 Seen = list[Any]
@@ -135,23 +134,17 @@ def test_an_epoch_ends_with_its_stream(samples: int, tmp_path: Path) -> None:
     assert model.validated == 2
 
 
-class WithArrays(IterableDataset[Tensor]):
+class WithArrays(Placed, IterableDataset[Tensor]):
     """Has arrays in its state, which have no ``==`` for the whole."""
 
-    def __init__(self) -> None:
-        self.at = 0
+    def numbers(self) -> range:
+        return range(24)
 
-    def __iter__(self) -> Iterator[Tensor]:
-        while self.at < 24:
-            self.at += 1
-            yield torch.full((12,), self.at)
-        self.at = 0
+    def item(self, number: int) -> Tensor:
+        return torch.full((12,), number)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at, "held": [np.arange(3.0), torch.zeros(2)]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
+        return {**super().state_dict(), "held": [np.arange(3.0), torch.zeros(2)]}
 
 
 @pytest.mark.parametrize("shards", [None, 1])

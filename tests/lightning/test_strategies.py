@@ -9,12 +9,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
+from tests.faults.test_signals import members
 from tests.parity.tools import wait_gone
 from tests.support import strategy_fit
 from tests.support.programs import start_program
+from tests.support.samples import METHODS
 from tests.support.strategy_runs import BATCHES, EPOCHS, LENGTH, PREDICTED, RANKS, SAVED
 
 SCRIPT = Path(strategy_fit.__file__)
@@ -34,18 +35,6 @@ def run(folder: Path, *arguments: object, failed: bool = False) -> None:
         for pid in members(program.pid):
             os.kill(pid, signal.SIGKILL)
         program.communicate()
-
-
-def members(session: int) -> list[int]:
-    """The processes of a session, also those whose parents are gone."""
-    found = []
-    for pid in psutil.pids():
-        try:
-            if os.getsid(pid) == session and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                found.append(pid)
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            continue
-    return found
 
 
 def read(folder: Path, name: str) -> list[Any]:
@@ -83,7 +72,6 @@ def check_prediction(folder: Path, method: str) -> None:
         assert shares[rank] == list(range(rank, PREDICTED, RANKS))  # neither padded nor dropped
 
 
-METHODS = ["fork", "spawn", "forkserver"]
 IN_FULL = [pytest.param(f"{strategy} {method}", marks=pytest.mark.slow)
            for strategy in ("ddp", "ddp_spawn", "ddp_fork", "ddp_notebook")
            for method in METHODS]  # fmt: skip

@@ -212,7 +212,7 @@ def test_refused(make: Any, message: str) -> None:
 
 class WithIteratorState(Held):
     def __iter__(self) -> Iterator[Tensor]:
-        return Cursor(self.item, share(range(self.start, self.start + self.length)))
+        return Cursor(self.item, self.numbers())
 
 
 def streams(exhausted: str, epoch_length: int | None = None) -> MixtureStream:

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader, MixtureStream
-from tests.support.samples import share
+from tests.support.samples import Placed, share
 
 pytestmark = pytest.mark.filterwarnings("ignore:MixtureStream has a source that has no state_dict")
 
@@ -31,8 +31,11 @@ class Held(IterableDataset[Tensor]):
         self.legacy = np.random.RandomState(3)
         self.torch = torch.Generator().manual_seed(4)
 
+    def numbers(self) -> range:
+        return share(range(self.start, self.start + self.length))
+
     def __iter__(self) -> Iterator[Tensor]:
-        return map(self.item, share(range(self.start, self.start + self.length)))
+        return map(self.item, self.numbers())
 
     def item(self, number: int) -> Tensor:
         draws = [
@@ -43,22 +46,11 @@ class Held(IterableDataset[Tensor]):
         return torch.tensor([number, *draws], dtype=torch.float64)
 
 
-class HeldWithState(Held):
+class HeldWithState(Placed, Held):
     """Draws while it is brought to its place, which it need not have done in the first run."""
 
-    begin = place = 0
-
-    def __iter__(self) -> Iterator[Tensor]:
-        self.place, self.begin = self.begin, 0
-        for number in share(range(self.start, self.start + self.length))[self.place :]:
-            self.place += 1
-            yield self.item(number)
-
-    def state_dict(self) -> dict[str, int]:
-        return {"place": self.place}
-
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.begin = state["place"]
+        super().load_state_dict(state)
         self.item(0)
 
 

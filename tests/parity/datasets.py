@@ -109,26 +109,6 @@ def split_interval(worker_id: int) -> None:
     dataset.end = min(dataset.start + share, dataset.end)
 
 
-class StumblingStream(IterableDataset):
-    """An iterator (not a generator) that raises at one item and then goes on."""
-
-    def __init__(self, length: int, at: int) -> None:
-        self.length = length
-        self.at = at
-
-    def __iter__(self) -> StumblingStream:
-        self.position = -1
-        return self
-
-    def __next__(self) -> int:
-        self.position += 1
-        if self.position == self.at:
-            raise ValueError(f"stumbled at {self.at}")
-        if self.position >= self.length:
-            raise StopIteration
-        return self.position
-
-
 class Rendezvous(Squares):
     """Samples wait until both of two workers have begun one, so that both take part.
 

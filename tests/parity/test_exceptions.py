@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.utils.data import get_worker_info
 
+from tests.support.samples import StatefulCounting
 from tests.support.samples import uncollated as as_is
 
 from .datasets import (
     Call,
     Squares,
     Stream,
-    StumblingStream,
 )
 from .tools import flat, is_oracle, raises, whole_text
 
@@ -145,10 +145,11 @@ def test_the_length_of_a_dataset_to_shuffle(loader_class):
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("batch_size", [1, None])
 def test_a_stream_that_can_go_on(loader_class, num_workers, batch_size):
-    loader = loader_class(StumblingStream(4, at=2), batch_size=batch_size, num_workers=num_workers)
+    stream = StatefulCounting(4, failing_at(2))
+    loader = loader_class(stream, batch_size=batch_size, num_workers=num_workers)
     iterator = iter(loader)
     assert [int(next(iterator)) for _ in range(2)] == [0, 1]
-    with raises(ValueError, match="stumbled at 2"):
+    with raises(ValueError, match="bad sample 2"):
         next(iterator)
     assert [int(value) for value in iterator] == [3]
 

@@ -39,7 +39,7 @@ from tests.support.faults import (
 from tests.support.samples import (
     Call,
     Counting,
-    Cursor,
+    StatefulCounting,
     hang,
     ints,
     share,
@@ -364,13 +364,6 @@ def test_the_launcher_is_killed() -> None:
 
 
 # Iterable datasets -----------------------------------------------------------------------------
-
-
-class StatefulCounting(Counting):
-    """The same numbers by an iterator that goes on behind an exception."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return Cursor(self.function, share(range(self.length)))
 
 
 STREAMS = pytest.mark.parametrize(

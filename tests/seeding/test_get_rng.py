@@ -18,7 +18,7 @@ from torch.utils.data._utils import worker as torch_worker
 from lit_loader import CachedDataset, DataLoader, MixtureStream, OptionError, get_rng
 from lit_loader.context import reading
 from tests.support.remote_threads import ThreadWorkers
-from tests.support.samples import OfLength, share
+from tests.support.samples import OfLength, Placed, share
 
 LENGTH, SIZE = 20, 3
 OPTIONS: dict[str, Any] = {"batch_size": SIZE, "shuffle": True, "seed": 7}
@@ -183,23 +183,21 @@ class Stream(IterableDataset[Tensor]):
     """Shuffles alike in all readers, takes its share, and draws for each sample."""
 
     def __init__(self, number: int = 0) -> None:
-        self.number, self.at, self.start = number, 0, 0
+        self.number = number
+
+    def numbers(self) -> Any:
+        return share(get_rng().permutation(LENGTH))
+
+    def item(self, number: int) -> Tensor:
+        return torch.tensor([number, get_rng().random(), get_rng().random(), self.number])
 
     def __iter__(self) -> Iterator[Tensor]:
-        mine = share(get_rng().permutation(LENGTH))
-        start, self.start = self.start, 0
-        for self.at in range(start, len(mine)):
-            draws = [get_rng().random(), get_rng().random(), float(self.number)]
-            self.at += 1
-            yield torch.tensor([float(mine[self.at - 1]), *draws])
+        for number in self.numbers():
+            yield self.item(number)
 
 
-class Stateful(Stream):
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.start = state["at"]
+class Stateful(Placed, Stream):
+    pass
 
 
 STREAM: dict[str, Any] = {"shuffle": None, "num_shards": 3}

@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
 import lit_loader
 from lit_loader import DataLoader
-from tests.support.samples import Counting, Cursor, OfLength
+from tests.support.samples import Counting, Cursor, OfLength, Placed
 from tests.support.stateful_data import SAMPLERS
 
 
@@ -90,24 +90,8 @@ class SharedWithIteratorState(Shared):
         return Cursor(self.item, self.numbers())
 
 
-class SharedWithState(Shared):
-    """The dataset itself has the state, and begins anew unless it was brought to a place."""
-
-    def __init__(self, *lengths: int) -> None:
-        super().__init__(*lengths)
-        self.position = self.start = 0
-
-    def __iter__(self) -> Iterator[Tensor]:
-        self.position, self.start = self.start, 0
-        for number in self.numbers()[self.position :]:
-            self.position += 1
-            yield self.item(number)
-
-    def state_dict(self) -> dict[str, int]:
-        return {"position": self.position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.start = state["position"]
+class SharedWithState(Placed, Shared):
+    """The dataset itself has the state."""
 
 
 class StripedByWorkerInfo(Counting):

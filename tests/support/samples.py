@@ -114,6 +114,31 @@ class Cursor(Iterator[Any]):
         self.position = state["position"]
 
 
+class Placed:
+    """Mixed into a stream: its place is its state; it begins anew, unless it was brought to one."""
+
+    place = begin = 0
+
+    def __iter__(self: Any) -> Iterator[Any]:
+        self.place, self.begin = self.begin, 0
+        for number in self.numbers()[self.place :]:
+            self.place += 1
+            yield self.item(number)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.begin = state["place"]
+
+
+class StatefulCounting(Counting):
+    """The same numbers by an iterator that knows its place, and goes on behind an exception."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return Cursor(self.function, share(range(self.length)))
+
+
 class BrokenArrival:
     """Can be pickled and, in no process but the first, unpickled."""
 
