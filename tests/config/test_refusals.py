@@ -52,19 +52,6 @@ def test_what_can_only_be_iterated_and_is_no_iterable_dataset() -> None:
         assert message.endswith("whose __iter__ begins it anew for each epoch")
 
 
-def test_what_gives_whole_batches_only_is_taken() -> None:
-    """What else has samples is loaded by tests/parity/test_batches.py."""
-
-    class Many:
-        def __getitems__(self, indices: list[int]) -> list[int]:
-            return indices
-
-        def __len__(self) -> int:
-            return 4
-
-    assert [batch.tolist() for batch in DataLoader(Many(), 2)] == [[0, 1], [2, 3]]  # type: ignore
-
-
 # --- batch samplers ---
 
 

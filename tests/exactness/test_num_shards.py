@@ -213,6 +213,7 @@ def test_a_stream_that_is_split_by_ranks_already(said: dict[str, Any], name: str
     ("options", "text"),
     [
         ({"num_shards": 0}, "num_shards must be a whole number of at least 1"),
+        ({"num_shards": 2, "dataset": [1, 2]}, "num_shards applies to an IterableDataset"),
         ({"num_shards": 6, "num_replicas": 4, "rank": 0}, "use 4 or 8, got num_shards=6 and"),
         ({"num_shards": 2, "num_replicas": 4, "rank": 0}, "use 4, got num_shards=2 and num_repl"),
         ({"num_shards": 2, "seeding": "worker"}, "num_shards makes readers that do not depend"),
@@ -225,12 +226,7 @@ def test_a_stream_that_is_split_by_ranks_already(said: dict[str, Any], name: str
 )
 def test_refused_options(options: dict[str, Any], text: str) -> None:
     with pytest.raises(OptionError, match=text):
-        DataLoader(Counting(), **options)
-
-
-def test_a_map_style_dataset_has_no_shards() -> None:
-    with pytest.raises(OptionError, match="num_shards applies to an IterableDataset"):
-        DataLoader([1, 2], num_shards=2)  # type: ignore[arg-type]
+        DataLoader(**{"dataset": Counting(), **options})
 
 
 def states_at(taken: list[int], epoch: int = 0, **options: Any) -> list[dict[str, Any]]:

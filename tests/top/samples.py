@@ -1,13 +1,11 @@
 """What tests of the viewer look at: a dataset that waits at a sample, and a training with it.
 
-As a program: ``samples.py FOLDER`` trains until its end, and prints a digest of its batches. It
+As a program: ``samples.py FOLDER`` trains until its end, and prints the digests of its batches. It
 writes its page for viewers with every batch: all of them take no second.
 """
 
-import hashlib
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -15,6 +13,7 @@ from torch.utils.data import Dataset
 
 from lit_loader import DataLoader
 from lit_loader.transport import loader_page
+from tests.support.exact import digests
 
 BAD, DEADLY, SLOW = 3, 9, 37
 
@@ -50,14 +49,7 @@ def loader_of(folder: Path, num_workers: int = 2) -> DataLoader[torch.Tensor]:
     )
 
 
-def digest(batches: Iterator[torch.Tensor]) -> str:
-    found = hashlib.sha256()
-    for batch in batches:
-        found.update(batch.numpy().tobytes())
-    return found.hexdigest()
-
-
 if __name__ == "__main__":
     loader_page.EVERY = 0
     with loader_of(Path(sys.argv[1])) as loader:
-        print(digest(iter(loader)), flush=True)
+        print("".join(digests(loader)), flush=True)

@@ -21,8 +21,9 @@ from lit_loader.top import app, watch
 from lit_loader.top.picture import picture
 from lit_loader.top.snapshot import Training
 from lit_loader.top.watch import Watch
+from tests.support.exact import digests
 from tests.support.programs import ROOT, start_program
-from tests.top.samples import SLOW, digest, loader_of
+from tests.top.samples import SLOW, loader_of
 
 pytestmark = pytest.mark.process
 
@@ -182,7 +183,7 @@ def test_the_training_goes_on_as_without(
     assert training.returncode == 0
     (folder / "gate").unlink()
     with loader_of(folder, num_workers=0) as loader:
-        assert out.split()[-1] == digest(iter(loader))
+        assert out.split()[-1] == "".join(digests(loader))
     with pytest.raises(watch.NotFound, match=f"the training has ended \\(pid {training.pid}\\)"):
         view.look()
     assert app.main([str(training.pid), "--once"]) == 1
