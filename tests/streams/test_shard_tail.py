@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lit_loader import LoaderError
-from tests.support import lonely_rank, tail_ranks
+from tests.support import tail_ranks
 from tests.support.exact import digest
 from tests.support.programs import run_program
 from tests.support.tail_ranks import SHARDS
@@ -147,7 +147,7 @@ def test_many_stages(kind: str, workers: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_rank_that_is_killed(workers: int) -> None:
-    said = run_program(Path(lonely_rank.__file__), "pad", workers)
+    said = run_program(Path(tail_ranks.__file__), "killed", workers)
     text = r"^\d+ rank 1 has not said for \d+ s .* a batch \d+ in epoch 0 .*: it has ended, is late"
     assert re.search(text, said, re.MULTILINE), said
     assert said.endswith("[0, -9]\n")

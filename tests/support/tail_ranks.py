@@ -4,11 +4,15 @@ Arguments: a folder, the number of ranks, and the cases as JSON: lists of the st
 becomes of its end, the workers, and its stages. A stage is the ranks that take part, and how many
 batches each takes (None: all there are); the next one goes on from there. What each rank was given
 goes to ``<folder>/<rank>.json``, by case and stage: its batches' reader and digest.
+
+With "killed" and the workers: two ranks, one of which is killed; the other says what it met.
 """
 
 import itertools
 import json
 import multiprocessing
+import os
+import signal
 import sys
 import warnings
 from datetime import timedelta
@@ -19,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 import lit_loader
-from lit_loader import DataLoader
+from lit_loader import DataLoader, LoaderError
 from tests.support import shard_data
 from tests.support.exact import digest
 
@@ -103,6 +107,20 @@ def run(rank: int, port: int, ranks: int, folder: Path, cases: list[Any]) -> Non
     dist.barrier()
 
 
+def killed(rank: int, port: int, workers: int) -> None:
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    store.set_timeout(timedelta(seconds=1))
+    with loader("iterator", "pad", workers, 2, rank) as batches:
+        steps = 0
+        try:
+            for steps, _ in enumerate(batches, 1):
+                if rank == 1 and steps == 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        except LoaderError as error:
+            print(steps, error)
+
+
 def exit_codes(ranks: int, target: Any, *arguments: Any) -> list[int | None]:
     """Run ``target(rank, the store's port, ...)`` in so many forks, to their ends."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -122,4 +140,7 @@ def main(folder: Path, ranks: int, cases: list[Any]) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "killed":
+        print(exit_codes(2, killed, int(sys.argv[2])))
+        sys.exit()
     main(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]))
