@@ -8,6 +8,7 @@ Hugging Face are stopped and resumed in training, by test_recipes.py.
 import functools
 import gc
 import hashlib
+import importlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -146,42 +147,32 @@ def test_row_groups(tmp_path: Path) -> None:
 
 
 def web_dataset(root: Path) -> Any:
+    """Tar shards, shuffled through a buffer, decoded and augmented."""
     from webshards.shards import pipeline
 
     return pipeline(root, "train", 5, "pillow")
 
 
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset leaves them so
-@pytest.mark.filterwarnings("ignore:.*resuming reads again")  # it has no state
-def test_web_dataset(tmp_path: Path) -> None:
-    """Tar shards, shuffled through a buffer, decoded and augmented."""
-    pytest.importorskip("webdataset")
-    from webshards.shards import write
-
-    (root := tmp_path / "tars").mkdir()
-    write(root)
-    expected = check_resumes(Stream(functools.partial(web_dataset, root), 32))
-    every_image_once(expected)
-
-
 def torchdata_nodes(root: Path) -> Any:
+    """Nodes that read JPEG files ahead, in threads."""
     from nodes.pipeline import Pipeline
 
     return Pipeline(root, "train", seed=5, augment_with="pillow", threads=2)
 
 
-@pytest.mark.slow
-def test_torchdata_nodes(tmp_path: Path) -> None:
-    """Nodes that read JPEG files ahead, in threads."""
-    pytest.importorskip("torchdata.nodes")
-    from images.files import write
-
-    write(root := tmp_path / "images")
-    expected = check_resumes(Stream(functools.partial(torchdata_nodes, root), 32))
-    every_image_once(expected)
-
-
-def every_image_once(batches: list[Any]) -> None:
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset leaves them so
+@pytest.mark.filterwarnings("ignore:.*resuming reads again")  # it has no state
+@pytest.mark.parametrize(
+    ("library", "make", "written_by"),
+    [
+        ("webdataset", web_dataset, "webshards.shards"),
+        pytest.param("torchdata.nodes", torchdata_nodes, "images.files", marks=pytest.mark.slow),
+    ],
+)
+def test_images(library: str, make: Any, written_by: str, tmp_path: Path) -> None:
     """Augmented images are all different."""
-    samples = [sample for _, batch in batches for sample in batch]
+    pytest.importorskip(library)
+    importlib.import_module(written_by).write(tmp_path)
+    expected = check_resumes(Stream(functools.partial(make, tmp_path), 32))
+    samples = [sample for _, batch in expected for sample in batch]
     assert len(set(samples)) == len(samples) == 1078
