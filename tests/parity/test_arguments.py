@@ -5,14 +5,13 @@ import inspect
 import multiprocessing
 import pickle
 import warnings
-from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import RandomSampler
 
 import lit_loader
+from tests.sampling.test_epochs import OneByOne
 from tests.support.samples import uncollated as as_is
 
 from .datasets import Squares, Stream
@@ -193,23 +192,10 @@ def test_a_copy_goes_on_by_itself() -> None:
     assert [[batch.tolist() for batch in loader] for _ in range(2)] == epochs
 
 
-class Drawing:
-    """A sampler that draws each index, as it is asked for it, from a generator of its own."""
-
-    def __init__(self) -> None:
-        self.rng = np.random.default_rng(3)
-
-    def __len__(self) -> int:
-        return 40
-
-    def __iter__(self) -> Iterator[int]:
-        return (int(self.rng.integers(1000)) for _ in range(40))
-
-
 @pytest.mark.parametrize("deep", [copy.deepcopy, by_pickle])
 def test_a_copy_after_an_epoch_that_was_left_goes_on_as_the_loader(num_workers, deep) -> None:
     """Not behind what was drawn ahead for workers."""
-    loader = lit_loader.DataLoader(range(1000), 4, sampler=Drawing(), num_workers=num_workers)
+    loader = lit_loader.DataLoader(range(40), 4, sampler=OneByOne(40), num_workers=num_workers)
     for _, _ in zip(loader, range(3), strict=False):
         pass
     twin = deep(loader)
