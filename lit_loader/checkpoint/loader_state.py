@@ -57,6 +57,10 @@ _WRAPPED_ADVICE = (
     "with as many ranks. For another number of them begin with num_replicas= and rank= of the "
     "loader, and Trainer(use_distributed_sampler=False)"
 )
+_SHUFFLED_ADVICE = (
+    "Lightning shuffles what is trained on where there are several ranks, and not on one: resume "
+    "with as many ranks, or train with shuffle=True from the beginning"
+)
 _MAX_READ = 2**32
 """Batches of one reader are below it: their numbers, of all readers, are below `MAX_BATCHES`."""
 
@@ -217,6 +221,8 @@ class LoaderState:
                 advice = _ADVICE.get(name.partition(".")[0], f"resume with the same {shown}")
                 if name == "order" and "DistributedSamplerWrapper" in (theirs, ours):
                     advice = _WRAPPED_ADVICE
+                if sorted(map(str, (theirs, ours))) == ["DistributedSampler", "OrderedSampler"]:
+                    advice = _SHUFFLED_ADVICE
                 raise StateError(
                     f"state was taken with {shown}={brief(theirs)}, but this loader has "
                     f"{shown}={brief(ours)}: {advice}"
@@ -246,10 +252,15 @@ class LoaderState:
 
     def batches_of_first_rank(self) -> int:
         """Count the batches that the first of the ranks in a state has been given."""
-        replicas: Any = self.fingerprint["num_replicas"]
-        pairs = self.numbered()
-        first = min(number % replicas for number, _ in pairs)
-        return sum(point.delivered for number, point in pairs if number % replicas == first)
+        found = self.batches_of_ranks(self.fingerprint["num_replicas"])
+        return found[min(found)]
+
+    def batches_of_ranks(self, replicas: Any) -> dict[int, int]:
+        """Count the batches that ranks have been given, if they are so many, by their numbers."""
+        found: dict[int, int] = {}
+        for number, point in self.numbered():
+            found[number % replicas] = found.get(number % replicas, 0) + point.delivered
+        return found
 
 
 def _part(point: ReadPoint) -> list[Any]:

@@ -86,12 +86,15 @@ class Folder:
 
     def get(self, index: int) -> Bytes | None:
         """Return the entry of a sample; None: it is not there, or damaged."""
-        try:
-            fd = os.open(f"{index // _EACH:06}/{index}", _READ, dir_fd=self._file.fd)
-        except OSError:
-            return None
-        with open(fd, "rb", buffering=0) as file, contextlib.suppress(OSError):
-            entry = np.empty(os.fstat(fd).st_size, np.uint8)
+
+        def opened(name: str, _: int) -> int:
+            return os.open(name, _READ, dir_fd=self._file.fd)
+
+        with (
+            contextlib.suppress(OSError),
+            open(f"{index // _EACH:06}/{index}", "rb", buffering=0, opener=opened) as file,
+        ):
+            entry = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
             read = 0
             while more := file.readinto(entry[read:].data):
                 read += more

@@ -88,6 +88,7 @@ class LoaderStateCallback(Callback):
         self._has_begun = False  # whether the epoch's first batch was fetched before its hooks
         self._rank_states = RankStates()
         self._loaders: list[DataLoader[Any]] = []  # found once an epoch: that takes 50 µs
+        self._reloaded: Any = None  # the epoch in which Lightning has reloaded them last
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -143,6 +144,7 @@ class LoaderStateCallback(Callback):
             StateError: The checkpoint has the states of another number of loaders.
         """
         loaders = self._loaders = train_loaders(trainer)
+        self._reloaded = _reloaded(trainer)
         if self.came_by_itself and not loaders and not self._saved:
             # A new list: the Trainer is going through the old one.
             trainer.callbacks = [c for c in trainer.callbacks if c is not self]  # type: ignore[attr-defined]
@@ -199,7 +201,6 @@ class LoaderStateCallback(Callback):
         ``ahead``: Lightning has fetched the first batch already; ``between``: the checkpoint was
         saved between two epochs.
         """
-        fit_loop: Any = trainer.fit_loop
         renews = between and _renews(trainer)
         begun = not ahead or renews or any(map(_is_elsewhere, self._loaders, states))
         # Where others ended the epoch, Lightning has fetched from the middle of this one's.
@@ -210,24 +211,34 @@ class LoaderStateCallback(Callback):
             if ahead and between:  # as a later fetch would, where others have ended the epoch
                 _begin_anew(loader, state, trainer)
         if ahead and begun and not renews:
-            # The batch that was taken ahead is of another place.
-            # reach: lightning: the batch that was taken ahead is in the fetcher
-            iter(fit_loop._data_fetcher)
+            iter(_fetcher(trainer))  # the batch that was taken ahead is of another place
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Sets the epoch of loaders that Lightning does not: those of iterable datasets, say."""
-        self._loaders = train_loaders(trainer)
         for loader, state in self._restored:
             if not loader._core.epochs.is_loaded:  # others have looked at a batch in on_train_start
                 loader.load_state_dict(state)
                 if _fetches_ahead(trainer):
                     _begin_anew(loader, state, trainer)
         self._restored = []
-        if not _fetches_ahead(trainer):
+        before, self._loaders = self._loaders, train_loaders(trainer)
+        ahead = _fetches_ahead(trainer)
+        is_reloaded, self._reloaded = self._reloaded != _reloaded(trainer), _reloaded(trainer)
+        begins_again = is_reloaded and self._has_begun  # the batch ahead is of the loaders before
+        if is_reloaded:
+            for loader, other in zip(self._loaders, before, strict=False):
+                if loader is not other or begins_again:
+                    _count_on(loader, other)
+        if not ahead:
             self._set_epoch(trainer)
-        elif not self._has_begun:
+        elif begins_again or not self._has_begun:
             self._commit(False)  # what was taken ahead, and is not used, is lost with its epoch
             self._set_epoch(trainer, iterable=False)  # those of iterable datasets count up
+        if begins_again and not _renews(trainer):
+            iter(_fetcher(trainer))
+            for loader in self._loaders:
+                loader._core.epochs.begun_for(_epoch(trainer))
+            self._commit(True)
 
     def on_train_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Corrects, with the first batch, what was counted; the last one holds the loaders."""
@@ -302,11 +313,21 @@ def _fetches_ahead(trainer: Trainer) -> bool:
     It does so if their combination has no length, which depends on its mode and on limits; and not
     for a ``training_step`` that takes a ``dataloader_iter``.
     """
-    # reach: lightning: whether a batch is taken ahead is the fetcher's
-    fetcher = trainer.fit_loop._data_fetcher
     return math.isinf(trainer.num_training_batches) and bool(
-        getattr(fetcher, "prefetch_batches", 0)
+        getattr(_fetcher(trainer), "prefetch_batches", 0)
     )
+
+
+def _fetcher(trainer: Trainer) -> Any:
+    """What takes the batches of all loaders, and has the one that was taken ahead."""
+    # reach: lightning: whether a batch is taken ahead, and which, is the fetcher's
+    return trainer.fit_loop._data_fetcher
+
+
+def _reloaded(trainer: Trainer) -> Any:
+    """The epoch in which Lightning has asked for the loaders last."""
+    # reach: lightning: reload_dataloaders_every_n_epochs, and that it counts from a resumed epoch
+    return trainer.fit_loop._last_train_dl_reload_epoch
 
 
 def _mode(trainer: Trainer) -> str:
@@ -341,6 +362,17 @@ def _begin_anew(loader: DataLoader[Any], state: Mapping[str, Any], trainer: Trai
         loader._core.epochs.set_epoch(_epoch(trainer))
     elif state["batches"]:
         loader.set_epoch(state["epoch"] + 1)
+
+
+def _count_on(loader: DataLoader[Any], before: DataLoader[Any]) -> None:
+    """Let a loader that was reloaded go on where the one before it has come to."""
+    if loader is not before:
+        loader.commit()  # its batches are not used as soon as they are given out
+        if not loader._core.base_seed.chosen:
+            loader._core.base_seed.resumed = before._core.base_seed.resumed
+    if _is_iterable(loader):
+        position = before._core.epochs.now()
+        loader._core.epochs.set_epoch(position.epoch + bool(position.batches))
 
 
 def _iterators(trainer: Trainer) -> list[LoaderIterator[Any]]:

@@ -24,6 +24,8 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
+from lit_loader.checkpoint.loader_state import LoaderState
+
 __all__ = [
     "begin_next_epoch",
     "correct_logged_step",
@@ -123,7 +125,7 @@ def recount_batches(trainer: Trainer, ours: Sequence[Any], states: Sequence[Any]
     earlier epochs, and all optimizer steps, stay what they were. After `mark_consumed`.
     """
     before = [state["batches"] for state in states]
-    after = [loader.state_dict()["batches"] for loader in ours]
+    after = [*map(_behind, ours, states)]
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress
     done: int = progress.current.processed
     # Others have ended before, or been gone through more than once: they do not show the place.
@@ -148,6 +150,20 @@ def recount_batches(trainer: Trainer, ours: Sequence[Any], states: Sequence[Any]
         # limit_train_batches: so many are behind as an epoch has now.
         trainer.fit_loop.epoch_progress.increment_processed()
         begin_next_epoch(trainer.fit_loop)
+
+
+def _behind(loader: Any, state: Any) -> int:
+    """Batches of the epoch that are behind a loader that goes on with a state, on any rank.
+
+    Readers that are shared out anew may have given one rank more than another, and Lightning's
+    ranks must count alike: they wait for each other by what they count.
+    """
+    behind: int = loader.state_dict()["batches"]
+    shards = loader._core.shards
+    if shards is None:
+        return behind
+    counts = LoaderState.from_dict(state).batches_of_ranks(shards.replicas)
+    return max(counts.values(), default=behind)
 
 
 def _limited(limit: float | int | None, loader: Any) -> float:

@@ -130,7 +130,10 @@ class Epochs:
     def keep(self) -> None:
         """Let all iterators load the epoch that is next, until one ends or a batch is committed."""
         self.release()
-        self._kept_since = (self.begun,)
+        self._kept_since, self._looks = (self.begun,), 0
+        if self.plan is None:  # else it has been asked for, and generators may have to be put back
+            # Whether one that was cycled is a look does not depend on when it is collected.
+            self._beside = []
 
     def hold(self) -> None:
         """Let no iterator that begins now count as an epoch, until `keep`, `release` or `load`.

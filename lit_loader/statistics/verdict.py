@@ -89,6 +89,8 @@ def cause(
     statistics: LoaderStatistics, num_workers: int, cores: int | None, persistent_workers: bool
 ) -> str:
     """Why the trainer waited, and what would help."""
+    if statistics.waited <= 0:
+        return "nothing was waited for but the first batch: measure more batches"
     everywhere = num_workers + sum(node.workers for node in statistics.nodes)
     for found in (
         _startup(statistics, num_workers, persistent_workers),
@@ -272,6 +274,7 @@ def _besides(
             )
         yield text
     share = transfer.total / statistics.seconds if transfer and statistics.seconds else 0.0
+    share = min(1.0, share)  # of a few batches, the last one's is behind their time
     if share >= MUCH:
         advice = (
             "" if statistics.pin.total else "; on an accelerator pin_memory=True makes it cheaper"

@@ -106,7 +106,13 @@ def main(given: Sequence[str] | None = None) -> int:
 
 def command() -> None:
     """``lit-loader-top``: ends with the exit code."""
-    sys.exit(main())
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads it, head say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
 
 
 def _once(options: argparse.Namespace) -> int:

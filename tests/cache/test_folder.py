@@ -83,6 +83,16 @@ def test_a_damaged_entry_is_made_again(damage: str, tmp_path: Path) -> None:
     assert dataset.made().count(int(path.name)) == 2
 
 
+def test_a_folder_in_the_place_of_an_entry(tmp_path: Path) -> None:
+    dataset = Decoded(notes=tmp_path)
+    assert all_equal(CachedDataset(dataset, 0, tmp_path / "cache", "v1"))
+    path = files(tmp_path / "cache")[7]
+    path.unlink()
+    path.mkdir()
+    assert all_equal(CachedDataset(dataset, 0, tmp_path / "cache", "v1"))
+    assert len(dataset.made()) == 27
+
+
 def test_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -761,6 +761,35 @@ def test_combined_and_resumed_after_each_step(name: str, tmp_path: Path) -> None
             assert got == expected[step:], step
 
 
+@pytest.mark.parametrize("by_hook", [False, True])
+@pytest.mark.parametrize("kind", ["stream", "shards", "map-style", "both"])
+def test_loaders_that_are_reloaded_go_on(kind: str, by_hook: bool, tmp_path: Path) -> None:
+    """As if they were not: in a run, resumed, and where the first step with them has failed."""
+
+    def loaders() -> Any:
+        shards = 2 if kind in ("shards", "both") else None
+        stream = DataLoader(Counting(9, lambda n: n + torch.rand(1) / 2), 2, num_shards=shards)
+        mapped = DataLoader(Call(lambda index: index + torch.rand(1) / 2, 13), 2, True)
+        return {"map-style": mapped, "both": [stream, mapped]}.get(kind, stream)
+
+    def run(every: int, seed: int, *callbacks: Callback, **options: Any) -> list[Seen]:
+        torch.manual_seed(seed)  # a resumed run has that of its checkpoint
+        data = loaders if by_hook else loaders()
+        every_n = {"reload_dataloaders_every_n_epochs": every}
+        return seen(tmp_path, data, *callbacks, **every_n, **options)
+
+    expected = run(0, 1)
+    assert len({each.data for each in expected}) == len(expected)
+    for every in (1, 2):
+        assert run(every, 1, Saver(tmp_path / "{}.ckpt", "batch")) == expected
+        for step in range(1, len(expected)):
+            assert run(every, 2, ckpt=tmp_path / f"{step}.ckpt") == expected[step:], (every, step)
+        for step in [step for step, each in enumerate(expected) if each.batch_idx == 0]:
+            run(every, 1, Saver(tmp_path / "failed.ckpt", "exception"), fail=step)
+            got = run(every, 2, ckpt=tmp_path / "failed.ckpt")
+            assert got == expected[step:], (every, step)
+
+
 @pytest.mark.parametrize("hook", ["on_train_batch_start", "on_train_batch_end"])
 @pytest.mark.parametrize("kinds", [["m6", "m10"], ["g6", "m10"], ["s6", "g10"], ["n4", "m8"]])
 def test_looks_at_a_loader_that_has_ended(kinds: list[str], hook: str, tmp_path: Path) -> None:

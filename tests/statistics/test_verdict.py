@@ -12,7 +12,7 @@ from lit_loader.statistics.records import (
     StageTimes,
     WorkerTimes,
 )
-from lit_loader.statistics.verdict import verdict
+from lit_loader.statistics.verdict import cause, verdict
 
 
 def lasted(total: float) -> StageTimes:
@@ -141,6 +141,12 @@ def test_every_first_batch_is_of_the_usual_length() -> None:
     assert "workers were 95 % busy" in verdict(usual, num_workers=2)
 
 
+def test_a_cause_where_nobody_waited() -> None:
+    """Of one batch, say: the bench asks for it."""
+    words = cause(run(0.0, 0.5, batches=1), num_workers=1, cores=4, persistent_workers=True)
+    assert words.startswith("nothing was waited for")
+
+
 def test_persistent_workers_need_no_advice_to_have_them() -> None:
     first = run(0.1, 0.9, 0.9, startup=8.0, starts=20)
     words = verdict(first, num_workers=2, persistent_workers=True)
@@ -158,6 +164,8 @@ def test_transfer(waited: float) -> None:
         "; bringing batches to the device took 12 % of the time; on an accelerator "
         "pin_memory=True makes it cheaper"
     )
+    words = verdict(found, transfer=lasted(150.0), num_workers=1)
+    assert "took 100 % of the time" in words  # the last one's is behind that time
     pinned = dataclasses.replace(found, pin=lasted(1.0))
     words = verdict(pinned, transfer=lasted(12.0), num_workers=1)
     assert words.endswith("; bringing batches to the device took 12 % of the time")

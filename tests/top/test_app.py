@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -94,3 +95,13 @@ def test_without_rich(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert app.main(["--once", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["trainings"] == [] and report["error"].startswith("no loader found: ")
+
+
+def test_whoever_reads_it_may_have_seen_enough() -> None:
+    command = [sys.executable, "-m", "lit_loader.top", "--once", "--json", "--interval", "0.1"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert b"Traceback" not in process.stderr.read()
+        assert process.wait() == 0
