@@ -187,7 +187,9 @@ class Controller:
             return self._try(load, wanted, reason, min(wanted / now, expected))
         self._calm = self._calm + 1 if wanted < NEAR * now else 0
         if self._calm >= self._composure:
-            return self._try(load, now - max(1, (now - wanted) // 2), "so many are enough", 1.0)
+            # Those that only wait for processors cost all others time: they go at once.
+            fewer = wanted if load.lacking else now - max(1, (now - wanted) // 2)
+            return self._try(load, fewer, "so many are enough", 1.0)
         if not load.lacking:
             reason = "the consumer does not wait"
         elif wanted < now:
