@@ -57,8 +57,8 @@ _WRAPPED_ADVICE = (
     "with as many ranks. For another number of them begin with num_replicas= and rank= of the "
     "loader, and Trainer(use_distributed_sampler=False)"
 )
-_SHUFFLED_ADVICE = (
-    "Lightning shuffles what is trained on where there are several ranks, and not on one: resume "
+_OR_SHUFFLED = (
+    ". In Lightning, which shuffles a training loader on several ranks, and not on one: resume "
     "with as many ranks, or train with shuffle=True from the beginning"
 )
 _MAX_READ = 2**32
@@ -222,7 +222,7 @@ class LoaderState:
                 if name == "order" and "DistributedSamplerWrapper" in (theirs, ours):
                     advice = _WRAPPED_ADVICE
                 if sorted(map(str, (theirs, ours))) == ["DistributedSampler", "OrderedSampler"]:
-                    advice = _SHUFFLED_ADVICE
+                    advice += _OR_SHUFFLED
                 raise StateError(
                     f"state was taken with {shown}={brief(theirs)}, but this loader has "
                     f"{shown}={brief(ours)}: {advice}"

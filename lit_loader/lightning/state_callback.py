@@ -29,6 +29,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import IterableDataset
 
+from lit_loader.checkpoint.position import Position
 from lit_loader.checkpoint.saved_by_lightning import CALLBACKS
 from lit_loader.describe import public
 from lit_loader.errors import StateError
@@ -372,7 +373,9 @@ def _count_on(loader: DataLoader[Any], before: DataLoader[Any]) -> None:
             loader._core.base_seed.resumed = before._core.base_seed.resumed
     if _is_iterable(loader):
         position = before._core.epochs.now()
-        loader._core.epochs.set_epoch(position.epoch + bool(position.batches))
+        # Loaded, and not set: a state that is taken before the first step has no look in it.
+        start = Position(position.epoch + bool(position.batches), loader._core.base_seed())
+        loader._core.epochs.load(start)
 
 
 def _iterators(trainer: Trainer) -> list[LoaderIterator[Any]]:

@@ -124,8 +124,13 @@ def recount_batches(trainer: Trainer, ours: Sequence[Any], states: Sequence[Any]
     With twice the batch size, half as many batches are behind, and in an epoch. The batches of
     earlier epochs, and all optimizer steps, stay what they were. After `mark_consumed`.
     """
-    before = [state["batches"] for state in states]
-    after = [*map(_behind, ours, states)]
+    before = [_most_batches(state, state["fingerprint"].get("num_replicas")) for state in states]
+    after = [
+        loader.state_dict()["batches"]
+        if loader._core.shards is None
+        else _most_batches(state, loader._core.shards.replicas)
+        for loader, state in zip(ours, states, strict=True)
+    ]
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress
     done: int = progress.current.processed
     # Others have ended before, or been gone through more than once: they do not show the place.
@@ -152,18 +157,15 @@ def recount_batches(trainer: Trainer, ours: Sequence[Any], states: Sequence[Any]
         begin_next_epoch(trainer.fit_loop)
 
 
-def _behind(loader: Any, state: Any) -> int:
-    """Batches of the epoch that are behind a loader that goes on with a state, on any rank.
+def _most_batches(state: Any, replicas: Any) -> int:
+    """Batches of the epoch that are behind a state, on the rank of so many that has had most.
 
     Readers that are shared out anew may have given one rank more than another, and Lightning's
     ranks must count alike: they wait for each other by what they count.
     """
-    behind: int = loader.state_dict()["batches"]
-    shards = loader._core.shards
-    if shards is None:
-        return behind
-    counts = LoaderState.from_dict(state).batches_of_ranks(shards.replicas)
-    return max(counts.values(), default=behind)
+    counts = LoaderState.from_dict(state).batches_of_ranks(replicas)
+    most: int = max(counts.values(), default=state["batches"])
+    return most
 
 
 def _limited(limit: float | int | None, loader: Any) -> float:

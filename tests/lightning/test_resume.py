@@ -124,6 +124,9 @@ class Saver(Callback):
         if hook == self.hook and self.steps in (None, done) and not trainer.sanity_checking:
             trainer.save_checkpoint(str(self.path).format(done))
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.save(trainer, "start")
+
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         self.save(trainer, "batch")
 
@@ -781,10 +784,16 @@ def test_loaders_that_are_reloaded_go_on(kind: str, by_hook: bool, tmp_path: Pat
     expected = run(0, 1)
     assert len({each.data for each in expected}) == len(expected)
     for every in (1, 2):
-        assert run(every, 1, Saver(tmp_path / "{}.ckpt", "batch")) == expected
-        for step in range(1, len(expected)):
-            assert run(every, 2, ckpt=tmp_path / f"{step}.ckpt") == expected[step:], (every, step)
-        for step in [step for step, each in enumerate(expected) if each.batch_idx == 0]:
+        hooks = ("start", "batch", "epoch")
+        savers = [Saver(tmp_path / (hook + "{}.ckpt"), hook) for hook in hooks]
+        assert run(every, 1, *savers) == expected
+        begins = [step for step, each in enumerate(expected) if each.batch_idx == 0]
+        files = [("batch", step) for step in range(1, len(expected))]
+        files += [(hook, step) for hook in ("start", "epoch") for step in begins[1:]]
+        for hook, step in files:
+            got = run(every, 2, ckpt=tmp_path / f"{hook}{step}.ckpt")
+            assert got == expected[step:], (every, hook, step)
+        for step in begins:
             run(every, 1, Saver(tmp_path / "failed.ckpt", "exception"), fail=step)
             got = run(every, 2, ckpt=tmp_path / "failed.ckpt")
             assert got == expected[step:], (every, step)
