@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from lit_loader.system import processors
 from tests.support.huge_pages import collapse
 from tests.support.kinds import mark_kinds
+from tests.support.samples import reads_ended
 from tests.support.selection import leave_out_linux, leave_to_slow
 
 # Programs inherit what follows from whatever has started pytest, and are not to depend on it.
@@ -95,9 +96,7 @@ def nothing_left_behind() -> Iterator[None]:
 
     if any(left().values()):
         gc.collect()  # what is only waiting to be collected is not left behind
-        for thread in threading.enumerate():
-            if thread.name == "lit_loader read":  # it ends with what it has read for
-                thread.join(5)
+        reads_ended()
     assert not any(left().values()), left()
 
 

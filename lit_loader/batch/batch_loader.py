@@ -80,6 +80,13 @@ class BatchLoader:
         """Take up an epoch."""
         self._fetcher = None
 
+    def forget_reads(self) -> None:
+        """Drop what was read ahead, in whatever state an interruption has left that."""
+        if self.reads is not None:
+            self.reads.background.end()
+            self.reads = self._spec.read_ahead()
+            self.reads.enter(self._epoch)  # type: ignore[union-attr]
+
     def take(self, indices: Any, progress: Progress) -> Any:
         """Make a batch by one indexing, where the dataset is a table; None: `load` is to make it.
 

@@ -17,6 +17,7 @@ import torch
 
 from lit_loader.seeding.generator_state import numpy_state, tape
 from lit_loader.seeding.seeds import canonical_pickle, tensor_bytes
+from lit_loader.system.interrupts import let_handlers_through
 
 __all__ = ["Digest", "difference", "digest", "mark_of", "place_of"]
 
@@ -139,7 +140,8 @@ def place_of(state: Any) -> str:
     """Say what a stream's state is, all of it; empty: that cannot be said."""
     try:
         return _in_digits(canonical_pickle(state))
-    except Exception:  # it contains itself, or cannot be pickled
+    except Exception as error:  # it contains itself, or cannot be pickled
+        let_handlers_through(error)
         return ""
 
 
@@ -198,8 +200,8 @@ def _look_at_tensor(tensor: torch.Tensor, found: list[bytes]) -> None:
         step = _step(len(flat))
         some = flat.numpy()[::step] if flat.device.type == "cpu" else flat[::step].cpu().numpy()
         found.append(some.tobytes())
-    except Exception:
-        return  # sparse, quantized: its kind must do
+    except Exception as error:  # sparse, quantized: its kind must do
+        let_handlers_through(error)
 
 
 def _step(size: int) -> int:

@@ -28,17 +28,26 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Sized
-from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar, overload
 
-from lit_loader.batch.reads_declared import Call, Key, key_of, read_in_loop, read_now, reads_of
+from lit_loader.batch.reads_declared import (
+    Call,
+    Key,
+    ReadResult,
+    key_of,
+    read_in_loop,
+    read_now,
+    reads_of,
+)
 from lit_loader.context import in_read, reading
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.seeding.generator_state import Draws
-from lit_loader.system.interrupts import let_handlers_through
+from lit_loader.system.interrupts import HeldBack, let_handlers_through
 from lit_loader.transport.status_board import Progress
 
 __all__ = ["ReadAhead", "read_stream"]
@@ -57,67 +66,71 @@ class _Background:
     """Daemon threads, as many as there is work for. An executor's are waited for at exit.
 
     ``reads`` are to be under way at a time. A fork's copies of the threads do nothing: the child
-    reads by itself what it has not got.
+    reads by itself what it has not got. Whatever breaks into the main thread's `start` and `end`
+    leaves no lock taken for which the threads would wait: the queues are one instruction each.
     """
 
     def __init__(self, reads: int) -> None:
         self._pid = os.getpid()
         self._most = CROWD * reads
-        self._changed = threading.Condition()
-        self._jobs: deque[tuple[Future[Any], Call, tuple[Any, ...]]] = deque()
-        self._idle = self._count = 0
+        self._jobs: SimpleQueue[tuple[ReadResult, Call, tuple[Any, ...]] | None] = SimpleQueue()
+        self._free: SimpleQueue[None] = SimpleQueue()  # an item for each thread that waits
+        self._count = 0
         self._ended = False
 
-    def start(self, future: Future[Any], read: Call, arguments: tuple[Any, ...]) -> None:
-        """Begin a read, for what its future is to give."""
+    def start(self, result: ReadResult, read: Call, arguments: tuple[Any, ...]) -> None:
+        """Begin a read, for what its result is to give."""
         if inspect.iscoroutinefunction(read):
-            return read_in_loop(future, read, arguments)
-        with self._changed:
-            self._jobs.append((future, read, arguments))
-            if self._idle >= len(self._jobs):
-                self._changed.notify()
-            elif self._count < self._most:
-                try:
-                    threading.Thread(target=self._run, name="lit_loader read", daemon=True).start()
-                except RuntimeError:
-                    return  # no more can be started: who waits for the read does it himself
+            return read_in_loop(result, read, arguments)
+        self._jobs.put((result, read, arguments))
+        try:
+            self._free.get_nowait()
+        except Empty:
+            if self._count < self._most:
                 self._count += 1
+                thread = threading.Thread(target=self._run, name="lit_loader read", daemon=True)
+                # If no more can be started, whoever waits for the read does it himself.
+                with HeldBack(), suppress(RuntimeError):
+                    thread.start()
 
-    def outcome(self, future: Future[Any], read: Call, arguments: tuple[Any, ...]) -> Any:
+    def outcome(self, result: ReadResult, read: Call, arguments: tuple[Any, ...]) -> Any:
         """Wait for a read, and give what it gives; what no thread has begun with is done here."""
-        if not future.done():
+        if not result.given:
             in_loop = inspect.iscoroutinefunction(read)
-            if self._pid != os.getpid() or (not in_loop and future.cancel()):
+            if self._pid != os.getpid() or (not in_loop and result.claim()):
                 return read_now(read, arguments)
-        return future.result()
+        return result.wait()
 
     def end(self) -> None:
         """End the threads, as far as they do not read."""
         self._ended = True
-        with self._changed:  # whose lock may be had again, by the garbage collector in start()
-            self._changed.notify_all()
+        for _ in range(self._count):
+            self._jobs.put(None)
 
     def _run(self) -> None:
         in_read.set(True)
-        while True:
-            with self._changed:
-                self._idle += 1
-                self._changed.wait_for(lambda: self._jobs or self._ended)
-                self._idle -= 1
-                if self._ended:
-                    return
-                job = self._jobs.popleft()
+        while not self._ended:
+            try:
+                job = self._jobs.get_nowait()
+            except Empty:
+                self._free.put(None)
+                job = self._jobs.get()
+            if self._ended or job is None:
+                return
             _read(*job)
             del job  # with what it has read
 
 
-def _read(future: Future[Any], read: Call, arguments: tuple[Any, ...]) -> None:
-    if future.set_running_or_notify_cancel():
+def _read(result: ReadResult, read: Call, arguments: tuple[Any, ...]) -> None:
+    if result.claim():
         try:
-            future.set_result(read(*arguments))
+            value, failed = read(*arguments), None
         except BaseException as error:
-            future.set_exception(error)
-            del future  # its exception's traceback holds this frame
+            value, failed = None, error
+        try:
+            result.give(value, failed)
+        finally:
+            del result, failed  # its traceback holds this frame
 
 
 @dataclass(eq=False)
@@ -127,7 +140,7 @@ class _Read:
     key: Key
     call: tuple[Call, Any, Any]
     epoch: Any
-    future: Future[Any] | None  # what it gives; None: it has been taken, or dropped
+    result: ReadResult | None  # what it gives; None: it has been taken, or dropped
 
 
 class ReadAhead:
@@ -155,9 +168,8 @@ class ReadAhead:
         self._announced: dict[Any, list[_Read]] = {}  # by batch
         self._pending: deque[_Read] = deque()
         self._known: dict[Key, deque[_Read]] = {}
-        self._begun: set[Future[Any]] = set()  # and not taken, or waited for
-        self._under_way: set[Future[Any]] = set()  # of these
-        self._beginning = False
+        self._begun: set[ReadResult] = set()  # and not taken, or waited for
+        self._under_way: set[ReadResult] = set()  # of these
         self._largest = 0  # bytes of all that was read so far
         self._asked = self._found = 0  # by a batch's samples; of these were announced
         self._in_vain = 0
@@ -182,7 +194,7 @@ class ReadAhead:
         draws = Draws(self._dataset)
         marks = draws.mark() if first else []
         reads = [
-            _Read(key, call, epoch, Future())
+            _Read(key, call, epoch, ReadResult())
             for index in indices
             for one in (index if type(index) is list else (index,))
             for call in self._calls(one)
@@ -196,10 +208,10 @@ class ReadAhead:
             )
             return
         with self._lock:
-            self._announced[batch] = reads
-            self._pending += reads
             for read in reads:
                 self._known.setdefault(read.key, deque()).append(read)
+            self._pending += reads
+            self._announced[batch] = reads  # now that each is known, whatever breaks into this
             self._begin_more()
 
     def _calls(self, index: Any) -> Iterator[tuple[Call, Any, Any]]:
@@ -219,11 +231,11 @@ class ReadAhead:
         """Drop what was read for a batch and not asked for; ``made``: all its samples were read."""
         with self._lock:
             reads = self._announced.pop(batch, ())
-            begun = self._begun & {self._let_go(read) for read in reads if read.future is not None}
+            begun = self._begun & {self._let_go(read) for read in reads if read.result is not None}
             self._begun -= begun
             self._under_way -= begun  # what goes on may hang, and holds up nobody
-            for future in begun:
-                future.cancel()
+            for result in begun:
+                result.drop()
             if made and (begun or self._asked):
                 self._in_vain = 0 if self._found else self._in_vain + 1
                 if self._in_vain == IN_VAIN and self.reads:
@@ -246,16 +258,17 @@ class ReadAhead:
         progress = self.progress if mine else None
         if progress is not None:
             progress.read_begins()
-        future = self._claim(key_of(method, dataset, index))
+        result = self._claim(key_of(method, dataset, index))
         try:
-            if future not in self._begun:
+            if result not in self._begun:
                 return self._now(method, dataset, index)
-            return self.outcome(future, method, (dataset, index), mine)
+            return self.outcome(result, method, (dataset, index), mine)
         finally:
             with self._lock:
-                self._begun.discard(future)
+                self._begun.discard(result)
+                self._under_way.discard(result)  # where it was read here
                 self.waited += time.monotonic_ns() - began
-                del future  # with what was read, which is the sample's now
+                del result  # with what was read, which is the sample's now
             if progress is not None:
                 progress.read_ends()
             with self._lock:
@@ -263,24 +276,24 @@ class ReadAhead:
             if mine and not self._pending and self.look_ahead:
                 self.look_ahead()
 
-    def _claim(self, key: Key | None) -> Future[Any]:
+    def _claim(self, key: Key | None) -> ReadResult:
         """Take the earliest read for a sample out of what is known; else one that is not begun."""
         with self._lock:
             self._asked += 1
             if key not in self._known:
-                return Future()
+                return ReadResult()
             self._found += 1
             return self._let_go(self._known[key][0])
 
-    def _let_go(self, read: _Read) -> Future[Any]:
+    def _let_go(self, read: _Read) -> ReadResult:
         """Take a read out of what is known; its first, or any that nobody has taken."""
-        reads, future = self._known[read.key], read.future
+        reads, result = self._known[read.key], read.result
+        read.result = None  # first: what is broken into behind this is not let go of again
         reads.remove(read)
         if not reads:
             del self._known[read.key]
-        read.future = None
-        assert future is not None
-        return future
+        assert result is not None
+        return result
 
     def _now(self, method: Call, dataset: Any, index: Any) -> Any:
         if not self.reads or method in self._checked:
@@ -310,7 +323,7 @@ class ReadAhead:
                 )
 
     def outcome(
-        self, future: Future[Any], method: Call, arguments: tuple[Any, ...], alone: bool = True
+        self, result: ReadResult, method: Call, arguments: tuple[Any, ...], alone: bool = True
     ) -> Any:
         """Wait for a read, and see whether something draws meanwhile.
 
@@ -319,12 +332,12 @@ class ReadAhead:
         """
         now = time.monotonic()
         draws = self._draws
-        if future.done() or draws is None or not alone or now - self._looked < LOOK:
-            return self.background.outcome(future, method, arguments)
+        if result.given or draws is None or not alone or now - self._looked < LOOK:
+            return self.background.outcome(result, method, arguments)
         self._looked = now
         marks = draws.mark()
         try:
-            return self.background.outcome(future, method, arguments)
+            return self.background.outcome(result, method, arguments)
         finally:
             if (drawn := draws.drawn(marks)) is not None:
                 self._draws = None  # once is enough
@@ -337,24 +350,19 @@ class ReadAhead:
 
     def _begin_more(self) -> None:
         """Begin what there is room for; called under the lock."""
-        if self._beginning:
-            return  # by a read that has come at once
-        pending, self._beginning = self._pending, True
-        try:
-            while pending and self._has_room():
-                read = pending[0]
-                # The epoch's time comes; and a first sample's are read when it asks.
-                if read.future and (read.epoch != self._epoch or not self._checked):
-                    return
-                pending.popleft()
-                if read.future and self._checked.get(read.call[0]):
-                    self._begun.add(read.future)
-                    self._under_way.add(read.future)
-                    self.background.start(read.future, read.call[0], read.call[1:])
-                    # Nothing that a thread holds keeps this object.
-                    read.future.add_done_callback(partial(_came, weakref.ref(self)))
-        finally:
-            self._beginning = False
+        pending = self._pending
+        while pending and self._has_room():
+            read = pending[0]
+            # The epoch's time comes; and a first sample's are read when it asks.
+            if read.result and (read.epoch != self._epoch or not self._checked):
+                return
+            pending.popleft()
+            if read.result and self._checked.get(read.call[0]):
+                self._begun.add(read.result)
+                self._under_way.add(read.result)
+                # Nothing that a thread holds keeps this object.
+                read.result.arrived = partial(_came, weakref.ref(self))
+                self.background.start(read.result, read.call[0], read.call[1:])
 
     def _has_room(self) -> bool:
         begun = len(self._begun)
@@ -366,15 +374,17 @@ class ReadAhead:
         return 0 < (begun + 1) * self._largest <= self._limit
 
 
-def _came(reads: weakref.ref[ReadAhead], future: Future[Any]) -> None:
+def _came(reads: weakref.ref[ReadAhead], result: ReadResult, value: Any) -> None:
     """Note that a read has come to its end, and how large it is what has come."""
     ahead = reads()
     if ahead is None:
         return
-    weighed = ahead._limit is not None and not (future.cancelled() or future.exception())
-    size = max(1, size_of(future.result())) if weighed else 0
+    size = 1
+    if ahead._limit is not None:
+        with suppress(Exception):  # of the user's own container
+            size = max(1, size_of(value))
     with ahead._lock:
-        ahead._under_way.discard(future)
+        ahead._under_way.discard(result)
         ahead._largest = max(ahead._largest, size)
         ahead._begin_more()
 
@@ -441,7 +451,7 @@ class _Stream:
 
     def __init__(self, keys: Iterator[Any], read: Call, ahead: ReadAhead | None) -> None:
         self._keys, self._read, self._ahead = keys, read, ahead
-        self._coming: deque[tuple[Any, Future[Any]]] = deque()
+        self._coming: deque[tuple[Any, ReadResult]] = deque()
         self._failed: list[Any] = []  # the key whose read has raised an exception just now
         self._begun = self._ended = False
 
@@ -464,8 +474,8 @@ class _Stream:
             pass
         if not self._coming:
             raise StopIteration
-        key, future = self._coming.popleft()
-        return self._given(key, ahead.outcome, future, self._read, (key,))
+        key, result = self._coming.popleft()
+        return self._given(key, ahead.outcome, result, self._read, (key,))
 
     def _take_key(self, early: bool) -> bool:
         """Take the next key and begin its read; returns whether there was one."""
@@ -483,7 +493,7 @@ class _Stream:
                 "early: give it a list that is shuffled already, or set reads=0"
             )
         assert self._ahead is not None
-        self._coming.append((key, Future()))
+        self._coming.append((key, ReadResult()))
         self._ahead.background.start(self._coming[-1][1], self._read, (key,))
         return True
 
@@ -503,5 +513,5 @@ class _Stream:
                 self._ahead.waited += time.monotonic_ns() - began
 
     def __del__(self) -> None:
-        for _, future in self._coming:
-            future.cancel()
+        for _, result in self._coming:
+            result.drop()

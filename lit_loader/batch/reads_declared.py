@@ -18,7 +18,8 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
+from queue import SimpleQueue
 from types import MappingProxyType
 from typing import Any, Final, TypeVar, overload
 
@@ -31,8 +32,8 @@ from lit_loader.describe import public, short_repr
 from lit_loader.errors import LoaderError, OptionError
 
 __all__ = [
-    *("Call", "Key", "declares_reads", "key_of", "read_in_loop", "read_now"),
-    *("reads_ahead", "reads_of"),
+    *("Call", "Key", "ReadResult", "declares_reads", "key_of"),
+    *("read_in_loop", "read_now", "reads_ahead", "reads_of"),
 ]
 
 _D = TypeVar("_D")
@@ -244,12 +245,71 @@ def _exact(index: Any) -> Any:
 # --- how a read is called: a coroutine in the one event loop of its process ---
 
 
+class ReadResult:
+    """What a read gives, for the one who waits for it.
+
+    In place of a future: an exception out of a signal handler may leave a future's lock taken, and
+    is dropped where it breaks into its callbacks. Here each step is one instruction.
+
+    ``arrived`` is called with this and the value, in the thread that read, before it is given.
+    """
+
+    __slots__ = ("_given", "_unclaimed", "arrived", "cancel")
+
+    def __init__(self) -> None:
+        self._unclaimed = [None]  # emptied by whoever is first to claim
+        self._given: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        self.arrived: Callable[[ReadResult, Any], object] | None = None
+        self.cancel: Callable[[], object] | None = None
+
+    def claim(self) -> bool:
+        """Take it upon oneself to give the value; returns False if somebody else has."""
+        try:
+            self._unclaimed.pop()
+        except IndexError:
+            return False
+        return True
+
+    @property
+    def claimed(self) -> bool:
+        """Whether somebody has."""
+        return not self._unclaimed
+
+    def drop(self) -> None:
+        """Say that nobody waits for it."""
+        if self.claim() and self.cancel is not None:
+            self.cancel()
+
+    def give(self, value: Any, error: BaseException | None = None) -> None:
+        """Give the value, or what is raised in its place; by the one who has claimed that."""
+        try:
+            if self.arrived is not None:
+                self.arrived(self, value)
+        finally:
+            self._given.put((value, error))
+
+    @property
+    def given(self) -> bool:
+        """Whether it is there."""
+        return not self._given.empty()
+
+    def wait(self) -> Any:
+        """Take the value; once."""
+        value, error = self._given.get()
+        if error is None:
+            return value
+        try:
+            raise error
+        finally:
+            del error  # whose traceback holds this frame
+
+
 def read_now(read: Call, arguments: tuple[Any, ...], options: Mapping[str, Any] = _NONE) -> Any:
     """Read, and wait for it."""
     if inspect.iscoroutinefunction(read):
-        future: Future[Any] = Future()
-        read_in_loop(future, read, arguments, options)
-        return future.result()
+        result = ReadResult()
+        read_in_loop(result, read, arguments, options)
+        return result.wait()
     token = in_read.set(True)
     try:
         return read(*arguments, **options)
@@ -258,15 +318,22 @@ def read_now(read: Call, arguments: tuple[Any, ...], options: Mapping[str, Any] 
 
 
 def read_in_loop(
-    future: Future[Any], read: Call, arguments: tuple[Any, ...], options: Mapping[str, Any] = _NONE
+    result: ReadResult, read: Call, arguments: tuple[Any, ...], options: Mapping[str, Any] = _NONE
 ) -> None:
-    """Begin to read by a coroutine, which is cancelled with the future."""
-    task = asyncio.run_coroutine_threadsafe(_await(future, read, arguments, options), _loop())
-    future.add_done_callback(lambda done: done.cancelled() and task.cancel())
+    """Begin to read by a coroutine, which is cancelled when the result is dropped."""
+    loop = _loop()
+
+    def begin() -> None:
+        task = loop.create_task(_await(result, read, arguments, options))
+        result.cancel = functools.partial(loop.call_soon_threadsafe, task.cancel)
+        if result.claimed:  # dropped before
+            task.cancel()
+
+    loop.call_soon_threadsafe(begin)
 
 
 async def _await(
-    future: Future[Any], read: Call, arguments: tuple[Any, ...], options: Mapping[str, Any]
+    result: ReadResult, read: Call, arguments: tuple[Any, ...], options: Mapping[str, Any]
 ) -> None:
     in_read.set(True)
     failed: BaseException | None = None
@@ -278,9 +345,9 @@ async def _await(
         failed.__cause__ = error
     except BaseException as error:
         failed = error
-    if future.set_running_or_notify_cancel():  # not before, so that it can be cancelled
-        future.set_result(value) if failed is None else future.set_exception(failed)
-    del future, failed  # its traceback holds this frame
+    if result.claim():  # not before, so that it can be dropped
+        result.give(value, failed)
+    del result, failed  # its traceback holds this frame
 
 
 _loops: Final[dict[int, asyncio.AbstractEventLoop]] = {}

@@ -169,13 +169,17 @@ class InProcessIterator(LoaderIterator[T_co]):
     def _begin(self, start: EpochStart) -> _Making:
         spec = self._spec()
         self._loader = loader = maker_of(spec)
-        if loader.reads is not None:  # whose threads end with this pass
-            weakref.finalize(self, loader.reads.background.end)
+        self._end_reads(loader)
         self._draws = not loader.reads_table
         if spec.seeding == "worker":
             self._streams = OwnStreams(start.seed)  # those of a single worker
         self._number = self._reached(start)
         return loader
+
+    def _end_reads(self, loader: _Making) -> None:
+        """Have the threads that read ahead end with this pass."""
+        if loader.reads is not None:
+            weakref.finalize(self, loader.reads.background.end)
 
     @staticmethod
     def _reached(start: EpochStart) -> int:
@@ -187,6 +191,8 @@ class InProcessIterator(LoaderIterator[T_co]):
         super()._take_back()
         if self._loader is not None and self._start is not None:
             self._number = self._reached(self._start)
+            self._loader.forget_reads()
+            self._end_reads(self._loader)
             if self._start.batches is None:
                 self._begun.clear()
                 self._loader.begin_epoch()  # an iterator that was interrupted has often ended

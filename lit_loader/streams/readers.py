@@ -64,6 +64,9 @@ class Readers:
         self._next.clear()
         self._ended.clear()
 
+    def forget_reads(self) -> None:
+        """Do nothing: what each has read ahead goes with it, in :meth:`begin_epoch`."""
+
     @property
     def may_begin_ahead(self) -> bool:
         """Whether there is something for :meth:`begin_ahead`."""

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import torch
 
+import lit_loader
 from lit_loader import DataLoader
 from lit_loader.seeding import generator_lock
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.transport import loader_page
 from tests.support.exact import EveryOther, SharedWithState
-from tests.support.samples import Call, Counting, own_generators, usage
+from tests.support.samples import Call, Counting, OfLength, own_generators, reads_ended, usage
 from tests.support.striking import Strike, Struck, StruckHard
 
 pytestmark = pytest.mark.usefixtures("pinned")
@@ -67,6 +68,22 @@ class Rich:
 
 def rich(samples: list[torch.Tensor]) -> Rich:
     return Rich(torch.stack(samples))
+
+
+class ReadAhead(OfLength):
+    length = LENGTH
+
+    @lit_loader.reads_ahead
+    def read(self, index: int) -> int:
+        return index
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return noisy(self.read(index))
+
+
+class StreamReadAhead(Counting):
+    def __iter__(self) -> Any:
+        return (noisy(value) for _, value in lit_loader.read_stream(range(LENGTH), int))
 
 
 class Case:
@@ -181,6 +198,9 @@ CASES = {
     "in process, end": Case(num_workers=0, given=LENGTH),
     "in process, failing": Case(functools.partial(Call, damaged, LENGTH), num_workers=0),
     "in process, a table": Case(functools.partial(torch.arange, LENGTH), num_workers=0),
+    "in process, reads ahead, first": Case(ReadAhead, 0, num_workers=0, reads=2),
+    "in process, reads ahead": Case(ReadAhead, num_workers=0, reads=2),
+    "in process, a stream's reads ahead": Case(StreamReadAhead, 1, num_workers=0, reads=2),
     "in process, iterable": Case(Counting, num_workers=0),
     "in process, iterable's end": Case(functools.partial(Counting, LENGTH), 8, num_workers=0),
     "in process, stateful": Case(stateful, num_workers=0),
@@ -250,6 +270,7 @@ def sweep(case: Case, most: int | None, last: int = 0) -> None:
         raised = None
         if usage() != before:
             gc.collect()
+            reads_ended()
         if usage() != before:
             wrong.append(f"left {before} {usage()}")
             before = usage()

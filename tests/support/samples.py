@@ -195,6 +195,13 @@ def usage() -> tuple[int, int, int, set[str]]:
     return len(os.listdir("/proc/self/fd")), threading.active_count(), maps, {*children}
 
 
+def reads_ended() -> None:
+    """Let threads that read ahead end with what they have read for."""
+    for thread in threading.enumerate():
+        if thread.name == "lit_loader read":
+            thread.join(5)
+
+
 def own_generators() -> list[Any]:
     """Where the process's own generators are, with what they have in reserve."""
     numpy = np.random.get_state(legacy=False)
