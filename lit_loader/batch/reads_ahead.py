@@ -74,24 +74,29 @@ class _Background:
         self._pid = os.getpid()
         self._most = CROWD * reads
         self._jobs: SimpleQueue[tuple[ReadResult, Call, tuple[Any, ...]] | None] = SimpleQueue()
-        self._free: SimpleQueue[None] = SimpleQueue()  # an item for each thread that waits
+        self._free: SimpleQueue[None] = SimpleQueue()  # an item for each thread without a job
         self._count = 0
-        self._ended = False
 
     def start(self, result: ReadResult, read: Call, arguments: tuple[Any, ...]) -> None:
         """Begin a read, for what its result is to give."""
         if inspect.iscoroutinefunction(read):
             return read_in_loop(result, read, arguments)
-        self._jobs.put((result, read, arguments))
         try:
             self._free.get_nowait()
         except Empty:
-            if self._count < self._most:
-                self._count += 1
-                thread = threading.Thread(target=self._run, name="lit_loader read", daemon=True)
-                # If no more can be started, whoever waits for the read does it himself.
-                with HeldBack(), suppress(RuntimeError):
-                    thread.start()
+            if not self._start_thread():
+                return  # whoever waits for the read does it himself
+        self._jobs.put((result, read, arguments))  # never more jobs than threads that wait
+
+    def _start_thread(self) -> bool:
+        if self._count >= self._most:
+            return False
+        thread = threading.Thread(target=self._run, name="lit_loader read", daemon=True)
+        with HeldBack(), suppress(RuntimeError):  # no more can be started
+            thread.start()
+            self._count += 1
+            return True
+        return False
 
     def outcome(self, result: ReadResult, read: Call, arguments: tuple[Any, ...]) -> Any:
         """Wait for a read, and give what it gives; what no thread has begun with is done here."""
@@ -103,22 +108,15 @@ class _Background:
 
     def end(self) -> None:
         """End the threads, as far as they do not read."""
-        self._ended = True
-        for _ in range(self._count):
-            self._jobs.put(None)
+        self._jobs.put(None)
 
     def _run(self) -> None:
         in_read.set(True)
-        while not self._ended:
-            try:
-                job = self._jobs.get_nowait()
-            except Empty:
-                self._free.put(None)
-                job = self._jobs.get()
-            if self._ended or job is None:
-                return
+        while (job := self._jobs.get()) is not None:
             _read(*job)
             del job  # with what it has read
+            self._free.put(None)
+        self._jobs.put(None)  # for the next thread
 
 
 def _read(result: ReadResult, read: Call, arguments: tuple[Any, ...]) -> None:

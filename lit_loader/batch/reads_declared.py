@@ -30,6 +30,7 @@ from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset
 from lit_loader.context import in_read, reading
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import LoaderError, OptionError
+from lit_loader.system.interrupts import HeldBack
 
 __all__ = [
     *("Call", "Key", "ReadResult", "declares_reads", "key_of"),
@@ -360,7 +361,7 @@ def _loop() -> asyncio.AbstractEventLoop:
     """The process's event loop, one for all: a client that was made in it is of use in it alone."""
     pid = os.getpid()
     if pid not in _loops:
-        with _making:
+        with _making, HeldBack():
             if pid not in _loops:
                 loop = asyncio.new_event_loop()
                 threading.Thread(
