@@ -243,6 +243,7 @@ def sweep(case: Case, most: int | None, last: int = 0) -> None:
     """Strike at every instruction, or at so many of them, evenly distributed; or at the last."""
     case.run(Strike(-1))  # all is imported
     gc.collect()
+    reads_ended()
     before = usage()
     count = Strike(-1)
     expected, _ = case.run(count)
