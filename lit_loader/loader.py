@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -322,8 +323,8 @@ class DataLoader(_TorchLoader[T_co]):
         """The iterator that has the persistent workers; programs set it to None to end these."""
         if not self.persistent_workers:
             return None
-        connected = (run for run in self._core.alive() if run.pool is not None)
-        return next(connected, None) or self._core.of_idle_workers()
+        connected = [run for run in self._core.alive() if run.pool is not None]
+        return connected[0] if connected else self._core.of_idle_workers()
 
     @_iterator.setter
     def _iterator(self, value: Any) -> None:
@@ -420,7 +421,7 @@ class DataLoader(_TorchLoader[T_co]):
         return whole + (1 if rest and not self.drop_last else 0)
 
     def __iter__(self) -> LoaderIterator[Any]:
-        token = ITERATED.set(self._core)
+        token = ITERATED.set(weakref.ref(self._core))  # a signal's handler may let it stay set
         try:
             return self._get_iterator()
         finally:

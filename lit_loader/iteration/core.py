@@ -70,9 +70,12 @@ __all__ = ["DEFAULT_PREFETCH", "ITERATED", "LoaderCore"]
 DEFAULT_PREFETCH: Final = 2
 """Batches in flight for each worker, unless ``prefetch_factor`` says otherwise."""
 
-ITERATED: Final[ContextVar[object]] = ContextVar("ITERATED", default=None)
-"""The core of the loader whose ``__iter__`` runs: its workers go on. A ``_get_iterator()`` that a
-program calls by itself has new ones, as with torch's: it wants the dataset as it is now."""
+ITERATED: Final[ContextVar[Callable[[], Any]]] = ContextVar("ITERATED", default=lambda: None)
+"""A weak reference to the core of the loader whose ``__iter__`` runs: its workers go on.
+
+A ``_get_iterator()`` that a program calls by itself has new ones, as with torch's: it wants the
+dataset as it is now.
+"""
 
 _AS_THE_LOADER: Final = (
     *("dataset", "batch_size", "drop_last", "collate_fn", "worker_init_fn", "seeding", "reseed_fn"),
@@ -267,7 +270,7 @@ class LoaderCore:
     def iterator(self) -> LoaderIterator[Any]:
         """Make the iterator that the loader gives out."""
         loader = self.loader
-        if loader.persistent_workers and ITERATED.get() is not self:
+        if loader.persistent_workers and ITERATED.get()() is not self:
             self._renew_workers()
         made = self._make()
         self.latest = weakref.ref(made)
@@ -281,7 +284,8 @@ class LoaderCore:
         """
         if self.pool is None and self._table is None:
             return None
-        return self.latest() or self._make().as_ended()
+        latest = self.latest()
+        return self._make().as_ended() if latest is None else latest
 
     def restart(self, iterator: LoaderIterator[Any]) -> None:
         """Let an iterator be as one that is new, with the options that the loader has now."""

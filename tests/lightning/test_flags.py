@@ -220,6 +220,21 @@ def test_several_sets_are_evaluated_in_sequence(workers: int, tmp_path: Path) ->
         assert where == [(0, 0, FIRST), (1, 0, FIRST), (1, 1, SECOND)]
 
 
+def missing(number: int) -> Tensor:
+    raise FileNotFoundError("part-0.tar")
+
+
+@workers
+@pytest.mark.parametrize("shards", [{}, {"num_shards": 2}])
+def test_what_a_stream_raises_at_first_comes_out(shards: Any, workers: int, tmp_path: Path) -> None:
+    persistent = {"num_workers": workers, "persistent_workers": workers > 0}
+    with (
+        DataLoader(Counting(8, missing), 4, **persistent, **shards) as loader,
+        pytest.raises(FileNotFoundError, match="part-0.tar"),
+    ):
+        quiet_trainer(tmp_path, num_sanity_val_steps=0).fit(Noting(), loader, loader)
+
+
 def test_which_lists_are_several_datasets() -> None:
     both = {"a": Points, "b": lambda: Points(3)}
     data = LoaderDataModule(
