@@ -30,6 +30,7 @@ from lit_loader.checkpoint.untrusted_state import (
 )
 from lit_loader.describe import public
 from lit_loader.errors import StateError
+from lit_loader.system.interrupts import let_handlers_through
 
 __all__ = ["ELASTIC", "VERSION", "LoaderState", "merge_states"]
 
@@ -291,6 +292,7 @@ def _check_portable(points: Iterable[ReadPoint]) -> None:
         try:
             pickle.dumps(point.state, pickle.HIGHEST_PROTOCOL)
         except Exception as error:
+            let_handlers_through(error)
             raise StateError(
                 f"state's part for the dataset cannot be pickled ({type(error).__name__}), as it "
                 "must be for workers: resume with a state as state_dict() gave it"
@@ -304,7 +306,8 @@ def _copied(value: Any) -> Any:
     """
     try:
         return pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
-    except Exception:  # a lambda, say: it is for who saves the state to complain
+    except Exception as error:  # a lambda, say: it is for who saves the state to complain
+        let_handlers_through(error)
         return copy.deepcopy(value)
 
 

@@ -31,6 +31,7 @@ from lit_loader.checkpoint.untrusted_state import damaged, is_count, own_part
 from lit_loader.errors import StateError
 from lit_loader.seeding.find_generators import set_children
 from lit_loader.seeding.generator_state import tape
+from lit_loader.system.interrupts import let_handlers_through
 
 __all__ = [
     "DIGESTS",
@@ -108,6 +109,7 @@ def unpack_generator(packed: Any, generator: Any) -> None:
         write(state)
     except Exception as error:
         write(before)
+        let_handlers_through(error)
         raise damaged(f"generator must be the state of a {kind}", packed) from error
 
 

@@ -71,6 +71,7 @@ def own_part(name: str, value: Any) -> Any:
     try:
         return copy.deepcopy(value)
     except Exception as error:
+        let_handlers_through(error)
         raise StateError(
             f"state's {name} cannot be copied ({_told(error)}): resume with a state as "
             "state_dict() gave it"

@@ -226,5 +226,7 @@ class NumWorkers:
             if reason is not None:
                 raise OptionError(f"{reason}: set a number, got num_workers='auto'")
             core.end_idle_workers()  # they measure nothing
+        if value != "auto":  # before the other one: what breaks in between finds "auto" still on
+            vars(loader)["num_workers"] = value
         core.set_auto(value == "auto")
         vars(loader)["num_workers"] = value

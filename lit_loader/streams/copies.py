@@ -31,6 +31,7 @@ import torch
 from lit_loader.checkpoint.other_streams import shared_epoch
 from lit_loader.describe import find_failing_object
 from lit_loader.system.carrier import GLOBAL_GENERATORS, refusal
+from lit_loader.system.interrupts import let_handlers_through
 
 __all__ = ["DatasetCopies"]
 
@@ -62,6 +63,7 @@ class DatasetCopies:
         try:
             _Pickler(file, self._shared).dump(dataset)
         except Exception as error:
+            let_handlers_through(error)
 
             def attempt(value: object) -> None:
                 _Pickler(io.BytesIO(), []).dump(value)
