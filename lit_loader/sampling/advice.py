@@ -47,8 +47,7 @@ def advice_if_unsharded(
             f"each of the {world} processes of this job reads all {shards.count} shards of "
             f"{type(dataset).__name__}: pass num_replicas=torch.distributed.get_world_size(), "
             "rank=torch.distributed.get_rank(), or num_replicas=1, rank=0 if they are to, for the "
-            "dataset splits by ranks besides; in Lightning, where the ranks are not known before "
-            "the Trainer has started them, LoaderDataModule passes them"
+            f"dataset splits by ranks besides; {_IN_LIGHTNING}"
         )
     who = type(dataset if iterable else getattr(sampler, "sampler", sampler)).__name__
     share = ", and let __iter__ take its share by lit_loader.get_shard()" if iterable else ""
@@ -56,8 +55,14 @@ def advice_if_unsharded(
         f"each of the {world} processes of this job reads all of the data, unless {who} takes a "
         "share of it by itself: then pass num_replicas=1, rank=0; else pass "
         "num_replicas=torch.distributed.get_world_size() and rank=torch.distributed.get_rank()"
-        f"{share}"
+        f"{share}; {_IN_LIGHTNING}"
     )
+
+
+_IN_LIGHTNING: Final = (
+    "in Lightning, where the ranks are not known before the Trainer has started them, "
+    "LoaderDataModule passes them, unless the Trainer has use_distributed_sampler=False"
+)
 
 
 def advice_if_split_twice(dataset: Any, shards: Shards) -> str | None:
