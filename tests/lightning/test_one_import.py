@@ -97,8 +97,8 @@ def test_without_lightnings_sampler_everybody_reads_everything_and_it_is_said(ru
         assert warning == (
             "each of the 2 processes of this job reads all of the data, unless ShuffledSampler "
             "takes a share of it by itself: then pass num_replicas=1, rank=0; else pass "
-            "num_replicas=torch.distributed.get_world_size() and rank=torch.distributed.get_rank(); "
-            "in Lightning, where the ranks are not known before the Trainer has started them, "
+            "num_replicas=torch.distributed.get_world_size() and rank=torch.distributed.get_rank()"
+            "; in Lightning, where the ranks are not known before the Trainer has started them, "
             "LoaderDataModule passes them, unless the Trainer has use_distributed_sampler=False"
         )
 
