@@ -315,6 +315,56 @@ def test_handlers_of_several_signals_are_put_back() -> None:
             signal.signal(number, handler)
 
 
+def auto() -> Any:
+    loader = DataLoader(Call(noisy, LENGTH), num_workers="auto")
+    return loader, lambda: loader.resize(1), lambda: isinstance(loader.num_workers, int)
+
+
+def saved(options: Any, load: bool) -> Any:
+    loader = DataLoader(stateful(), num_workers=0, **options)
+    next(iter(loader))
+    state = loader.state_dict()
+    call = functools.partial(loader.load_state_dict, state) if load else loader.state_dict
+    return loader, call, lambda: {*loader.state_dict()} == {*state}
+
+
+CALLS: dict[str, Any] = {
+    "resize of auto": auto,
+    "state_dict": functools.partial(saved, {}, False),
+    "load_state_dict": functools.partial(saved, {}, True),
+    "load_state_dict, shards": functools.partial(saved, {"num_shards": 2}, True),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_other_calls(name: str) -> None:
+    """What is raised is what comes out, and the loader is of use."""
+
+    def struck(strike: Strike) -> BaseException | None:
+        loader, call, is_well = CALLS[name]()
+        with strike.handling():
+            try:
+                strike.begin()
+                call()
+                strike.end()
+            except BaseException as error:
+                strike.end()
+                return error
+            finally:
+                assert is_well()
+                loader.close()
+        return None
+
+    struck(Strike(-1))
+    count = Strike(-1)
+    struck(count)
+    for at in count.exposed[:: max(1, len(count.exposed) // 400)]:
+        strike = Strike(at)
+        raised = struck(strike)
+        came_out = strike.struck and not strike.lost
+        assert type(raised) is (Struck if came_out else type(None)), (at, raised)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_some_instructions(name: str) -> None:
     sweep(CASES[name], 3)
