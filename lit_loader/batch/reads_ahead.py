@@ -372,13 +372,15 @@ class ReadAhead:
         return 0 < (begun + 1) * self._largest <= self._limit
 
 
-def _came(reads: weakref.ref[ReadAhead], result: ReadResult, value: Any) -> None:
+def _came(
+    reads: weakref.ref[ReadAhead], value: Any, error: BaseException | None, result: ReadResult
+) -> None:
     """Note that a read has come to its end, and how large it is what has come."""
     ahead = reads()
     if ahead is None:
         return
-    size = 1
-    if ahead._limit is not None:
+    size = 0  # what is not known leaves one at a time
+    if ahead._limit is not None and error is None:
         with suppress(Exception):  # of the user's own container
             size = max(1, size_of(value))
     with ahead._lock:

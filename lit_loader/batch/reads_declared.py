@@ -252,7 +252,7 @@ class ReadResult:
     In place of a future: an exception out of a signal handler may leave a future's lock taken, and
     is dropped where it breaks into its callbacks. Here each step is one instruction.
 
-    ``arrived`` is called with this and the value, in the thread that read, before it is given.
+    ``arrived`` is called with what is given and this, in the thread that read, before it is given.
     """
 
     __slots__ = ("_given", "_unclaimed", "arrived", "cancel")
@@ -260,7 +260,7 @@ class ReadResult:
     def __init__(self) -> None:
         self._unclaimed = [None]  # emptied by whoever is first to claim
         self._given: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
-        self.arrived: Callable[[ReadResult, Any], object] | None = None
+        self.arrived: Callable[[Any, BaseException | None, ReadResult], object] | None = None
         self.cancel: Callable[[], object] | None = None
 
     def claim(self) -> bool:
@@ -285,7 +285,7 @@ class ReadResult:
         """Give the value, or what is raised in its place; by the one who has claimed that."""
         try:
             if self.arrived is not None:
-                self.arrived(self, value)
+                self.arrived(value, error, self)
         finally:
             self._given.put((value, error))
 

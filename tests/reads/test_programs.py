@@ -204,6 +204,25 @@ def test_what_is_read_ahead_stays_within_the_memory_budget(workers: int) -> None
     assert 2 <= most <= 4 + 2  # a quarter of it, the one that is read first and the sample's own
 
 
+class BlobsBehindABadOne(Blobs):
+    @lit_loader.reads_ahead
+    def read(self, index: int) -> Any:
+        if index == 1:  # the first one that is read ahead
+            raise OSError("no such blob")
+        blob = Blob(1_000_000)
+        time.sleep(0.005)  # in which others begin
+        return blob
+
+
+def test_a_read_that_fails_says_nothing_of_how_large_others_are() -> None:
+    Blob.alive = Blob.most = 0
+    options: Any = {"on_sample_error": "skip", "memory_budget": "16 MB", "reads": 16}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        most = int(torch.cat([*DataLoader(BlobsBehindABadOne(), 16, **options)]).max())
+    assert 2 <= most <= 4 + 2
+
+
 # What is said ----------------------------------------------------------------------------------
 
 
