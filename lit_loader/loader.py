@@ -54,7 +54,7 @@ from lit_loader.iteration.core import DEFAULT_PREFETCH, ITERATED, LoaderCore
 from lit_loader.iteration.loader_checkpoint import load_state, take_state
 from lit_loader.sampling.orders import epoch_number
 from lit_loader.sampling.shown_samplers import choose_samplers
-from lit_loader.seeding.seeds import BaseSeed
+from lit_loader.seeding.bases import LoaderSeeds
 from lit_loader.statistics.auto_workers import NumWorkers
 from lit_loader.statistics.records import LoaderStatistics
 from lit_loader.system.processors import advice_if_too_many
@@ -271,8 +271,9 @@ class DataLoader(_TorchLoader[T_co]):
         config.check_dataset_kind(iterable)
         config = config.with_samplers_for(dataset)
         # An object of its own: samplers hold it, and would hold the loader in a cycle otherwise.
-        base_seed = BaseSeed(config.seed, config.generator, (config.num_replicas or 1) > 1)
-        self._core = LoaderCore(self, base_seed, config.replica, config.num_shards)
+        kind = type(dataset).__name__
+        seeds = LoaderSeeds(config.seed, config.generator, config.num_replicas or 1, kind)
+        self._core = LoaderCore(self, seeds, config.replica, config.num_shards)
 
         self.dataset = dataset
         for name, value in config.as_kwargs().items():
@@ -283,7 +284,7 @@ class DataLoader(_TorchLoader[T_co]):
             self.prefetch_factor = DEFAULT_PREFETCH
         if config.batch_sampler is not None:
             self.batch_size = None
-        self.sampler, self.batch_sampler = choose_samplers(config, dataset, iterable, base_seed)
+        self.sampler, self.batch_sampler = choose_samplers(config, dataset, iterable, seeds)
         if config.collate_fn is None:
             plain = self.batch_sampler is None
             self.collate_fn = torch_default_convert if plain else default_collate
@@ -306,7 +307,7 @@ class DataLoader(_TorchLoader[T_co]):
             value = check_option(name, value)
         super().__setattr__(name, value)
         if name in ("seed", "generator") and "_core" in self.__dict__:
-            self._core.base_seed.choose(name, value)
+            self._core.seeds.choose(name, value)
         # reach: torch: its loader sets it when it is made, and Lightning when it has renewed one
         if name == "_DataLoader__initialized" and value:
             self._core.make_plan()

@@ -7,9 +7,9 @@
 
 `Reader` (`streams/reader.py`) does the same for an iterable dataset.
 
-What comes in is what a task says (indices, batch number, epoch, seed); what goes out is a batch, or
-a `BatchWithReport` where the parent is to know more. Generators that a batch has made on first use
-are found afterwards, and the batch is made again with them seeded.
+What comes in is what a task says (indices, batch number, epoch, seeds); what goes out is a batch,
+or a `BatchWithReport` where the parent is to know more. Generators that a batch has made on first
+use are found afterwards, and the batch is made again with them seeded.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from lit_loader.batch.fetch import IterableFetcher, MapFetcher, TolerantMapFetch
 from lit_loader.batch.sample_errors import OMITTED, Attempts
 from lit_loader.context import reading
 from lit_loader.seeding import generator_lock
+from lit_loader.seeding.bases import PassSeeds
 from lit_loader.seeding.find_generators import LATE, GeneratorWatch, HeldGenerators
 from lit_loader.seeding.generator_state import Rewind
-from lit_loader.seeding.seeds import BatchRng, derive, extend, sample_seed, seed_globals
+from lit_loader.seeding.seeds import BatchRng, extend, index_number, sample_seed, seed_globals
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.remote_error import ReaderShare
 from lit_loader.transport.status_board import Progress
@@ -37,6 +38,7 @@ _FOR_EVER = 1 << 62
 _REPLACEMENTS = 0x4E72  # keeps the choice of replacements apart from what samples draw
 BEGINNING = 0xBE61  # … and what comes before an epoch's first sample
 SET_EPOCH = 0
+"""A stage of what comes before the first sample; see `streams/reader.py`."""
 
 
 class BatchLoader:
@@ -63,8 +65,10 @@ class BatchLoader:
         self._table = spec.table()
         # Whether batches are made by `take`, which draws nothing, as far as indices allow.
         self.reads_table = self._table is not None
-        self._epoch: tuple[int, int] | None = None
-        self._epoch_seed = 0
+        self._epoch: tuple[PassSeeds, int] | None = None
+        self._epoch_seed = 0  # that of the pass
+        # Those of the global generators, where these have seeds of their own.
+        self._globals: tuple[int, int, int] | None = None
         self.samples = 0  # of the batch made last
 
     def whose(self, number: int) -> ReaderShare | None:
@@ -106,17 +110,19 @@ class BatchLoader:
         progress.collating()
         return batch
 
-    def load(self, indices: Any, number: int, epoch: int, seed: int, progress: Progress) -> Any:
-        """Make a batch of an epoch that has this base seed; a `BatchWithReport` if samples failed.
+    def load(
+        self, indices: Any, number: int, epoch: int, seeds: PassSeeds, progress: Progress
+    ) -> Any:
+        """Make a batch of a pass that has these seeds; a `BatchWithReport` if samples failed.
 
         Cancelled: it is no longer wanted.
         """
         # At every batch: loaders with num_workers=0 may take turns in one process.
         reading.epoch, reading.shard, reading.maker = epoch, self._share, self
-        if self._epoch != (seed, epoch):
-            self._enter(seed, epoch, progress)
+        if self._epoch != (seeds, epoch):
+            self._enter(seeds, epoch, progress)
         if not self._unwatched:
-            return self._load_watched((indices, number, epoch, seed, progress))
+            return self._load_watched((indices, number, epoch, seeds, progress))
         self._unwatched -= 1
         rng, fetcher = self.rng, self._fetcher
         if fetcher is None:
@@ -162,7 +168,7 @@ class BatchLoader:
             return default_collate(samples, progress.empty)
         return spec.collate_fn(samples)
 
-    def _load_watched(self, task: tuple[Any, int, int, int, Progress]) -> Any:
+    def _load_watched(self, task: tuple[Any, int, int, PassSeeds, Progress]) -> Any:
         """Do as :meth:`load` does, and look for generators that the batch has made."""
         again, looked = self._spec.seeding != "worker", self._looked
         self._unwatched = 1
@@ -207,24 +213,26 @@ class BatchLoader:
         errors, retries = tuple(self._attempts.errors), self._attempts.retries
         return BatchWithReport(batch, state, divided, errors, omitted, retries, self._notes(), mark)
 
-    def _enter(self, seed: int, epoch: int, progress: Progress) -> None:
-        """Note the epoch, and call the dataset's ``set_epoch`` if it has one."""
+    def _enter(self, seeds: PassSeeds, epoch: int, progress: Progress) -> None:
+        """Note the pass, and tell the dataset its epoch if the program has told one."""
         if self._watch is None:
             self._watch = self._spec.watch()
             progress.beat()
-        self._epoch, self._epoch_seed = (seed, epoch), derive(seed, epoch)
-        self.rng.epoch_seed = self._epoch_seed
+        derived = seeds.of(epoch)
+        main = self._epoch_seed = self.rng.epoch_seed = derived[0]
+        self._epoch = seeds, epoch
+        self._globals = None if derived == (main, main, main) else derived
         set_epoch = getattr(self._spec.dataset, "set_epoch", None)
-        if callable(set_epoch):
+        if seeds.told >= 0 and callable(set_epoch):
             self._reseed_beginning(SET_EPOCH)
-            set_epoch(epoch)
+            set_epoch(seeds.told)
             self._watch.search()
             self._looked = self._unwatched = 0
         if self.reads is not None:
             self.reads.enter(self._epoch)
 
     def _reseed_beginning(self, stage: int) -> None:
-        """Seed what comes before a reader's first sample from (seed, epoch) alone.
+        """Seed what comes before a reader's first sample from the pass alone.
 
         There a dataset shuffles its files before it takes its share of them: all readers, on all
         ranks, must draw the same.
@@ -232,7 +240,7 @@ class BatchLoader:
         self.rng.begin(BEGINNING, stage)
         self.rng.progress = None
         if self._spec.seeding != "worker":
-            self._reseed(extend(self._epoch_seed, BEGINNING, stage))
+            self._reseed(BEGINNING, stage)
 
     def beginning(self, part: int) -> AbstractContextManager[object]:
         """See `context`: what is indexed has no beginning."""
@@ -253,15 +261,24 @@ class BatchLoader:
         position = number * spec.num_replicas + spec.rank
         self.rng.begin(position)
         if spec.seeding != "worker":
-            self._reseed(extend(self._epoch_seed, position))
+            self._reseed(position)
 
     def _reseed_for(self, index: Any) -> None:
-        self._reseed(sample_seed(self._epoch_seed, index))
+        self._reseed(index_number(index))
         self.rng.attempt(index)
 
-    def _reseed(self, seed: int) -> None:
+    def _reseed_globals(self, *parts: int) -> int:
+        """Set the global generators by these parts of the pass; returns the seed."""
+        seed = extend(self._epoch_seed, *parts)
+        if self._globals is None:
+            seed_globals(seed)
+        else:
+            seed_globals(*[extend(each, *parts) for each in self._globals])
+        return seed
+
+    def _reseed(self, *parts: int) -> None:
         """Set every generator that the dataset may draw from."""
-        seed_globals(seed)
+        seed = self._reseed_globals(*parts)
         held = self._watch.held  # type: ignore[union-attr]
         if held.generators:
             held.reseed(seed)
@@ -304,7 +321,7 @@ class BatchLoader:
 
 
 def make_batch(
-    loader: Any, indices: Any, number: int, epoch: int, seed: int, progress: Progress
+    loader: Any, indices: Any, number: int, epoch: int, seeds: PassSeeds, progress: Progress
 ) -> Any:
     """Make a batch in a process whose global generators are its own: a worker, here or elsewhere.
 
@@ -316,6 +333,6 @@ def make_batch(
             return batch
     with generator_lock.lock:  # a thread of the dataset's may iterate a loader
         try:
-            return loader.load(indices, number, epoch, seed, progress)
+            return loader.load(indices, number, epoch, seeds, progress)
         finally:
             reading.maker = None

@@ -30,11 +30,12 @@ from lit_loader.checkpoint.untrusted_state import (
 )
 from lit_loader.describe import public
 from lit_loader.errors import StateError
+from lit_loader.seeding.bases import Bases
 from lit_loader.system.interrupts import let_handlers_through
 
 __all__ = ["ELASTIC", "VERSION", "LoaderState", "merge_states"]
 
-VERSION = 2
+VERSION = 3
 """Raised whenever an older reader would misunderstand a state."""
 
 ELASTIC = frozenset({"batch_size", "num_replicas"})
@@ -128,14 +129,12 @@ class LoaderState:
                 raise damaged(f"batches must be at most the epoch's {most:,}", batches)
         if with_workers:
             _check_portable(readers)
-        seed: Any = fingerprint["seed"]
-        return replace(position, seed=seed, batches=batches, readers=readers, since=0)
+        return replace(position, batches=batches, readers=readers, since=0)
 
     @property
-    def seed(self) -> int | None:
-        """The base seed that it was taken with; None if that is none a loader could have."""
-        seed = self.fingerprint.get("seed")
-        return seed if is_count(seed, 2**64) else None
+    def bases(self) -> Bases | None:
+        """What it was taken with; None if that is nothing a loader could have."""
+        return self.position.bases if is_count(self.fingerprint.get("seed"), 2**64) else None
 
     @property
     def reads_again(self) -> bool:
@@ -154,6 +153,13 @@ class LoaderState:
             state["sampler"] = _copied(position.sampler)
         if position.requested not in (None, position.epoch):
             state["requested"] = position.requested
+        if position.told is not None:
+            state["told"] = position.told
+        if position.repeats:
+            state["repeats"] = position.repeats
+        bases = position.bases
+        if bases != Bases.of(bases.order):
+            state["bases"] = [*bases.drawn, bases.first, bases.by_length]
         parts = _copied([_part(point) for point in position.readers])
         if numbers is not None:
             state["readers"] = [[k, *part] for k, part in zip(numbers, parts, strict=True)]
@@ -193,6 +199,11 @@ class LoaderState:
         asked = "an epoch's number or None"
         requested = field("requested", lambda value: value is None or is_epoch(value), asked)
         since = field("since", is_count, count, 0)
+        bases = _checked_bases(state.get("bases"), fingerprint.get("seed"), version)
+        repeats = field("repeats", is_count, count, 0)
+        # Releases before 0.4 told a dataset each epoch.
+        told = field("told", lambda value: value is None or is_epoch(value), asked)
+        told = epoch if version < VERSION else told
         batches = _checked_batches(batches)
         ahead = _checked_ahead(state.get("ahead", ()), batches)
         sampler = checked_sampler_state(state.get("sampler"))
@@ -204,7 +215,8 @@ class LoaderState:
             points = [*readers.values()]
         numbers = None if readers is None else [*readers]
         position = Position(
-            epoch, 0, batches, ahead, sampler, tuple(points or ()), False, requested, since
+            *(epoch, bases, batches, ahead, sampler, tuple(points or ()), False),
+            *(requested, since, repeats, told),
         )
         return cls(position, samples, fingerprint, numbers)
 
@@ -324,6 +336,22 @@ def _checked_fingerprint(fingerprint: Any) -> Fingerprint:
     return dict(fingerprint)
 
 
+def _checked_bases(bases: Any, seed: Any, version: int) -> Bases:
+    """Take in what a state's random numbers follow from; without, it is all the seed."""
+    order = seed if is_count(seed, 2**64) else 0
+    if bases is None:
+        return replace(Bases.of(order), by_length=version >= VERSION)
+    if not (
+        isinstance(bases, (list, tuple))
+        and len(bases) == 5
+        and all(is_count(base, 2**64) for base in bases[:3])
+        and is_epoch(bases[3])
+        and type(bases[4]) is bool
+    ):
+        raise damaged("bases must be three seeds, an epoch and a bool", bases)
+    return Bases(order, *bases)
+
+
 def _checked_ahead(ahead: Any, batches: int) -> tuple[int, ...]:
     if not (isinstance(ahead, (list, tuple)) and all(is_count(n, MAX_BATCHES) for n in ahead)):
         raise damaged("ahead must be a list of batch numbers", ahead)
@@ -337,9 +365,9 @@ def _is_readable(version: object, state: Mapping[Any, Any]) -> bool:
 
     Only the own parts of samplers, datasets and their iterators have another form since.
     """
-    if type(version) is not int or version not in (1, VERSION):
+    if type(version) is not int or version not in (1, 2, VERSION):
         return False
-    if version == VERSION:
+    if version > 1:
         return True
     parts = state.get("sampler")
     parts = parts if isinstance(parts, Mapping) else {}

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from lit_loader.checkpoint.untrusted_state import brief
 from lit_loader.errors import StateError
+from lit_loader.seeding.bases import Bases, PassSeeds
 
 __all__ = ["COUNT", "EpochPosition", "Position", "ReadPoint", "Shards"]
 
@@ -114,7 +115,7 @@ class Position:
     """A moment in an epoch; never changes."""
 
     epoch: int
-    seed: int  # the epoch's base seed
+    bases: Bases  # what its order and its random numbers follow from
     batches: int = 0  # the first batches, so many of them, have all been delivered
     ahead: tuple[int, ...] = ()  # batches after those, delivered too (``in_order=False``)
     sampler: Any = None  # what a stateful sampler has to remember at ``batches``
@@ -124,6 +125,9 @@ class Position:
     # a short loader several times an epoch asks once: then it is not ``epoch``.
     requested: int | None = None
     since: int = 0  # batches delivered since the epoch was begun, or resumed last
+    # Passes before this one that began at no later epoch than the one before them.
+    repeats: int = 0
+    told: int | None = None  # the epoch that the dataset is told; None: it is told none
 
     @property
     def anchor(self) -> int:
@@ -134,6 +138,28 @@ class Position:
     def delivered(self) -> int:
         """Batches that have been delivered."""
         return self.batches + len(self.ahead)
+
+    @property
+    def seeds(self) -> PassSeeds:
+        """What is drawn in its pass follows from these."""
+        bases, told = self.bases, -1 if self.told is None else self.told
+        return PassSeeds(*bases.drawn, bases.first, self.repeats, told)
+
+    def as_pass(self) -> dict[str, Any]:
+        """Give what the seeds of later passes depend on, as primitives."""
+        bases = list(vars(self.bases).values())
+        return {"epoch": self.epoch, "repeats": self.repeats, "bases": bases}
+
+    @classmethod
+    def from_pass(cls, place: Mapping[str, Any]) -> Position:
+        """Give the end of a pass of which `as_pass` gave that."""
+        bases = Bases(*place["bases"])
+        return cls(place["epoch"], bases, repeats=place["repeats"], ended=True)
+
+    def repeats_of(self, epoch: int) -> int:
+        """Give what a pass of an epoch has of these that begins after this position."""
+        has_begun = self.batches or self.ended
+        return self.repeats + (epoch < self.epoch or bool(epoch == self.epoch and has_begun))
 
 
 class _Read(NamedTuple):
@@ -283,16 +309,14 @@ class EpochPosition:
     def now(self) -> Position:
         """Give the position of this moment."""
         self.settle()
-        return Position(
-            self.start.epoch,
-            self.start.seed,
-            self._batches,
-            tuple(sorted(self._ahead)),
-            self.sampler_at(self._batches),
-            tuple(self._readers),
-            self.ended,
-            self.start.requested,
-            self._batches - self.start.batches,
+        return replace(
+            self.start,
+            batches=self._batches,
+            ahead=tuple(sorted(self._ahead)),
+            sampler=self.sampler_at(self._batches),
+            readers=tuple(self._readers),
+            ended=self.ended,
+            since=self._batches - self.start.batches,
         )
 
     # --- turns ---

@@ -48,10 +48,11 @@ from lit_loader.iteration.torch_surface import run_patches
 from lit_loader.remote.starter import RemoteWorkers
 from lit_loader.sampling.advice import advice_if_split_twice, advice_if_unsharded
 from lit_loader.sampling.batch_plan import BatchPlan, lookahead
-from lit_loader.sampling.epochs import Epochs, EpochStart
+from lit_loader.sampling.epochs import Epochs, EpochStart, Said
 from lit_loader.sampling.shown_samplers import ShardedSampler, ShownSamplers
+from lit_loader.sampling.user_sampler import shown_epoch
+from lit_loader.seeding.bases import Bases, LoaderSeeds
 from lit_loader.seeding.find_generators import find_generators
-from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.auto_workers import AutoWorkers
 from lit_loader.statistics.recorder import WINDOW, Recorder
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics, MemoryUse
@@ -108,17 +109,19 @@ class LoaderCore:
     def __init__(
         self,
         loader: Any,
-        base_seed: BaseSeed,
+        seeds: LoaderSeeds,
         replica: tuple[int, int] | None,
         readers: int | None,
     ) -> None:
-        self.base_seed = base_seed
+        self.seeds = seeds
         self.given_replica = replica
         self._given_readers = readers
         self.recorder = Recorder()
         self.plan: BatchPlan | None = None  # what each batch holds; None for an iterable dataset
         self._planned_for = ShownSamplers(None, None)
-        self.epochs = Epochs(None, base_seed)
+        self.epochs = Epochs(None, seeds)
+        # The epochs that the dataset was told, and has shown, when the last pass began.
+        self._heard: tuple[int | None, int | None] = None, None
         self.promised: int | None = None  # samples of a stream, once ``len(loader)`` has asked
         self.auto: AutoWorkers | None = None  # with ``num_workers="auto"``
         self.checked = False  # whether ``check_exactness`` has compared its batches
@@ -145,9 +148,9 @@ class LoaderCore:
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: part for name, part in vars(self).items() if name not in _OF_THE_PROCESS}
-        seed = copy.copy(self.base_seed)
-        epochs, auto = self.epochs.with_seed(seed), copy.copy(self.auto)
-        return {**state, "base_seed": seed, "epochs": epochs, "auto": auto}
+        seeds = copy.copy(self.seeds)
+        epochs, auto = self.epochs.with_seeds(seeds), copy.copy(self.auto)
+        return {**state, "seeds": seeds, "epochs": epochs, "auto": auto}
 
     @property
     def lock(self) -> threading.RLock:
@@ -252,7 +255,8 @@ class LoaderCore:
         """Make the plan, and count the epochs from the first one."""
         self._planned_for = ShownSamplers(None, None)
         self.follow_samplers()
-        self.epochs = Epochs(self.plan, self.base_seed)
+        self.epochs = Epochs(self.plan, self.seeds)
+        self._heard = None, shown_epoch(self.loader.dataset)
 
     def follow_samplers(self) -> None:
         """Make the plan anew, for the next epoch, if the samplers have been changed."""
@@ -262,7 +266,7 @@ class LoaderCore:
             return
         plan = None
         if not isinstance(loader.dataset, IterableDataset):
-            plan = shown.plan(loader.batch_size, self.base_seed, loader.dataset)
+            plan = shown.plan(loader.batch_size, self.seeds, loader.dataset)
         self.plan, self.epochs.plan, self._planned_for = plan, plan, shown
 
     # --- iterators ---
@@ -395,19 +399,30 @@ class LoaderCore:
             self.warn_once(advice)
         if self.iterable and (advice := advice_if_unseeded(loader.dataset)) is not None:
             self.warn_once(advice)
-        return self.epochs.begin(self.readers, iterator)
+        start = self.epochs.begin(self.readers, iterator, self._said())
+        self._heard = start.seeds.told, shown_epoch(loader.dataset)
+        return start
+
+    def _said(self) -> Said:
+        """Find out whether the program has told the dataset itself an epoch since the last pass."""
+        loader = self.loader
+        if not callable(getattr(loader.dataset, "set_epoch", None)):
+            return Said()
+        shown = shown_epoch(loader.dataset)
+        itself = None if shown in self._heard else shown
+        return Said(True, itself, loader.persistent_workers and loader.num_workers > 0)
 
     def tail(self, start: EpochStart) -> ShardTail | None:
         """Begin to agree with other ranks on a stream's end; None: there is no need."""
         return tail_of(self.loader, self.shards, self.talks, start.position)
 
-    def lookahead(self, epoch: int, seed: int) -> Iterator[tuple[int, int, Any]]:
+    def lookahead(self, epoch: int, bases: Bases) -> Iterator[tuple[int, int, Any]]:
         """Foresee the batches of the epochs after this one, as far as they may be made ahead."""
         plan = self.plan
         # Assigned: generators go on from batch to batch.
         if self.assigned or plan is None or not plan.is_computed or not self._may_begin_early():
             return iter(())
-        return lookahead(plan, epoch, seed)
+        return lookahead(plan, epoch, bases)
 
     def _may_begin_early(self) -> bool:
         """Whether workers may begin an epoch that the program has not asked for yet.
@@ -434,7 +449,7 @@ class LoaderCore:
         remote, holder = self._remote, self._holder
         workers = self.loader.num_workers or (0 if remote else 1)  # 0: from the next one on
         if not self.loader.persistent_workers or (holder is not None and run.superseded):
-            pool = self.start_pool(start.seed, workers, remote)
+            pool = self.start_pool(self.worker_seed(start), workers, remote)
             return pool, lambda line, reusable: pool.close(), None
         if holder is not None:
             holder.revoke()
@@ -448,7 +463,7 @@ class LoaderCore:
         begun, self.begun = self.begun, None
         if self.pool is None:
             self._started_with = now
-            pool = self.pool = self.start_pool(start.seed, workers, remote)
+            pool = self.pool = self.start_pool(self.worker_seed(start), workers, remote)
         else:
             pool = self.pool
             # A forgotten iterator is collected at any time, also when others have used the workers.
@@ -471,6 +486,14 @@ class LoaderCore:
                 pool.cancel(token)
 
         return pool, release, begun
+
+    def worker_seed(self, start: EpochStart) -> int:
+        """Give what ``torch.initial_seed()`` is in worker 0: of the pass that has it started.
+
+        Persistent workers have one seed, by which a resumed loader's are as those before.
+        """
+        persistent = self.loader.persistent_workers
+        return start.bases.torch if persistent else start.seeds.of(start.epoch)[0] >> 1
 
     def start_pool(
         self, seed: int, num_workers: int, remote: RemoteWorkers | None = None

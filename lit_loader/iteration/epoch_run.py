@@ -33,6 +33,7 @@ from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.pipeline import Pin, Pipeline, is_of
 from lit_loader.sampling.batch_plan import ComputedBatches
 from lit_loader.sampling.epochs import EpochBatches, EpochStart
+from lit_loader.seeding.bases import Bases
 from lit_loader.statistics.records import BatchRecord
 from lit_loader.system.interrupts import HeldBack, is_interruption, let_handlers_through
 from lit_loader.transport.loader_page import GIVEN, SINCE
@@ -61,7 +62,7 @@ class SamplerFeed:
         self,
         start: EpochStart,
         batches: EpochBatches,
-        lookahead: Callable[[int, int], Iterator[tuple[int, int, Any]]],
+        lookahead: Callable[[int, Bases], Iterator[tuple[int, int, Any]]],
     ) -> None:
         self._start = start
         self._batches = batches
@@ -136,7 +137,7 @@ class SamplerFeed:
     def _look_ahead(self, line: Pipeline) -> Task | None:
         """Give the next batch of the epochs to come."""
         if line.lookahead is None:
-            line.lookahead = self._lookahead(self._start.epoch, self._start.seed)
+            line.lookahead = self._lookahead(self._start.epoch, self._start.bases)
         for epoch, position, indices in line.lookahead:
             number = task_number(epoch, position)
             line.tasks[number] = indices
@@ -441,7 +442,7 @@ class EpochRun(LoaderIterator[T_co]):
             task = feed.take(line)
             if task is None:
                 return
-            line.submit(*task, start.seed)
+            line.submit(*task)
 
     def _connect(self, start: EpochStart) -> None:
         """Have workers that know the epoch, and are at all that is outstanding."""
@@ -464,7 +465,7 @@ class EpochRun(LoaderIterator[T_co]):
             except BaseException:
                 release(line, False)
                 raise
-            line.epoch, line.seed, line.healer = start.epoch, start.seed, healer
+            line.epoch, line.seeds, line.healer = start.epoch, start.seeds, healer
             line.pin, line.device = self._pin, self._device
             line.own = start.batches is not None and start.batches.computed
             healer.assigned = line.tasks

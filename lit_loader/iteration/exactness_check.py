@@ -90,7 +90,7 @@ class ExactnessCheck:
             place = reading.leave()
             try:
                 with preserved():
-                    batch = loader.load(indices, number, start.epoch, start.seed, Progress())
+                    batch = loader.load(indices, number, start.epoch, start.seeds, Progress())
             except Exception as error:
                 batch = error
             finally:
@@ -106,11 +106,11 @@ class ExactnessCheck:
             order = [*range(numbers[-1] + 1)]
             # One worker serves all readers, where these are no workers.
             workers = core.loader.num_workers if core.shards is None else 1
-        pool = core.start_pool(start.seed, workers)
+        pool = core.start_pool(core.worker_seed(start), workers)
         try:
             for number in order:  # one at a time: no task is taken by another's turn
                 indices, _ = self._made.get(number, (None, None))
-                pool.submit(task_number(start.epoch, number), indices, start.epoch, start.seed)
+                pool.submit(task_number(start.epoch, number), indices, start.epoch, start.seeds)
                 outcome = _received(pool, core.loader.timeout)
                 if outcome.memory is not None or outcome.failure is not None:
                     outcome.unpack()

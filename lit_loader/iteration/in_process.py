@@ -141,7 +141,7 @@ class InProcessIterator(LoaderIterator[T_co]):
         place, loan = (reading.leave(), shown()), Loan(self._streams)
         try:
             loan.begin()
-            batch = loader.load(task, number, start.epoch, start.seed, self._progress)
+            batch = loader.load(task, number, start.epoch, start.seeds, self._progress)
             return number, batch, None, loader.samples
         except EndOfData:  # which holds the frames that it came through, and they this iterator
             return number, None, EndOfData(), 0
@@ -172,7 +172,7 @@ class InProcessIterator(LoaderIterator[T_co]):
         self._end_reads(loader)
         self._draws = not loader.reads_table
         if spec.seeding == "worker":
-            self._streams = OwnStreams(start.seed)  # those of a single worker
+            self._streams = OwnStreams(self._core.worker_seed(start))  # those of a single worker
         self._number = self._reached(start)
         return loader
 

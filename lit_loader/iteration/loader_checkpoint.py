@@ -43,7 +43,7 @@ def take_state(core: LoaderCore) -> dict[str, Any]:
         )
     batches = position.batches
     samples = batches if plan is None else plan.samples_after(batches)
-    fingerprint = _fingerprint(core, position.seed)
+    fingerprint = _fingerprint(core, position.bases.order)
     shards = core.shards
     numbers = shards.mine if shards is not None and position.readers else None
     return LoaderState(position, samples, fingerprint, numbers).to_dict()
@@ -57,10 +57,10 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
     core.follow_samplers()
     loaded = LoaderState.from_dict(state)
     core.reads_again = False
-    base_seed, plan = core.base_seed, core.plan
+    seeds, plan = core.seeds, core.plan
     # Where no seed was chosen, the state's is taken over: the data goes on as it would have.
-    adopted = None if base_seed.chosen else loaded.seed
-    seed = base_seed.given() if adopted is None else adopted
+    adopted = loaded.bases
+    seed = seeds() if seeds.chosen or adopted is None else adopted.order
     fingerprint = _fingerprint(core, seed)
     # So is the kind of shuffled order: where there are ranks it is DistributedSampler's.
     order = loaded.fingerprint.get("order")
@@ -71,15 +71,15 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
     core.epochs.load(position)  # may refuse it, too
     core.reads_again = loaded.reads_again
     if adopted is not None:
-        base_seed.resumed = adopted
+        seeds.adopt(adopted)
         batches = core.loader.batch_sampler
         given = distributed_sampler_of(core.loader.sampler if batches is None else batches)
         # Another class's seed is its own business; 0 is most likely torch's default.
         own = given.seed if given is not None and given.shuffle else 0
-        if type(given) is DistributedSampler and own not in (0, adopted):
+        if type(given) is DistributedSampler and own not in (0, adopted.order):
             core.warn_once(
-                f"the state was taken with seed={adopted}, and the order goes on with that: the "
-                f"sampler's own seed={own} has no effect; make the sampler with the "
+                f"the state was taken with seed={adopted.order}, and the order goes on with that: "
+                f"the sampler's own seed={own} has no effect; make the sampler with the "
                 "state's seed, or begin without the state to have another order"
             )
     if plan is not None and isinstance(plan.source, ShuffledSampler):

@@ -29,6 +29,7 @@ from lit_loader.accelerator.pin_memory import PinMemoryThread
 from lit_loader.errors import LoaderError
 from lit_loader.sampling.batch_plan import BatchPlan, lookahead
 from lit_loader.sampling.epochs import EpochStart
+from lit_loader.seeding.bases import PassSeeds
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.transport.messages import position_of, task_number
 from lit_loader.workers.healer import Healer
@@ -60,7 +61,7 @@ class Pipeline:
         self._turns, self._unpacks = turns, True
         self.pin, self.device = pin, device
         self.pool: WorkerPool | None = None
-        self.epoch = self.seed = 0  # those of the run
+        self.epoch, self.seeds = 0, PassSeeds(0, 0, 0)  # those of the run
         self.token = 0  # that of the tasks, in the pool
         self.new = False  # whether workers have just been connected, and nothing else has happened
         self.handed_on = False  # whether it is another run's by now, or nobody's yet
@@ -138,11 +139,12 @@ class Pipeline:
 
     # --- asking ---
 
-    def submit(self, number: int, indices: Any, epoch: int, seed: int) -> None:
+    def submit(self, number: int, indices: Any, epoch: int) -> None:
         """Have a task done, which comes after all that were submitted before."""
         if self._lines:
             self._expected[number % self._lines].append(number)
-        self.pool.submit(number, indices, epoch, seed, self.own)  # type: ignore[union-attr]
+        seeds = self.seeds if epoch == self.epoch else self.seeds.ahead(epoch - self.epoch)
+        self.pool.submit(number, indices, epoch, seeds, self.own)  # type: ignore[union-attr]
 
     def submit_again(self) -> None:
         """Have new workers do what the ones before have not."""
@@ -161,7 +163,7 @@ class Pipeline:
                 if self._lines:
                     self._expected[number % self._lines].append(number)
             else:
-                self.submit(number, indices, self.epoch, self.seed)
+                self.submit(number, indices, self.epoch)
 
     def begins(self, start: EpochStart, plan: BatchPlan | None) -> bool:
         """Whether these tasks are the first batches of an epoch, and of those that follow it.
@@ -169,9 +171,10 @@ class Pipeline:
         A dataset that has grown meanwhile, say, has more batches in the epoch than were begun of it
         before the next one was.
         """
-        if not self.tasks or plan is None or not plan.is_computed or start.seed != self.seed:
+        seeds = self.seeds.ahead(start.epoch - self.epoch)
+        if not self.tasks or plan is None or not plan.is_computed or start.seeds != seeds:
             return False
-        expected = lookahead(plan, start.epoch - 1, start.seed)
+        expected = lookahead(plan, start.epoch - 1, start.bases)
         for number, indices in self.tasks.items():
             epoch, place, wanted = next(expected, (0, 0, ()))
             if number != task_number(epoch, place) or not np.array_equal(wanted, indices):

@@ -71,7 +71,7 @@ class TorchSurface(_BaseDataLoaderIter):
             if name == "_IterableDataset_len_called":
                 return self._promised
             if name == "_base_seed":
-                return self._core.base_seed() if self._start is None else self._start.seed
+                return 0 if self._start is None else self._core.worker_seed(self._start)
             raise AttributeError(
                 f"{type(self).__name__} has no {name}: if torch's iterators have it, it belongs to "
                 "torch's way of making batches, which lit_loader does not use"

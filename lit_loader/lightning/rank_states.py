@@ -25,7 +25,7 @@ import torch.distributed
 from lit_loader.checkpoint.loader_state import merge_states
 from lit_loader.checkpoint.position import COUNT
 from lit_loader.errors import StateError
-from lit_loader.streams.tail import common_store
+from lit_loader.seeding import job
 
 __all__ = ["RankStates"]
 
@@ -57,7 +57,7 @@ class RankStates:
         distributed = torch.distributed
         if not partial or not (distributed.is_available() and distributed.is_initialized()):
             return [*states]
-        store = common_store()
+        store = job.store()
         place = f"lit_loader/{self.fits}/{epoch}/{step}/{self._times}"
         ranks: int = partial[0]["fingerprint"]["num_replicas"]
         own = partial[0]["readers"][0][0] % ranks

@@ -6,6 +6,7 @@ Every Trainer gets one by itself (`lightning/trainer_plugin.py`), users pass one
     a fit:      setup ─▶ on_load_checkpoint ─▶ loaders are made ─▶ on_train_start: restore, correct
     a checkpoint: on_save_checkpoint: the readers of a stream, of all ranks
     an epoch:   on_train_epoch_start: set_epoch
+    validation: on_validation_start: new loaders go on from those before; on_validation_end: noted
     a batch:    fetch ─▶ training_step ─▶ on_train_batch_end: commit ─▶ later hooks: checkpoints
 
 Lightning asks a loader for its state whenever a checkpoint is written, also when a step has failed
@@ -22,7 +23,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning.pytorch import LightningModule, Trainer
@@ -45,6 +47,7 @@ from lit_loader.lightning.trainer_progress import (
     recount_batches,
     states_in,
 )
+from lit_loader.seeding.bases import rehearsal
 
 if TYPE_CHECKING:
     from lit_loader.iteration.base import LoaderIterator
@@ -54,7 +57,9 @@ __all__ = ["LoaderStateCallback", "our_loaders"]
 
 _STATES: Final = "combined_loader"
 _WORKERS: Final = "lit_loader_workers"
-"""Where a checkpoint has the loaders' states, and how many workers "auto" has found best."""
+_VALIDATION: Final = "lit_loader_validation"
+"""Where a checkpoint has the loaders' states, how many workers "auto" has found best, and where
+validation's loaders have left their seeds."""
 
 
 _NO_POSITION: Final = (
@@ -90,6 +95,8 @@ class LoaderStateCallback(Callback):
         self._rank_states = RankStates()
         self._loaders: list[DataLoader[Any]] = []  # found once an epoch: that takes 50 µs
         self._reloaded: Any = None  # the epoch in which Lightning has reloaded them last
+        # Validation's loaders, and where the last pass of each has left its seeds.
+        self._validation: list[tuple[Callable[[], Any], dict[str, Any]]] = []
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -103,7 +110,7 @@ class LoaderStateCallback(Callback):
         if self.came_by_itself and others:
             _put_first(others[0], trainer)
             return
-        self._saved, self._workers_hint, self._is_amid = [], None, False
+        self._saved, self._workers_hint, self._is_amid, self._validation = [], None, False, []
         _put_first(self, trainer)
         CALLBACKS.add(self)
 
@@ -115,6 +122,7 @@ class LoaderStateCallback(Callback):
             return
         saved = states_in(checkpoint).get(_STATES, [])
         self._workers_hint = checkpoint.get(_WORKERS)
+        self._validation = [(_nobody, each) for each in checkpoint.get(_VALIDATION, ())]
         if any(map(is_ours, saved)):
             self._saved = saved
             correct_progress(checkpoint["loops"]["fit_loop"])
@@ -137,6 +145,8 @@ class LoaderStateCallback(Callback):
         hint = [each.setting.workers if each and each.measured else 0 for each in autos]
         if any(hint):
             checkpoint[_WORKERS] = hint
+        if self._validation:
+            checkpoint[_VALIDATION] = [dict(each) for _, each in self._validation]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restores the loaders, corrects Lightning's own progress and begins to commit.
@@ -151,6 +161,8 @@ class LoaderStateCallback(Callback):
             trainer.callbacks = [c for c in trainer.callbacks if c is not self]  # type: ignore[attr-defined]
             return
         self._rank_states.begin_fit()
+        for loader in loaders:
+            loader._core.epochs.tells = True
         states, self._saved = [*filter(is_ours, self._saved)], []
         self._resumes = bool(states)
         between = self._resumes and begin_next_epoch(trainer.fit_loop)
@@ -261,10 +273,44 @@ class LoaderStateCallback(Callback):
         within = not trainer.is_last_batch
         self._commit(within and _fetches_ahead(trainer), within)
 
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keeps apart what is drawn: Lightning puts the generators back afterwards."""
+        rehearsal.is_on = True
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Ends that."""
+        rehearsal.is_on = False
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lets loaders that are new, after a resume say, go on from where those before were."""
+        if trainer.state.fn != "fit":
+            return
+        again = False
+        for loader, (seen, place) in zip(_val_loaders(trainer), self._validation, strict=False):
+            if seen() is not loader:
+                epochs, begun = loader._core.epochs, loader._core.epochs.begun is not None
+                epochs.follow(Position.from_pass(place))
+                if begun and not _is_iterable(loader):  # Lightning has taken a batch ahead
+                    epochs.set_epoch(_epoch(trainer))
+                again = again or begun
+        if again:
+            # reach: lightning: the batch that was taken ahead is of another pass
+            fetcher: Any = trainer.fit_loop.epoch_loop.val_loop._data_fetcher
+            iter(fetcher)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Notes where the loaders' seeds are."""
+        if trainer.state.fn == "fit":
+            begun = [(each, each._core.epochs.begun) for each in _val_loaders(trainer)]
+            passed = [(each, pos.now().as_pass()) for each, pos in begun if pos is not None]
+            self._validation = [(weakref.ref(each), place) for each, place in passed]
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Keeps no reference to the loaders."""
+        rehearsal.is_on = False
         for loader in self._loaders:
             loader._core.epochs.release()
+            loader._core.epochs.tells = False
         self._loaders = []
         CALLBACKS.discard(self)
 
@@ -306,6 +352,14 @@ def our_loaders(loaders: Any) -> list[DataLoader[Any]]:
 def train_loaders(trainer: Trainer) -> list[DataLoader[Any]]:
     """The Trainer's training loaders that are ours, in the order in which it keeps them."""
     return our_loaders(trainer.train_dataloader)
+
+
+def _val_loaders(trainer: Trainer) -> list[DataLoader[Any]]:
+    return our_loaders(trainer.val_dataloaders)
+
+
+def _nobody() -> None:
+    """Stand for a weak reference to a loader of another process."""
 
 
 def _fetches_ahead(trainer: Trainer) -> bool:
@@ -369,13 +423,14 @@ def _count_on(loader: DataLoader[Any], before: DataLoader[Any]) -> None:
     """Let a loader that was reloaded go on where the one before it has come to."""
     if loader is not before:
         loader.commit()  # its batches are not used as soon as they are given out
-        if not loader._core.base_seed.chosen:
-            loader._core.base_seed.resumed = before._core.base_seed.resumed
+        if not loader._core.seeds.chosen:
+            loader._core.seeds.adopt(before._core.seeds.bases())
     if _is_iterable(loader):
         position = before._core.epochs.now()
         # Loaded, and not set: a state that is taken before the first step has no look in it.
-        start = Position(position.epoch + bool(position.batches), loader._core.base_seed())
-        loader._core.epochs.load(start)
+        epoch = position.epoch + bool(position.batches)
+        bases, repeats = loader._core.seeds.bases(), position.repeats_of(epoch)
+        loader._core.epochs.load(Position(epoch, bases, repeats=repeats))
 
 
 def _iterators(trainer: Trainer) -> list[LoaderIterator[Any]]:

@@ -94,7 +94,7 @@ class Maker:
         writer = SlotWriter(self._scratch[SIZE:])
         progress.empty = writer.empty
         number = position_of(task.number)
-        batch = make_batch(loader, indices, number, task.epoch, task.seed, progress)
+        batch = make_batch(loader, indices, number, task.epoch, task.seeds, progress)
         progress.encoding()
         at, nbytes, used = self._encode(batch, writer)
         encoded, collated = time.monotonic_ns(), progress.collated

@@ -24,7 +24,7 @@ from torch.utils.data import DistributedSampler
 from lit_loader.errors import OptionError, StateError
 from lit_loader.sampling.orders import CHUNK, EpochOrder, Indices, Seed, ShuffledSampler
 from lit_loader.sampling.user_sampler import UserSampler
-from lit_loader.seeding.seeds import BaseSeed
+from lit_loader.seeding.bases import Bases, LoaderSeeds
 
 __all__ = ["BatchPlan", "ComputedBatches", "Shard", "distributed_sampler_of", "lookahead"]
 
@@ -123,12 +123,12 @@ class BatchPlan:
         share = self.shard.share(len(self.source))
         return share // self.size if self.drop_last else -(-share // self.size)
 
-    def order(self, epoch: int, seed: int) -> Callable[[Indices], Indices]:
-        """Give the order of an epoch of one of the loader's own samplers, begun with a seed."""
+    def order(self, epoch: int, bases: Bases) -> Callable[[Indices], Indices]:
+        """Give the order of an epoch of one of the loader's own samplers, begun with these."""
         source: EpochOrder = self.source
         if isinstance(source, ShuffledSampler):  # another loader's has a seed of its own
-            own = isinstance(self.seed, BaseSeed) and self.seed.is_kin(source.seed)
-            return source.order(epoch, seed if own else None)
+            own = isinstance(self.seed, LoaderSeeds) and self.seed.is_kin(source.seed)
+            return source.order(epoch, bases if own else None)
         return source.order(epoch)
 
     def is_end(self, batches: int) -> bool:
@@ -190,8 +190,8 @@ class ComputedBatches:
 
     computed = True
 
-    def __init__(self, plan: BatchPlan, epoch: int, seed: int) -> None:
-        self._plan, self._epoch, self._order = plan, epoch, plan.order(epoch, seed)
+    def __init__(self, plan: BatchPlan, epoch: int, bases: Bases) -> None:
+        self._plan, self._epoch, self._order = plan, epoch, plan.order(epoch, bases)
         self._length, self._size = len(plan.source), plan.size
         self._share = plan.shard.share(self._length)
         if plan.drop_last:
@@ -232,11 +232,11 @@ class ComputedBatches:
         return self._chunk
 
 
-def lookahead(plan: BatchPlan, epoch: int, seed: int) -> Iterator[tuple[int, int, Any]]:
+def lookahead(plan: BatchPlan, epoch: int, bases: Bases) -> Iterator[tuple[int, int, Any]]:
     """Give epoch, number and indices of the batches after an epoch, of one of the own orders."""
     for following in itertools.count(epoch + 1):
         position = -1
-        for position, indices in enumerate(ComputedBatches(plan, following, seed)):
+        for position, indices in enumerate(ComputedBatches(plan, following, bases)):
             yield following, position, indices
         if position < 0:
             return  # an epoch without batches: so are all others

@@ -22,7 +22,7 @@ import itertools
 import numbers
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -48,8 +48,9 @@ from lit_loader.errors import OptionError
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.orders import EpochOrder
 from lit_loader.sampling.user_sampler import COUNTED, SAMPLER, Marks
+from lit_loader.seeding.bases import PassSeeds
 from lit_loader.seeding.generator_state import Loan, preserved
-from lit_loader.seeding.seeds import derive, seed_globals
+from lit_loader.seeding.seeds import derive, extend, seed_globals
 from lit_loader.system.interrupts import is_interruption
 
 __all__ = ["DrawnBatches"]
@@ -73,7 +74,7 @@ class DrawnBatches:
         self,
         plan: BatchPlan,
         epoch: int,
-        seed: int,
+        seeds: PassSeeds,
         start: int = 0,
         given: Mapping[str, Any] | None = None,
         left: bool = False,
@@ -81,7 +82,7 @@ class DrawnBatches:
         self._left = left or bool(given and given.get("left"))
         self._plan, self._user, self._epoch = plan, plan.sampler, epoch
         self._group_size = plan.size * plan.shard.num_replicas
-        self._seed = derive(seed, epoch, _SAMPLER_STREAM)
+        self._seeds = [extend(seed, _SAMPLER_STREAM) for seed in seeds.of(epoch)]
         self._begin_at(start, given)
 
     def _begin_at(self, position: int, given: Mapping[str, Any] | None) -> None:
@@ -294,7 +295,7 @@ class DrawnBatches:
         """Begin to iterate, with the sampler where its parts of a state say."""
         self._drawn, self._first, self._is_over, self._groups = 0, -1, False, 0
         # With the first batch: one seed is for both, wherever the sampler draws its order.
-        source, self._isolated = _reproducible(self._plan.source, self._seed)
+        source, self._isolated = _reproducible(self._plan.source, self._seeds[0])
         self._ahead = self._lent(partial(self._begin_to_draw, source, parts))
 
     def _begin_to_draw(self, source: Any, parts: Mapping[str, Any]) -> list[Any]:
@@ -313,7 +314,7 @@ class DrawnBatches:
             self._items = iter(cutter)
         taken = list(itertools.islice(_going_on(self._items), self._group_size))
         self._is_over = len(taken) < self._group_size
-        self._drew = self._isolated and not _are_at(derive(self._seed, 0))
+        self._drew = self._isolated and not _are_at(self._seeds_of(0))
         return taken
 
     def _take(self, number: int) -> list[Any]:
@@ -328,6 +329,9 @@ class DrawnBatches:
             self._first = self._drawn
         return taken
 
+    def _seeds_of(self, number: int) -> list[int]:
+        return [derive(seed, number) for seed in self._seeds]
+
     def _lent(self, draw: Callable[[], _T]) -> _T:
         """Let the sampler find the global generators seeded for a batch, and put them back."""
         number, self._groups = self._groups, self._groups + 1
@@ -337,7 +341,7 @@ class DrawnBatches:
         loan = Loan()
         try:
             loan.begin()
-            seed_globals(derive(self._seed, number))
+            seed_globals(*self._seeds_of(number))
             return draw()
         finally:
             try:
@@ -356,10 +360,10 @@ def _going_on(items: Iterator[Any]) -> Iterator[Any]:
         yield item
 
 
-def _are_at(seed: int) -> bool:
+def _are_at(seeds: Iterable[int]) -> bool:
     """Whether the global generators are where `seed_globals` sets them; they are lent anyway."""
     found = random.random(), np.random.random(), torch.rand(()).item()
-    seed_globals(seed)
+    seed_globals(*seeds)
     return found == (random.random(), np.random.random(), torch.rand(()).item())
 
 

@@ -41,7 +41,7 @@ import dataclasses
 import warnings
 import weakref
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from lit_loader.checkpoint.position import EpochPosition, Position
 from lit_loader.checkpoint.stateful import ITERATOR
@@ -49,7 +49,7 @@ from lit_loader.describe import program_stacklevel
 from lit_loader.sampling.batch_plan import BatchPlan, ComputedBatches
 from lit_loader.sampling.drawn_batches import DrawnBatches
 from lit_loader.sampling.user_sampler import COUNTED, SAMPLER, Place
-from lit_loader.seeding.seeds import BaseSeed
+from lit_loader.seeding.bases import Bases, LoaderSeeds, PassSeeds
 
 __all__ = ["EpochBatches", "EpochStart", "Epochs"]
 
@@ -62,12 +62,37 @@ _OF_ITERATOR: Final = (
 """What `Epochs` knows of one iterator's epoch."""
 
 
+class Said(NamedTuple):
+    """Which epoch a dataset with ``set_epoch`` is to be told; the program may have told it one."""
+
+    listens: bool = False  # whether it has set_epoch
+    itself: int | None = None  # what the program has told the dataset itself since the last pass
+    stays: bool = False  # workers have copies that were made before that
+
+    def told(self, start: Position, requested: int | None, tells: bool) -> int | None:
+        """Give the epoch that workers tell their datasets in a pass; None: none.
+
+        What the program has told the loader, and nothing if it has told the dataset itself.
+        """
+        if not self.listens:
+            return None
+        if self.itself is not None:
+            return self.itself if self.stays else None
+        if requested is not None or tells:
+            return start.epoch
+        return start.told  # of a state, in the epoch that it was taken in
+
+
+_NOTHING: Final = Said()
+
+
 @dataclass(frozen=True)
 class EpochStart:
     """What an iterator learns at its first ``next()``."""
 
     epoch: int
-    seed: int
+    bases: Bases  # what the order follows from
+    seeds: PassSeeds  # and what is drawn
     batches: EpochBatches | None  # from the position on; None for an iterable dataset
     position: EpochPosition  # where to begin; the iterator keeps it up to date
 
@@ -75,9 +100,10 @@ class EpochStart:
 class Epochs:
     """The epochs of one loader; its plan is None for an iterable dataset."""
 
-    def __init__(self, plan: BatchPlan | None, base_seed: BaseSeed) -> None:
+    def __init__(self, plan: BatchPlan | None, seeds: LoaderSeeds) -> None:
         self.plan = plan  # another one counts from the next epoch on
-        self._base_seed = base_seed
+        self._seeds = seeds
+        self.tells = False  # whether the dataset is told the epochs that are counted, too
         self._next_epoch = 0
         self._epoch_requested = False
         # What had begun when all iterators were to load the same epoch; None: each is the next one.
@@ -85,6 +111,7 @@ class Epochs:
         self._commits = False  # whether commit() is used at all
         self._ahead = False  # whether the last commit was of a loop that takes a batch ahead
         self._loaded: Position | None = None  # at which the next iterator may begin
+        self._followed: Position | None = None  # another loader's pass before the first one here
         # Of the epoch that was begun last, and perhaps has ended since:
         self.begun: EpochPosition | None = None  # where its iterator is
         self._iterator: weakref.ref[object] | None = None
@@ -108,10 +135,10 @@ class Epochs:
         # the generators.
         self._looks, self._look_marks = 0, None
 
-    def with_seed(self, seed: BaseSeed) -> Epochs:
+    def with_seeds(self, seeds: LoaderSeeds) -> Epochs:
         """Give a copy, which goes on from here by itself; both have the same samplers."""
         copied = copy.copy(self)
-        copied._base_seed, copied.begun, copied._batches = seed, copy.deepcopy(self.begun), None
+        copied._seeds, copied.begun, copied._batches = seeds, copy.deepcopy(self.begun), None
         copied._iterator, copied._beside, copied._gone = None, [], []
         copied._held = None
         return copied
@@ -162,7 +189,15 @@ class Epochs:
         self._loaded, self._next_epoch, self._held = position, position.epoch, None
         self._epoch_requested, self._kept_since = False, None
 
-    def begin(self, readers: int, iterator: object) -> EpochStart:
+    def follow(self, position: Position) -> None:
+        """Let the next pass be the one after another loader's, which was this one."""
+        if not self._seeds.chosen:
+            self._seeds.adopt(position.bases)
+        self.begun, self._iterator, self._followed = None, None, position
+        if not self._epoch_requested:
+            self._next_epoch = position.epoch + 1
+
+    def begin(self, readers: int, iterator: object, said: Said = _NOTHING) -> EpochStart:
         """Begin the epoch that comes next; with the readers of an iterable dataset, or 0."""
         if self.begun is not None and self.begun.ended:
             self._count_up()
@@ -173,6 +208,9 @@ class Epochs:
         if loaded is not None:
             start, given = self._begin_loaded(loaded, requested)
         else:
+            renewed = self._seeds.renew()
+            if renewed == "all":
+                self._next_epoch, before, looks = 0 if requested is None else requested, 0, 0
             if running is not None:
                 if not _goes_on(self._now_begun()):
                     self._warn_if_lost(running)
@@ -182,6 +220,11 @@ class Epochs:
                     self.plan.sampler.bring(self._look_marks)
             # A sampler that was not interrupted is not restored either: it goes on by itself.
             start, given = self._epoch_start(requested, looks=looks), None
+            if renewed:  # for this pass
+                start = dataclasses.replace(
+                    start, bases=self._seeds.count_from(start.epoch), repeats=0
+                )
+        start = dataclasses.replace(start, told=said.told(start, requested, self.tells))
         position = EpochPosition(start, readers)
         batches: EpochBatches | None = None
         if self.plan is not None:
@@ -190,13 +233,13 @@ class Epochs:
                 counted = counted and self._is_told_apart(start)
             self.plan.sampler.counted = counted
             if self.plan.is_computed:
-                batches = ComputedBatches(self.plan, start.epoch, start.seed)
+                batches = ComputedBatches(self.plan, start.epoch, start.bases)
             else:
                 left = bool((start.sampler or {}).get("left"))
                 batches = DrawnBatches(
-                    self.plan, start.epoch, start.seed, start.batches, given, left
+                    self.plan, start.epoch, start.seeds, start.batches, given, left
                 )
-        begun = EpochStart(start.epoch, start.seed, batches, position)
+        begun = EpochStart(start.epoch, start.bases, start.seeds, batches, position)
         earlier = self._unused() if self._ahead else None
         held = weakref.ref(iterator, self._gone.append)
         # All at once: nothing is called any more that a signal handler could raise in.
@@ -345,9 +388,13 @@ class Epochs:
                     stacklevel=program_stacklevel(),
                 )
             is_left = not self._is_end(loaded)
-            return self._epoch_start(requested, between=not is_left, left=is_left), None
-        start = dataclasses.replace(self._epoch_start(requested), sampler=loaded.sampler)
-        return start, loaded.sampler or {}
+            start = self._epoch_start(requested, between=not is_left, left=is_left)
+            return dataclasses.replace(start, repeats=loaded.repeats_of(requested or 0)), None
+        repeats = loaded.repeats_of(start_epoch := requested or 0)
+        start = self._epoch_start(start_epoch)
+        return dataclasses.replace(start, sampler=loaded.sampler, repeats=repeats), (
+            loaded.sampler or {}
+        )
 
     def _abandon(self, position: EpochPosition) -> Place | None:
         """Leave an epoch that was begun, for the next one.
@@ -390,7 +437,7 @@ class Epochs:
         if self.plan is None or not (kept or self._is_told_apart(position)):
             return False
         batches = DrawnBatches(
-            self.plan, position.epoch, position.seed, position.delivered, position.sampler
+            self.plan, position.epoch, position.seeds, position.delivered, position.sampler
         )
         return batches.leave()
 
@@ -402,7 +449,7 @@ class Epochs:
         ``between``: the sampler is known to be between two epochs; ``left``: to have left one.
         ``looks``: how many were begun beside the same iterator before.
         """
-        before = None if self.begun is None else self.begun.now()
+        before = self._followed if self.begun is None else self.begun.now()
         sampler = None
         if self.plan is not None:
             if before is not None:
@@ -413,7 +460,9 @@ class Epochs:
         if epoch is None:
             requested = None if before is None else before.requested
             epoch = self._next_epoch + looks
-        return Position(epoch, self._base_seed(), sampler=sampler, requested=requested)
+        repeats = 0 if before is None else before.repeats_of(epoch)
+        bases = self._seeds.bases()
+        return Position(epoch, bases, sampler=sampler, requested=requested, repeats=repeats)
 
     def _requested(self) -> int | None:
         """The epoch that was asked for since the last one began, or None."""

@@ -23,7 +23,7 @@ from lit_loader.config.checks import whole_number
 from lit_loader.describe import callers, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.sampling.permutation import Permutation
-from lit_loader.seeding.seeds import BaseSeed, derive
+from lit_loader.seeding.bases import Bases, LoaderSeeds
 
 __all__ = [
     "CHUNK",
@@ -116,17 +116,21 @@ class ShuffledSampler(EpochOrder, RandomSampler):
         """
         elsewhere = tell_of_other_loader(self)
         asked = self.requested_epoch is not None and not elsewhere
-        fixed = asked or not isinstance(self.seed, BaseSeed)  # no loader's
+        fixed = asked or not isinstance(self.seed, LoaderSeeds)  # no loader's
         if fixed and self.generator is self._given_generator:
             return EpochOrder.__iter__(self)
         return RandomSampler.__iter__(self)
 
-    def order(self, epoch: int, seed: int | None = None) -> Callable[[Indices], Indices]:
-        """Give an epoch's order; of a running one by the seed that it has begun with."""
-        seed = resolve(self.seed) if seed is None else seed
+    def order(self, epoch: int, bases: Bases | None = None) -> Callable[[Indices], Indices]:
+        """Give an epoch's order; of a running one by the bases that it has begun with."""
+        bases, length = bases or self._bases(), len(self.data_source)
         if self.as_distributed:
-            return _randperm(len(self.data_source), seed + epoch).__getitem__
-        return _permutation(len(self.data_source), derive(seed, epoch)).at
+            return _randperm(length, bases.order + epoch).__getitem__
+        return _permutation(length, bases.order_seed(epoch, length)).at
+
+    def _bases(self) -> Bases:
+        seed = self.seed
+        return seed.bases() if isinstance(seed, LoaderSeeds) else Bases.of(resolve(seed))
 
 
 def tell_of_other_loader(sampler: object) -> bool:

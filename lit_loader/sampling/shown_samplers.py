@@ -32,7 +32,7 @@ from lit_loader.sampling.orders import (
     ShuffledSampler,
     resolve,
 )
-from lit_loader.seeding.seeds import BaseSeed
+from lit_loader.seeding.bases import LoaderSeeds
 
 __all__ = [
     *("SHUFFLED", "ShardedSampler", "ShownSamplers", "choose_samplers", "order_name"),
@@ -67,25 +67,25 @@ class ShownSamplers(NamedTuple):
         """Whether both show the same; samplers are not compared by their items."""
         return self[3:] == other[3:] and all(map(operator.is_, self[:3], other[:3]))
 
-    def plan(self, batch_size: int | None, base_seed: BaseSeed, dataset: Any) -> BatchPlan:
+    def plan(self, batch_size: int | None, seeds: LoaderSeeds, dataset: Any) -> BatchPlan:
         """Make the plan of the batches; a batch sampler takes the place of a batch size."""
         batched, size, drop_last = self.batch_sampler is not None, None, False
         shown = self.batch_sampler if batched else self.sampler
         if self.cut is not None:
             default = batch_size is not None and self.cut is self.sampler
-            if default or _sharding_of(self.cut, base_seed) is not None:
+            if default or _sharding_of(self.cut, seeds) is not None:
                 batched, shown = False, self.cut
                 size, drop_last = self.batch_size, bool(self.drop_last)
-        items, shard, watched = _sharding_of(shown, base_seed) or (shown, Shard(), None)
-        return BatchPlan(items, batched, size, drop_last, shard, base_seed, watched, dataset)
+        items, shard, watched = _sharding_of(shown, seeds) or (shown, Shard(), None)
+        return BatchPlan(items, batched, size, drop_last, shard, seeds, watched, dataset)
 
 
 def choose_samplers(
-    config: LoaderConfig, dataset: Any, iterable: bool, base_seed: BaseSeed
+    config: LoaderConfig, dataset: Any, iterable: bool, seeds: LoaderSeeds
 ) -> tuple[Iterable[Any], Iterable[Any] | None]:
     """Make what ``loader.sampler`` and ``loader.batch_sampler`` show: what this process reads.
 
-    The base seed learns the seed of a distributed sampler of the user's. An OptionError, if such a
+    The seeds learn of a distributed sampler of the user's. An OptionError, if such a
     sampler and the options do not mean the same processes.
     """
     sampler, batch_sampler = config.sampler, config.batch_sampler
@@ -96,12 +96,12 @@ def choose_samplers(
     if given is not None:
         _check_replicas(config, given)
         seed = getattr(given, "seed", None)
-        base_seed.sampler = seed if isinstance(seed, int) else None
+        seeds.of_ranks(given.num_replicas, seed if isinstance(seed, int) else None)
     if sampler is None:
         if iterable:
             sampler = EndlessSampler()
         elif config.shuffle:
-            sampler = ShuffledSampler(dataset, config.generator, base_seed)
+            sampler = ShuffledSampler(dataset, config.generator, seeds)
         else:
             sampler = OrderedSampler(dataset)
     if config.num_replicas is not None and not iterable and given is None:

@@ -25,7 +25,7 @@ from lit_loader.seeding.find_generators import find_generators, states_of
 from lit_loader.seeding.generator_state import preserved, tape
 from lit_loader.seeding.seeds import seed_globals
 
-__all__ = ["COUNTED", "SAMPLER", "Marks", "Place", "UserSampler"]
+__all__ = ["COUNTED", "SAMPLER", "Marks", "Place", "UserSampler", "shown_epoch"]
 
 Marks = list[tuple[type, Any]]
 
@@ -87,7 +87,7 @@ class UserSampler:
                 if owner.requested_epoch is not None:
                     return owner.requested_epoch
                 continue
-            epoch = _shown_epoch(owner)
+            epoch = shown_epoch(owner)
             # One that was set in the place of one counted may be the same.
             is_new = epoch != seen or type(seen) is _Counted
             if epoch is not None and is_new and type(epoch) is not _Counted:
@@ -118,7 +118,7 @@ class UserSampler:
     def look(self) -> None:
         """Take the epoch that a program's own sampler shows for known."""
         for number, owner in enumerate(self._owners):
-            epoch = _shown_epoch(owner)
+            epoch = shown_epoch(owner)
             if epoch is not None and not _is_counted(owner):
                 self._epochs_seen[number] = epoch
 
@@ -135,7 +135,7 @@ class UserSampler:
     @property
     def shows_first(self) -> bool:
         """Whether it shows no other epoch than the first."""
-        return not any(_shown_epoch(owner) for owner in self._owners if not _is_counted(owner))
+        return not any(shown_epoch(owner) for owner in self._owners if not _is_counted(owner))
 
     @property
     def has_generators(self) -> bool:
@@ -279,7 +279,7 @@ def _has_set_epoch(owner: Any) -> bool:
     return callable(getattr(owner, "set_epoch", None))
 
 
-def _shown_epoch(owner: Any) -> int | None:
+def shown_epoch(owner: Any) -> int | None:
     """The epoch that a sampler with ``set_epoch`` shows as its attribute; None: it shows none."""
     epoch = plain(getattr(owner, "epoch", None)) if _has_set_epoch(owner) else None
     return epoch if isinstance(epoch, int) and epoch >= 0 else None

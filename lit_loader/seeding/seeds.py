@@ -1,13 +1,12 @@
-"""From one base seed to every random stream, and the three global generators set from it.
+"""From the seed of a pass to every random stream, and the three global generators set from it.
 
 ::
 
-    seed ──derive(seed, epoch)────────────── the epoch's order (sampling/)
-         ├─derive(seed, epoch, batch)─────── seeding="batch":  seed_globals before each batch
-         ├─sample_seed(…, index)─────────── seeding="sample": seed_globals before each sample
-         └─seed + worker_id───────────────── seeding="worker": seed_worker, once at worker start
-                                             (num_workers=0: OwnStreams of
-                                              seeding/generator_state.py)
+    bases ─▶ seed of a pass (seeding/bases.py)
+         ├─derive(seed, batch)──── seeding="batch":  seed_globals before each batch
+         ├─sample_seed(seed, index)─ seeding="sample": seed_globals before each sample
+         └─seed + worker_id─────── seeding="worker": seed_worker, once at worker start
+                                   (num_workers=0: OwnStreams of seeding/generator_state.py)
 
 Nothing in here ever draws from a global generator. "The global generators" are those of ``random``,
 ``numpy.random`` (its legacy functions) and ``torch`` (its CPU generator).
@@ -20,7 +19,6 @@ import ctypes  # reach: torch: a generator's state is written to by its address
 import hashlib
 import io
 import operator
-import os
 import pickle
 import random
 from collections.abc import Callable, Collection
@@ -32,15 +30,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lit_loader.seeding import generator_lock
-
 __all__ = [
-    "BaseSeed",
     "BatchRng",
     "await_draws",
     "canonical_pickle",
     "derive",
     "extend",
+    "index_number",
     "renew_numpy_generator",
     "sample_seed",
     "seed_globals",
@@ -60,7 +56,7 @@ _OWN: Final = 0x6765_745F_726E_67  # keeps these streams apart from what is seed
 class BatchRng:
     """Gives the generators of the batch that is being made.
 
-    Samples have theirs from ``epoch_seed`` (``derive(seed, epoch)``) and their index; those without
+    Samples have theirs from ``epoch_seed``, that of the pass, and their index; those without
     an index, or read all at once (``together``), from ``parts``, as the batch has. ``progress``
     says which sample is being read; None: none is, as in ``collate_fn``. A batch that is not
     ``batched`` is a single index.
@@ -174,20 +170,21 @@ def extend(seed: int, *parts: int) -> int:
 
 
 def sample_seed(epoch_seed: int, index: Any) -> int:
-    """Give the seed of one sample, which depends on ``derive(seed, epoch)`` and its index alone.
+    """Give the seed of one sample, which depends on that of the pass and its index alone.
 
     The index is an integer (NumPy's and 0-d tensors are equal to Python's), a string, or anything
     that can be pickled. Equal ones have equal seeds in every process, as with Python's own ``hash``
     they would not.
     """
-    return extend(epoch_seed, _fingerprint(index))
+    return extend(epoch_seed, index_number(index))
 
 
-def _fingerprint(index: Any) -> int:
+def index_number(index: Any) -> int:
+    """Give the number that stands for a sample's index in its seed."""
     if isinstance(index, (tuple, list)):
-        return derive(len(index), *map(_fingerprint, index))
+        return derive(len(index), *map(index_number, index))
     if isinstance(index, (set, frozenset)):  # iterates in salted order
-        return derive(-len(index), *sorted(map(_fingerprint, index)))
+        return derive(-len(index), *sorted(map(index_number, index)))
     if isinstance(index, str):
         data = index.encode("utf-8", "surrogatepass")
     else:
@@ -223,60 +220,6 @@ def tensor_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
     """
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return plain.reshape(-1).view(torch.uint8).numpy()
-
-
-class BaseSeed:
-    """A loader's base seed, by its options; calling it gives the one of this moment.
-
-    ``several`` processes share the data, and must have one seed. That of a state that was loaded,
-    ``resumed``, takes the place of all else; ``sampler`` is that of a distributed sampler of the
-    user's, which is the same on all ranks, where generators often are not.
-    """
-
-    def __init__(
-        self, seed: int | None, generator: torch.Generator | None, several: bool = False
-    ) -> None:
-        self.resumed: int | None = None
-        self.sampler: int | None = None
-        self._seed = seed
-        self._generator = generator
-        self._several = several
-        self._origin = object()  # that of its copies, too
-
-    def is_kin(self, other: object) -> bool:
-        """Whether another is of the same loader, or of a copy of that: samplers hold the first."""
-        return isinstance(other, BaseSeed) and other._origin is self._origin
-
-    def choose(self, option: str, value: Any) -> None:
-        """Take another ``seed`` or ``generator``, for the epochs that begin from now on."""
-        setattr(self, f"_{option}", value)
-        self.resumed = None
-
-    def __call__(self) -> int:
-        """Give the base seed."""
-        return self.given() if self.resumed is None else self.resumed
-
-    def given(self) -> int:
-        """Give the base seed that there is without a state, drawing nothing.
-
-        Of a generator it is the initial seed, never its state; without any, what
-        ``torch.manual_seed`` was called with last.
-        """
-        seed = self.sampler if self._seed is None else self._seed
-        if seed is not None:
-            return seed & _MASK
-        if self._generator is not None:
-            return self._generator.initial_seed() & _MASK
-        if self._several:
-            # Programs seed each rank with a number of its own, and would have an order each.
-            return int(os.environ.get("PL_GLOBAL_SEED", 0)) & _MASK
-        with generator_lock.lock:  # a batch that another thread makes may have a seed of its own
-            return torch.initial_seed() & _MASK
-
-    @property
-    def chosen(self) -> bool:
-        """Whether it was chosen for this loader."""
-        return self._seed is not None or (self.sampler is None and self._generator is not None)
 
 
 def seed_worker(seed: int) -> None:
@@ -323,8 +266,10 @@ def seed_streams(seed: int) -> None:
     _seed_numpy(_mix(seed) >> 32)
 
 
-def seed_globals(seed: int) -> None:
+def seed_globals(seed: int, numpy: int | None = None, python: int | None = None) -> None:
     """Position the global generators by 64 bits: three streams unrelated to each other.
+
+    NumPy's and Python's by bits of their own, where those are given.
 
     ``torch.initial_seed()`` stays what it was: in a worker, programs read from it what their
     ``worker_init_fn`` has set, or ``base_seed + worker_id``.
@@ -332,8 +277,8 @@ def seed_globals(seed: int) -> None:
     # Disjoint halves for the two Mersenne Twisters that are set from 32 bits, in the same way;
     # Python sets its own in another way, from all 64.
     seed = _mix(seed & _MASK)
-    random.seed(seed)
-    _seed_numpy(seed >> 32)
+    random.seed(seed if python is None else _mix(python & _MASK))
+    _seed_numpy((seed if numpy is None else _mix(numpy & _MASK)) >> 32)
     _position_torch(seed & _LOW, torch.default_generator)
 
 

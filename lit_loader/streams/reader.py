@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from lit_loader.batch.batch_loader import BEGINNING, BatchLoader
+from lit_loader.batch.batch_loader import BEGINNING, SET_EPOCH, BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.digest import place_of
 from lit_loader.batch.fetch import EndOfData, GoodSamples, IterableFetcher
@@ -37,8 +37,8 @@ from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.checkpoint.untrusted_state import resuming
 from lit_loader.context import READERS, WORKERS, reading
 from lit_loader.errors import StateError, TransportError
+from lit_loader.seeding.bases import PassSeeds
 from lit_loader.seeding.generator_state import Rewind
-from lit_loader.seeding.seeds import extend, seed_globals
 from lit_loader.streams.copies import DatasetCopies
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.status_board import Cancelled, Progress
@@ -59,6 +59,9 @@ class Reader(BatchLoader):
 
     _fetcher: IterableFetcher | None
 
+    seeded_by_init: tuple[int, ...] = ()
+    """What worker_init_fn has seeded torch's, NumPy's and Python's generator by; 0: by nothing."""
+
     def __init__(
         self,
         spec: BatchSpec,
@@ -78,15 +81,17 @@ class Reader(BatchLoader):
         """Take up an epoch: the next :meth:`load` iterates the dataset anew."""
         self._fetcher, self._begun, self._stale = None, False, self._watch is not None
 
-    def load(self, indices: Any, number: int, epoch: int, seed: int, progress: Progress) -> Any:
+    def load(
+        self, indices: Any, number: int, epoch: int, seeds: PassSeeds, progress: Progress
+    ) -> Any:
         """Make the next batch, a `BatchWithReport`; see `BatchLoader.load`.
 
         ``indices`` is a :class:`ReadPoint`, by which the epoch's first call finds the place to
         begin at; None is its start. Raises EndOfData, or Cancelled.
         """
         reading.epoch, reading.shard, reading.maker = epoch, self._share, self
-        if self._epoch != (seed, epoch):
-            self._enter(seed, epoch, progress)
+        if self._epoch != (seeds, epoch):
+            self._enter(seeds, epoch, progress)
         begins = not self._begun
         if begins:
             if self._stale:  # what it has made on the way is seeded from now on
@@ -123,21 +128,34 @@ class Reader(BatchLoader):
         enough = READERS if spec.shards is None and spec.num_replicas > 1 else WORKERS
         return divided if self._share[1] > 1 and divided < enough else None
 
-    def _enter(self, seed: int, epoch: int, progress: Progress) -> None:
-        super()._enter(seed, epoch, progress)
-        if callable(getattr(self._spec.dataset, "set_epoch", None)):
+    def _enter(self, seeds: PassSeeds, epoch: int, progress: Progress) -> None:
+        super()._enter(seeds, epoch, progress)
+        if any(self.seeded_by_init):
+            own = zip(seeds, self.seeded_by_init, strict=False)
+            self._globals = seeds._replace(
+                **dict(zip(seeds._fields, (new or base for base, new in own), strict=False))
+            ).of(epoch)
+        if seeds.told >= 0 and callable(getattr(self._spec.dataset, "set_epoch", None)):
             self._stale = False
+
+    def _reseed_beginning(self, stage: int) -> None:
+        """Do as for all readers; without ``num_shards`` workers draw differently, as with torch.
+
+        From the global generators. Those of the dataset are alike, which files are shuffled by.
+        """
+        super()._reseed_beginning(stage)
+        spec, share = self._spec, self._share[0]
+        if share and stage != SET_EPOCH and spec.shards is None and spec.seeding != "worker":
+            self._reseed_globals(BEGINNING, stage, share)
 
     def beginning(self, part: int) -> AbstractContextManager[object]:
         """Set generators (not ``reseed_fn``'s) as before the first sample; then put them back."""
         if self._spec.seeding == "worker" or self._spec.shards is None:
             return super().beginning(part)
         held = self._watch.held  # type: ignore[union-attr]
-        seed = extend(self._epoch_seed, BEGINNING, _FIRST_NEXT, part)
 
         def reseed() -> None:
-            seed_globals(seed)
-            held.reseed(seed)
+            held.reseed(self._reseed_globals(BEGINNING, _FIRST_NEXT, part))
             self.rng.begin(BEGINNING, _FIRST_NEXT, part)
             self.rng.progress = None
 
@@ -277,5 +295,6 @@ class Reader(BatchLoader):
         notes = self._watch.notes if self._watch is not None else []
         self._watch = self._spec.watch()
         self._watch.notes += notes
-        (seed, epoch), self._epoch = self._epoch or (0, 0), None
-        self._enter(seed, epoch, progress)
+        entered, self._epoch = self._epoch, None
+        if entered is not None:
+            self._enter(*entered, progress)

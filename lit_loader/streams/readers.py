@@ -29,6 +29,7 @@ from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.fetch import EndOfData
 from lit_loader.batch.worker_info import WorkerInfo, show, shown
 from lit_loader.checkpoint.position import ReadPoint
+from lit_loader.seeding.bases import PassSeeds
 from lit_loader.streams.copies import DatasetCopies
 from lit_loader.streams.reader import Reader
 from lit_loader.transport.remote_error import ReaderShare
@@ -36,7 +37,6 @@ from lit_loader.transport.status_board import Progress
 
 __all__ = ["Readers", "maker_of"]
 
-_MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
 _START: Final = ReadPoint()
 
 
@@ -53,7 +53,8 @@ class Readers:
         self._copies = DatasetCopies(spec.dataset)
         self._readers: dict[int, Reader | None] = {}  # None: it has come to its end
         self._next: dict[int, int] = {}  # the batch that each can go on with
-        self._ended: deque[tuple[int, int, int]] = deque()  # reader, epoch and seed to begin
+        # Reader, epoch and seeds to begin.
+        self._ended: deque[tuple[int, int, PassSeeds]] = deque()
         self._begun: dict[int, _Begun] = {}
         self.samples = 0
         """Samples of the batch made last."""
@@ -74,14 +75,14 @@ class Readers:
 
     def begin_ahead(self, progress: Progress) -> None:
         """Begin the next epoch of a reader that has ended; what goes wrong comes again later."""
-        reader, epoch, seed = self._ended.popleft()
+        reader, epoch, seeds = self._ended.popleft()
         progress.begin(-1)
         try:
             loader = self._open(reader)
-            batch = self._make(loader, _START, reader, epoch, seed, progress)
+            batch = self._make(loader, _START, reader, epoch, seeds, progress)
         except BaseException:
             return
-        self._begun[reader] = _Begun(epoch, seed, loader, batch)
+        self._begun[reader] = _Begun(epoch, seeds, loader, batch)
 
     def whose(self, number: int) -> ReaderShare:
         """Give whose turn a batch is."""
@@ -91,7 +92,9 @@ class Readers:
         """Give None: a batch of an iterable dataset is for :meth:`load` to make."""
         return None
 
-    def load(self, indices: Any, number: int, epoch: int, seed: int, progress: Progress) -> Any:
+    def load(
+        self, indices: Any, number: int, epoch: int, seeds: PassSeeds, progress: Progress
+    ) -> Any:
         """Make batch ``number``, a turn of one of this rank's readers; or EndOfData, or Cancelled.
 
         ``indices`` is a :class:`ReadPoint`: its reader is to begin (again) there; None: it goes on,
@@ -100,7 +103,7 @@ class Readers:
         reader, after = number % len(self._shards), number + len(self._shards)
         if self._next.get(reader) != number and indices is None:
             indices = _START
-            if number == reader and (begun := self._take_begun(reader, epoch, seed)) is not None:
+            if number == reader and (begun := self._take_begun(reader, epoch, seeds)) is not None:
                 self._readers[reader] = begun.loader
                 self._next[reader] = after
                 self.samples = begun.loader.samples
@@ -113,11 +116,11 @@ class Readers:
         if loader is None:
             raise EndOfData
         try:
-            batch = self._make(loader, indices, number, epoch, seed, progress)
+            batch = self._make(loader, indices, number, epoch, seeds, progress)
         except EndOfData:
             self._readers[reader] = None  # with its copy of the dataset
             if self._spec.ahead:
-                self._ended.append((reader, epoch + 1, seed))
+                self._ended.append((reader, epoch + 1, seeds.ahead(1)))
             raise
         self.samples = loader.samples
         return batch
@@ -128,17 +131,17 @@ class Readers:
         indices: ReadPoint | None,
         number: int,
         epoch: int,
-        seed: int,
+        seeds: PassSeeds,
         progress: Progress,
     ) -> Any:
         share, count = self.whose(number)
-        own_seed = seed + share & _MASK
+        own_seed = (seeds.of(epoch)[0] >> 1) + share
         if torch.initial_seed() != own_seed:  # another reader's; what is drawn is set below
             torch.default_generator.manual_seed(own_seed)
         before = shown()
         try:
             show(WorkerInfo(id=share, num_workers=count, seed=own_seed, dataset=loader.dataset))
-            return loader.load(indices, number, epoch, seed, progress)
+            return loader.load(indices, number, epoch, seeds, progress)
         finally:
             show(before)
 
@@ -150,11 +153,11 @@ class Readers:
             loader.reads.sharing = self._readers
         return loader
 
-    def _take_begun(self, reader: int, epoch: int, seed: int) -> _Begun | None:
+    def _take_begun(self, reader: int, epoch: int, seeds: PassSeeds) -> _Begun | None:
         """Take what was begun of a reader's epoch; what is of another epoch is thrown away."""
         if not self._begun:
             return None
-        fits = {r: each for r, each in self._begun.items() if each[:2] == (epoch, seed)}
+        fits = {r: each for r, each in self._begun.items() if each[:2] == (epoch, seeds)}
         self._begun, found = fits, fits.pop(reader, None)
         return found
 
@@ -163,7 +166,7 @@ class _Begun(NamedTuple):
     """A reader that has begun an epoch, of which nobody knows yet."""
 
     epoch: int
-    seed: int
+    seeds: PassSeeds
     loader: Reader
     batch: Any
 

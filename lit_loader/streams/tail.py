@@ -27,13 +27,13 @@ from multiprocessing import util
 from typing import Any, ClassVar, Final, NamedTuple
 
 import torch.distributed
-from torch.distributed import distributed_c10d
 
 from lit_loader.checkpoint.position import EpochPosition, Shards
 from lit_loader.errors import LoaderError
+from lit_loader.seeding import job
 from lit_loader.system.interrupts import HeldBack
 
-__all__ = ["ShardTail", "Talks", "common_store", "tail_of"]
+__all__ = ["ShardTail", "Talks", "tail_of"]
 
 _SHORTEST_PAUSE: Final = 0.0001
 _LONGEST_PAUSE: Final = 0.005
@@ -42,7 +42,6 @@ _LONGEST_PAUSE: Final = 0.005
 _FAREWELL: Final = 5.0
 """Seconds that the first rank stays at its exit for those that have not read the last words."""
 
-_connections: dict[Any, Any] = {}
 _loaders: Counter[str] = Counter()  # of each kind
 
 
@@ -52,12 +51,6 @@ class Word(NamedTuple):
     batches: int = 0
     final: bool = False
     done: bool = False  # whether it asks no more
-
-
-def common_store() -> Any:
-    """The store by which the ranks of this job have found each other."""
-    # reach: torch: no public way leads to the store of the default group
-    return distributed_c10d._get_default_store()
 
 
 class ShardTail:
@@ -84,17 +77,12 @@ class ShardTail:
                 f"through the job of torch.distributed, and {there}: call init_process_group "
                 "first, or pass shard_tail='keep'"
             )
-        store = common_store()
-        if store not in _connections:
-            # Its own: another thread may wait for something, and hold the job's meanwhile.
-            _connections.clear()
-            _connections[store] = store.clone() if hasattr(store, "clone") else store
-        self._store = _connections[store]
+        self._store = job.store()
         self._keys = [f"lit_loader/{subject}/{each}" for each in range(ranks)]
         self._all_there = False
         self._has_store = distributed.get_rank() == 0  # this process, as long as it lives
         # Seconds that ranks wait for one another: ``init_process_group(timeout=...)``.
-        self._patience: float = store.timeout.total_seconds()
+        self._patience: float = self._store.timeout.total_seconds()
         self._own = Word()
         self._words: list[Word | None] = [None] * ranks
         self._words[rank] = self._own

@@ -29,6 +29,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from lit_loader.seeding.bases import PassSeeds
+
 __all__ = [
     "NOT_TO_BE_HAD",
     "NOT_WANTED",
@@ -84,11 +86,22 @@ class Task(NamedTuple):
     token: int  # that of the epoch; a worker drops a task of another one than the board shows
     number: int  # the task's (:func:`task_number`)
     epoch: int  # epoch that the batch belongs to
-    seed: int  # base seed of the epoch
+    # Of the pass (`seeding/bases.py`):
+    torch: int
+    numpy: int
+    python: int
+    first: int
+    repeats: int
+    told: int
     slot: int  # first byte of the slot in the arena's file; no other copy under way has it
     capacity: int  # bytes of the slot
     nbytes: int  # bytes of packed indices at the start of the slot; 0: there are none
     place: int  # counts the tasks sent to this worker; finds the bit that says it is not wanted
+
+    @property
+    def seeds(self) -> PassSeeds:
+        """What its random numbers follow from."""
+        return PassSeeds(*self[3:9])
 
 
 class Resume(NamedTuple):
@@ -179,7 +192,7 @@ Message = Task | Resume | Space | Stop | Up | Reply | Need | Resumed
 
 
 _FIELDS: Final[dict[type[Message], str]] = {
-    Task: "QqqQqqqq",
+    Task: "QqqQQQqqqqqqq",
     Resume: "Q",
     Space: "qqq",
     Stop: "",

@@ -202,7 +202,7 @@ class _Worker:
 
     def _make(self, task: Task) -> None:
         """Make the task's batch, or write down why there is none; and close its account."""
-        token, number, epoch, seed, slot, capacity, nbytes, place = task
+        token, number, epoch, *_, slot, capacity, nbytes, place = task
         progress, loader = self._progress, self._loader
         if not progress.begin(number, token, place, slot, nbytes):
             if self._reads is not None:
@@ -220,7 +220,7 @@ class _Worker:
             if nbytes:
                 indices = unpack_indices(writer.view[:nbytes])
             progress.empty = writer.empty
-            batch = make_batch(loader, indices, number & POSITION, epoch, seed, progress)
+            batch = make_batch(loader, indices, number & POSITION, epoch, task.seeds, progress)
             progress.encoding()
             try:
                 at, used = encode(batch, writer)
@@ -315,5 +315,5 @@ class _Worker:
 
 def _names(task: Task) -> tuple[Any, Any]:
     """What a task's batch, and its epoch, are called where reads are made ahead."""
-    epoch = task.seed, task.epoch
+    epoch = task.seeds, task.epoch
     return (epoch, position_of(task.number)), epoch

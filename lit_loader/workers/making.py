@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.collate import collate_privately
@@ -20,7 +22,9 @@ from lit_loader.batch.worker_info import ProcessInfo, WorkerInfo, show
 from lit_loader.checkpoint.other_streams import epochs_of_their_own
 from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.context import NOBODY, reading
+from lit_loader.seeding.bases import Place
 from lit_loader.seeding.seeds import seed_worker
+from lit_loader.streams.reader import Reader
 from lit_loader.streams.readers import Readers, maker_of
 from lit_loader.transport.remote_error import RemoteError, describe_batch
 from lit_loader.transport.status_board import Progress
@@ -59,13 +63,18 @@ class BatchMaker:
             collate_privately()
             epochs_of_their_own()
             where = "in worker_init_fn"
+            seeded: tuple[int, ...] = ()
             if spec.worker_init_fn is not None:
+                before = Place.now(torch.default_generator)
                 spec.worker_init_fn(worker)
+                seeded = Place.now(torch.default_generator).changed(before)
             where = "while its dataset was copied"
             if spec.shards is not None:
                 reading.shard_asked = NOBODY  # by a worker, not by a reader
             self.loader = loader = maker_of(spec, worker, num_workers)
             self.readers = loader if isinstance(loader, Readers) else None
+            if isinstance(loader, Reader):
+                loader.seeded_by_init = seeded
         except BaseException as error:
             self.broken = RemoteError.capture(error, f"{who}, {where}")
 

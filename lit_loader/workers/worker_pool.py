@@ -45,6 +45,7 @@ from typing import Any, Final
 
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
+from lit_loader.seeding.bases import PassSeeds
 from lit_loader.streams.homes import ReaderHomes
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.transport.arena import Arena, Slot
@@ -92,13 +93,13 @@ _MOMENT: Final = 0.5
 class _Task:
     """A batch that is wanted, until it is there."""
 
-    __slots__ = ("copies", "epoch", "number", "packed", "seed")
+    __slots__ = ("copies", "epoch", "number", "packed", "seeds")
 
-    def __init__(self, number: int, packed: bytes, epoch: int, seed: int) -> None:
+    def __init__(self, number: int, packed: bytes, epoch: int, seeds: PassSeeds) -> None:
         self.number = number
         self.packed = packed
         self.epoch = epoch
-        self.seed = seed
+        self.seeds = seeds
         self.copies: list[int] = []  # by their slots; not the objects, which refer to this one
 
 
@@ -222,14 +223,16 @@ class WorkerPool:
 
     # --- tasks ---
 
-    def submit(self, number: int, indices: Any, epoch: int, seed: int, own: bool = False) -> None:
+    def submit(
+        self, number: int, indices: Any, epoch: int, seeds: PassSeeds, own: bool = False
+    ) -> None:
         """Have the batch of a task's number made (`transport/messages.py`).
 
         ``indices``, of an order of the loader's ``own``, are an array; for an iterable dataset they
         say where its reader is to begin, or are None.
         """
         packed = b"" if indices is None else pack_indices(indices, own)
-        task = _Task(number, packed, epoch, seed)
+        task = _Task(number, packed, epoch, seeds)
         with self._lock:
             self._tasks[number] = task
             worker = None
@@ -270,10 +273,13 @@ class WorkerPool:
         worker.queue.append(copy)
         worker.owed += 1
         task.copies.append(offset)
-        number, epoch, seed = task.number, task.epoch, task.seed
+        capacity = slot.capacity
         self.pipes.send(
             worker.number,
-            packed_task(self.token, number, epoch, seed, offset, slot.capacity, nbytes, place),
+            packed_task(
+                *(self.token, task.number, task.epoch, *task.seeds),
+                *(offset, capacity, nbytes, place),
+            ),
         )
 
     def _assign_waiting(self) -> None:
