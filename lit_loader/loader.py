@@ -480,8 +480,9 @@ class DataLoader(_TorchLoader[T_co]):
         self._loaded_state = state  # an attribute, as the device above
         core = self._core
         if core.reads_again:
-            epoch = core.epochs.now().epoch
-            core.warn_once(advice_on_reading_again(self.dataset, later_epoch=epoch > 0))
+            now = core.epochs.now()
+            knows = now.epoch == 0 or now.told is not None
+            core.warn_once(advice_on_reading_again(self.dataset, knows))
         if not CALLBACKS and called_by_lightning():
             core.warn_once(ADVICE_WITHOUT_CALLBACK)
 

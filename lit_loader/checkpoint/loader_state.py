@@ -159,7 +159,7 @@ class LoaderState:
             state["repeats"] = position.repeats
         bases = position.bases
         if bases != Bases.of(bases.order):
-            state["bases"] = [*bases.drawn, bases.first, bases.by_length]
+            state["bases"] = [*bases.drawn, bases.first, bases.older]
         parts = _copied([_part(point) for point in position.readers])
         if numbers is not None:
             state["readers"] = [[k, *part] for k, part in zip(numbers, parts, strict=True)]
@@ -340,7 +340,7 @@ def _checked_bases(bases: Any, seed: Any, version: int) -> Bases:
     """Take in what a state's random numbers follow from; without, it is all the seed."""
     order = seed if is_count(seed, 2**64) else 0
     if bases is None:
-        return replace(Bases.of(order), by_length=version >= VERSION)
+        return replace(Bases.of(order), older=version < VERSION)
     if not (
         isinstance(bases, (list, tuple))
         and len(bases) == 5

@@ -89,11 +89,11 @@ def forgets(stream: Any) -> bool:
     return False
 
 
-def advice_on_reading_again(dataset: Any, later_epoch: bool = False) -> str:
+def advice_on_reading_again(dataset: Any, knows_epoch: bool = True) -> str:
     """Say why a resume reads again what was given out, and what to do about it.
 
-    Behind its first epoch (``later_epoch``), one that counts its epochs, in itself or in memory
-    that processes share, may begin to count anew.
+    Behind its first epoch, unless it is told that (``knows_epoch``), one that counts its epochs,
+    in itself or in memory that processes share, may begin to count anew.
     """
     name, advice = type(dataset).__name__, "if that takes too long"
     if forgets(dataset):
@@ -108,11 +108,11 @@ def advice_on_reading_again(dataset: Any, later_epoch: bool = False) -> str:
         why = f"{name} has no state_dict and load_state_dict"
         advice = f"add these methods {advice}"
     text = f"{why}: resuming reads again all that it has given out before; {advice}"
-    if later_epoch and not callable(getattr(dataset, "set_epoch", None)):
+    if not knows_epoch:
         text += (
             f". And this is not its first epoch: if {type(dataset).__name__} counts them itself, "
             "the count may begin anew, and samples be lost or come twice; have it take the epoch "
-            "from set_epoch(epoch) or lit_loader.get_epoch()"
+            "from lit_loader.get_epoch(), or from set_epoch(epoch), which loader.set_epoch calls"
         )
     return text
 

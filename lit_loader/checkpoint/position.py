@@ -143,7 +143,7 @@ class Position:
     def seeds(self) -> PassSeeds:
         """What is drawn in its pass follows from these."""
         bases, told = self.bases, -1 if self.told is None else self.told
-        return PassSeeds(*bases.drawn, bases.first, self.repeats, told)
+        return PassSeeds(*bases.drawn, bases.first, self.repeats, told, bases.older)
 
     def as_pass(self) -> dict[str, Any]:
         """Give what the seeds of later passes depend on, as primitives."""

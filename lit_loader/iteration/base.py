@@ -160,6 +160,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             self.observer.finish()
         start.position.end()
         self._ended = True
+        self._core.hear(start)
         if self._tail is not None:
             self._tail.end()
         begun = start.position.start.delivered  # a resumed one has had batches before

@@ -400,8 +400,12 @@ class LoaderCore:
         if self.iterable and (advice := advice_if_unseeded(loader.dataset)) is not None:
             self.warn_once(advice)
         start = self.epochs.begin(self.readers, iterator, self._said())
-        self._heard = start.seeds.told, shown_epoch(loader.dataset)
+        self.hear(start)
         return start
+
+    def hear(self, start: EpochStart) -> None:
+        """Note which epoch the dataset shows: what it shows at the next pass is the program's."""
+        self._heard = start.seeds.told, shown_epoch(self.loader.dataset)
 
     def _said(self) -> Said:
         """Find out whether the program has told the dataset itself an epoch since the last pass."""

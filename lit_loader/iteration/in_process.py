@@ -126,6 +126,8 @@ class InProcessIterator(LoaderIterator[T_co]):
                 read=progress.waited,
             )
         )
+        if not self._given:
+            self._core.hear(start)  # it may count its epochs itself
         self._given = given
         return batch  # type: ignore[no-any-return]
 

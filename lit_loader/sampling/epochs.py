@@ -72,7 +72,7 @@ class Said(NamedTuple):
     def told(self, start: Position, requested: int | None, tells: bool) -> int | None:
         """Give the epoch that workers tell their datasets in a pass; None: none.
 
-        What the program has told the loader, and nothing if it has told the dataset itself.
+        What the program has told the loader last, and nothing if it has told the dataset itself.
         """
         if not self.listens:
             return None
@@ -80,7 +80,7 @@ class Said(NamedTuple):
             return self.itself if self.stays else None
         if requested is not None or tells:
             return start.epoch
-        return start.told  # of a state, in the epoch that it was taken in
+        return start.told
 
 
 _NOTHING: Final = Said()
@@ -462,7 +462,10 @@ class Epochs:
             epoch = self._next_epoch + looks
         repeats = 0 if before is None else before.repeats_of(epoch)
         bases = self._seeds.bases()
-        return Position(epoch, bases, sampler=sampler, requested=requested, repeats=repeats)
+        told = None if before is None else before.told
+        return Position(
+            epoch, bases, sampler=sampler, requested=requested, repeats=repeats, told=told
+        )
 
     def _requested(self) -> int | None:
         """The epoch that was asked for since the last one began, or None."""

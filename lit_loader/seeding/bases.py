@@ -53,6 +53,7 @@ class PassSeeds(NamedTuple):
     first: int = 0  # the epoch that draws are counted from
     repeats: int = 0  # passes so far that began at no later epoch than the one before
     told: int = -1  # the epoch that the dataset is told by its ``set_epoch``; -1: it is told none
+    older: int = 0  # whether the run was begun by a release before 0.4, which seeded otherwise
 
     def of(self, epoch: int) -> tuple[int, int, int]:
         """Give the seeds of an epoch: torch's, NumPy's, Python's."""
@@ -79,8 +80,9 @@ class Bases:
     numpy: int
     python: int
     first: int = 0  # the epoch that draws are counted from
-    # Whether the length is part of an order's key; not in what was begun by a release before 0.4.
-    by_length: bool = True
+    # Whether the run was begun by a release before 0.4: the length was no part of an order's key,
+    # and workers of a stream drew alike before their first sample.
+    older: bool = False
 
     @classmethod
     def of(cls, seed: int) -> Bases:
@@ -96,7 +98,7 @@ class Bases:
     def order_seed(self, epoch: int, length: int) -> int:
         """Give the seed of an epoch's order: datasets that differ in length have unlike ones."""
         seed = derive(self.order, epoch)
-        return extend(seed, length) if self.by_length else seed
+        return seed if self.older else extend(seed, length)
 
 
 class LoaderSeeds:
@@ -196,7 +198,8 @@ class LoaderSeeds:
             return Bases.of(self._seed)
         # Programs seed each rank with a number of its own, and would have an order each.
         order = self.sampler
-        if order is None and several and (given := os.environ.get("PL_GLOBAL_SEED")):
+        given = os.environ.get("PL_GLOBAL_SEED") if several and self._generator is None else None
+        if order is None and given:
             order = int(given)
         if several and not job.is_there():
             if order is None:

@@ -130,7 +130,7 @@ class Reader(BatchLoader):
 
     def _enter(self, seeds: PassSeeds, epoch: int, progress: Progress) -> None:
         super()._enter(seeds, epoch, progress)
-        if any(self.seeded_by_init):
+        if any(self.seeded_by_init) and not seeds.older:
             own = zip(seeds, self.seeded_by_init, strict=False)
             self._globals = seeds._replace(
                 **dict(zip(seeds._fields, (new or base for base, new in own), strict=False))
@@ -145,7 +145,10 @@ class Reader(BatchLoader):
         """
         super()._reseed_beginning(stage)
         spec, share = self._spec, self._share[0]
-        if share and stage != SET_EPOCH and spec.shards is None and spec.seeding != "worker":
+        alike = (
+            stage == SET_EPOCH or spec.shards is not None or (self._epoch and self._epoch[0].older)
+        )
+        if share and not alike and spec.seeding != "worker":
             self._reseed_globals(BEGINNING, stage, share)
 
     def beginning(self, part: int) -> AbstractContextManager[object]:

@@ -93,6 +93,7 @@ class Task(NamedTuple):
     first: int
     repeats: int
     told: int
+    older: int
     slot: int  # first byte of the slot in the arena's file; no other copy under way has it
     capacity: int  # bytes of the slot
     nbytes: int  # bytes of packed indices at the start of the slot; 0: there are none
@@ -101,7 +102,7 @@ class Task(NamedTuple):
     @property
     def seeds(self) -> PassSeeds:
         """What its random numbers follow from."""
-        return PassSeeds(*self[3:9])
+        return PassSeeds(*self[3:10])
 
 
 class Resume(NamedTuple):
@@ -192,7 +193,7 @@ Message = Task | Resume | Space | Stop | Up | Reply | Need | Resumed
 
 
 _FIELDS: Final[dict[type[Message], str]] = {
-    Task: "QqqQQQqqqqqqq",
+    Task: "QqqQQQqqqqqqqq",
     Resume: "Q",
     Space: "qqq",
     Stop: "",

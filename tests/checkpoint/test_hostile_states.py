@@ -444,7 +444,7 @@ MIXING = ["workers", 0, 1, "iterator"]
 @pytest.mark.parametrize(
     ("kind", "path", "junk", "message"),
     [
-        ("order", ["version"], True, "state has version True, but only version 2 is known"),
+        ("order", ["version"], True, "state has version True, but only version 3 is known"),
         ("order", ["epoch"], 10**5000, "state's epoch must be a whole number, got an integer of"),
         ("order", ["fingerprint", 3], 4, "state's fingerprint must have names for keys, got 3:"),
         ("order", ["fingerprint", "seed"], torch.tensor(1), "state's fingerprint['seed'] must be"),

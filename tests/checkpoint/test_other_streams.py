@@ -126,7 +126,11 @@ def test_an_epoch_is_set_in_one_worker(persistent: bool, seeding: str) -> None:
         with DataLoader(
             Holding(stream), None, num_workers=2, seeding=seeding, seed=1, **options
         ) as one:
-            return [[*one] for _ in range(3)]
+            found = []
+            for epoch in range(3):
+                one.set_epoch(epoch)
+                found.append([*one])
+            return found
 
     here = stream()
     found = epochs(here)
@@ -212,6 +216,7 @@ def test_a_count_of_epochs_that_begins_anew(
 
     with loader() as one:
         list(one)
+        one.set_epoch(1)
         iterator = iter(one)
         found = [next(iterator).tolist() for _ in range(3)]
         state = one.state_dict()

@@ -310,7 +310,7 @@ def test_a_distributed_sampler_is_taken_for_what_it_says(
             sampler.set_epoch(epoch)
             assert ids(loader) == list(BatchSampler(sampler, 2, False))
             assert len(loader) == len(ids(TorchLoader(DATA, **options)))
-        assert loader._core.base_seed() == 7
+        assert loader._core.seeds() == 7
         recipe = loader._core.spec()
         assert (recipe.rank, recipe.num_replicas, recipe.own_order) == (rank, 3, True)
 
@@ -369,12 +369,12 @@ def test_ranks_that_are_seeded_differently_share_one_order(monkeypatch: Any) -> 
             seen += chain(*ids(loader))
     assert sorted(seen) == list(range(LENGTH))
     monkeypatch.setenv("PL_GLOBAL_SEED", "9")
-    assert DataLoader(DATA, rank=0, num_replicas=2)._core.base_seed() == 9
-    assert DataLoader(DATA, rank=0, num_replicas=2, seed=4)._core.base_seed() == 4
+    assert DataLoader(DATA, rank=0, num_replicas=2)._core.seeds() == 9
+    assert DataLoader(DATA, rank=0, num_replicas=2, seed=4)._core.seeds() == 4
     generator = torch.Generator().manual_seed(6)
-    assert DataLoader(DATA, rank=0, num_replicas=2, generator=generator)._core.base_seed() == 6
+    assert DataLoader(DATA, rank=0, num_replicas=2, generator=generator)._core.seeds() == 6
     sampler = DistributedSampler(DATA, 2, 0, seed=8)
-    assert DataLoader(DATA, sampler=sampler, generator=generator)._core.base_seed() == 8
+    assert DataLoader(DATA, sampler=sampler, generator=generator)._core.seeds() == 8
 
 
 @pytest.mark.filterwarnings("ignore:the state was taken with seed=")
@@ -394,7 +394,9 @@ def test_a_state_goes_from_ranks_to_one_process_and_back() -> None:
 
     for number, then in ((2, 1), (1, 2)):
         before, stopped, after = (ranks(n, 2 // n) for n in (number, number, then))
+        torch.manual_seed(3)
         whole = interleaved(before, 5)
+        torch.manual_seed(3)
         interleaved(stopped, 2)
         state = stopped[0].state_dict()
         for loader in after:

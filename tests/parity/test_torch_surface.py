@@ -147,7 +147,7 @@ def test_an_iterator_has_what_torchs_has(dataset: Any, workers: int) -> None:
         assert torch.equal(batch, next(theirs))
         assert ours._num_yielded == theirs._num_yielded == given
     assert ours._index_sampler is loader._index_sampler
-    assert ours._base_seed == 7
+    assert ours._base_seed == ours._core.worker_seed(ours._start)
     assert ours._collate_fn is loader.collate_fn
     for name in vars(theirs):
         if name in ("_index_sampler", "_base_seed", "_sampler_iter", "_workers", "_profile_name"):

@@ -328,10 +328,7 @@ def test_a_transform_that_is_put_in_place_between_two_epochs(workers: int) -> No
         with DataLoader(dataset, BATCH, num_workers=workers, seed=1) as loader:
             list(loader)
             dataset.transform = Lazy()
-            first = [batch.tolist() for batch in loader]
-            loader.set_epoch(1)
-            assert [batch.tolist() for batch in loader] == first
-        return first
+            return [batch.tolist() for _ in range(2) for batch in loader]
 
     assert epochs() == epochs()
 
