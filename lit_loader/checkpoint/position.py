@@ -157,9 +157,12 @@ class Position:
         return cls(place["epoch"], bases, repeats=place["repeats"], ended=True)
 
     def repeats_of(self, epoch: int) -> int:
-        """Give what a pass of an epoch has of these that begins after this position."""
-        has_begun = self.batches or self.ended
-        return self.repeats + (epoch < self.epoch or bool(epoch == self.epoch and has_begun))
+        """Give what a pass of an epoch has of these that begins after this position.
+
+        One that has given a single batch was a look, and is none.
+        """
+        counts = self.ended or self.delivered > 1
+        return self.repeats + (epoch < self.epoch or (epoch == self.epoch and counts))
 
 
 class _Read(NamedTuple):

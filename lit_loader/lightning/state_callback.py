@@ -98,6 +98,9 @@ class LoaderStateCallback(Callback):
         # Validation's loaders, and where the last pass of each has left its seeds.
         self._validation: list[tuple[Callable[[], Any], dict[str, Any]]] = []
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_validation": [(_nobody, place) for _, place in self._validation]}
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
@@ -301,9 +304,12 @@ class LoaderStateCallback(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Notes where the loaders' seeds are."""
         if trainer.state.fn == "fit":
-            begun = [(each, each._core.epochs.begun) for each in _val_loaders(trainer)]
-            passed = [(each, pos.now().as_pass()) for each, pos in begun if pos is not None]
-            self._validation = [(weakref.ref(each), place) for each, place in passed]
+            self._validation = []
+            for loader in _val_loaders(trainer):
+                position = loader._core.epochs.begun
+                if position is not None:
+                    position.end()  # also of a few batches: the next one is another pass
+                    self._validation.append((weakref.ref(loader), position.now().as_pass()))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Keeps no reference to the loaders."""

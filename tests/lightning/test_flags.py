@@ -1,5 +1,6 @@
 """The Trainer's flags that touch the data, on LoaderDataModule, with and without workers."""
 
+import ast
 import random
 from itertools import chain
 from pathlib import Path
@@ -148,11 +149,13 @@ def test_memory_validated_in_is_trained_in(
 
 
 class Draws(Points):
-    """A draw of each global generator, and what torch calls the initial seed."""
+    """A draw of each global generator, what torch calls the initial seed, and the worker's."""
 
     def __getitem__(self, index: int) -> Any:
         draws = [random.random(), float(np.random.random()), float(torch.rand(()))]
-        return torch.tensor(draws), str(torch.initial_seed())
+        info = torch.utils.data.get_worker_info()
+        own = None if info is None else (info.id, info.seed)
+        return torch.tensor(draws), str((own, torch.initial_seed()))
 
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
@@ -169,20 +172,18 @@ def test_seed_everything_seeds_workers(workers: bool, tmp_path: Path) -> None:
 
     rows: list[Tensor] = []
     seeds: set[str] = set()
-    seed_everything(9, workers=workers, verbose=False)
-    data = LoaderDataModule({"train": Draws}, {"batch_size": 1, "num_workers": 2})
+    model, data = Drawing(), LoaderDataModule({"train": Draws}, {"batch_size": 1, "num_workers": 2})
     trainer = quiet_trainer(tmp_path)
-    trainer.fit(Drawing(), data)
+    seed_everything(9, workers=workers, verbose=False)
+    trainer.fit(model, data)
     loader = trainer.train_dataloader
     assert (loader.worker_init_fn is not None) == workers
-    expected = set()
-    for worker in range(2):
-        torch.manual_seed(9 + worker)
+    for (worker, own), initial in map(ast.literal_eval, seeds):
+        torch.manual_seed(own)
         if workers:
             pl_worker_init_function(worker, rank=0)
-        expected.add(str(torch.initial_seed()))
-    assert seeds <= expected
-    torch.manual_seed(9)
+        assert initial == torch.initial_seed()
+    seed_everything(9, verbose=False)
     alone = DataLoader(Draws(), 1)
     assert torch.equal(torch.cat(rows), torch.cat([batch[0] for batch in alone]))
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed
 from lightning.fabric import Fabric
-from lightning.pytorch import Callback, LightningDataModule
+from lightning.pytorch import Callback, LightningDataModule, seed_everything
 from lightning.pytorch.utilities import CombinedLoader
 
 from lit_loader import DataLoader, LoaderDataModule
@@ -99,6 +99,7 @@ def main(root: Path) -> None:
 
     def fit(name: str, model: Any, *callbacks: Callback, data: Any = None, **options: Any) -> None:
         path = options.pop("path", None)
+        seed_everything(0, verbose=False)
         run = trainer(root, "ddp", *callbacks, num_sanity_val_steps=0, **options)
         run.fit(model, data, ckpt_path=path, weights_only=True)
         runs[name] = model.seen

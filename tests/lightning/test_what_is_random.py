@@ -1,0 +1,204 @@
+"""What the data of ordinary Trainers is like: does it vary, is it independent, is it resumed?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, seed_everything
+from torch import Tensor
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Dataset, IterableDataset
+
+from lit_loader import DataLoader, LoaderDataModule
+from tests.support.lightning_runs import quiet_trainer
+
+
+class Noise(Dataset[Tensor]):
+    def __init__(self, length: int = 8) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.rand(1)
+
+
+class NoiseStream(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        for _ in range(8):
+            yield torch.rand(1)
+
+
+class Model(LightningModule):
+    """Notes what it sees, by split and epoch."""
+
+    def __init__(self, val_seed: int | None = None) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen: dict[str, list[frozenset[float]]] = {}
+        self.val_seed = val_seed
+
+    def see(self, split: str, batch: Tensor, number: int) -> None:
+        passes = self.seen.setdefault(split, [])
+        if not number or not passes:
+            passes.append(frozenset())
+        passes[-1] |= frozenset(batch.flatten().tolist())
+
+    def training_step(self, batch: Tensor, number: int) -> Tensor:
+        self.see("train", batch, number)
+        loss: Tensor = self.layer(batch).mean()
+        return loss
+
+    def on_validation_start(self) -> None:
+        if self.val_seed is not None and not self.trainer.sanity_checking:
+            torch.manual_seed(self.val_seed)
+
+    def validation_step(self, batch: Tensor, number: int) -> None:
+        if not self.trainer.sanity_checking:
+            self.see("val", batch, number)
+
+    def test_step(self, batch: Tensor, number: int) -> None:
+        self.see("test", batch, number)
+
+    def predict_step(self, batch: Tensor, number: int) -> Tensor:
+        self.see("predict", batch, number)
+        return batch
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.fixture(params=[0, 2])
+def workers(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+def loaders(kind: str, workers: int = 0) -> dict[str, Any]:
+    if kind == "data module":
+        splits = {"train": Noise(), "val": Noise()}
+        options = {"batch_size": 4, "num_workers": workers}
+        return {"datamodule": LoaderDataModule(splits, options)}
+    data: Any = NoiseStream if kind == "stream" else Noise
+    train, val = (DataLoader(data(), batch_size=4, num_workers=workers) for _ in range(2))
+    return {"train_dataloaders": train, "val_dataloaders": val}
+
+
+def is_new(passes: list[frozenset[float]]) -> bool:
+    return len(frozenset().union(*passes)) == sum(map(len, passes))
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+@pytest.mark.parametrize("kind", ["map", "stream", "data module"])
+@pytest.mark.filterwarnings("ignore:NoiseStream")
+def test_validation_never_sees_what_was_trained_on(
+    tmp_path: Path, kind: str, seeded: bool, workers: int
+) -> None:
+    """Although the sanity check puts the generators back, and begins where training begins."""
+    model = Model()
+    given = loaders(kind, workers)
+    if seeded:
+        seed_everything(1)
+    quiet_trainer(tmp_path, max_epochs=3).fit(model, **given)
+    assert len(model.seen["val"]) == 3
+    assert is_new(model.seen["train"] + model.seen["val"])
+
+
+def test_every_pass_is_new(tmp_path: Path) -> None:
+    """Of validations within an epoch, second fits, and of test-time augmentation."""
+    model, train, val = Model(), DataLoader(Noise(), 4), DataLoader(Noise(), 4)
+    for epochs in (2, 4):
+        trainer = quiet_trainer(tmp_path, max_epochs=epochs, val_check_interval=0.5)
+        trainer.fit(model, train, val)
+    for _ in range(3):
+        trainer = quiet_trainer(tmp_path)
+        trainer.test(model, val, verbose=False)
+        trainer.predict(model, val)
+    passes = [each for split in model.seen.values() for each in split]
+    assert len(passes) == 2 + 4 + 4 + 8 + 3 + 3
+    assert is_new(passes)
+
+
+def test_runs_are_fixed_by_seed_everything_and_by_nothing_else(tmp_path: Path) -> None:
+    def run(seed: int | None) -> Any:
+        if seed is not None:
+            seed_everything(seed)
+        model = Model()
+        quiet_trainer(tmp_path, max_epochs=2).fit(model, **loaders("map"))
+        return model.seen
+
+    assert run(1) == run(1) != run(2)
+    assert run(None) != run(None)
+
+
+@pytest.mark.parametrize("make", [DataLoader, pytest.param(TorchLoader, marks=pytest.mark.slow)])
+def test_a_seed_before_each_validation_fixes_it(tmp_path: Path, make: Any) -> None:
+    model = Model(val_seed=3)
+    quiet_trainer(tmp_path, max_epochs=3).fit(model, make(Noise(), 4), make(Noise(), 4))
+    assert len({*model.seen["val"]}) == 1
+    assert len({*model.seen["train"]}) == 3
+
+
+class Save(Callback):
+    def __init__(self, step: int, path: Path) -> None:
+        self.step, self.path = step, path
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        if trainer.global_step == self.step:
+            trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.parametrize("val_seed", [None, 3])
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [("map", 3), ("map", 4), ("data module", 3), ("data module", 4), ("stream", 3)],
+)
+@pytest.mark.filterwarnings("ignore:NoiseStream")
+def test_validations_after_a_resume_are_as_without_it(
+    tmp_path: Path, kind: str, step: int, val_seed: int | None
+) -> None:
+    path = tmp_path / "saved.ckpt"
+    whole = Model(val_seed)
+    quiet_trainer(tmp_path, max_epochs=4, callbacks=[Save(step, path)]).fit(whole, **loaders(kind))
+    resumed = Model(val_seed)
+    torch.manual_seed(99)
+    quiet_trainer(tmp_path, max_epochs=4).fit(resumed, **loaders(kind), ckpt_path=path)
+    validations = resumed.seen["val"]
+    assert validations == whole.seen["val"][-len(validations) :]
+    assert resumed.seen["train"][-2:] == whole.seen["train"][-2:]
+
+
+class Told(Noise):
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([float(self.epoch)])
+
+
+class TellsItself(Callback):
+    def on_train_epoch_start(self, trainer: Any, *_: Any) -> None:
+        trainer.train_dataloader.dataset.set_epoch(10 + trainer.current_epoch)
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("itself", [False, True])
+def test_a_dataset_is_told_its_epoch_unless_the_program_does_it(
+    tmp_path: Path, itself: bool, persistent: bool, workers: int
+) -> None:
+    if persistent and not workers:
+        pytest.skip("persistent workers are workers")
+    model, first = Model(), 10 if itself else 0
+    loader = DataLoader(Told(), 4, num_workers=workers, persistent_workers=persistent)
+    callbacks = [TellsItself()] if itself else []
+    trainer = quiet_trainer(tmp_path, max_epochs=3, callbacks=callbacks, limit_val_batches=0)
+    trainer.fit(model, loader)
+    loader.close()
+    assert model.seen["train"] == [{float(first + epoch)} for epoch in range(3)]
