@@ -157,6 +157,8 @@ class LoaderState:
             state["told"] = position.told
         if position.repeats:
             state["repeats"] = position.repeats
+        if position.passed != position.epoch - 1:
+            state["passed"] = position.passed
         bases = position.bases
         if bases != Bases.of(bases.order):
             state["bases"] = [*bases.drawn, bases.first, bases.older]
@@ -201,6 +203,7 @@ class LoaderState:
         since = field("since", is_count, count, 0)
         bases = _checked_bases(state.get("bases"), fingerprint.get("seed"), version)
         repeats = field("repeats", is_count, count, 0)
+        passed = field("passed", lambda value: value == -1 or is_epoch(value), asked, epoch - 1)
         # Releases before 0.4 told a dataset each epoch.
         told = field("told", lambda value: value is None or is_epoch(value), asked)
         told = epoch if version < VERSION else told
@@ -216,7 +219,7 @@ class LoaderState:
         numbers = None if readers is None else [*readers]
         position = Position(
             *(epoch, bases, batches, ahead, sampler, tuple(points or ()), False),
-            *(requested, since, repeats, told),
+            *(requested, since, repeats, passed, told),
         )
         return cls(position, samples, fingerprint, numbers)
 

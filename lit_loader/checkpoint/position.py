@@ -125,8 +125,10 @@ class Position:
     # a short loader several times an epoch asks once: then it is not ``epoch``.
     requested: int | None = None
     since: int = 0  # batches delivered since the epoch was begun, or resumed last
-    # Passes before this one that began at no later epoch than the one before them.
+    # Passes before this one that began at no later epoch than the one before them; and the epoch of
+    # the last pass, which was no look.
     repeats: int = 0
+    passed: int = -1
     told: int | None = None  # the epoch that the dataset is told; None: it is told none
 
     @property
@@ -156,13 +158,15 @@ class Position:
         bases = Bases(*place["bases"])
         return cls(place["epoch"], bases, repeats=place["repeats"], ended=True)
 
-    def repeats_of(self, epoch: int) -> int:
-        """Give what a pass of an epoch has of these that begins after this position.
+    def passes(self, epoch: int) -> dict[str, Any]:
+        """Give ``repeats`` and ``passed`` of a pass that begins after this position, by its epoch.
 
-        One that has given a single batch was a look, and is none.
+        One that has given a single batch was a look, and is no pass.
         """
-        counts = self.ended or self.delivered > 1
-        return self.repeats + (epoch < self.epoch or (epoch == self.epoch and counts))
+        repeats, passed = self.repeats, self.epoch
+        if not (self.ended or self.delivered > 1):
+            repeats, passed = repeats - (self.epoch <= self.passed), self.passed
+        return {"repeats": repeats + (epoch <= passed), "passed": passed}
 
 
 class _Read(NamedTuple):

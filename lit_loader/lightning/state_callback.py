@@ -435,8 +435,8 @@ def _count_on(loader: DataLoader[Any], before: DataLoader[Any]) -> None:
         position = before._core.epochs.now()
         # Loaded, and not set: a state that is taken before the first step has no look in it.
         epoch = position.epoch + bool(position.batches)
-        bases, repeats = loader._core.seeds.bases(), position.repeats_of(epoch)
-        loader._core.epochs.load(Position(epoch, bases, repeats=repeats))
+        start = Position(epoch, loader._core.seeds.bases(), **position.passes(epoch))
+        loader._core.epochs.load(start)
 
 
 def _iterators(trainer: Trainer) -> list[LoaderIterator[Any]]:

@@ -222,7 +222,7 @@ class Epochs:
             start, given = self._epoch_start(requested, looks=looks), None
             if renewed:  # for this pass
                 start = dataclasses.replace(
-                    start, bases=self._seeds.count_from(start.epoch), repeats=0
+                    start, bases=self._seeds.count_from(start.epoch), repeats=0, passed=-1
                 )
         start = dataclasses.replace(start, told=said.told(start, requested, self.tells))
         position = EpochPosition(start, readers)
@@ -389,12 +389,10 @@ class Epochs:
                 )
             is_left = not self._is_end(loaded)
             start = self._epoch_start(requested, between=not is_left, left=is_left)
-            return dataclasses.replace(start, repeats=loaded.repeats_of(requested or 0)), None
-        repeats = loaded.repeats_of(start_epoch := requested or 0)
-        start = self._epoch_start(start_epoch)
-        return dataclasses.replace(start, sampler=loaded.sampler, repeats=repeats), (
-            loaded.sampler or {}
-        )
+            return dataclasses.replace(start, **loaded.passes(start.epoch)), None
+        start = self._epoch_start(requested)
+        start = dataclasses.replace(start, sampler=loaded.sampler, **loaded.passes(start.epoch))
+        return start, loaded.sampler or {}
 
     def _abandon(self, position: EpochPosition) -> Place | None:
         """Leave an epoch that was begun, for the next one.
@@ -460,12 +458,10 @@ class Epochs:
         if epoch is None:
             requested = None if before is None else before.requested
             epoch = self._next_epoch + looks
-        repeats = 0 if before is None else before.repeats_of(epoch)
-        bases = self._seeds.bases()
-        told = None if before is None else before.told
-        return Position(
-            epoch, bases, sampler=sampler, requested=requested, repeats=repeats, told=told
-        )
+        start = Position(epoch, self._seeds.bases(), sampler=sampler, requested=requested)
+        if before is None:
+            return start
+        return dataclasses.replace(start, told=before.told, **before.passes(epoch))
 
     def _requested(self) -> int | None:
         """The epoch that was asked for since the last one began, or None."""
