@@ -114,8 +114,8 @@ class DataLoader(_TorchLoader[T_co]):
             seeding and before the first sample; None: nothing is called.
         multiprocessing_context: Start method ("fork", "spawn", "forkserver") or a context object;
             None: Python's default.
-        generator: A torch.Generator: its initial seed takes the place of torch's where seed is
-            None, and it may be shared with samplers.
+        generator: A torch.Generator that the base seed is drawn from where seed is None, in place
+            of torch's own. It may be shared with samplers.
         prefetch_factor: Batches in flight for each worker (8 workers × 2 = 16 batches); None: 2
             with workers, nothing ahead without; with ``num_workers="auto"`` 2 or more, as batches
             differ in what they take.
@@ -124,10 +124,11 @@ class DataLoader(_TorchLoader[T_co]):
             memory is pinned for; "": the current one.
         in_order: Give batches out in the sampler's order; False: as they are finished, but those of
             one reader of an iterable dataset in order.
-        seed: Base of all randomness, 0 … 2**64 - 1; None: taken from a DistributedSampler, else
-            from generator, else from ``torch.initial_seed()`` (with several replicas from
-            PL_GLOBAL_SEED, else 0), drawing nothing. Set on a loader (generator, too), it counts
-            from the next epoch on.
+        seed: Base of all randomness, 0 … 2**64 - 1. None: drawn at the loader's first pass from
+            generator, else from torch's generator, so that loaders are independent and
+            ``torch.manual_seed`` fixes them. Processes that share the data have rank 0's, and a
+            DistributedSampler's seed (else PL_GLOBAL_SEED) decides their order. Set on a loader
+            (generator, too), it counts from the next pass on.
         seeding: What the random generators are seeded from, besides seed and epoch: the number of
             the "batch", the index of the "sample", or the "worker" (torch's own scheme).
         reseed_fn: Called with (dataset, seed) wherever the generators are seeded, for those that
