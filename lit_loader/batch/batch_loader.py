@@ -24,7 +24,7 @@ from lit_loader.batch.fetch import IterableFetcher, MapFetcher, TolerantMapFetch
 from lit_loader.batch.sample_errors import OMITTED, Attempts
 from lit_loader.context import reading
 from lit_loader.seeding import generator_lock
-from lit_loader.seeding.find_generators import LATE, GeneratorWatch, HeldGenerators
+from lit_loader.seeding.find_generators import GeneratorWatch, HeldGenerators
 from lit_loader.seeding.generator_state import Rewind
 from lit_loader.seeding.seeds import BatchRng, derive, extend, sample_seed, seed_globals
 from lit_loader.system.interrupts import let_handlers_through
@@ -33,7 +33,6 @@ from lit_loader.transport.status_board import Progress
 
 __all__ = ["BatchLoader", "make_batch"]
 
-_FOR_EVER = 1 << 62
 _REPLACEMENTS = 0x4E72  # keeps the choice of replacements apart from what samples draw
 BEGINNING = 0xBE61  # … and what comes before an epoch's first sample
 SET_EPOCH = 0
@@ -46,15 +45,21 @@ class BatchLoader:
     the spec says how many readers there are.
     """
 
-    def __init__(self, spec: BatchSpec, worker: int = 0, num_readers: int = 1) -> None:
+    def __init__(
+        self,
+        spec: BatchSpec,
+        worker: int = 0,
+        num_readers: int = 1,
+        watch: GeneratorWatch | None = None,
+    ) -> None:
         self._spec = spec
         self._num_readers = num_readers
         self._share = (spec.rank * num_readers + worker, spec.num_replicas * num_readers)
         self._collates_into_slot = spec.default_collation
         self._fetcher: MapFetcher | IterableFetcher | None = None
-        self._watch: GeneratorWatch | None = None  # of the dataset and functions, once it reads
-        # Batches until generators are looked for, and how many there were at the last look.
-        self._unwatched = self._looked = 0
+        self._watch = watch or spec.watch()
+        # Whether generators are looked for after the next batch, too.
+        self._first = spec.seeding != "worker"
         self._rewind: Rewind | None = None
         self._rewound: HeldGenerators | None = None  # those that it takes back
         self.rng = BatchRng(spec.batched)
@@ -115,9 +120,8 @@ class BatchLoader:
         reading.epoch, reading.shard, reading.maker = epoch, self._share, self
         if self._epoch != (seed, epoch):
             self._enter(seed, epoch, progress)
-        if not self._unwatched:
-            return self._load_watched((indices, number, epoch, seed, progress))
-        self._unwatched -= 1
+        if self._first:
+            return self._load_first((indices, number, epoch, seed, progress))
         rng, fetcher = self.rng, self._fetcher
         if fetcher is None:
             fetcher = self._fetcher = self._new_map_fetcher()
@@ -132,7 +136,7 @@ class BatchLoader:
             self.samples = 0
             return self._with_report(None, omitted=True)
         batch = self._collate(samples, number, progress)
-        noted = self.reads is not None and self.reads.notes
+        noted = self._watch.notes or (self.reads is not None and self.reads.notes)
         tried = self._attempts.errors or self._attempts.retries
         return self._with_report(batch) if noted or tried else batch
 
@@ -162,26 +166,22 @@ class BatchLoader:
             return default_collate(samples, progress.empty)
         return spec.collate_fn(samples)
 
-    def _load_watched(self, task: tuple[Any, int, int, int, Progress]) -> Any:
+    def _load_first(self, task: tuple[Any, int, int, int, Progress]) -> Any:
         """Do as :meth:`load` does, and look for generators that the batch has made."""
-        again, looked = self._spec.seeding != "worker", self._looked
-        self._unwatched = 1
-        batch = self.load(*task)
         watch = self._watch
-        assert watch is not None
-        self._unwatched = _FOR_EVER
-        if again and looked:
-            watch.search(late=True)
-        elif again and watch.search():  # on first use it has made one, which was not seeded
+        self._first = False
+        try:
+            batch = self.load(*task)
+        except BaseException:
+            self._first = True
+            raise
+        if watch.search(first_batch=True):  # on first use it has made one, which was not seeded
             progress, empty = task[-1], task[-1].empty
             if type(batch) is BatchWithReport:
                 watch.notes += batch.notes
             progress.empty = None  # what it gives lies behind the first one
             batch = self.load(*task)
             progress.empty = empty
-        looked = 2 * looked or 1  # batches so far
-        if again and looked < LATE:
-            self._looked, self._unwatched = looked, looked - 1
         if watch.notes:
             made = batch if type(batch) is BatchWithReport else BatchWithReport(batch, None, None)
             batch = made._replace(notes=(*made.notes, *self._notes()))
@@ -209,9 +209,9 @@ class BatchLoader:
 
     def _enter(self, seed: int, epoch: int, progress: Progress) -> None:
         """Note the epoch, and call the dataset's ``set_epoch`` if it has one."""
-        if self._watch is None:
-            self._watch = self._spec.watch()
-            progress.beat()
+        # Only the dataset's own code can have made one since this process's last epoch.
+        self._watch.search(late=self._epoch is not None and not self._spec.iterable)
+        progress.beat()
         self._epoch, self._epoch_seed = (seed, epoch), derive(seed, epoch)
         self.rng.epoch_seed = self._epoch_seed
         set_epoch = getattr(self._spec.dataset, "set_epoch", None)
@@ -219,7 +219,7 @@ class BatchLoader:
             self._reseed_beginning(SET_EPOCH)
             set_epoch(epoch)
             self._watch.search()
-            self._looked = self._unwatched = 0
+            self._first = self._spec.seeding != "worker"
         if self.reads is not None:
             self.reads.enter(self._epoch)
 
@@ -241,7 +241,7 @@ class BatchLoader:
     def aside(self) -> AbstractContextManager[object]:
         """Put generators (not ``reseed_fn``'s) back, where this batch's seed has set them."""
         seeded = self._spec.seeding != "worker"
-        held = self._watch.held.states if seeded else ()  # type: ignore[union-attr]
+        held = self._watch.held.states if seeded else ()
         return Rewind(held, (self.rng.place, self.rng.go_back))
 
     def drawn(self) -> str | None:
@@ -262,7 +262,7 @@ class BatchLoader:
     def _reseed(self, seed: int) -> None:
         """Set every generator that the dataset may draw from."""
         seed_globals(seed)
-        held = self._watch.held  # type: ignore[union-attr]
+        held = self._watch.held
         if held.generators:
             held.reseed(seed)
         if self._spec.reseed_fn is not None:
@@ -272,7 +272,7 @@ class BatchLoader:
         """What a batch is known by; None: its draws follow from no seed of its own."""
         if self._spec.seeding == "worker":
             return None
-        held = self._watch.held.states  # type: ignore[union-attr]
+        held = self._watch.held.states
         return mark_of(samples, [*held, *self.rng.last])
 
     def _new_map_fetcher(self) -> MapFetcher:
@@ -293,7 +293,7 @@ class BatchLoader:
         return Attempts(spec.tolerance, self._mark, lambda: self._rewind.back())  # type: ignore[union-attr]
 
     def _mark(self, index: Any) -> None:
-        held = self._watch.held  # type: ignore[union-attr]
+        held = self._watch.held
         if self._rewind is None or self._rewound is not held:
             self._rewind, self._rewound = Rewind(held.states), held
         self._rewind.mark()

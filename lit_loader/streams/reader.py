@@ -37,6 +37,7 @@ from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.checkpoint.untrusted_state import resuming
 from lit_loader.context import READERS, WORKERS, reading
 from lit_loader.errors import StateError, TransportError
+from lit_loader.seeding.find_generators import GeneratorWatch
 from lit_loader.seeding.generator_state import Rewind
 from lit_loader.seeding.seeds import extend, seed_globals
 from lit_loader.streams.copies import DatasetCopies
@@ -65,8 +66,9 @@ class Reader(BatchLoader):
         number: int = 0,
         num_readers: int = 1,
         copies: DatasetCopies | None = None,
+        watch: GeneratorWatch | None = None,
     ) -> None:
-        super().__init__(spec, number, num_readers)
+        super().__init__(spec, number, num_readers, watch)
         if spec.shards is not None:  # dealt out to the ranks one by one, and not in stretches
             self._share = (spec.shards.mine[number], spec.shards.count)
         self._copies = copies
@@ -76,7 +78,7 @@ class Reader(BatchLoader):
 
     def begin_epoch(self) -> None:
         """Take up an epoch: the next :meth:`load` iterates the dataset anew."""
-        self._fetcher, self._begun, self._stale = None, False, self._watch is not None
+        self._fetcher, self._begun, self._stale = None, False, True
 
     def load(self, indices: Any, number: int, epoch: int, seed: int, progress: Progress) -> Any:
         """Make the next batch, a `BatchWithReport`; see `BatchLoader.load`.
@@ -90,7 +92,7 @@ class Reader(BatchLoader):
         begins = not self._begun
         if begins:
             if self._stale:  # what it has made on the way is seeded from now on
-                self._watch.search()  # type: ignore[union-attr]
+                self._watch.search()
                 self._stale = False
             self._begun = True  # if iter(dataset) raises, there is nothing to go on with
             self._fetcher = self._open(indices or ReadPoint(), number, progress)
@@ -113,7 +115,7 @@ class Reader(BatchLoader):
             batch = self._collate(samples, number, progress)
         divided = self._divided() if begins else None
         if begins and self._is_first:
-            self._watch.begun_to_iterate()  # type: ignore[union-attr]
+            self._watch.begun_to_iterate()
         return self._with_report(batch, state, mark, divided, omitted)
 
     def _divided(self) -> int | None:
@@ -125,14 +127,13 @@ class Reader(BatchLoader):
 
     def _enter(self, seed: int, epoch: int, progress: Progress) -> None:
         super()._enter(seed, epoch, progress)
-        if callable(getattr(self._spec.dataset, "set_epoch", None)):
-            self._stale = False
+        self._stale = False
 
     def beginning(self, part: int) -> AbstractContextManager[object]:
         """Set generators (not ``reseed_fn``'s) as before the first sample; then put them back."""
         if self._spec.seeding == "worker" or self._spec.shards is None:
             return super().beginning(part)
-        held = self._watch.held  # type: ignore[union-attr]
+        held = self._watch.held
         seed = extend(self._epoch_seed, BEGINNING, _FIRST_NEXT, part)
 
         def reseed() -> None:
@@ -171,7 +172,7 @@ class Reader(BatchLoader):
                 fetcher, alike = self._read_to(number, progress, start, wanted)
             if not alike:
                 fetcher, _ = self._read_to(number, progress, point, {}, midst=True)
-        if not alike and self._watch is not None:
+        if not alike:
             self._watch.notes.append(
                 "the batches before a resume were read again, and were others: it may lose samples "
                 "and give some twice; have it draw from generators that its state or the loader "
@@ -238,7 +239,6 @@ class Reader(BatchLoader):
     def _new_fetcher(self, state: Any) -> IterableFetcher:
         """Open the dataset, at its start or where a state says."""
         spec, watch = self._spec, self._watch
-        assert watch is not None
 
         def before_iter() -> None:
             if state:
@@ -268,14 +268,12 @@ class Reader(BatchLoader):
     def _take_copy(self, copies: DatasetCopies | None, progress: Progress) -> None:
         """Read a dataset that has not taken a state, if there is any, in this one's stead."""
         if copies is None:
-            if self._watch is not None:
-                self._watch.follow()
+            self._watch.follow()
             return
         former, dataset = self._spec.dataset, copies.make()
         self._spec = dataclasses.replace(self._spec, dataset=dataset)
         show_in_place_of(former, dataset)
-        notes = self._watch.notes if self._watch is not None else []
-        self._watch = self._spec.watch()
+        notes, self._watch = self._watch.notes, self._spec.watch()
         self._watch.notes += notes
         (seed, epoch), self._epoch = self._epoch or (0, 0), None
         self._enter(seed, epoch, progress)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
 from lit_loader import DataLoader
-from lit_loader.seeding.find_generators import LATE, GeneratorWatch
+from lit_loader.seeding.find_generators import GeneratorWatch
 from tests.support import held_elsewhere
 from tests.support.samples import OfLength, share
 
@@ -245,24 +245,47 @@ def test_batches_do_not_depend_on_who_made_what_before(kind: str, seeding: str) 
     assert epoch(KINDS[kind](), 3, seeding=seeding) == expected
 
 
-@pytest.mark.parametrize(
-    ("first", "workers"), [(1, 0), (2, 1), (7, 0), (LATE - 1, 0), (LATE - 1, 1), (1, 2)]
-)
-def test_a_generator_that_was_made_late_is_told(first: int, workers: int) -> None:
+def late(first: int, workers: int) -> Drawing:
+    """Makes its generator in the second batch of each process, or later."""
+
     class Late(Drawing):
         rng: Any = None
-        length = LATE * max(1, workers)
+        length = 16 * max(1, workers)
 
         def draw(self, index: int) -> float:
             if index >= first * max(1, workers):
                 self.rng = self.rng or random.Random(1)
             return 0.0 if self.rng is None else self.rng.random()
 
-    with (
-        DataLoader(Late(), batch_size=1, num_workers=workers) as loader,
-        pytest.warns(UserWarning, match=r"Late\.rng is a random generator that was made after"),
-    ):
+    return Late()
+
+
+@pytest.mark.parametrize(("first", "workers"), [(1, 1), (7, 1), (1, 2), (15, 2)])
+def test_a_generator_that_was_made_late_is_told_in_the_next_epoch(first: int, workers: int) -> None:
+    with DataLoader(
+        late(first, workers), batch_size=1, num_workers=workers, persistent_workers=True
+    ) as loader:
         list(loader)
+        with pytest.warns(
+            UserWarning, match=r"Late\.rng is a random generator that was made after"
+        ):
+            list(loader)
+        list(loader)
+
+
+def test_a_generator_that_was_made_late_is_seeded_from_the_next_epoch_on() -> None:
+    """Without workers the program may have put it there, so nothing is told."""
+
+    def third_epoch(epochs: int) -> list[Any]:
+        dataset = late(7, 0)
+        loader = DataLoader(dataset, batch_size=1, seed=1)
+        for _ in range(epochs):
+            list(loader)
+        dataset.rng = dataset.rng or random.Random(2)  # type: ignore[attr-defined]
+        loader.set_epoch(3)
+        return [batch.tolist() for batch in loader]
+
+    assert third_epoch(1) == third_epoch(0) == third_epoch(2)
 
 
 def test_a_generator_of_the_program_is_left_alone_without_workers() -> None:
@@ -308,6 +331,7 @@ def test_of_long_lists_only_those_that_hold_generators_are_told(items: list[Any]
         if isinstance(item, Lazy):
             item.rng = random.Random(1)
     watch = GeneratorWatch(argparse.Namespace(items=items))
+    watch.search()
     assert len(watch.notes) == isinstance(items[0], Lazy)
 
 
@@ -455,6 +479,7 @@ def test_what_a_dataset_replaces_as_it_is_iterated_is_not_warned_of() -> None:
     dataset = Shuffling(random.Random)
     dataset.rng = random.Random(1)
     watch = GeneratorWatch(dataset)
+    watch.search()
     dataset.rng = random.Random(2)
     watch.begun_to_iterate()
     assert watch.notes == []
