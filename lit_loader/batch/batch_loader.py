@@ -24,7 +24,7 @@ from lit_loader.batch.fetch import IterableFetcher, MapFetcher, TolerantMapFetch
 from lit_loader.batch.sample_errors import OMITTED, Attempts
 from lit_loader.context import reading
 from lit_loader.seeding import generator_lock
-from lit_loader.seeding.find_generators import GeneratorWatch, HeldGenerators
+from lit_loader.seeding.find_generators import HeldGenerators
 from lit_loader.seeding.generator_state import Rewind
 from lit_loader.seeding.seeds import BatchRng, derive, extend, sample_seed, seed_globals
 from lit_loader.system.interrupts import let_handlers_through
@@ -45,19 +45,13 @@ class BatchLoader:
     the spec says how many readers there are.
     """
 
-    def __init__(
-        self,
-        spec: BatchSpec,
-        worker: int = 0,
-        num_readers: int = 1,
-        watch: GeneratorWatch | None = None,
-    ) -> None:
+    def __init__(self, spec: BatchSpec, worker: int = 0, num_readers: int = 1) -> None:
         self._spec = spec
         self._num_readers = num_readers
         self._share = (spec.rank * num_readers + worker, spec.num_replicas * num_readers)
         self._collates_into_slot = spec.default_collation
         self._fetcher: MapFetcher | IterableFetcher | None = None
-        self._watch = watch or spec.watch()
+        self._watch = spec.watch()
         # Whether generators are looked for after the next batch, too.
         self._first = spec.seeding != "worker"
         self._rewind: Rewind | None = None

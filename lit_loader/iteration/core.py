@@ -50,7 +50,7 @@ from lit_loader.sampling.advice import advice_if_split_twice, advice_if_unsharde
 from lit_loader.sampling.batch_plan import BatchPlan, lookahead
 from lit_loader.sampling.epochs import Epochs, EpochStart
 from lit_loader.sampling.shown_samplers import ShardedSampler, ShownSamplers
-from lit_loader.seeding.find_generators import GeneratorWatch, find_generators
+from lit_loader.seeding.find_generators import find_generators
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.auto_workers import AutoWorkers
 from lit_loader.statistics.recorder import WINDOW, Recorder
@@ -92,7 +92,7 @@ _OF_WORKERS: Final = (
 
 _OF_THE_PROCESS: Final = (
     *("begun", "_loader", "_lock", "pool", "_started_with", "_table", "latest"),
-    *("pid", "runs", "_shown", "talks", "_watch"),
+    *("pid", "runs", "_shown", "talks"),
 )
 """What a copy, or a pickle, begins anew with."""
 
@@ -136,7 +136,6 @@ class LoaderCore:
         self.pool: WorkerPool | None = None  # the persistent workers
         self._started_with: list[Any] = []  # options
         self._shares: bool | None = None  # whether the dataset holds what others may change
-        self._watch: GeneratorWatch | None = None  # without workers: that of the latest pass
         self._table: Any = None  # in their stead: the dataset as it was when they would have begun
         self.begun: Pipeline | None = None  # what the workers are at for the next epoch
         self.runs: weakref.WeakSet[EpochRun[Any]] = weakref.WeakSet()  # those that are alive
@@ -381,13 +380,6 @@ class LoaderCore:
         if self._table is None or not loader.persistent_workers:
             self._table = frozen(loader.dataset)
         return dataclasses.replace(self.spec(), dataset=self._table)
-
-    def watch(self, spec: BatchSpec) -> GeneratorWatch:
-        """Give the watch of the latest pass in this process, which knows much, if it is of that."""
-        watch = spec.watch()
-        if self._watch is None or not self._watch.is_of(watch):
-            self._watch = watch
-        return self._watch
 
     # --- epochs ---
 

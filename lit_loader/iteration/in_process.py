@@ -168,7 +168,7 @@ class InProcessIterator(LoaderIterator[T_co]):
 
     def _begin(self, start: EpochStart) -> _Making:
         spec = self._spec()
-        self._loader = loader = maker_of(spec, watch=self._core.watch(spec))
+        self._loader = loader = maker_of(spec)
         self._end_reads(loader)
         self._draws = not loader.reads_table
         if spec.seeding == "worker":

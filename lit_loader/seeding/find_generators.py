@@ -25,7 +25,7 @@ import sys
 import threading
 import types
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, lru_cache, partial
 from itertools import chain, islice
@@ -57,6 +57,9 @@ ALIKE = 16
 
 FIRST_ITEMS = 2048
 """Items of a container that are looked at first: a list of so many numbers has but numbers."""
+
+MAX_PLAIN = 200_000
+"""Short lists, tuples and dicts of numbers and the like, of which nothing more is asked."""
 
 LARGE = 256
 """Objects in a container from which on later searches pass it by, if it holds no generator."""
@@ -151,7 +154,7 @@ class _Search:
 
     def __init__(
         self,
-        roots: Iterable[object],
+        roots: tuple[object, ...],
         apart_from: Iterable[object] = (),
         passed: _Passed | None = None,
         for_shared: bool = True,
@@ -169,6 +172,9 @@ class _Search:
         # Objects made on the way (bound methods, say) must live on, or another would get their id.
         self._seen = {id(known): known for known in (*GLOBAL_GENERATORS, *apart_from)}
         _forget_if_set()
+        self._plain = 0
+        self._dataset = id(roots[0]) if roots else None
+        self._back: list[int] = []  # what leads back to the dataset
         self._walk()
         # Those that have the same path (in a set) stay in the order in which they were found.
         pairs = ((self._path(number), self._walked[number][0]) for number in self._found)
@@ -210,7 +216,14 @@ class _Search:
             for step, child in chain(leads, _leads(value, kind)):
                 if self._for_shared and self.shared is None and _is_shared(child):
                     self.shared = self._path(number) + step
-                if not (id(child) in seen or is_leaf(child) or _is_empty(child)):
+                if is_leaf(child):
+                    continue
+                if id(child) in seen:
+                    if id(child) == self._dataset:
+                        self._back.append(number)
+                elif self._plain < MAX_PLAIN and _is_plain(child):
+                    self._plain += 1
+                else:
                     (code if _is(child, _CODE) else data).append((child, number, step, depth + 1))
 
     def _resume(self) -> bool:
@@ -241,7 +254,10 @@ class _Search:
         return [*owners.values()]
 
     def passed(self) -> _Passed:
-        """Give the large containers in which there is no generator, the outermost ones."""
+        """Give the large containers in which there is no generator, the outermost ones.
+
+        None that leads back to the dataset, which must not live as long as they are remembered.
+        """
         walked = self._walked
         counts, holding = [1] * len(walked), set(self._found)
         for number in range(len(walked) - 1, 0, -1):
@@ -260,7 +276,26 @@ class _Search:
             elif counts[number] >= LARGE or id(value) in self._before:
                 within.add(number)
                 passed[id(value)] = value, _length(value, kind)
-        return passed
+        return {} if within.intersection(self._back) else passed
+
+
+_passed_in: dict[int, tuple[weakref.ref[Any], _Passed]] = {}  # by a dataset's id
+
+
+def _recall(dataset: Any) -> _Passed | None:
+    """Give what a search over a dataset may pass by; None: no batch was made of it yet."""
+    owner, passed = _passed_in.get(id(dataset), (None, None))
+    return passed if owner is not None and owner() is dataset else None
+
+
+def _remember(dataset: Any, passed: _Passed) -> None:
+    with contextlib.suppress(TypeError):  # cannot be referred to weakly: a list, say
+        owner = weakref.ref(dataset, partial(_drop, _passed_in, id(dataset)))
+        _passed_in[id(dataset)] = owner, passed
+
+
+def _drop(memory: dict[int, Any], key: int, _: object) -> None:
+    memory.pop(key, None)
 
 
 def _is(value: Any, kinds: Any) -> bool:
@@ -298,12 +333,15 @@ def is_leaf(value: Any) -> bool:
     return issubclass(kind, np.ndarray) and value.dtype != object
 
 
-def _is_empty(value: Any) -> bool:
-    """Whether it is a builtin container without items; asks nothing of a user's class."""
-    return type(value) in _EMPTY and not value
+def _is_plain(value: Any) -> bool:
+    """Whether it is a short builtin container of numbers and the like, or an empty one."""
+    kind = type(value)
+    if kind not in _SHORT or len(value) > ALIKE:
+        return False
+    return _PLAIN.issuperset(map(type, value.values() if kind is dict else value))
 
 
-_EMPTY = frozenset({list, tuple, dict, set, OrderedDict})
+_SHORT = frozenset({list, tuple, dict})
 
 
 def _length(value: Any, kind: type) -> int:
@@ -524,15 +562,11 @@ def _learn(code: Any) -> None:
                 queue.append(way)
     for key, value in seen.items():
         if _is(value, _LIBRARY_CODE) and _is_library(root_of(value)):
-            forget = partial(_forget, key)
-            _known_code[key] = weakref.ref(value, forget), key not in leading
+            known_as = weakref.ref(value, partial(_drop, _known_code, key))
+            _known_code[key] = known_as, key not in leading
 
 
 _NO_CODE: tuple[Any, bool] = (None, False)
-
-
-def _forget(key: int, _: object) -> None:
-    _known_code.pop(key, None)
 
 
 def _forget_if_set() -> None:
@@ -644,13 +678,8 @@ class GeneratorWatch:
         self._warn = warn
         self.notes: list[str] = []
         self._iterated = False
-        self._passed: _Passed | None = None  # from the second search on
         self.owners: list[Any] = []
         self.held = HeldGenerators([])
-
-    def is_of(self, other: GeneratorWatch) -> bool:
-        """Whether both watch the same."""
-        return self._warn == other._warn and [*map(id, self.roots)] == [*map(id, other.roots)]
 
     def search(self, late: bool = False, first_batch: bool = False) -> bool:
         """Search; returns whether there are generators that were not known.
@@ -660,9 +689,10 @@ class GeneratorWatch:
         seeded for some batches, which is noted.
         """
         known, paths = set(map(id, self.held.generators)), self.held.paths
-        search = _Search(self.roots, passed=self._passed, for_shared=False)
-        if first_batch or self._passed is not None:
-            self._passed = search.passed()
+        passed = _recall(self.roots[0]) if self.roots else None
+        search = _Search(self.roots, passed=passed, for_shared=False)
+        if first_batch or passed is not None:
+            _remember(self.roots[0], search.passed())
         self.owners = search.owners()
         held = self.held = HeldGenerators(search.pairs, search.cuts)
         if held.paths:

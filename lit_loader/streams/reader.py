@@ -37,7 +37,6 @@ from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.checkpoint.untrusted_state import resuming
 from lit_loader.context import READERS, WORKERS, reading
 from lit_loader.errors import StateError, TransportError
-from lit_loader.seeding.find_generators import GeneratorWatch
 from lit_loader.seeding.generator_state import Rewind
 from lit_loader.seeding.seeds import extend, seed_globals
 from lit_loader.streams.copies import DatasetCopies
@@ -66,9 +65,8 @@ class Reader(BatchLoader):
         number: int = 0,
         num_readers: int = 1,
         copies: DatasetCopies | None = None,
-        watch: GeneratorWatch | None = None,
     ) -> None:
-        super().__init__(spec, number, num_readers, watch)
+        super().__init__(spec, number, num_readers)
         if spec.shards is not None:  # dealt out to the ranks one by one, and not in stretches
             self._share = (spec.shards.mine[number], spec.shards.count)
         self._copies = copies

@@ -29,7 +29,6 @@ from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.fetch import EndOfData
 from lit_loader.batch.worker_info import WorkerInfo, show, shown
 from lit_loader.checkpoint.position import ReadPoint
-from lit_loader.seeding.find_generators import GeneratorWatch
 from lit_loader.streams.copies import DatasetCopies
 from lit_loader.streams.reader import Reader
 from lit_loader.transport.remote_error import ReaderShare
@@ -169,15 +168,10 @@ class _Begun(NamedTuple):
     batch: Any
 
 
-def maker_of(
-    spec: BatchSpec, worker: int = 0, num_workers: int = 1, watch: GeneratorWatch | None = None
-) -> BatchLoader | Readers:
-    """Give what makes a process's batches: that of a worker, or without any of the loader's.
-
-    ``watch`` is that of an earlier pass over the same.
-    """
+def maker_of(spec: BatchSpec, worker: int = 0, num_workers: int = 1) -> BatchLoader | Readers:
+    """Give what makes a process's batches: that of a worker, or without any of the loader's."""
     if not spec.iterable:
-        return BatchLoader(spec, worker, num_workers, watch)
+        return BatchLoader(spec, worker, num_workers)
     if spec.shards is None:
-        return Reader(spec, worker, num_workers, watch=watch)
+        return Reader(spec, worker, num_workers)
     return Readers(spec)
