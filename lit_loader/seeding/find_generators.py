@@ -391,8 +391,10 @@ def _leads(value: Any, kind: type) -> Iterator[_Lead]:
             yield f".{name}", getattr(value, name)
         attributes = instance_dict(value)
         model = issubclass(kind, torch.nn.Module) and _has_parameters(value)
+        # A shuffling DataPipe seeds its own once for each epoch, alike for all who take shares.
+        pipe = issubclass(kind, torch.utils.data.IterDataPipe) and hasattr(kind, "set_seed")
         for name, item in list(attributes.items()):
-            if not (model and name in _OF_MODELS):
+            if not (model and name in _OF_MODELS) and not (pipe and _is(item, _KINDS)):
                 yield f".{name}", item
         if model:  # Its transforms and the like are looked into, and no part that learns.
             for name, item in _parts_of(value):

@@ -39,6 +39,7 @@ from lit_loader.context import READERS, WORKERS, reading
 from lit_loader.errors import StateError, TransportError
 from lit_loader.seeding.generator_state import Rewind
 from lit_loader.seeding.seeds import extend, seed_globals
+from lit_loader.streams import datapipes
 from lit_loader.streams.copies import DatasetCopies
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.status_board import Cancelled, Progress
@@ -237,6 +238,7 @@ class Reader(BatchLoader):
     def _new_fetcher(self, state: Any) -> IterableFetcher:
         """Open the dataset, at its start or where a state says."""
         spec, watch = self._spec, self._watch
+        datapipes.shard(spec.dataset)
 
         def before_iter() -> None:
             if state:
