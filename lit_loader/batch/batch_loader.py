@@ -24,8 +24,9 @@ from lit_loader.batch.fetch import IterableFetcher, MapFetcher, TolerantMapFetch
 from lit_loader.batch.sample_errors import OMITTED, Attempts
 from lit_loader.context import reading
 from lit_loader.seeding import generator_lock
+from lit_loader.seeding.drawn_tables import DrawnTables
 from lit_loader.seeding.find_generators import HeldGenerators
-from lit_loader.seeding.generator_state import Rewind
+from lit_loader.seeding.generator_state import Rewind, drawn_since
 from lit_loader.seeding.seeds import BatchRng, derive, extend, sample_seed, seed_globals
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.remote_error import ReaderShare
@@ -54,6 +55,7 @@ class BatchLoader:
         self._watch = spec.watch()
         # Whether generators are looked for after the next batch, too.
         self._first = spec.seeding != "worker"
+        self._tables: DrawnTables | None = None  # while batches are looked at for them
         self._rewind: Rewind | None = None
         self._rewound: HeldGenerators | None = None  # those that it takes back
         self.rng = BatchRng(spec.batched)
@@ -114,8 +116,8 @@ class BatchLoader:
         reading.epoch, reading.shard, reading.maker = epoch, self._share, self
         if self._epoch != (seed, epoch):
             self._enter(seed, epoch, progress)
-        if self._first:
-            return self._load_first((indices, number, epoch, seed, progress))
+        if self._first or self._tables is not None:
+            return self._load_watched((indices, number, epoch, seed, progress))
         rng, fetcher = self.rng, self._fetcher
         if fetcher is None:
             fetcher = self._fetcher = self._new_map_fetcher()
@@ -160,26 +162,46 @@ class BatchLoader:
             return default_collate(samples, progress.empty)
         return spec.collate_fn(samples)
 
-    def _load_first(self, task: tuple[Any, int, int, int, Progress]) -> Any:
-        """Do as :meth:`load` does, and look for generators that the batch has made."""
-        watch = self._watch
-        self._first = False
+    def _load_watched(self, task: tuple[Any, int, int, int, Progress]) -> Any:
+        """Do as :meth:`load` does, and look for generators and tables that the batch has made."""
+        watch, spec, first, tables = self._watch, self._spec, self._first, self._tables
+        if first and spec.seeding == "batch":
+            tables = DrawnTables(watch.objects)
+        self._first, self._tables = False, None
         try:
             batch = self.load(*task)
         except BaseException:
-            self._first = True
+            self._first = first
             raise
-        if watch.search(first_batch=True):  # on first use it has made one, which was not seeded
+        if tables is not None:
+            found = tables.after_batch(lambda: self._drawn_in(task[1]))
+            self._tables = tables if found is None else None
+            watch.note_tables(found or ())
+        # On first use it has made one, which was not seeded.
+        if first and watch.search(first_batch=True):
             progress, empty = task[-1], task[-1].empty
             if type(batch) is BatchWithReport:
                 watch.notes += batch.notes
             progress.empty = None  # what it gives lies behind the first one
+            tables, self._tables = self._tables, None
             batch = self.load(*task)
-            progress.empty = empty
+            progress.empty, self._tables = empty, tables
         if watch.notes:
             made = batch if type(batch) is BatchWithReport else BatchWithReport(batch, None, None)
             batch = made._replace(notes=(*made.notes, *self._notes()))
         return batch
+
+    def _drawn_in(self, number: int) -> set[int]:
+        held, seed = self._watch.held, extend(self._epoch_seed, self._position(number))
+
+        def reseed() -> None:
+            seed_globals(seed)
+            held.reseed(seed)
+
+        return drawn_since(reseed, held.states)
+
+    def _position(self, number: int) -> int:
+        return number * self._spec.num_replicas + self._spec.rank
 
     def _notes(self) -> tuple[str, ...]:
         """Take what the user is to be warned of."""
@@ -244,7 +266,7 @@ class BatchLoader:
 
     def _reseed_batch(self, number: int) -> None:
         spec = self._spec
-        position = number * spec.num_replicas + spec.rank
+        position = self._position(number)
         self.rng.begin(position)
         if spec.seeding != "worker":
             self._reseed(extend(self._epoch_seed, position))

@@ -49,6 +49,9 @@ MAX_DEPTH = 16
 MAX_OBJECTS = 20_000
 """Objects that are looked into; each takes 1 to 3 us."""
 
+FIRST_OBJECTS = 64
+"""Objects that are asked for tables of random numbers."""
+
 MAX_ITEMS = 256
 """Containers with more items hold things that are alike: `ALIKE` items of a type are looked into,
 and the others only if there is a generator in one of these."""
@@ -243,15 +246,10 @@ class _Search:
     def _path(self, number: int) -> str:
         return "".join(reversed([self._walked[each][2] for each in self._way(number)]))
 
-    def owners(self) -> list[Any]:
-        """Give the objects in whose attributes, or their containers, generators were found."""
-        owners = {}
-        for number in self._found:
-            for each in self._way(number):
-                if instance_dict(owner := self._walked[each][0]):
-                    owners[id(owner)] = owner
-                    break
-        return [*owners.values()]
+    def objects(self) -> list[Any]:
+        """Give the objects with attributes that come first: the dataset, its transforms."""
+        objects = (value for value, _, _ in self._walked if instance_dict(value))
+        return list(islice(objects, FIRST_OBJECTS))
 
     def passed(self) -> _Passed:
         """Give the large containers in which there is no generator, the outermost ones.
@@ -680,7 +678,7 @@ class GeneratorWatch:
         self._warn = warn
         self.notes: list[str] = []
         self._iterated = False
-        self.owners: list[Any] = []
+        self.objects: list[Any] = []
         self.held = HeldGenerators([])
 
     def search(self, late: bool = False, first_batch: bool = False) -> bool:
@@ -695,7 +693,7 @@ class GeneratorWatch:
         search = _Search(self.roots, passed=passed, for_shared=False)
         if first_batch or passed is not None:
             _remember(self.roots[0], search.passed())
-        self.owners = search.owners()
+        self.objects = search.objects()
         held = self.held = HeldGenerators(search.pairs, search.cuts)
         if held.paths:
             _log.debug("generators seeded with the global ones: %s", ", ".join(held.paths))
@@ -717,6 +715,15 @@ class GeneratorWatch:
                     f"__init__, {_ADVICE}"
                 )
         return not known.issuperset(map(id, held.generators))
+
+    def note_tables(self, tables: Iterable[str]) -> None:
+        """Note attributes that were drawn in the first batch."""
+        for name in tables:
+            self._note(
+                f"{name} was drawn from a random generator in the first batch: generators are "
+                "seeded for each batch, so each worker has other numbers there, and a resumed run "
+                "too; build it in __init__"
+            )
 
     def _note(self, text: str) -> None:
         if self._warn and text not in self.notes:
