@@ -36,6 +36,7 @@ import torch
 import torch.utils.data
 
 from lit_loader.seeding.seeds import derive
+from lit_loader.seeding.twister import begun_from_a_seed
 from lit_loader.system.carrier import GLOBAL_GENERATORS
 
 __all__ = [
@@ -630,6 +631,13 @@ def has_seed(generator: Any) -> bool:
     """Whether a generator is known to be made with a seed, and not from the system's entropy."""
     if _is(generator, torch.Generator):
         return True  # a new one has a seed that is always the same
+    if isinstance(generator, random.SystemRandom):
+        return False
+    if isinstance(generator, random.Random):
+        return begun_from_a_seed(generator.getstate()[1][:-1])
+    if isinstance(generator, np.random.RandomState):
+        words = generator.get_state(legacy=False)["state"].get("key")
+        return words is None or begun_from_a_seed(words.tolist())
     entropy = getattr(getattr(generator, "seed_seq", generator), "entropy", 0)
     return not isinstance(entropy, int) or 0 < entropy < 2**64
 

@@ -360,6 +360,61 @@ def test_a_transform_that_is_put_in_place_between_two_epochs(workers: int) -> No
     assert epochs() == epochs()
 
 
+class Step:
+    """A transform; ``rng`` may be put in place later."""
+
+    rng: Any = None
+
+
+class Stepping(Drawing):
+    """Draws from what it finds, beside many objects in which there is nothing."""
+
+    rng: Any = None
+
+    def __init__(self) -> None:
+        self.step, self.steps = Step(), [Step() for _ in range(5)]
+        self.annotations = [[Step() for _ in range(20)] for _ in range(20)]
+
+    def draw(self, index: int) -> float:
+        held = [self, self.step, *self.steps, Config]
+        return sum(float(each.rng.random()) for each in held if each.rng is not None)
+
+
+PUT: dict[str, Callable[[Any, Any], None]] = {
+    "its own": lambda dataset, rng: setattr(dataset, "rng", rng),
+    "a transform's": lambda dataset, rng: setattr(dataset.step, "rng", rng),
+    "one's in a list": lambda dataset, rng: setattr(dataset.steps[3], "rng", rng),
+    "another step": lambda dataset, rng: dataset.steps.__setitem__(1, put_in(Step(), rng)),
+    "a class's": lambda dataset, rng: setattr(Config, "rng", rng),
+}
+
+
+def put_in(step: Step, rng: Any) -> Step:
+    step.rng = rng
+    return step
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("place", PUT)
+def test_a_generator_that_is_put_in_place_between_two_epochs(
+    place: str, anew: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a process that has not looked before; also where another was there."""
+    monkeypatch.setattr(Config, "rng", random.Random(1))
+    dataset = Stepping()
+    loader = DataLoader(dataset, BATCH, seed=1)
+    for number in range(3):
+        list(loader)
+        PUT[place](dataset, np.random.default_rng(number))
+        if anew:
+            loader = DataLoader(dataset, BATCH, seed=1)
+        loader.set_epoch(number)
+        batches = [batch.tolist() for batch in loader]
+        with DataLoader(dataset, BATCH, seed=1, num_workers=2) as fresh:
+            fresh.set_epoch(number)
+            assert [batch.tolist() for batch in fresh] == batches
+
+
 class Counting(Drawing):
     """Keeps accounts of its samples, in attributes that change all the time."""
 
@@ -466,6 +521,35 @@ def test_an_iterable_dataset_that_makes_its_generator_on_first_use() -> None:
             list(loader)
         for _ in range(2):
             assert sorted(torch.cat(list(loader)).tolist()) == list(range(LENGTH))
+
+
+class Cuts(IterableDataset[int]):
+    """Has a sampler that shuffles by a generator made with (seed, epoch), as lhotse's wrapper."""
+
+    def __init__(self, seed: Any) -> None:
+        self.seed, self.epoch = seed, 0
+        self.sampler: Any = None
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self.sampler = Holding(random.Random(self.seed and self.seed + self.epoch), put)
+        order = share(list(range(LENGTH)))
+        self.sampler.held.shuffle(order)
+        return iter(order)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stream_that_seeds_its_generator_as_it_is_iterated_is_not_warned_of(workers: int) -> None:
+    with DataLoader(Cuts(7), BATCH, num_workers=workers) as loader:
+        first, second = ([batch.tolist() for batch in loader] for _ in range(2))
+    assert first != second
+    with (
+        DataLoader(Cuts(None), BATCH, num_workers=workers) as unseeded,
+        pytest.warns(UserWarning, match=r"Cuts\.sampler\.held is a random generator"),
+    ):
+        list(unseeded)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -47,6 +47,21 @@ def test_shards_do_not_depend_on_workers() -> None:
     assert sorted(none[0]) == sorted(none[1]) == list(range(LENGTH))
 
 
+@pytest.mark.parametrize("shards", [None, 2])
+def test_a_shuffled_pipe_is_resumed(shards: int | None) -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(pipe(shuffle=True), 4, num_workers=2, num_shards=shards, seed=1)
+
+    expected = [batch.tolist() for batch in loader()]
+    with loader() as first:
+        iterator = iter(first)
+        begun = [next(iterator).tolist() for _ in range(3)]
+        state = first.state_dict()
+    with loader() as second, pytest.warns(UserWarning, match="resuming reads again"):
+        second.load_state_dict(state)
+        assert begun + [batch.tolist() for batch in second] == expected
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_shuffled_pipes_are_shuffled_before_the_shares(workers: int) -> None:
     first, second = epochs(DataLoader(pipe(shuffle=True), 4, num_workers=workers, shuffle=True))
