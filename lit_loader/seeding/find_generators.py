@@ -407,7 +407,7 @@ def _leads(value: Any, kind: type) -> Iterator[_Lead]:
                         yield f".{name}", slot.__get__(value, kind)
 
 
-_OF_MODELS = ("_parameters", "_buffers", "_modules")
+_OF_MODELS = ("_parameters", "_buffers", "_modules")  # reach: torch: where modules keep theirs
 
 
 def _parts_of(module: Any) -> list[_Lead]:
@@ -530,7 +530,7 @@ def _leads_nowhere(code: Any) -> bool:
         return False
     if id(code) not in _known_code:
         _learn(code)
-    return _known_code[id(code)][1]
+    return _known_code.get(id(code), _NO_CODE)[1]  # another thread may have begun anew
 
 
 def _learn(code: Any) -> None:
