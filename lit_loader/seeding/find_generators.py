@@ -398,7 +398,7 @@ def _leads(value: Any, kind: type) -> Iterator[_Lead]:
         if model:  # Its transforms and the like are looked into, and no part that learns.
             for name, item in _parts_of(value):
                 if not _has_parameters(item):
-                    yield f"._modules[{name!r}]", item
+                    yield f".{_PARTS_OF_MODEL}[{name!r}]", item
         for base in kind.__mro__:
             yield "", base
             for name, slot in base.__dict__.items() if "__slots__" in base.__dict__ else ():
@@ -407,17 +407,18 @@ def _leads(value: Any, kind: type) -> Iterator[_Lead]:
                         yield f".{name}", slot.__get__(value, kind)
 
 
-_OF_MODELS = ("_parameters", "_buffers", "_modules")  # reach: torch: where modules keep theirs
+# reach: torch: where modules keep theirs
+_OF_MODELS = _PARAMETERS, _, _PARTS_OF_MODEL = "_parameters", "_buffers", "_modules"
 
 
 def _parts_of(module: Any) -> list[_Lead]:
-    parts: Any = instance_dict(module).get("_modules")
+    parts: Any = instance_dict(module).get(_PARTS_OF_MODEL)
     return list(parts.items()) if _is(parts, dict) else []
 
 
 def _has_parameters(module: Any) -> bool:
     """Whether a module, or one in it, has any: the model, and not a transform."""
-    if instance_dict(module).get("_parameters"):
+    if instance_dict(module).get(_PARAMETERS):
         return True
     return any(_has_parameters(part) for _, part in _parts_of(module))
 
@@ -530,7 +531,7 @@ def _leads_nowhere(code: Any) -> bool:
         return False
     if id(code) not in _known_code:
         _learn(code)
-    return _known_code.get(id(code), _NO_CODE)[1]  # another thread may have begun anew
+    return bool(_known_code.get(id(code), _NO_CODE)[1])  # another thread may have begun anew
 
 
 def _learn(code: Any) -> None:
