@@ -57,6 +57,7 @@ from lit_loader.sampling.shown_samplers import choose_samplers
 from lit_loader.seeding.bases import LoaderSeeds
 from lit_loader.statistics.auto_workers import NumWorkers
 from lit_loader.statistics.records import LoaderStatistics
+from lit_loader.streams.datapipes import set_shuffle
 from lit_loader.system.processors import advice_if_too_many
 
 __all__ = ["DataLoader"]
@@ -265,6 +266,8 @@ class DataLoader(_TorchLoader[T_co]):
         remote_workers: int = 0,
         remote: RayWorkers | Mapping[str, Any] | None = None,
     ) -> None:
+        if set_shuffle(dataset, shuffle):
+            shuffle = None
         options = locals()
         config = LoaderConfig(**{name: options[name] for name in LoaderConfig.__dataclass_fields__})
         iterable = isinstance(dataset, IterableDataset)

@@ -25,8 +25,9 @@ from lit_loader.batch.sample_errors import OMITTED, Attempts
 from lit_loader.context import reading
 from lit_loader.seeding import generator_lock
 from lit_loader.seeding.bases import PassSeeds
-from lit_loader.seeding.find_generators import LATE, GeneratorWatch, HeldGenerators
-from lit_loader.seeding.generator_state import Rewind
+from lit_loader.seeding.drawn_tables import DrawnTables
+from lit_loader.seeding.find_generators import HeldGenerators
+from lit_loader.seeding.generator_state import Rewind, drawn_since
 from lit_loader.seeding.seeds import BatchRng, extend, index_number, sample_seed, seed_globals
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.remote_error import ReaderShare
@@ -34,7 +35,6 @@ from lit_loader.transport.status_board import Progress
 
 __all__ = ["BatchLoader", "make_batch"]
 
-_FOR_EVER = 1 << 62
 _REPLACEMENTS = 0x4E72  # keeps the choice of replacements apart from what samples draw
 BEGINNING = 0xBE61  # … and what comes before an epoch's first sample
 SET_EPOCH = 0
@@ -54,9 +54,10 @@ class BatchLoader:
         self._share = (spec.rank * num_readers + worker, spec.num_replicas * num_readers)
         self._collates_into_slot = spec.default_collation
         self._fetcher: MapFetcher | IterableFetcher | None = None
-        self._watch: GeneratorWatch | None = None  # of the dataset and functions, once it reads
-        # Batches until generators are looked for, and how many there were at the last look.
-        self._unwatched = self._looked = 0
+        self._watch = spec.watch()
+        # Whether generators are looked for after the next batch, too.
+        self._first = spec.seeding != "worker"
+        self._tables: DrawnTables | None = None  # while batches are looked at for them
         self._rewind: Rewind | None = None
         self._rewound: HeldGenerators | None = None  # those that it takes back
         self.rng = BatchRng(spec.batched)
@@ -121,9 +122,8 @@ class BatchLoader:
         reading.epoch, reading.shard, reading.maker = epoch, self._share, self
         if self._epoch != (seeds, epoch):
             self._enter(seeds, epoch, progress)
-        if not self._unwatched:
+        if self._first or self._tables is not None:
             return self._load_watched((indices, number, epoch, seeds, progress))
-        self._unwatched -= 1
         rng, fetcher = self.rng, self._fetcher
         if fetcher is None:
             fetcher = self._fetcher = self._new_map_fetcher()
@@ -138,7 +138,7 @@ class BatchLoader:
             self.samples = 0
             return self._with_report(None, omitted=True)
         batch = self._collate(samples, number, progress)
-        noted = self.reads is not None and self.reads.notes
+        noted = self._watch.notes or (self.reads is not None and self.reads.notes)
         tried = self._attempts.errors or self._attempts.retries
         return self._with_report(batch) if noted or tried else batch
 
@@ -169,29 +169,44 @@ class BatchLoader:
         return spec.collate_fn(samples)
 
     def _load_watched(self, task: tuple[Any, int, int, PassSeeds, Progress]) -> Any:
-        """Do as :meth:`load` does, and look for generators that the batch has made."""
-        again, looked = self._spec.seeding != "worker", self._looked
-        self._unwatched = 1
-        batch = self.load(*task)
-        watch = self._watch
-        assert watch is not None
-        self._unwatched = _FOR_EVER
-        if again and looked:
-            watch.search(late=True)
-        elif again and watch.search():  # on first use it has made one, which was not seeded
+        """Do as :meth:`load` does, and look for generators and tables that the batch has made."""
+        watch, spec, first, tables = self._watch, self._spec, self._first, self._tables
+        if first and spec.seeding == "batch":
+            tables = DrawnTables(watch.objects)
+        self._first, self._tables = False, None
+        try:
+            batch = self.load(*task)
+        except BaseException:
+            self._first = first
+            raise
+        if tables is not None:
+            found = tables.after_batch(lambda: self._drawn_in(task[1]))
+            self._tables = tables if found is None else None
+            watch.note_tables(found or ())
+        # On first use it has made one, which was not seeded.
+        if first and watch.search(first_batch=True):
             progress, empty = task[-1], task[-1].empty
             if type(batch) is BatchWithReport:
                 watch.notes += batch.notes
             progress.empty = None  # what it gives lies behind the first one
+            tables, self._tables = self._tables, None
             batch = self.load(*task)
-            progress.empty = empty
-        looked = 2 * looked or 1  # batches so far
-        if again and looked < LATE:
-            self._looked, self._unwatched = looked, looked - 1
+            progress.empty, self._tables = empty, tables
         if watch.notes:
             made = batch if type(batch) is BatchWithReport else BatchWithReport(batch, None, None)
             batch = made._replace(notes=(*made.notes, *self._notes()))
         return batch
+
+    def _drawn_in(self, number: int) -> set[int]:
+        held, position = self._watch.held, self._position(number)
+
+        def reseed() -> None:
+            held.reseed(self._reseed_globals(position))
+
+        return drawn_since(reseed, held.states)
+
+    def _position(self, number: int) -> int:
+        return number * self._spec.num_replicas + self._spec.rank
 
     def _notes(self) -> tuple[str, ...]:
         """Take what the user is to be warned of."""
@@ -215,9 +230,9 @@ class BatchLoader:
 
     def _enter(self, seeds: PassSeeds, epoch: int, progress: Progress) -> None:
         """Note the pass, and tell the dataset its epoch if the program has told one."""
-        if self._watch is None:
-            self._watch = self._spec.watch()
-            progress.beat()
+        # Only the dataset's own code can have made one since this process's last epoch.
+        self._watch.search(late=self._epoch is not None and not self._spec.iterable)
+        progress.beat()
         derived = seeds.of(epoch)
         main = self._epoch_seed = self.rng.epoch_seed = derived[0]
         self._epoch = seeds, epoch
@@ -227,7 +242,7 @@ class BatchLoader:
             self._reseed_beginning(SET_EPOCH)
             set_epoch(seeds.told)
             self._watch.search()
-            self._looked = self._unwatched = 0
+            self._first = self._spec.seeding != "worker"
         if self.reads is not None:
             self.reads.enter(self._epoch)
 
@@ -249,7 +264,7 @@ class BatchLoader:
     def aside(self) -> AbstractContextManager[object]:
         """Put generators (not ``reseed_fn``'s) back, where this batch's seed has set them."""
         seeded = self._spec.seeding != "worker"
-        held = self._watch.held.states if seeded else ()  # type: ignore[union-attr]
+        held = self._watch.held.states if seeded else ()
         return Rewind(held, (self.rng.place, self.rng.go_back))
 
     def drawn(self) -> str | None:
@@ -258,7 +273,7 @@ class BatchLoader:
 
     def _reseed_batch(self, number: int) -> None:
         spec = self._spec
-        position = number * spec.num_replicas + spec.rank
+        position = self._position(number)
         self.rng.begin(position)
         if spec.seeding != "worker":
             self._reseed(position)
@@ -279,7 +294,7 @@ class BatchLoader:
     def _reseed(self, *parts: int) -> None:
         """Set every generator that the dataset may draw from."""
         seed = self._reseed_globals(*parts)
-        held = self._watch.held  # type: ignore[union-attr]
+        held = self._watch.held
         if held.generators:
             held.reseed(seed)
         if self._spec.reseed_fn is not None:
@@ -289,7 +304,7 @@ class BatchLoader:
         """What a batch is known by; None: its draws follow from no seed of its own."""
         if self._spec.seeding == "worker":
             return None
-        held = self._watch.held.states  # type: ignore[union-attr]
+        held = self._watch.held.states
         return mark_of(samples, [*held, *self.rng.last])
 
     def _new_map_fetcher(self) -> MapFetcher:
@@ -310,7 +325,7 @@ class BatchLoader:
         return Attempts(spec.tolerance, self._mark, lambda: self._rewind.back())  # type: ignore[union-attr]
 
     def _mark(self, index: Any) -> None:
-        held = self._watch.held  # type: ignore[union-attr]
+        held = self._watch.held
         if self._rewind is None or self._rewound is not held:
             self._rewind, self._rewound = Rewind(held.states), held
         self._rewind.mark()

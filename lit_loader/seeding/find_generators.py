@@ -24,6 +24,7 @@ import random
 import sys
 import threading
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, lru_cache, partial
@@ -35,10 +36,11 @@ import torch
 import torch.utils.data
 
 from lit_loader.seeding.seeds import derive
+from lit_loader.seeding.twister import begun_from_a_seed
 from lit_loader.system.carrier import GLOBAL_GENERATORS
 
 __all__ = [
-    *("CLOSED", "LATE", "GeneratorWatch", "HeldGenerators", "controls", "find_generators"),
+    *("CLOSED", "GeneratorWatch", "HeldGenerators", "controls", "find_generators"),
     *("instance_dict", "is_leaf", "root_of", "set_children", "states_of"),
 ]
 
@@ -47,6 +49,9 @@ MAX_DEPTH = 16
 
 MAX_OBJECTS = 20_000
 """Objects that are looked into; each takes 1 to 3 us."""
+
+FIRST_OBJECTS = 64
+"""Objects that are asked for tables of random numbers."""
 
 MAX_ITEMS = 256
 """Containers with more items hold things that are alike: `ALIKE` items of a type are looked into,
@@ -57,21 +62,37 @@ ALIKE = 16
 FIRST_ITEMS = 2048
 """Items of a container that are looked at first: a list of so many numbers has but numbers."""
 
+MAX_PLAIN = 200_000
+"""Short lists, tuples and dicts of numbers and the like, of which nothing more is asked."""
+
+LARGE = 256
+"""Objects in a container from which on later searches pass it by, if it holds no generator."""
+
 CLOSED = frozenset(sys.stdlib_module_names) | {"numpy", "torch", "lit_loader"}
 _OPAQUE = frozenset(
-    {  # Their objects lead far away and hold no generator.
+    {  # Their objects lead far away and hold no generator that data is drawn from.
         *("asyncio", "concurrent", "ctypes", "enum", "importlib", "inspect", "io", "logging"),
         *("multiprocessing", "pathlib", "queue", "re", "sched", "socket", "sqlite3", "ssl"),
         *("subprocess", "tempfile", "threading", "typing", "unittest", "weakref", "zipfile"),
-        *("adlfs", "aiobotocore", "aiohttp", "boto3", "botocore", "fsspec", "gcsfs", "requests"),
-        *("pyarrow", "s3fs", "urllib3"),
+        # Trainers, loggers, progress bars.
+        *("comet_ml", "lightning", "lightning_fabric", "loguru", "matplotlib", "mlflow", "neptune"),
+        *("pytorch_lightning", "rich", "tensorboard", "tensorboardX", "torchmetrics", "tqdm"),
+        "wandb",
+        # Sessions, connections, files.
+        *("adlfs", "aiobotocore", "aiohttp", "boto3", "botocore", "fsspec", "gcsfs", "h5py"),
+        *("httpx", "lmdb", "psycopg", "psycopg2", "pymongo", "redis", "requests", "s3fs"),
+        *("sqlalchemy", "urllib3"),
+        # Tables, vocabularies.
+        *("anndata", "pandas", "polars", "pyarrow", "tokenizers"),
     }
 )
 _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), slice, range, np.generic)
 _LEAF_KINDS = (*_LEAVES, torch.Tensor, types.ModuleType, types.CodeType)
 _PLAIN = frozenset({*_LEAVES, bool})
 _CONTAINERS = (list, tuple, deque, dict, set, frozenset, np.ndarray)
+_PASSED = (list, tuple, dict)
 _CODE = (type, types.FunctionType, property, staticmethod, classmethod)
+_LIBRARY_CODE = (type, types.FunctionType)
 _KINDS = (
     *(random.Random, torch.Generator, np.random.Generator, np.random.RandomState),
     *(np.random.BitGenerator, np.random.SeedSequence),
@@ -82,7 +103,8 @@ _SHARING = frozenset(
 )
 
 _Lead = tuple[str, Any]
-_Entry = tuple[Any, str, int]
+_Entry = tuple[Any, int, str, int]
+_Passed = dict[int, tuple[Any, int]]  # containers by id, and how many items they had
 
 
 class HeldGenerators:
@@ -127,57 +149,152 @@ def find_generators(*roots: object, apart_from: Iterable[object] = ()) -> HeldGe
     nor what is only in ``apart_from``. Members of a set have no order that two processes agree on,
     so they share a path, and thereby their seeds.
     """
-    found: list[tuple[str, Any]] = []
-    cuts: list[str] = []
-    shared: str | None = None
-    data: deque[_Entry] = deque((root, type(root).__name__, 0) for root in roots)
-    code: deque[_Entry] = deque()
-    long: list[tuple[Iterable[_Lead], str, int]] = []  # what was left out of containers
-    # Objects made on the way (bound methods, say) must live on, or another would get their id.
-    seen: dict[int, object] = {id(known): known for known in (*GLOBAL_GENERATORS, *apart_from)}
-    while data or code or _resume(long, found, data):
-        value, path, depth = (data or code).popleft()
-        if is_leaf(value) or id(value) in seen:
-            continue
-        if depth > MAX_DEPTH:
-            cuts.append(f"{path} (more than {MAX_DEPTH} steps deep)")
-            continue
-        if len(seen) > MAX_OBJECTS:
-            cuts.append(f"{path} (among more than {MAX_OBJECTS:,} objects)")
-            break
-        seen[id(value)] = value
-        kind = type(value)
-        if issubclass(kind, np.random.Generator):
-            data.appendleft((value.bit_generator, path, depth))
-            continue
-        if issubclass(kind, _KINDS):
-            found.append((path, value))
-            continue
-        leads: Iterable[_Lead] = ()
-        if issubclass(kind, _CONTAINERS):
-            leads, left_out = _items(value, kind)
-            if left_out:
-                long.append((left_out, path, depth))
-        for step, child in [*leads, *_leads(value, kind)]:
-            if shared is None and _is_shared(child):
-                shared = path + step
-            if not (id(child) in seen or is_leaf(child)):
-                (code if _is(child, _CODE) else data).append((child, path + step, depth + 1))
-    return HeldGenerators(sorted(found, key=lambda pair: pair[0]), cuts, shared)
+    search = _Search(roots, apart_from)
+    return HeldGenerators(search.pairs, search.cuts, search.shared)
 
 
-def _resume(
-    long: list[tuple[Iterable[_Lead], str, int]],
-    found: list[tuple[str, Any]],
-    queue: deque[_Entry],
-) -> bool:
-    """Take up what was left out of long containers in which there is a generator."""
-    for place in [*long]:
-        left_out, path, depth = place
-        if any(where.startswith(path) for where, _ in found):
-            long.remove(place)
-            queue.extend((item, path + step, depth + 1) for step, item in left_out)
-    return bool(queue)
+class _Search:
+    """One walk. It passes by the large containers of ``passed`` that are as long as they were."""
+
+    def __init__(
+        self,
+        roots: tuple[object, ...],
+        apart_from: Iterable[object] = (),
+        passed: _Passed | None = None,
+        for_shared: bool = True,
+    ) -> None:
+        self.cuts: list[str] = []
+        self.shared: str | None = None
+        self._for_shared = for_shared
+        self._before = passed or {}
+        self._found: list[int] = []
+        # What was looked into, each with the number of what has led there first, and the step.
+        self._walked: list[tuple[Any, int, str]] = []
+        self._long: list[tuple[Iterable[_Lead], int, int]] = []  # what was left out of containers
+        self._data: deque[_Entry] = deque((root, -1, type(root).__name__, 0) for root in roots)
+        self._code: deque[_Entry] = deque()
+        # Objects made on the way (bound methods, say) must live on, or another would get their id.
+        self._seen = {id(known): known for known in (*GLOBAL_GENERATORS, *apart_from)}
+        _forget_if_set()
+        self._plain = 0
+        self._dataset = id(roots[0]) if roots else None
+        self._back: list[int] = []  # what leads back to the dataset
+        self._walk()
+        # Those that have the same path (in a set) stay in the order in which they were found.
+        pairs = ((self._path(number), self._walked[number][0]) for number in self._found)
+        self.pairs = sorted(pairs, key=lambda pair: pair[0])
+
+    def _walk(self) -> None:
+        data, code, seen, walked, before = (
+            *(self._data, self._code, self._seen, self._walked, self._before),
+        )
+        while data or code or self._resume():
+            value, parent, step, depth = (data or code).popleft()
+            if is_leaf(value) or id(value) in seen:
+                continue
+            if depth > MAX_DEPTH:
+                self.cuts.append(f"{self._path(parent)}{step} (more than {MAX_DEPTH} steps deep)")
+                continue
+            if len(seen) > MAX_OBJECTS:
+                place = self._path(parent) + step
+                self.cuts.append(f"{place} (among more than {MAX_OBJECTS:,} objects)")
+                break
+            seen[id(value)] = value
+            kind, number = type(value), len(walked)
+            walked.append((value, parent, step))
+            if issubclass(kind, np.random.Generator):
+                data.appendleft((value.bit_generator, number, "", depth))
+                continue
+            if issubclass(kind, _KINDS):
+                self._found.append(number)
+                continue
+            leads: Iterable[_Lead] = ()
+            if issubclass(kind, _CONTAINERS):
+                if id(value) in before and before[id(value)][1] == _length(value, kind):
+                    continue
+                leads, left_out = _items(value, kind)
+                if left_out:
+                    self._long.append((left_out, number, depth))
+            elif _is(value, _LIBRARY_CODE) and _leads_nowhere(value):
+                continue
+            for step, child in chain(leads, _leads(value, kind)):
+                if self._for_shared and self.shared is None and _is_shared(child):
+                    self.shared = self._path(number) + step
+                if is_leaf(child):
+                    continue
+                if id(child) in seen:
+                    if id(child) == self._dataset:
+                        self._back.append(number)
+                elif self._plain < MAX_PLAIN and _is_plain(child):
+                    self._plain += 1
+                else:
+                    (code if _is(child, _CODE) else data).append((child, number, step, depth + 1))
+
+    def _resume(self) -> bool:
+        """Take up what was left out of long containers in which there is a generator."""
+        for place in [*self._long]:
+            left_out, holder, depth = place
+            if any(holder in self._way(number) for number in self._found):
+                self._long.remove(place)
+                self._data.extend((item, holder, step, depth + 1) for step, item in left_out)
+        return bool(self._data)
+
+    def _way(self, number: int) -> Iterator[int]:
+        while number >= 0:
+            yield number
+            number = self._walked[number][1]
+
+    def _path(self, number: int) -> str:
+        return "".join(reversed([self._walked[each][2] for each in self._way(number)]))
+
+    def objects(self) -> list[Any]:
+        """Give the objects with attributes that come first: the dataset, its transforms."""
+        objects = (value for value, _, _ in self._walked if instance_dict(value))
+        return list(islice(objects, FIRST_OBJECTS))
+
+    def passed(self) -> _Passed:
+        """Give the large containers in which there is no generator, the outermost ones.
+
+        None that leads back to the dataset, which must not live as long as they are remembered.
+        """
+        walked = self._walked
+        counts, holding = [1] * len(walked), set(self._found)
+        for number in range(len(walked) - 1, 0, -1):
+            _, parent, _ = walked[number]
+            if parent >= 0:
+                counts[parent] += counts[number]
+                if number in holding:
+                    holding.add(parent)
+        within: set[int] = set()
+        passed: _Passed = {}
+        for number, (value, parent, _) in enumerate(walked):
+            if parent in within:
+                within.add(number)
+            elif (kind := type(value)) not in _PASSED or number in holding:
+                continue
+            elif counts[number] >= LARGE or id(value) in self._before:
+                within.add(number)
+                passed[id(value)] = value, _length(value, kind)
+        return {} if within.intersection(self._back) else passed
+
+
+_passed_in: dict[int, tuple[weakref.ref[Any], _Passed]] = {}  # by a dataset's id
+
+
+def _recall(dataset: Any) -> _Passed | None:
+    """Give what a search over a dataset may pass by; None: no batch was made of it yet."""
+    owner, passed = _passed_in.get(id(dataset), (None, None))
+    return passed if owner is not None and owner() is dataset else None
+
+
+def _remember(dataset: Any, passed: _Passed) -> None:
+    with contextlib.suppress(TypeError):  # cannot be referred to weakly: a list, say
+        owner = weakref.ref(dataset, partial(_drop, _passed_in, id(dataset)))
+        _passed_in[id(dataset)] = owner, passed
+
+
+def _drop(memory: dict[int, Any], key: int, _: object) -> None:
+    memory.pop(key, None)
 
 
 def _is(value: Any, kinds: Any) -> bool:
@@ -215,12 +332,29 @@ def is_leaf(value: Any) -> bool:
     return issubclass(kind, np.ndarray) and value.dtype != object
 
 
+def _is_plain(value: Any) -> bool:
+    """Whether it is a short builtin container of numbers and the like, or an empty one."""
+    kind = type(value)
+    if kind not in _SHORT or len(value) > ALIKE:
+        return False
+    return _PLAIN.issuperset(map(type, value.values() if kind is dict else value))
+
+
+_SHORT = frozenset({list, tuple, dict})
+
+
+def _length(value: Any, kind: type) -> int:
+    if issubclass(kind, np.ndarray):
+        return int(value.size)
+    return next(each for each in _CONTAINERS if issubclass(kind, each)).__len__(value)
+
+
 def _items(value: Any, kind: type) -> tuple[Iterable[_Lead], Iterable[_Lead]]:
     """Give items of a container, and what is left out: of a long one all but few of each type."""
     array = issubclass(kind, np.ndarray)
     # By the builtin class: a subclass's own __iter__ is the user's code, and may raise.
     base = next(each for each in _CONTAINERS if issubclass(kind, each))
-    whole = (value.size if array else base.__len__(value)) <= MAX_ITEMS
+    whole = _length(value, kind) <= MAX_ITEMS
     items = enumerate(value.flat if array else base.__iter__(value))
     pairs = iter(dict.items(value)) if base is dict else items
 
@@ -254,14 +388,39 @@ def _leads(value: Any, kind: type) -> Iterator[_Lead]:
     ):
         for name in _PARTS.get(kind, ()):
             yield f".{name}", getattr(value, name)
-        for name, item in list(instance_dict(value).items()):
-            yield f".{name}", item
+        attributes = instance_dict(value)
+        model = issubclass(kind, torch.nn.Module) and _has_parameters(value)
+        # A shuffling DataPipe seeds its own once for each epoch, alike for all who take shares.
+        pipe = issubclass(kind, torch.utils.data.IterDataPipe) and hasattr(kind, "set_seed")
+        for name, item in list(attributes.items()):
+            if not (model and name in _OF_MODELS) and not (pipe and _is(item, _KINDS)):
+                yield f".{name}", item
+        if model:  # Its transforms and the like are looked into, and no part that learns.
+            for name, item in _parts_of(value):
+                if not _has_parameters(item):
+                    yield f".{_PARTS_OF_MODEL}[{name!r}]", item
         for base in kind.__mro__:
             yield "", base
             for name, slot in base.__dict__.items() if "__slots__" in base.__dict__ else ():
                 if type(slot) is types.MemberDescriptorType:
                     with contextlib.suppress(AttributeError):  # never assigned
                         yield f".{name}", slot.__get__(value, kind)
+
+
+# reach: torch: where modules keep theirs
+_OF_MODELS = _PARAMETERS, _, _PARTS_OF_MODEL = "_parameters", "_buffers", "_modules"
+
+
+def _parts_of(module: Any) -> list[_Lead]:
+    parts: Any = instance_dict(module).get(_PARTS_OF_MODEL)
+    return list(parts.items()) if _is(parts, dict) else []
+
+
+def _has_parameters(module: Any) -> bool:
+    """Whether a module, or one in it, has any: the model, and not a transform."""
+    if instance_dict(module).get(_PARAMETERS):
+        return True
+    return any(_has_parameters(part) for _, part in _parts_of(module))
 
 
 _PARTS: dict[type, tuple[str, ...]] = {
@@ -316,7 +475,7 @@ def _of_function(function: types.FunctionType) -> Iterator[_Lead]:
     if root_of(function) not in CLOSED:
         names = _names(code)
         yield from _of_namespace(function.__globals__, names, function)
-        for name in sorted(names & sys.modules.keys()):  # imported by its own code
+        for name in sorted(filter(sys.modules.__contains__, names)):  # imported by its own code
             yield from _of_namespace(
                 instance_dict(sys.modules[name]), names, function, f"<global {name}>"
             )
@@ -337,17 +496,86 @@ def _of_namespace(
         elif _is(value, _KINDS):
             if module or _loads(function.__code__, name):
                 yield place, value
-        elif not (
-            _is_library(root_of(function)) or (_is(value, type) and _is_library(root_of(value)))
-        ):
+        elif _is_library(root_of(function)):
+            if value is None:
+                _unset[id(namespace), name] = namespace
+        elif not (_is(value, type) and _is_library(root_of(value))):
             yield place, value
 
 
 @cache
 def _is_library(root: str) -> bool:
     """Whether a package is an installed one, and not the user's own."""
-    file = getattr(sys.modules.get(root), "__file__", None) or ""
+    module = sys.modules.get(root)
+    file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
     return "site-packages" in file or "dist-packages" in file
+
+
+def _is_users(value: Any) -> bool:
+    """Whether an object, function or class is of the program's own code."""
+    root = root_of(value if _is(value, _LIBRARY_CODE) else type(value))
+    return root in sys.modules and not (root in CLOSED or _is_library(root))
+
+
+# Code of installed packages leads far, and to the same each time: a process goes through it once.
+_known_code: dict[int, tuple[weakref.ref[Any], bool]] = {}  # by id: whether it leads nowhere
+_unset: dict[tuple[int, str], dict[str, Any]] = {}  # where they may yet put a generator
+
+
+def _leads_nowhere(code: Any) -> bool:
+    """Whether code leads to no generator, nothing shared and nothing of the program's own.
+
+    Remembered for that of installed packages.
+    """
+    if not _is_library(root_of(code)):
+        return False
+    if id(code) not in _known_code:
+        _learn(code)
+    return bool(_known_code.get(id(code), _NO_CODE)[1])  # another thread may have begun anew
+
+
+def _learn(code: Any) -> None:
+    seen, leading = {id(code): code}, {}
+    ways: dict[int, list[int]] = {}  # from each object to those that lead to it
+    queue = [code]
+    while queue:
+        value = queue.pop()
+        kind = type(value)
+        if _is(value, _KINDS) or _is_users(value) or len(seen) > MAX_OBJECTS:
+            leading[id(value)] = value
+            continue
+        items, left_out = _items(value, kind) if issubclass(kind, _CONTAINERS) else ((), ())
+        for _, child in chain(items, left_out, _leads(value, kind)):
+            if _is_shared(child):
+                leading[id(value)] = value
+            if is_leaf(child) or (known := _known_code.get(id(child), _NO_CODE))[1]:
+                continue
+            ways.setdefault(id(child), []).append(id(value))
+            if known is not _NO_CODE:
+                leading[id(child)] = child
+            elif id(child) not in seen and all(child is not each for each in GLOBAL_GENERATORS):
+                seen[id(child)] = child
+                queue.append(child)
+    queue = [*leading]
+    while queue:
+        for way in ways.pop(queue.pop(), ()):
+            if way not in leading:
+                leading[way] = seen[way]
+                queue.append(way)
+    for key, value in seen.items():
+        if _is(value, _LIBRARY_CODE) and _is_library(root_of(value)):
+            known_as = weakref.ref(value, partial(_drop, _known_code, key))
+            _known_code[key] = known_as, key not in leading
+
+
+_NO_CODE: tuple[Any, bool] = (None, False)
+
+
+def _forget_if_set() -> None:
+    """Begin anew if an installed package has made a generator of its own meanwhile."""
+    if any(_is(namespace.get(name), _KINDS) for (_, name), namespace in [*_unset.items()]):
+        _known_code.clear()
+        _unset.clear()
 
 
 @lru_cache(maxsize=100_000)
@@ -404,6 +632,13 @@ def has_seed(generator: Any) -> bool:
     """Whether a generator is known to be made with a seed, and not from the system's entropy."""
     if _is(generator, torch.Generator):
         return True  # a new one has a seed that is always the same
+    if isinstance(generator, random.SystemRandom):
+        return False
+    if isinstance(generator, random.Random):
+        return begun_from_a_seed(generator.getstate()[1][:-1])
+    if isinstance(generator, np.random.RandomState):
+        words = generator.get_state(legacy=False)["state"].get("key")
+        return words is None or begun_from_a_seed(words.tolist())
     entropy = getattr(getattr(generator, "seed_seq", generator), "entropy", 0)
     return not isinstance(entropy, int) or 0 < entropy < 2**64
 
@@ -434,10 +669,6 @@ def _hash(path: str) -> int:
 # --- while the dataset is used ---
 
 
-LATE: Final = 16
-"""Batches of a process after which generators are looked for the last time; 1, 2, 4 and 8 are
-those before."""
-
 _log = logging.getLogger("lit_loader.generator_watch")
 _ADVICE: Final = "draw from lit_loader.get_rng(), or pass reseed_fn"
 
@@ -446,9 +677,9 @@ class GeneratorWatch:
     """The generators that a dataset and its functions hold now.
 
     One that is made on first use is not there at the start. So it is looked for again after the
-    first batch (of each epoch, where the dataset has ``set_epoch``), which is then made again with
-    it seeded. What is made still later is noticed after 2, 4, 8 or `LATE` batches, and told. Where
-    it is to ``warn``, ``notes`` are warnings for the user, to be taken out by what gives them.
+    first batch, which is then made again with it seeded; and at the start of each epoch, for what
+    the program or ``set_epoch`` has put in place. Where it is to ``warn``, ``notes`` are warnings
+    for the user, to be taken out by what gives them.
     """
 
     def __init__(self, *roots: object, warn: bool = True) -> None:
@@ -456,16 +687,23 @@ class GeneratorWatch:
         self._warn = warn
         self.notes: list[str] = []
         self._iterated = False
+        self.objects: list[Any] = []
         self.held = HeldGenerators([])
-        self.search()
 
-    def search(self, late: bool = False) -> bool:
+    def search(self, late: bool = False, first_batch: bool = False) -> bool:
         """Search; returns whether there are generators that were not known.
 
-        Those of a ``late`` search were not seeded for some batches, which is noted.
+        After the ``first_batch`` all is there that is made on first use: large containers in which
+        there is nothing by then are passed by later on. Those that a ``late`` search finds were not
+        seeded for some batches, which is noted.
         """
         known, paths = set(map(id, self.held.generators)), self.held.paths
-        held = self.held = find_generators(*self.roots)
+        passed = _recall(self.roots[0]) if self.roots else None
+        search = _Search(self.roots, passed=passed, for_shared=False)
+        if first_batch or passed is not None:
+            _remember(self.roots[0], search.passed())
+        self.objects = search.objects()
+        held = self.held = HeldGenerators(search.pairs, search.cuts)
         if held.paths:
             _log.debug("generators seeded with the global ones: %s", ", ".join(held.paths))
         for where in held.cuts[:1]:
@@ -486,6 +724,15 @@ class GeneratorWatch:
                     f"__init__, {_ADVICE}"
                 )
         return not known.issuperset(map(id, held.generators))
+
+    def note_tables(self, tables: Iterable[str]) -> None:
+        """Note attributes that were drawn in the first batch."""
+        for name in tables:
+            self._note(
+                f"{name} was drawn from a random generator in the first batch: generators are "
+                "seeded for each batch, so each worker has other numbers there, and a resumed run "
+                "too; build it in __init__"
+            )
 
     def _note(self, text: str) -> None:
         if self._warn and text not in self.notes:

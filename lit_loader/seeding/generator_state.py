@@ -28,7 +28,7 @@ from lit_loader.seeding.generator_lock import Turn
 from lit_loader.seeding.seeds import seed_streams
 
 __all__ = [
-    *("Draws", "Loan", "OwnStreams", "Rewind", "numpy_state", "preserved", "tape"),
+    *("Draws", "Loan", "OwnStreams", "Rewind", "numpy_state", "drawn_since", "preserved", "tape"),
 ]
 
 _numpy: Any = np.random  # its stubs do not know all of its functions
@@ -272,15 +272,27 @@ class Draws:
         return len(self._readers) != known
 
     def _search(self) -> list[_Reader]:
-        readers: list[_Reader] = [
-            ("random", random.getstate),
-            ("numpy.random", lambda: numpy_state(_numpy.get_bit_generator())),
-            ("torch", torch.default_generator.get_state),
-        ]
+        readers = [*_GLOBAL_READERS]
         for path, generator in find_generators(self._root).pairs:
             tapes = filter(None, map(tape, states_of([generator])))
             readers += [(path, read) for read, _ in tapes]
         return readers
+
+
+_GLOBAL_READERS: list[_Reader] = [
+    ("random", random.getstate),
+    ("numpy.random", lambda: numpy_state(_numpy.get_bit_generator())),
+    ("torch", torch.default_generator.get_state),
+]
+
+
+def drawn_since(seed: Callable[[], object], held: list[Any]) -> set[int]:
+    """Say which generators, global and held, are not where ``seed`` sets them, by number or id."""
+    reads = dict(enumerate(read for _, read in _GLOBAL_READERS))
+    reads |= {id(each): found[0] for each in held if (found := tape(each)) is not None}
+    now = {key: read() for key, read in reads.items()}
+    with Rewind(held, seed=seed):
+        return {key for key, read in reads.items() if not _same(now[key], read())}
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -39,6 +39,7 @@ from lit_loader.context import READERS, WORKERS, reading
 from lit_loader.errors import StateError, TransportError
 from lit_loader.seeding.bases import PassSeeds
 from lit_loader.seeding.generator_state import Rewind
+from lit_loader.streams import datapipes
 from lit_loader.streams.copies import DatasetCopies
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.status_board import Cancelled, Progress
@@ -79,7 +80,7 @@ class Reader(BatchLoader):
 
     def begin_epoch(self) -> None:
         """Take up an epoch: the next :meth:`load` iterates the dataset anew."""
-        self._fetcher, self._begun, self._stale = None, False, self._watch is not None
+        self._fetcher, self._begun, self._stale = None, False, True
 
     def load(
         self, indices: Any, number: int, epoch: int, seeds: PassSeeds, progress: Progress
@@ -95,7 +96,7 @@ class Reader(BatchLoader):
         begins = not self._begun
         if begins:
             if self._stale:  # what it has made on the way is seeded from now on
-                self._watch.search()  # type: ignore[union-attr]
+                self._watch.search()
                 self._stale = False
             self._begun = True  # if iter(dataset) raises, there is nothing to go on with
             self._fetcher = self._open(indices or ReadPoint(), number, progress)
@@ -118,7 +119,7 @@ class Reader(BatchLoader):
             batch = self._collate(samples, number, progress)
         divided = self._divided() if begins else None
         if begins and self._is_first:
-            self._watch.begun_to_iterate()  # type: ignore[union-attr]
+            self._watch.begun_to_iterate()
         return self._with_report(batch, state, mark, divided, omitted)
 
     def _divided(self) -> int | None:
@@ -135,8 +136,7 @@ class Reader(BatchLoader):
             self._globals = seeds._replace(
                 **dict(zip(seeds._fields, (new or base for base, new in own), strict=False))
             ).of(epoch)
-        if seeds.told >= 0 and callable(getattr(self._spec.dataset, "set_epoch", None)):
-            self._stale = False
+        self._stale = False
 
     def _reseed_beginning(self, stage: int) -> None:
         """Do as for all readers; without ``num_shards`` workers draw differently, as with torch.
@@ -155,7 +155,7 @@ class Reader(BatchLoader):
         """Set generators (not ``reseed_fn``'s) as before the first sample; then put them back."""
         if self._spec.seeding == "worker" or self._spec.shards is None:
             return super().beginning(part)
-        held = self._watch.held  # type: ignore[union-attr]
+        held = self._watch.held
 
         def reseed() -> None:
             held.reseed(self._reseed_globals(BEGINNING, _FIRST_NEXT, part))
@@ -192,7 +192,7 @@ class Reader(BatchLoader):
                 fetcher, alike = self._read_to(number, progress, start, wanted)
             if not alike:
                 fetcher, _ = self._read_to(number, progress, point, {}, midst=True)
-        if not alike and self._watch is not None:
+        if not alike:
             self._watch.notes.append(
                 "the batches before a resume were read again, and were others: it may lose samples "
                 "and give some twice; have it draw from generators that its state or the loader "
@@ -259,7 +259,7 @@ class Reader(BatchLoader):
     def _new_fetcher(self, state: Any) -> IterableFetcher:
         """Open the dataset, at its start or where a state says."""
         spec, watch = self._spec, self._watch
-        assert watch is not None
+        datapipes.shard(spec.dataset)
 
         def before_iter() -> None:
             if state:
@@ -289,14 +289,12 @@ class Reader(BatchLoader):
     def _take_copy(self, copies: DatasetCopies | None, progress: Progress) -> None:
         """Read a dataset that has not taken a state, if there is any, in this one's stead."""
         if copies is None:
-            if self._watch is not None:
-                self._watch.follow()
+            self._watch.follow()
             return
         former, dataset = self._spec.dataset, copies.make()
         self._spec = dataclasses.replace(self._spec, dataset=dataset)
         show_in_place_of(former, dataset)
-        notes = self._watch.notes if self._watch is not None else []
-        self._watch = self._spec.watch()
+        notes, self._watch = self._watch.notes, self._spec.watch()
         self._watch.notes += notes
         entered, self._epoch = self._epoch, None
         if entered is not None:

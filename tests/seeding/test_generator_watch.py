@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
 from lit_loader import DataLoader
-from lit_loader.seeding.find_generators import LATE, GeneratorWatch
+from lit_loader.seeding.find_generators import GeneratorWatch
 from tests.support import held_elsewhere
 from tests.support.samples import OfLength, share
 
@@ -245,24 +245,47 @@ def test_batches_do_not_depend_on_who_made_what_before(kind: str, seeding: str) 
     assert epoch(KINDS[kind](), 3, seeding=seeding) == expected
 
 
-@pytest.mark.parametrize(
-    ("first", "workers"), [(1, 0), (2, 1), (7, 0), (LATE - 1, 0), (LATE - 1, 1), (1, 2)]
-)
-def test_a_generator_that_was_made_late_is_told(first: int, workers: int) -> None:
+def late(first: int, workers: int) -> Drawing:
+    """Makes its generator in the second batch of each process, or later."""
+
     class Late(Drawing):
         rng: Any = None
-        length = LATE * max(1, workers)
+        length = 16 * max(1, workers)
 
         def draw(self, index: int) -> float:
             if index >= first * max(1, workers):
                 self.rng = self.rng or random.Random(1)
             return 0.0 if self.rng is None else self.rng.random()
 
-    with (
-        DataLoader(Late(), batch_size=1, num_workers=workers) as loader,
-        pytest.warns(UserWarning, match=r"Late\.rng is a random generator that was made after"),
-    ):
+    return Late()
+
+
+@pytest.mark.parametrize(("first", "workers"), [(1, 1), (7, 1), (1, 2), (15, 2)])
+def test_a_generator_that_was_made_late_is_told_in_the_next_epoch(first: int, workers: int) -> None:
+    with DataLoader(
+        late(first, workers), batch_size=1, num_workers=workers, persistent_workers=True
+    ) as loader:
         list(loader)
+        with pytest.warns(
+            UserWarning, match=r"Late\.rng is a random generator that was made after"
+        ):
+            list(loader)
+        list(loader)
+
+
+def test_a_generator_that_was_made_late_is_seeded_from_the_next_epoch_on() -> None:
+    """Without workers the program may have put it there, so nothing is told."""
+
+    def third_epoch(epochs: int) -> list[Any]:
+        dataset = late(7, 0)
+        loader = DataLoader(dataset, batch_size=1, seed=1)
+        for _ in range(epochs):
+            list(loader)
+        dataset.rng = dataset.rng or random.Random(2)  # type: ignore[attr-defined]
+        loader.set_epoch(3)
+        return [batch.tolist() for batch in loader]
+
+    assert third_epoch(1) == third_epoch(0) == third_epoch(2)
 
 
 def test_a_generator_of_the_program_is_left_alone_without_workers() -> None:
@@ -308,6 +331,7 @@ def test_of_long_lists_only_those_that_hold_generators_are_told(items: list[Any]
         if isinstance(item, Lazy):
             item.rng = random.Random(1)
     watch = GeneratorWatch(argparse.Namespace(items=items))
+    watch.search()
     assert len(watch.notes) == isinstance(items[0], Lazy)
 
 
@@ -331,6 +355,61 @@ def test_a_transform_that_is_put_in_place_between_two_epochs(workers: int) -> No
             return [batch.tolist() for _ in range(2) for batch in loader]
 
     assert epochs() == epochs()
+
+
+class Step:
+    """A transform; ``rng`` may be put in place later."""
+
+    rng: Any = None
+
+
+class Stepping(Drawing):
+    """Draws from what it finds, beside many objects in which there is nothing."""
+
+    rng: Any = None
+
+    def __init__(self) -> None:
+        self.step, self.steps = Step(), [Step() for _ in range(5)]
+        self.annotations = [[Step() for _ in range(20)] for _ in range(20)]
+
+    def draw(self, index: int) -> float:
+        held = [self, self.step, *self.steps, Config]
+        return sum(float(each.rng.random()) for each in held if each.rng is not None)
+
+
+PUT: dict[str, Callable[[Any, Any], None]] = {
+    "its own": lambda dataset, rng: setattr(dataset, "rng", rng),
+    "a transform's": lambda dataset, rng: setattr(dataset.step, "rng", rng),
+    "one's in a list": lambda dataset, rng: setattr(dataset.steps[3], "rng", rng),
+    "another step": lambda dataset, rng: dataset.steps.__setitem__(1, put_in(Step(), rng)),
+    "a class's": lambda dataset, rng: setattr(Config, "rng", rng),
+}
+
+
+def put_in(step: Step, rng: Any) -> Step:
+    step.rng = rng
+    return step
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("place", PUT)
+def test_a_generator_that_is_put_in_place_between_two_epochs(
+    place: str, anew: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a process that has not looked before; also where another was there."""
+    monkeypatch.setattr(Config, "rng", random.Random(1))
+    dataset = Stepping()
+    loader = DataLoader(dataset, BATCH, seed=1)
+    for number in range(3):
+        list(loader)
+        PUT[place](dataset, np.random.default_rng(number))
+        if anew:
+            loader = DataLoader(dataset, BATCH, seed=1)
+        loader.set_epoch(number)
+        batches = [batch.tolist() for batch in loader]
+        with DataLoader(dataset, BATCH, seed=1, num_workers=2) as fresh:
+            fresh.set_epoch(number)
+            assert [batch.tolist() for batch in fresh] == batches
 
 
 class Counting(Drawing):
@@ -441,6 +520,35 @@ def test_an_iterable_dataset_that_makes_its_generator_on_first_use() -> None:
             assert sorted(torch.cat(list(loader)).tolist()) == list(range(LENGTH))
 
 
+class Cuts(IterableDataset[int]):
+    """Has a sampler that shuffles by a generator made with (seed, epoch), as lhotse's wrapper."""
+
+    def __init__(self, seed: Any) -> None:
+        self.seed, self.epoch = seed, 0
+        self.sampler: Any = None
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self.sampler = Holding(random.Random(self.seed and self.seed + self.epoch), put)
+        order = share(list(range(LENGTH)))
+        self.sampler.held.shuffle(order)
+        return iter(order)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_stream_that_seeds_its_generator_as_it_is_iterated_is_not_warned_of(workers: int) -> None:
+    with DataLoader(Cuts(7), BATCH, num_workers=workers) as loader:
+        first, second = ([batch.tolist() for batch in loader] for _ in range(2))
+    assert first != second
+    with (
+        DataLoader(Cuts(None), BATCH, num_workers=workers) as unseeded,
+        pytest.warns(UserWarning, match=r"Cuts\.sampler\.held is a random generator"),
+    ):
+        list(unseeded)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_iterable_dataset_that_gives_its_generator_a_seed_is_not_warned_of(workers: int) -> None:
     dataset = Shuffling(functools.partial(np.random.default_rng, 1))
@@ -452,6 +560,7 @@ def test_what_a_dataset_replaces_as_it_is_iterated_is_not_warned_of() -> None:
     dataset = Shuffling(random.Random)
     dataset.rng = random.Random(1)
     watch = GeneratorWatch(dataset)
+    watch.search()
     dataset.rng = random.Random(2)
     watch.begun_to_iterate()
     assert watch.notes == []

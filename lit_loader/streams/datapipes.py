@@ -1,0 +1,30 @@
+"""torch's DataPipes: what torch's loader tells them of shares and shuffling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import IterDataPipe, graph_settings
+from torch.utils.data.graph import traverse_dps
+
+from lit_loader.context import get_shard
+
+__all__ = ["set_shuffle", "shard"]
+
+
+def set_shuffle(dataset: Any, shuffle: bool | None) -> bool:
+    """Have the ``shuffle()`` of a DataPipe shuffle or not; returns whether it is such a dataset."""
+    if type(shuffle) is not bool or not isinstance(dataset, IterDataPipe):
+        return False
+    graph_settings.apply_shuffle_settings(dataset, shuffle=shuffle)
+    return True
+
+
+def shard(dataset: Any) -> None:
+    """Give the ``sharding_filter()`` of a DataPipe the share of the reader that is served."""
+    if isinstance(dataset, IterDataPipe):
+        pipes = graph_settings.get_all_graph_pipes(traverse_dps(dataset))
+        # reach: torch: which pipes take a share; those without any give each reader everything
+        if any(map(graph_settings._is_sharding_datapipe, pipes)):
+            number, count = get_shard()
+            graph_settings.apply_sharding(dataset, count, number)
