@@ -155,8 +155,8 @@ class IterableFetcher:
     def state(self) -> dict[str, Any] | None:
         """Return what is needed to go on from here; None: no state leads here.
 
-        It may change as soon as more is read. Before anything has been read, that is what it was begun with. Empty: it was begun at its
-        start, from which it is read again.
+        It may change as soon as more is read. Before anything has been read, that is what it was
+        begun with. Empty: it was begun at its start, from which it is read again.
         """
         if not self.opened.stateful:
             return None

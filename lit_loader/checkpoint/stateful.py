@@ -8,8 +8,8 @@ Datasets and samplers are asked alike, as torchdata's ``StatefulDataLoader`` doe
 - *In which order they are restored.* The source, then ``iter(source)``, then the iterator, each
   once. So one that begins in its ``__iter__`` begins first and is brought to its place afterwards.
 
-A stream's state may be as large as a shuffle buffer, and take longer than a batch: `StateMeter` says
-before which batches it is taken, and `pickled` writes it down, once, where it was taken.
+A stream's state may be as large as a shuffle buffer, and take longer than a batch: `StateMeter`
+says before which batches it is taken, and `pickled` writes it down, once, where it was taken.
 """
 
 from __future__ import annotations

@@ -77,6 +77,7 @@ class Reader(BatchLoader):
         self._stale = self._begun = False
         self._draws_first = False  # with the first next(), as far as it matters
         self.meter = StateMeter()
+        self._ended_at: int | None = None  # the batch at which it has ended while it was read again
         self._second = False  # whether a state was taken, and no batch was made but that behind it
 
     def begin_epoch(self) -> None:
@@ -98,7 +99,10 @@ class Reader(BatchLoader):
                 self._watch.search()  # type: ignore[union-attr]
                 self._stale = False
             self._begun = True  # if iter(dataset) raises, there is nothing to go on with
-            self._fetcher = self._open(indices or ReadPoint(), number, progress)
+            point = indices or ReadPoint()
+            self._fetcher = self._open(point, number, progress)
+            if self._fetcher is None and self._warn_if_short(point):
+                return self._with_report(None, omitted=True)  # the end comes next time
         else:
             self._reseed_batch(number)
         fetcher = self._fetcher
@@ -168,10 +172,22 @@ class Reader(BatchLoader):
 
         return Rewind(held.states, (self.rng.place, self.rng.go_back), seed=reseed)
 
-    def _open(self, point: ReadPoint, number: int, progress: Progress) -> IterableFetcher:
+    def _warn_if_short(self, point: ReadPoint) -> bool:
+        """Have the user told if the stream has ended before the place that it was to begin at."""
+        ended, self._ended_at = self._ended_at, None
+        if ended is None or ended >= point.batches:
+            return False
+        self._watch.notes.append(  # type: ignore[union-attr]
+            f"the position that was resumed is beyond the stream's end: batch {point.batches:,} of "
+            f"{ended:,} of a reader, whose epoch ends here; resume with the data that the state "
+            "was taken with"
+        )
+        return True
+
+    def _open(self, point: ReadPoint, number: int, progress: Progress) -> IterableFetcher | None:
         """Begin to read an iterable dataset, up to where batch ``number`` comes next.
 
-        See the head of this file.
+        See the head of this file. None: it ends before that.
         """
         # More may have been made, and not given out: of these there are no marks.
         readers, marks = self._num_readers, point.marks
@@ -193,16 +209,16 @@ class Reader(BatchLoader):
                 self._take_copy(copies, progress)
                 start = dataclasses.replace(point, state=None)
                 fetcher, alike = self._read_to(number, progress, start, wanted)
-            if not alike:
+            if not (alike or isinstance(fetcher, EndOfData)):
                 fetcher, _ = self._read_to(number, progress, point, {}, midst=True)
+        if isinstance(fetcher, EndOfData):
+            return None
         if not alike and self._watch is not None:
             self._watch.notes.append(
                 "the batches before a resume were read again, and were others: it may lose samples "
                 "and give some twice; have it draw from generators that its state or the loader "
                 "sets (in its attributes, or global), and from nothing else"
             )
-        if isinstance(fetcher, EndOfData):
-            raise fetcher
         return fetcher
 
     def _read_to(
@@ -245,7 +261,8 @@ class Reader(BatchLoader):
             except (Cancelled, StateError):
                 raise
             except EndOfData as end:  # right, behind all that was given out
-                return end, alike and earlier >= number % readers + point.batches * readers
+                self._ended_at = earlier // readers
+                return end, alike and self._ended_at >= point.batches
             except Exception as error:
                 let_handlers_through(error)
                 if state is not None and earlier == first:
