@@ -26,7 +26,7 @@ from tests.support.samples import Cursor, share, worker_pids
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 LENGTH, SIZE = 480, 4
-BALLAST = list(range(100_000))  # a millisecond or two to write down
+BALLAST = list(range(40_000))  # close to a millisecond to write down
 
 
 def item(number: int) -> torch.Tensor:
