@@ -31,7 +31,9 @@ class BatchWithReport(NamedTuple):
     """
 
     batch: Any
-    state: Any  # of an iterable dataset and its iterator before the batch; None: they have none
+    # Of an iterable dataset and its iterator before the batch, `pickled`; None: they have none;
+    # NOT_TAKEN: it was not due.
+    state: Any
     # Among whom an iterable dataset has divided itself (`context.WORKERS`), if there are others
     # whom it gives the same; else None.
     divided: int | None

@@ -155,14 +155,14 @@ class IterableFetcher:
     def state(self) -> dict[str, Any] | None:
         """Return what is needed to go on from here; None: no state leads here.
 
-        Before anything has been read, that is what it was begun with. Empty: it was begun at its
-        start, from which it is read again.
+        It may change as soon as more is read. Before anything has been read, that is what it was
+        begun with. Empty: it was begun at its start, from which it is read again.
         """
         if not self.opened.stateful:
             return None
         if not self._begun and (self._began_at or not self.opened.tells_its_start):
             return self._began_at or {}
-        return self.opened.state()
+        return self.opened.state_now()
 
 
 # --- samples that cannot be read ---

@@ -16,9 +16,9 @@ from operator import itemgetter
 from typing import Any, Final
 
 from lit_loader.checkpoint.fingerprint import Fingerprint
-from lit_loader.checkpoint.position import COUNT, Position, ReadPoint, Shards
+from lit_loader.checkpoint.position import COUNT, Marks, Position, ReadPoint, Shards
 from lit_loader.checkpoint.sampler_state import DIGESTS, checked_sampler_state
-from lit_loader.checkpoint.stateful import checked_parts
+from lit_loader.checkpoint.stateful import checked_parts, unpickled
 from lit_loader.checkpoint.untrusted_state import (
     MAX_BATCHES,
     PRIMITIVES,
@@ -162,7 +162,7 @@ class LoaderState:
         bases = position.bases
         if bases != Bases.of(bases.order):
             state["bases"] = [*bases.drawn, bases.first, bases.older]
-        parts = _copied([_part(point) for point in position.readers])
+        parts = [_part(point) for point in position.readers]
         if numbers is not None:
             state["readers"] = [[k, *part] for k, part in zip(numbers, parts, strict=True)]
             state["since"] = position.since
@@ -284,9 +284,10 @@ def _part(point: ReadPoint) -> list[Any]:
 
     And as far as there are any: batches behind that state, before it began again, marks.
     """
-    part = [point.batches, point.state, point.ended]
+    own = unpickled(point.state) if type(point.state) is bytes else _copied(point.state)
+    part = [point.batches, own, point.ended]
     if point.marks:
-        return [*part, point.behind, point.before, list(point.marks)]
+        return [*part, point.behind, point.before, [list(mark) for mark in point.marks]]
     if point.before:
         return [*part, point.behind, point.before]
     return [*part, point.behind] if point.behind else part
@@ -432,14 +433,30 @@ def _checked_part(name: str, part: Any) -> ReadPoint:
     # A state that is noted is that before a batch which was given out; an empty one, the first.
     if own is not None and not (behind >= 1 and (own or behind == part[0])):
         raise damaged(f"{name} must have the dataset's state of a batch that was given out", part)
-    return ReadPoint(part[0], own, *part[2:5], *map(tuple, part[5:]))
+    return ReadPoint(part[0], own, *part[2:5], *(_marks(marks, part[0]) for marks in part[5:]))
 
 
 def _are_marks(marks: Any, own: Any, behind: int) -> bool:
     """Whether these may be marks of the batches behind a state, or of the last one without."""
-    if not (isinstance(marks, (list, tuple)) and all(type(mark) is str for mark in marks)):
+    if not (isinstance(marks, (list, tuple)) and len(marks) <= (1 if own is None else behind)):
         return False
-    return len(marks) <= (1 if own is None else behind)
+    return all(type(mark) is str for mark in marks) or all(
+        isinstance(mark, (list, tuple))
+        and len(mark) == 2
+        and is_count(mark[0], _MAX_READ)
+        and type(mark[1]) is str
+        for mark in marks
+    )
+
+
+def _marks(marks: Any, batches: int) -> Marks:
+    """Take in marks with their batches' numbers; an older version's are those of the last ones.
+
+    Whichever they are: what is not read again is not compared.
+    """
+    first = batches - len(marks)
+    pairs = ((first + k, m) if type(m) is str else tuple(m) for k, m in enumerate(marks))
+    return tuple(sorted(pair for pair in pairs if pair[1]))
 
 
 # --- the states of several ranks ---

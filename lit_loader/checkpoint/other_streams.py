@@ -12,7 +12,8 @@ given a state, and is to begin at its start, gets back what it had before (`begi
 
 Its epoch lies in memory that copies share (`shared_epoch`), and forked workers, who would all add
 to it at once (`epochs_of_their_own`). ``split_dataset_by_node`` makes it take its rank's share by
-itself (`splitter_by_ranks`).
+itself (`splitter_by_ranks`). One of several Parquet files that are shuffled or interleaved sleeps
+for five seconds at its end (`advice_if_it_sleeps`).
 
 **WebDataset.** A pipeline may have a stage that takes its rank's share (`splitter_by_ranks`), and
 one that shuffles by a seed of the time and the process id (`advice_if_unseeded`).
@@ -29,20 +30,24 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from lit_loader.describe import wrapped
 
 __all__ = [
-    *("advice_if_unseeded", "advice_on_reading_again", "begin_at_start", "epochs_of_their_own"),
+    *("advice_if_it_sleeps", "advice_if_unseeded", "advice_on_reading_again", "begin_at_start"),
+    "epochs_of_their_own",
     *("forgets", "has_methods", "note_start"),
     *("shared_epoch", "splitter_by_ranks", "wants_arguments"),
 ]
 
 _BUFFERS: Final = "BufferShuffledExamplesIterable"
+_INTERLEAVED: Final = ("CyclingMultiSourcesExamplesIterable", "InterleavedShardsExamplesIterable")
 _MOST: Final = 10_000
+# reach: datasets: the seconds that a stream sleeps at its end
+_SLEEP: Final = "SLEEP_TIME_ON_THREADS_SHUTDOWN"
 # reach: datasets: where a stream notes the state that it is given
 _START: Final = "_starting_state_dict"
 
@@ -76,17 +81,38 @@ def wants_arguments(stream: Any) -> bool:
 # reach: datasets: the stages of a stream, among them a buffer that its state leaves out
 def forgets(stream: Any) -> bool:
     """Whether this is a stream whose state is known to leave out samples."""
+    return any(type(stage).__name__ == _BUFFERS for stage in _examples(stream))
+
+
+def _examples(stream: Any) -> Iterator[Any]:
+    """Give the stages of a Hugging Face stream; none of any other."""
     waiting = [getattr(stream, "_ex_iterable", None)]
     for _ in range(_MOST):
         if not waiting:
-            return False
+            return
         stage = waiting.pop()
-        if type(stage).__name__ == _BUFFERS:
-            return True
+        yield stage
         parts = getattr(stage, "ex_iterables", None)  # of concatenated and interleaved streams
         waiting += parts if isinstance(parts, (list, tuple)) else ()
         waiting += [part] if (part := getattr(stage, "ex_iterable", None)) is not None else []
-    return False
+
+
+def advice_if_it_sleeps(stream: Any) -> str | None:
+    """Say what to set where a stream sleeps whenever a reader ends; None: it is not known to."""
+    seconds = getattr(getattr(sys.modules.get("datasets"), "config", None), _SLEEP, 0)
+    stages = (stage for each in wrapped(stream, "__iter__") for stage in _examples(each))
+    if not seconds or not any(
+        type(stage).__name__.endswith(_INTERLEAVED)
+        and getattr(stage, "sleep_on_threads_shutdown", False)
+        for stage in stages
+    ):
+        return None
+    return (
+        f"datasets sleeps {seconds} s at the end of each reader of this {type(stream).__name__}, "
+        "for it interleaves Parquet files, and the worker's other readers wait; set "
+        f"datasets.config.{_SLEEP} = 0 before the first epoch, and set it back if workers crash "
+        "when they end"
+    )
 
 
 def advice_on_reading_again(dataset: Any, knows_epoch: bool = True) -> str:

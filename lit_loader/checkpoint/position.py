@@ -14,10 +14,28 @@ from lit_loader.checkpoint.untrusted_state import brief
 from lit_loader.errors import StateError
 from lit_loader.seeding.bases import Bases, PassSeeds
 
-__all__ = ["COUNT", "EpochPosition", "Position", "ReadPoint", "Shards"]
+__all__ = ["COUNT", "NOT_TAKEN", "EpochPosition", "Marks", "Position", "ReadPoint", "Shards"]
 
 COUNT: Final = "num_shards"
 """The number of readers among what a fingerprint has, where it is given."""
+
+NOT_TAKEN: Final = ...
+"""In the place of a stream's state before a batch, where none was taken (`StateMeter`)."""
+
+Marks = tuple[tuple[int, str], ...]
+"""Numbers of a reader's batches, rising, and what `mark_of` gave for each."""
+
+
+class _Lead(NamedTuple):
+    """A state, how many batches came after it, and marks of the first two and the last of them."""
+
+    state: Any
+    behind: int
+    marks: Marks
+
+    def followed_by(self, mark: Marks) -> _Lead:
+        """Give the same behind one more batch."""
+        return _Lead(self.state, self.behind + 1, (*self.marks[:2], *mark) if mark else self.marks)
 
 
 @dataclass(frozen=True)
@@ -25,22 +43,21 @@ class ReadPoint:
     """How far one reader (a worker, or the parent without workers) is in an iterable dataset."""
 
     batches: int = 0  # of it that have been delivered
-    # What the ``state_dict`` of dataset and iterator gave, by part; empty: it is the epoch's start;
-    # None: they have none.
+    # What the ``state_dict`` of dataset and iterator gave, by part, as `pickled` writes it down;
+    # empty: it is the epoch's start; None: they have none.
     state: Any = None
     ended: bool = False  # whether its share has been delivered to the end
-    # How many of the batches came after ``state``: the last two, and those for which the consumer
-    # was given an exception. They are read again, and compared.
+    # How many of the batches came after ``state``: two at least, or all. They are read again, and
+    # compared.
     behind: int = 0
     # Batches that it had given before it began again, for the sake of other ranks
     # (``shard_tail="pad"``); all above counts from there. Else 0.
     before: int = 0
-    # What `mark_of` gave for each of the batches behind ``state``, empty for one that failed;
-    # without a state, for the last one alone; in one that began as an older version's, since then.
-    marks: tuple[str, ...] = ()
-    # The state one batch later than ``state``, how many batches came after it, and their marks;
-    # kept for the next batch, and not saved.
-    later: tuple[Any, int, tuple[str, ...]] | None = field(default=None, compare=False)
+    # Of the first two batches behind ``state`` that were made, and of the last; without a state, of
+    # the last one alone.
+    marks: Marks = ()
+    # The state that was taken since, until two batches have come after it; not saved.
+    later: _Lead | None = field(default=None, compare=False)
 
     def __reduce__(self) -> Any:
         """Leave out what is kept for the next batch: a worker needs the rest."""
@@ -49,30 +66,33 @@ class ReadPoint:
     def after(self, state: Any, mark: str | None) -> ReadPoint:
         """Give the point behind one more batch: with the reader's state before it, and its mark.
 
-        Without a mark the state is the one that is kept.
+        ``state`` is NOT_TAKEN where that was not asked for. Without a mark there is nothing to be
+        compared, and the newest state is the one that is kept.
         """
-        marks = () if mark is None else (mark,)
-        newest = state, 1, marks
-        old = newest if mark is None or not self.batches else self.later
-        if old is None:  # it has been resumed just now
-            old = self.state, self.behind + 1, (*self.marks, *marks)
-        elif old is not newest:
-            old = old[0], old[1] + 1, (*old[2], *marks)
-        if old[0] is None:
-            old = None, 0, marks
+        own: Marks = () if mark is None else ((self.batches, mark),)
+        lead = _Lead(self.state, self.behind, self.marks).followed_by(own)
+        later = self.later and self.later.followed_by(own)
+        if later is not None and len(later.marks) > 1:
+            lead, later = later, None
+        if state is not NOT_TAKEN:
+            later = _Lead(state, 1, own)
+            if mark is None or not self.batches:
+                lead = later
+        if lead.state is None:
+            lead = _Lead(None, 0, own)
+        state, behind, marks = lead
         return replace(
-            self, batches=self.batches + 1, state=old[0], behind=old[1], marks=old[2], later=newest
+            self, batches=self.batches + 1, state=state, behind=behind, marks=marks, later=later
         )
 
     def after_error(self) -> ReadPoint:
         """Give the point behind an exception: no state came with it."""
-        later = self.later and (self.later[0], self.later[1] + 1, (*self.later[2], ""))
         return replace(
             self,
             batches=self.batches + 1,
             behind=self.behind + 1,
-            marks=() if self.state is None else (*self.marks, ""),
-            later=later,
+            marks=() if self.state is None else self.marks,
+            later=self.later and self.later.followed_by(()),
         )
 
     @property

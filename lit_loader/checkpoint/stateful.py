@@ -7,11 +7,15 @@ Datasets and samplers are asked alike, as torchdata's ``StatefulDataLoader`` doe
   collate functions are not.
 - *In which order they are restored.* The source, then ``iter(source)``, then the iterator, each
   once. So one that begins in its ``__iter__`` begins first and is brought to its place afterwards.
+
+A stream's state may be as large as a shuffle buffer, and take longer than a batch: `StateMeter`
+says before which batches it is taken, and `pickled` writes it down, once, where it was taken.
 """
 
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
@@ -25,11 +29,20 @@ from lit_loader.checkpoint.other_streams import (
 )
 from lit_loader.checkpoint.untrusted_state import damaged, own_part, restore, resuming
 from lit_loader.errors import StateError
+from lit_loader.system.interrupts import let_handlers_through
 
-__all__ = ["ITERATOR", "Opened", "checked_parts", "is_stateful"]
+__all__ = [
+    *("ITERATOR", "Opened", "StateMeter", "checked_parts", "is_stateful", "pickled", "unpickled"),
+]
 
 ITERATOR: Final = "iterator"
 """The key of an iterator's part of a state."""
+
+_SHARE: Final = 1 / 32
+"""Part of the time of making batches that may be spent on states."""
+
+_CHEAP: Final = 100_000
+"""Nanoseconds up to which a state is taken before each batch, however quick that is."""
 
 
 def is_stateful(thing: Any) -> bool:
@@ -131,6 +144,49 @@ class Opened:
 
     def state(self) -> dict[str, Any] | None:
         """Give what is needed to go on from here, by part; None: it must be read again."""
+        return copy.deepcopy(self.state_now())
+
+    def state_now(self) -> dict[str, Any] | None:
+        """Give the same, which may change as soon as reading goes on."""
         if self.must_be_read_again:
             return None
-        return {part: copy.deepcopy(each.state_dict()) for part, each in self._asked.items()}
+        return {part: each.state_dict() for part, each in self._asked.items()}
+
+
+class StateMeter:
+    """Says when a stream's state is due: before each batch, or as often as it can be afforded.
+
+    A resume makes the batches since the last state once more, so it takes as long as about thirty
+    states do. ``made`` are nanoseconds of making batches since then.
+    """
+
+    def __init__(self) -> None:
+        self.made = 0
+        # Nanoseconds of the last two: the machine may have been at something else during one.
+        self._costs = 0, 0
+
+    @property
+    def due(self) -> bool:
+        """Whether the state is to be taken before the next batch."""
+        cost = min(self._costs)
+        return cost <= _CHEAP or self.made * _SHARE >= cost
+
+    def taken(self, nanoseconds: int) -> None:
+        """Note that it was taken, and how long that took."""
+        self._costs, self.made = (self._costs[1], nanoseconds), 0
+
+
+def pickled(state: dict[str, Any] | None) -> Any:
+    """Write a state down, for it may change; what cannot be pickled is copied."""
+    if not state:
+        return state
+    try:
+        return pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        let_handlers_through(error)
+        return copy.deepcopy(state)
+
+
+def unpickled(state: Any) -> Any:
+    """Read what `pickled` gave, or give what came from a saved state as it is."""
+    return pickle.loads(state) if type(state) is bytes else state

@@ -18,7 +18,7 @@ from lit_loader.batch.sample_errors import SampleErrorLog
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import LoaderError
 from lit_loader.iteration.torch_surface import TorchSurface
-from lit_loader.sampling.advice import broken_promise, ignored_share
+from lit_loader.sampling.advice import broken_promise, dropped_batches, ignored_share
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.seeding.generator_lock import Turn
 from lit_loader.streams.tail import ShardTail
@@ -166,6 +166,11 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         begun = start.position.start.delivered  # a resumed one has had batches before
         delivered = start.position.now().delivered
         nothing = None if begun else self.sample_errors.end(start.epoch, delivered)
+        core = self._core
+        if self._promised is not None and core.shards is None and not self.sample_errors.count:
+            args = self._promised, delivered, core.readers
+            if text := dropped_batches(self._data_loader, *args):
+                core.warn_once(text)
         return nothing or StopIteration()
 
     def _show(self, start: EpochStart, number: int, indices: Any, batch: Any) -> None:

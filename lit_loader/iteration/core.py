@@ -33,7 +33,7 @@ from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import IN_PROCESS_BYTES, frozen
-from lit_loader.checkpoint.other_streams import advice_if_unseeded
+from lit_loader.checkpoint.other_streams import advice_if_it_sleeps, advice_if_unseeded
 from lit_loader.checkpoint.position import Shards
 from lit_loader.data.cached_dataset import figures_of
 from lit_loader.describe import program_stacklevel
@@ -397,8 +397,9 @@ class LoaderCore:
                 self.warn_once(advice)
         elif self.shards and (advice := advice_if_split_twice(loader.dataset, self.shards)):
             self.warn_once(advice)
-        if self.iterable and (advice := advice_if_unseeded(loader.dataset)) is not None:
-            self.warn_once(advice)
+        for advice_if in (advice_if_unseeded, advice_if_it_sleeps) if self.iterable else ():
+            if (advice := advice_if(loader.dataset)) is not None:
+                self.warn_once(advice)
         start = self.epochs.begin(self.readers, iterator, self._said())
         self.hear(start)
         return start

@@ -316,6 +316,7 @@ class EpochRun(LoaderIterator[T_co]):
                 reply.processor,
                 reply.queued,
                 reply.read,
+                reply.state,
                 slowest,
             )
             again = start.batches is None and made is not None and made.state is None

@@ -124,6 +124,7 @@ class InProcessIterator(LoaderIterator[T_co]):
                 slowest=progress.slowest,
                 slowest_index=indices[at] if type(indices) is list and at < len(indices) else None,
                 read=progress.waited,
+                state=progress.state,
             )
         )
         if not self._given:

@@ -38,6 +38,7 @@ from lit_loader.errors import StateError
 from lit_loader.lightning.names import Callback, combined
 from lit_loader.lightning.rank_states import RankStates
 from lit_loader.lightning.trainer_progress import (
+    before_first_fetch,
     begin_next_epoch,
     correct_logged_step,
     correct_progress,
@@ -129,8 +130,17 @@ class LoaderStateCallback(Callback):
         if any(map(is_ours, saved)):
             self._saved = saved
             correct_progress(checkpoint["loops"]["fit_loop"])
+            before_first_fetch(trainer.fit_loop, lambda: self._restore_streams(trainer))
         else:
             self._is_amid = is_amid(checkpoint)
+
+    def _restore_streams(self, trainer: Trainer) -> None:
+        """Give streams their states before Lightning has taken a batch of them."""
+        loaders, states = train_loaders(trainer), [*filter(is_ours, self._saved)]
+        if len(loaders) == len(states):  # else :meth:`on_train_start` says that they are not
+            for loader, state in zip(loaders, states, strict=True):
+                if _is_iterable(loader):
+                    loader.load_state_dict(state)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

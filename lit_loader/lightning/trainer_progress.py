@@ -6,7 +6,7 @@ Used by `lightning/state_callback.py`, in this order::
         │
         ╰─ correct_progress ─▶ the Trainer restores its loops
                                    │
-                                   ├─ begin_next_epoch  saved between two epochs
+                                   ├─ before_first_fetch, begin_next_epoch  saved between two epochs
                                    ├─ mark_consumed, recount_batches  in the midst of one
                                    ╰─ correct_logged_step  when the first batch is there
 
@@ -19,7 +19,7 @@ as there are any; ``tests/lightning/test_resume.py`` fails where those change.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -27,6 +27,7 @@ from lightning.pytorch import Trainer
 from lit_loader.checkpoint.loader_state import LoaderState
 
 __all__ = [
+    "before_first_fetch",
     "begin_next_epoch",
     "correct_logged_step",
     "correct_progress",
@@ -81,6 +82,26 @@ def correct_progress(fit_loop: Mapping[str, Any]) -> None:
         # epoch as a whole one and would go on with the next.
         for counts in (epochs["current"], epochs["total"]):
             counts["processed"] = counts["completed"] = counts["started"] - 1
+
+
+def before_first_fetch(fit_loop: Any, restore: Callable[[], None]) -> None:
+    """Have loaders restored before Lightning takes a batch of them, also between two epochs.
+
+    There it does not restore them by itself; and of loaders that have no length it takes a batch
+    before any hook is called, which a stream that cannot be read again has lost then.
+    """
+    # reach: lightning: what it calls when it has the loaders, and no iterators of them yet
+    own = getattr(fit_loop, "_load_combined_loader_states", None)
+    if own is None:
+        return
+
+    def load() -> None:
+        del fit_loop._load_combined_loader_states  # that of the class again
+        own()
+        if not fit_loop.restarting:
+            restore()
+
+    fit_loop._load_combined_loader_states = load
 
 
 def begin_next_epoch(fit_loop: Any) -> bool:

@@ -15,7 +15,8 @@ from lit_loader.context import WORKERS
 from lit_loader.sampling.batch_plan import distributed_sampler_of
 
 __all__ = [
-    *("advice_if_split_twice", "advice_if_unsharded", "broken_promise", "ignored_share"),
+    *("advice_if_split_twice", "advice_if_unsharded", "broken_promise", "dropped_batches"),
+    "ignored_share",
 ]
 
 # reach: datasets: known by what they hold, as others (LitData, Mosaic) are
@@ -93,6 +94,26 @@ def broken_promise(dataset: Any, promised: int, samples: int, num_workers: int) 
     return (
         f"{type(dataset).__name__} promised {promised} samples by its __len__ (which len(loader) "
         f"asked), but {samples} samples have been fetched{cause}"
+    )
+
+
+def dropped_batches(loader: Any, promised: int, batches: int, readers: int) -> str | None:
+    """Say that workers have dropped more of a stream than one partial batch; None: they have not.
+
+    ``promised`` are the samples that its length says, and ``batches`` those of the whole epoch.
+    """
+    size = loader.batch_size
+    if not (loader.drop_last and size and readers > 1):
+        return None
+    length = promised // size
+    if not length - readers < batches < length:  # fewer for another reason, or none
+        return None
+    return (
+        f"len(loader) is {length}, and the epoch has ended after {batches}: with drop_last=True "
+        f"each of the {readers} workers drops its last, partial batch of "
+        f"{type(loader.dataset).__name__}. A loop that counts batches takes the epoch for "
+        "unfinished (Lightning does not validate then): "
+        f"pass num_shards={readers}, with which the loader has no length and its end is what counts"
     )
 
 

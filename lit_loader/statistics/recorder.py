@@ -46,7 +46,7 @@ _TEXT: Final = 450
 STRAGGLER: Final = 5
 """Times as long as the mean of the others in its batch that a sample takes to be a straggler."""
 
-STAGES: Final = ("fetch", "collate", "encode", "wait", "decode", "pin", "step", "read")
+STAGES: Final = ("fetch", "collate", "encode", "wait", "decode", "pin", "step", "read", "state")
 
 _NUMBERS: Final = slice(1, -1)
 """The fields of a record that fit into int64: not the first, the epoch, which is any integer, nor

@@ -49,6 +49,7 @@ class BatchRecord(NamedTuple):
     processor: int = 0  # time of the worker's process, all threads, for it; 0: not measured
     queued: int = 0  # how long the worker waited for a processor meanwhile; 0: not measured
     read: int = 0  # how much of ``fetch`` samples waited for what `lit_loader.reads_ahead` marks
+    state: int = 0  # how much of ``fetch`` the state of a stream was taken
     slowest_index: Any = None  # the slowest sample's index; None: not known
 
     @property
@@ -63,8 +64,9 @@ class BatchRecord(NamedTuple):
     @property
     def making(self) -> dict[str, int]:
         """The stages of making it, in their order, as if reads came before all the rest."""
-        reads = {"waiting for reads": self.read, "fetch": self.fetch - self.read}
-        return {**reads, "collate": self.collate, "encode": self.encode}
+        own = {"taking the state": self.state, "waiting for reads": self.read}
+        own["fetch"] = self.fetch - self.state - self.read
+        return {**own, "collate": self.collate, "encode": self.encode}
 
     @property
     def taking(self) -> dict[str, int]:
@@ -260,6 +262,8 @@ class LoaderStatistics:
         queued_fraction: Part of that time in which they waited for a processor; 0: not measured.
         read: The part of ``fetch`` in which samples waited for what `lit_loader.reads_ahead` or
             `lit_loader.read_stream` reads; 0 where the dataset uses neither.
+        state: The part of ``fetch`` in which the ``state_dict`` of a stream was asked and written
+            down; 0 where it has none.
     """
 
     batches: int = 0
@@ -300,10 +304,11 @@ class LoaderStatistics:
     processor_fraction: float = 0.0
     queued_fraction: float = 0.0
     read: StageTimes = field(default_factory=StageTimes)
+    state: StageTimes = field(default_factory=StageTimes)
 
     def __str__(self) -> str:
         """One line for a reader; the repr has everything."""
-        stages = ("fetch", "read", "collate", "encode", "decode", "pin", "step")
+        stages = ("fetch", "read", "state", "collate", "encode", "decode", "pin", "step")
         means = {name: getattr(self, name).mean * 1e3 for name in stages}
         shown = ", ".join(f"{name} {mean:.3g}" for name, mean in means.items() if mean)
         makers = counted(len(self.workers), "worker")

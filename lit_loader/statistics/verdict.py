@@ -40,11 +40,13 @@ time, not bytes: a slow network, 100 Mbit, carries a dozen of a megabyte a secon
 
 PLACES: Final = {
     "fetch": "in __getitem__",
+    "state": "taking the stream's state",
     "collate": "in collate_fn",
     "encode": "writing batches into shared memory",
 }
 _CHEAPER: Final = {
     "fetch": "make __getitem__ cheaper",
+    "state": "make state_dict cheaper",
     "collate": "make collate_fn cheaper (the default one stacks tensors where they are needed)",
     "encode": "return tensors or arrays, which are copied, instead of objects, which are pickled",
 }
@@ -136,7 +138,7 @@ def _no_workers(statistics: LoaderStatistics, num_workers: int) -> str:
     """Advice for a loader without workers; else ""."""
     if num_workers or statistics.remote_batches:
         return ""
-    own = {name: getattr(statistics, name).total for name in ("fetch", "collate", "pin")}
+    own = {**_made(statistics), "encode": 0.0, "pin": statistics.pin.total}
     stage = max(own, key=own.__getitem__)
     share = own[stage] / max(sum(own.values()), 1e-9)
     where = PLACES.get(stage, "copying batches into page-locked memory")
@@ -306,7 +308,8 @@ def _chosen(statistics: LoaderStatistics, cores: int | None) -> str:
 
 def _made(statistics: LoaderStatistics) -> dict[str, float]:
     """Seconds that workers spent in each of their stages."""
-    return {name: getattr(statistics, name).total for name in PLACES}
+    stages = {name: getattr(statistics, name).total for name in PLACES}
+    return {**stages, "fetch": stages["fetch"] - stages["state"]}
 
 
 def _busy(statistics: LoaderStatistics, num_workers: int) -> float:

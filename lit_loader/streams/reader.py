@@ -5,10 +5,11 @@ an epoch that is left alone, what comes before the first sample (a generator's b
 first ``next()``) and that sample draw from the epoch's beginning, all else from its batch's seed. A
 restored stream does both in one ``next()``: what comes before a first sample, and a sample of the
 midst. No seed is right for both, and nobody can tell from outside who of the two draws. So a state
-leads to a place two batches back. They are read again, and known by their marks (`mark_of`):
+leads to a place two batches back, or more: it is not taken before every batch (`StateMeter`). They
+are read again; the first two and the last are known by their marks (`mark_of`):
 
 1. from the state, with these batches' seeds: right if nothing is drawn before the first sample.
-   Both must have their marks;
+   All must have their marks;
 2. from the state, up to the first sample with the beginning's seeds: right if the place does not
    depend on what that sample draws. The second must have its mark, for it is past all that, and
    begin with the state that it began with (`place_of`);
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -33,7 +35,8 @@ from lit_loader.batch.digest import place_of
 from lit_loader.batch.fetch import EndOfData, GoodSamples, IterableFetcher
 from lit_loader.batch.sample_errors import OMITTED
 from lit_loader.batch.worker_info import show_in_place_of
-from lit_loader.checkpoint.position import ReadPoint
+from lit_loader.checkpoint.position import NOT_TAKEN, ReadPoint
+from lit_loader.checkpoint.stateful import StateMeter, pickled, unpickled
 from lit_loader.checkpoint.untrusted_state import resuming
 from lit_loader.context import READERS, WORKERS, reading
 from lit_loader.errors import StateError, TransportError
@@ -77,6 +80,9 @@ class Reader(BatchLoader):
         self._is_first = number == 0  # which looks for what others would find, too
         self._stale = self._begun = False
         self._draws_first = False  # with the first next(), as far as it matters
+        self.meter = StateMeter()
+        self._ended_at: int | None = None  # the batch at which it has ended while it was read again
+        self._second = False  # whether a state was taken, and no batch was made but that behind it
 
     def begin_epoch(self) -> None:
         """Take up an epoch: the next :meth:`load` iterates the dataset anew."""
@@ -99,19 +105,22 @@ class Reader(BatchLoader):
                 self._watch.search()
                 self._stale = False
             self._begun = True  # if iter(dataset) raises, there is nothing to go on with
-            self._fetcher = self._open(indices or ReadPoint(), number, progress)
+            point = indices or ReadPoint()
+            self._fetcher = self._open(point, number, progress)
+            if self._fetcher is None and self._warn_if_short(point):
+                return self._with_report(None, omitted=True)  # the end comes next time
         else:
             self._reseed_batch(number)
         fetcher = self._fetcher
         if fetcher is None:
             raise EndOfData
-        state = fetcher.state()
+        state, place = self._take_state(fetcher, progress)
         self.rng.progress = progress
         samples = fetcher.fetch(indices, progress)
         self.rng.progress = None
         if self.reads is not None:
             progress.waited, self.reads.waited = self.reads.waited, 0
-        mark = self._mark_of_next(samples, state)
+        mark = self._mark_of_next(samples, place)
         omitted, batch = samples is OMITTED, None
         if omitted:
             self.samples = 0
@@ -120,7 +129,27 @@ class Reader(BatchLoader):
         divided = self._divided() if begins else None
         if begins and self._is_first:
             self._watch.begun_to_iterate()
+        self.meter.made += time.monotonic_ns() - progress.began - progress.state
         return self._with_report(batch, state, mark, divided, omitted)
+
+    def _take_state(self, fetcher: IterableFetcher, progress: Progress) -> tuple[Any, str]:
+        """Take the stream's state before a batch, if it is due; and say what place it is.
+
+        The place, where that matters, is also that of the batch which follows.
+        """
+        due, second = self.meter.due, self._second and self._draws_first
+        if not (due or second):
+            return NOT_TAKEN, ""
+        began = time.monotonic_ns()
+        now = fetcher.state()
+        place = place_of(now) if now and self._draws_first else ""
+        state = pickled(now) if due else NOT_TAKEN
+        self._second = due
+        if now:
+            progress.state = time.monotonic_ns() - began
+            if due:
+                self.meter.taken(progress.state)
+        return state, place
 
     def _divided(self) -> int | None:
         """Say among whom the dataset has divided itself, if there are more; else None."""
@@ -164,22 +193,33 @@ class Reader(BatchLoader):
 
         return Rewind(held.states, (self.rng.place, self.rng.go_back), seed=reseed)
 
-    def _open(self, point: ReadPoint, number: int, progress: Progress) -> IterableFetcher:
+    def _warn_if_short(self, point: ReadPoint) -> bool:
+        """Have the user told if the stream has ended before the place that it was to begin at."""
+        ended, self._ended_at = self._ended_at, None
+        if ended is None or ended >= point.batches:
+            return False
+        self._watch.notes.append(
+            f"the position that was resumed is beyond the stream's end: batch {point.batches:,} of "
+            f"{ended:,} of a reader, whose epoch ends here; resume with the data that the state "
+            "was taken with"
+        )
+        return True
+
+    def _open(self, point: ReadPoint, number: int, progress: Progress) -> IterableFetcher | None:
         """Begin to read an iterable dataset, up to where batch ``number`` comes next.
 
-        See the head of this file.
+        See the head of this file. None: it ends before that.
         """
-        readers, marks = self._num_readers, point.marks
         # More may have been made, and not given out: of these there are no marks.
-        place = number % readers + (point.batches - len(marks)) * readers
-        wanted = {place + step * readers: mark for step, mark in enumerate(marks) if mark}
+        readers, marks = self._num_readers, point.marks
+        wanted = {number % readers + batch * readers: mark for batch, mark in marks}
         if not (point.skipped and marks):  # from the epoch's start; or an older version's state
             fetcher, alike = self._read_to(number, progress, point, wanted)
         else:
             copies = self._copies or self._copies_now()
             fetcher, alike = self._read_to(number, progress, point, wanted, midst=True)
-            second = {each: mark for each, mark in wanted.items() if each != place}
-            if not alike and second and all(len(mark) > _SHORT for mark in second.values()):
+            second = dict([*wanted.items()][1:])
+            if not alike and any(len(mark) > _SHORT for mark in second.values()):
                 fetcher, alike = self._read_to(number, progress, point, second)
             if not alike:
                 _log.info(
@@ -190,16 +230,16 @@ class Reader(BatchLoader):
                 self._take_copy(copies, progress)
                 start = dataclasses.replace(point, state=None)
                 fetcher, alike = self._read_to(number, progress, start, wanted)
-            if not alike:
+            if not (alike or isinstance(fetcher, EndOfData)):
                 fetcher, _ = self._read_to(number, progress, point, {}, midst=True)
+        if isinstance(fetcher, EndOfData):
+            return None
         if not alike:
             self._watch.notes.append(
                 "the batches before a resume were read again, and were others: it may lose samples "
                 "and give some twice; have it draw from generators that its state or the loader "
                 "sets (in its attributes, or global), and from nothing else"
             )
-        if isinstance(fetcher, EndOfData):
-            raise fetcher
         return fetcher
 
     def _read_to(
@@ -216,7 +256,7 @@ class Reader(BatchLoader):
         there, or why there is nothing; and whether the batches have the marks that are wanted. A
         StateError if the dataset cannot begin where the state says.
         """
-        state, done, readers = point.state, point.skipped, self._num_readers
+        state, done, readers = unpickled(point.state), point.skipped, self._num_readers
         fetcher, alike = self._new_fetcher(state), True
         first = number % readers + done * readers
         if midst:
@@ -235,12 +275,15 @@ class Reader(BatchLoader):
             mark = None
             try:
                 self.rng.progress = progress
-                own = fetcher.state() if self._draws_first and earlier in wanted else None
-                mark = self._mark_of_next(fetcher.fetch(None, progress), own)
+                with_place = self._draws_first and len(wanted.get(earlier, "")) > _SHORT
+                own = fetcher.state() if with_place else None
+                own_place = place_of(own) if own else ""
+                mark = self._mark_of_next(fetcher.fetch(None, progress), own_place)
             except (Cancelled, StateError):
                 raise
             except EndOfData as end:  # right, behind all that was given out
-                return end, alike and earlier >= number % readers + point.batches * readers
+                self._ended_at = earlier // readers
+                return end, alike and self._ended_at >= point.batches
             except Exception as error:
                 let_handlers_through(error)
                 if state is not None and earlier == first:
@@ -249,8 +292,8 @@ class Reader(BatchLoader):
                         raise
                 # Else it is that batch's outcome, which was given out.
             if earlier in wanted:
-                digits = None if done and not midst else _SHORT
-                alike = alike and mark is not None and wanted[earlier][:digits] == mark[:digits]
+                asked = wanted[earlier][: None if done and not midst else _SHORT]
+                alike = alike and mark is not None and asked == mark[: len(asked)]
             if midst and not alike:
                 break
             self._reseed_batch(earlier + readers)
@@ -274,10 +317,10 @@ class Reader(BatchLoader):
             watch.follow()
         return fetcher
 
-    def _mark_of_next(self, samples: Any, state: Any) -> str | None:
-        """What a batch is known by, with the state before it where that matters."""
+    def _mark_of_next(self, samples: Any, place: str) -> str | None:
+        """What a batch is known by, with the place of the state before it where that matters."""
         mark = self._mark_of(samples)
-        return mark + place_of(state) if mark and self._draws_first and state else mark
+        return mark and mark + place
 
     def _copies_now(self) -> DatasetCopies | None:
         """Keep the dataset as it is before it takes a state; None: it cannot be copied."""

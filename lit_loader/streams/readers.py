@@ -19,7 +19,7 @@ that seed. It is a function of these, as all batches are; who asks for another e
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
+from collections import defaultdict, deque
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -29,6 +29,7 @@ from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.fetch import EndOfData
 from lit_loader.batch.worker_info import WorkerInfo, show, shown
 from lit_loader.checkpoint.position import ReadPoint
+from lit_loader.checkpoint.stateful import StateMeter
 from lit_loader.seeding.bases import PassSeeds
 from lit_loader.streams.copies import DatasetCopies
 from lit_loader.streams.reader import Reader
@@ -56,6 +57,7 @@ class Readers:
         # Reader, epoch and seeds to begin.
         self._ended: deque[tuple[int, int, PassSeeds]] = deque()
         self._begun: dict[int, _Begun] = {}
+        self._meters: defaultdict[int, StateMeter] = defaultdict(StateMeter)
         self.samples = 0
         """Samples of the batch made last."""
 
@@ -149,6 +151,7 @@ class Readers:
         """Give a reader another copy of the dataset."""
         spec = dataclasses.replace(self._spec, dataset=self._copies.make())
         loader = Reader(spec, reader, len(self._shards), self._copies)
+        loader.meter = self._meters[reader]
         if loader.reads is not None:
             loader.reads.sharing = self._readers
         return loader

@@ -163,6 +163,7 @@ class Reply(NamedTuple):
     queued: int = 0  # nanoseconds that the worker waited for a processor; 0: not measured
     # Nanoseconds of ``fetch`` that samples waited for methods that `reads_ahead` marks.
     read: int = 0
+    state: int = 0  # nanoseconds of ``fetch`` in which a stream's state was taken
 
 
 class Up(NamedTuple):
@@ -198,7 +199,7 @@ _FIELDS: Final[dict[type[Message], str]] = {
     Space: "qqq",
     Stop: "",
     Up: "Hq",
-    Reply: "BH14q",
+    Reply: "BH15q",
     Need: "Hqq",
     Resumed: "HQ",
 }

@@ -264,13 +264,14 @@ class Progress:
     ``words`` is the board, None for a process that has none, and ``row`` the first word of the
     worker's. What is read of it is in ``time.monotonic_ns()``: when the batch ``began``, was
     ``fetched`` and ``collated`` (0: it is not yet), its ``slowest`` sample (0: not timed), which is
-    that at ``slowest_at``, and how long samples have ``waited`` for what `reads_ahead` marks.
+    that at ``slowest_at``, how long samples have ``waited`` for what `reads_ahead` marks, and how
+    long taking the ``state`` of a stream took.
     """
 
     __slots__ = (
         *("_at", "_last", "_one_by_one", "_quick", "_row", "_under_way", "_words"),
         *("began", "collated", "each", "empty", "fetched", "slowest"),
-        *("slowest_at", "token", "waited"),
+        *("slowest_at", "state", "token", "waited"),
     )
 
     def __init__(self, words: memoryview | None = None, row: int = ROW_WORDS) -> None:
@@ -302,6 +303,7 @@ class Progress:
             words[row + _OFFSET], words[row + _NBYTES] = offset, nbytes
             words[row + _INDICES] = number
         self.fetched = self.collated = self.slowest = self.slowest_at = self.waited = 0
+        self.state = 0
         self._last = self._at = -1
         self._one_by_one = False
         self._under_way: tuple[Any, int] | None = None

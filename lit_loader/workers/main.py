@@ -261,6 +261,7 @@ class _Worker:
                 progress.slowest_at,
                 *(_NOT_CLOCKED if clock is None else clock.used()),
                 progress.waited,
+                progress.state,
             )
         )
 

@@ -306,6 +306,17 @@ def stream_cases() -> Iterator[tuple[str, Case]]:
         options = functools.partial(dict, OPTIONS[place % len(OPTIONS)])
         name = f"{kind}, {shuffle}{', keeps' * keeps}, {options()}"
         yield name, Case(make, options, readers=(0, 2)[place // 7 % 2], following=False)
+    large = itertools.product(
+        ("buffer", "filter", "shuffled buffer", "shuffled filter", "mixture"),
+        ("random", "own numpy"),
+        ("dataset", "iterator", "lazy iterator"),
+    )
+    for place, (kind, drawn, state) in enumerate(large):
+        make = functools.partial(drawing_streams.stream, kind, drawn, state, large=True)
+        shards = {"num_shards": 2} if place % 2 else {}
+        options = functools.partial(dict, shards, batch_size=2)
+        name = f"large, {kind}, {drawn}, {state}"
+        yield name, Case(make, options, None if shards else place % 4, following=False)
 
 
 def mixture_of(sources: str, **options: Any) -> MixtureStream:

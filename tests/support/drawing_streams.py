@@ -14,6 +14,8 @@ from lit_loader import MixtureStream
 from tests.support.samples import share
 
 LENGTH = 48
+BALLAST = bytes(2_000_000)
+"""What makes a state large: it takes longer to be written down than many a batch does."""
 
 
 class Draws:
@@ -115,7 +117,8 @@ class Place(Iterator[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         own = copy.deepcopy(self.draw.state_dict())
-        return {"place": self.place, "buffer": list(self.buffer), "generator": own}
+        more = {"documents": BALLAST} if self.stream.large else {}
+        return {"place": self.place, "buffer": list(self.buffer), "generator": own, **more}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.place, self.buffer = state["place"], list(state["buffer"])
@@ -125,6 +128,8 @@ class Place(Iterator[Any]):
 
 class Drawing(IterableDataset[Any]):
     """Has no state; a generator, whose body begins with the first ``next()``."""
+
+    large = False
 
     def __init__(self, kind: str, generator: str, first: int = 0, length: int = LENGTH) -> None:
         self.kind, self.draw = kind, Draws(generator)
@@ -237,9 +242,14 @@ KINDS = (*PLAIN, *SHUFFLED, "shuffled by the process's seed", "mixture", "lopsid
 GENERATORS = ("random", "numpy", "torch", "own random", "own numpy", "own legacy", "own torch")
 
 
-def stream(kind: str, generator: str, state: str) -> Any:
-    """Make one."""
-    make = STATES[state]
+def stream(kind: str, generator: str, state: str, large: bool = False) -> Any:
+    """Make one, with a state of some size perhaps."""
+
+    def make(*args: Any) -> Drawing:
+        made = STATES[state](*args)
+        made.large = large
+        return made
+
     if "mixture" not in kind:
         return make(kind, generator)
     second, weights = ("filter", [2, 1]) if kind == "mixture" else ("shuffled", [12, 1])
