@@ -69,6 +69,12 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
     with_workers = core.loader.num_workers > 0
     position = loaded.to_position(fingerprint, plan, with_workers, core.shards)
     core.epochs.load(position)  # may refuse it, too
+    before, now = (each.get("dataset_length") for each in (loaded.fingerprint, fingerprint))
+    if before != now:
+        core.warn_once(
+            f"the state is of an epoch's end, where the dataset had {before} samples; it has {now} "
+            "now, and the next epoch has those"
+        )
     core.reads_again = loaded.reads_again
     if adopted is not None:
         base_seed.resumed = adopted
