@@ -288,4 +288,4 @@ def test_nothing_public_of_lightnings_is_missing() -> None:
         ),
         *("train_dataloader", "transfer_batch_to_device", "val_dataloader"),
     }
-    assert {name for name in dir(LightningDataModule) if not name.startswith("_")} == known
+    assert {name for name in dir(LightningDataModule) if not name.startswith("_")} <= known
