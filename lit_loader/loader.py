@@ -35,7 +35,7 @@ from lit_loader.checkpoint.saved_by_lightning import (
     CALLBACKS,
     called_by_lightning,
 )
-from lit_loader.config.checks import check_dataset, known_keywords
+from lit_loader.config.checks import check_split_once, known_keywords
 from lit_loader.config.loader_config import (
     AT_FIRST,
     FIXED,
@@ -271,7 +271,7 @@ class DataLoader(_TorchLoader[T_co]):
         options = locals()
         config = LoaderConfig(**{name: options[name] for name in LoaderConfig.__dataclass_fields__})
         iterable = isinstance(dataset, IterableDataset)
-        check_dataset(dataset, config)
+        check_split_once(dataset, config)
         config.check_dataset_kind(iterable)
         config = config.with_samplers_for(dataset)
         # An object of its own: samplers hold it, and would hold the loader in a cycle otherwise.
@@ -326,15 +326,20 @@ class DataLoader(_TorchLoader[T_co]):
     @property
     def _iterator(self) -> Any:
         """The iterator that has the persistent workers; programs set it to None to end these."""
-        if not self.persistent_workers:
+        if "_iterator" in self.__dict__:  # a wrapper's own, of another loader
+            return self.__dict__["_iterator"]
+        if "_core" not in self.__dict__ or not self.persistent_workers:
             return None
         connected = [run for run in self._core.alive() if run.pool is not None]
         return connected[0] if connected else self._core.of_idle_workers()
 
     @_iterator.setter
     def _iterator(self, value: Any) -> None:
-        if self.persistent_workers:
+        if "_core" in self.__dict__ and self.persistent_workers:
             self.close()
+        self.__dict__.pop("_iterator", None)
+        if value is not None and getattr(value, "_data_loader", None) is not self:
+            self.__dict__["_iterator"] = value
 
     @_iterator.deleter
     def _iterator(self) -> None:
@@ -410,7 +415,7 @@ class DataLoader(_TorchLoader[T_co]):
         self._core.follow_samplers()
         if self._core.plan is not None:
             return len(self._core.plan)
-        samples: int = len(self.dataset)  # type: ignore[arg-type]
+        samples: int = len(self._core.dataset)
         shards = self._core.shards
         if shards and shards.count > 1 and (shards.replicas > 1 or self.batch_size is not None):
             # Loops would end too early by one that is too small, and Lightning does not validate

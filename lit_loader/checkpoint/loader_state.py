@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import pickle
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,7 +46,9 @@ _OF_STREAMS: Final = "EndlessSampler"
 """The order of an iterable dataset in a fingerprint, as torch's loader shows it: none."""
 
 _ADVICE = {
-    "dataset_length": "resume with the dataset that the state was taken from",
+    "dataset_length": "resume with the dataset that the state was taken from, or at the end of an "
+    "epoch; or begin this epoch from its start: make the loader with the seed in "
+    "state['fingerprint'], and call set_epoch(state['epoch']) instead of load_state_dict",
     "num_workers": "an iterable dataset's position belongs to its workers: resume with as many",
     "num_shards": "they are what the data is divided into: resume with as many",
     "rank": "an iterable dataset's state is one rank's: save one on each rank, and load it there",
@@ -105,14 +108,18 @@ class LoaderState:
         elif plan is None:
             has_states = any(point.state is not None for point in readers)
             elastic = frozenset() if has_states else frozenset({"rank"})
-        self.check(fingerprint, elastic)
+        # Between two epochs there is no place that more, or less, data could move.
+        between = is_count(fingerprint.get("dataset_length")) and self._is_between(plan)
+        self.check(fingerprint, elastic | {"dataset_length"} if between else elastic)
         if shards is None and self.fingerprint.get("rank") != fingerprint.get("rank"):
             readers = tuple(replace(point, marks=()) for point in readers)  # of that rank's data
         batches = position.batches
         if shards is not None and self.numbers is not None:
             readers = shards.own(dict(self.numbered()))
             batches = sum(point.delivered for point in readers)
-        if plan is not None and any(
+        if between and self.fingerprint.get("dataset_length") != fingerprint.get("dataset_length"):
+            batches = batches and len(plan)  # still behind the last one
+        elif plan is not None and any(
             self.fingerprint.get(name) != fingerprint.get(name) for name in ELASTIC
         ):
             if position.ahead:
@@ -130,6 +137,17 @@ class LoaderState:
         if with_workers:
             _check_portable(readers)
         return replace(position, batches=batches, readers=readers, since=0)
+
+    def _is_between(self, plan: Any) -> bool:
+        """Whether this is the start of an epoch, or the end of one of the loader's own orders."""
+        if not self.position.delivered:
+            return is_count(self.fingerprint.get("dataset_length"))
+        length = self.fingerprint.get("dataset_length")
+        sizes = [self.fingerprint.get(name) for name in ELASTIC]
+        if plan is None or not plan.is_computed or not all(map(is_count, (length, *sizes))):
+            return False
+        left: int = min(length, plan.shard.assigned(length)) - self.samples
+        return left < math.prod(sizes) if plan.drop_last else left <= 0  # type: ignore[arg-type]
 
     @property
     def bases(self) -> Bases | None:

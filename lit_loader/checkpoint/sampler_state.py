@@ -1,6 +1,6 @@
 """A sampler's part of a state, as the batch plan writes and reads it.
 
-A dict with some of these, all of them as they were where the epoch began, but for ``drawn``:
+A dict with some of these, all as they were where the epoch began, but for ``near`` and ``drawn``:
 
 - ``generator``: the sampler's attribute of this name, packed;
 - ``generators``: those that it holds elsewhere, by place;
@@ -8,6 +8,8 @@ A dict with some of these, all of them as they were where the epoch began, but f
 - ``left``: these are of the epoch before, left in its middle;
 - ``heads``: digests of the first batch, in the first epoch that it gave and in the last; whose;
 - ``counted``: the loader has counted to the epoch, and the program may have told another;
+- ``near``: where it was a while before the position: generators, ``sampler``, ``iterator`` there,
+  ``at`` so many items, the ``digest`` of these and of the ``first`` batch, the stream's ``head``;
 - ``drawn``: a digest of what was drawn up to the position; whose, where ranks may differ.
 
 Earlier releases asked for ``sampler`` and ``iterator`` in mid-epoch, ``behind`` items before the
@@ -35,13 +37,16 @@ from lit_loader.system.interrupts import let_handlers_through
 
 __all__ = [
     "DIGESTS",
+    "NEAR",
     "checked_sampler_state",
     "digest",
     "pack_generator",
     "unpack_generator",
 ]
 
-DIGESTS: Final = frozenset({"drawn", "heads"})
+NEAR: Final = "near"
+
+DIGESTS: Final = frozenset({"drawn", "heads", NEAR})
 """Keys of what tells which indices were drawn: each rank's own, if the sampler takes its share."""
 
 _MAX_PACKED: Final = 1 << 16
@@ -140,6 +145,12 @@ def checked_sampler_state(state: Any) -> dict[str, Any] | None:
         if name in state and not _are_counts(state[name], lengths):
             raise damaged(f"sampler[{name!r}] must be a list of {lengths[-1]} numbers", state[name])
     own = {name: own_part(f"sampler[{name!r:.40}]", part) for name, part in state.items()}
+    if NEAR in own:
+        if isinstance(own[NEAR], dict):
+            own[NEAR].pop(NEAR, None)
+        own[NEAR] = near = checked_sampler_state(own[NEAR]) or {}
+        if not (all(is_count(near.get(n)) for n in ("at", "digest", "first")) and "head" in near):
+            raise damaged(f"sampler[{NEAR!r}] must be a place in the epoch", state[NEAR])
     carried = own.pop("carried", None)
     if carried is not None:
         if not isinstance(carried, dict) or carried.get("attributes", {}) != {}:

@@ -27,7 +27,15 @@ from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
 __all__ = [
-    *("MANY", "START_METHODS", "check_dataset", "check_fields", "checked", "count"),
+    *(
+        "MANY",
+        "START_METHODS",
+        "check_dataset",
+        "check_fields",
+        "check_split_once",
+        "checked",
+        "count",
+    ),
     *("exception_classes", "filled_text", "flag", "function", "generator", "indices"),
     *("is_dataset", "is_factory", "is_iterable", "is_list", "known_keywords", "known_options"),
     *("memory_size", "number", "one_of", "or_none", "path", "plain", "positive", "refuse"),
@@ -336,7 +344,7 @@ def is_list(value: object) -> bool:
     return isinstance(value, Sequence) and type(value).__module__.startswith("omegaconf.")
 
 
-def _check_split_once(dataset: Any, config: Any) -> None:
+def check_split_once(dataset: Any, config: Any) -> None:
     """Refuse a stream of another library that splits by ranks what the readers split, too.
 
     A dataset that is split twice gives most of its samples to no one, and nothing shows it.
@@ -350,15 +358,8 @@ def _check_split_once(dataset: Any, config: Any) -> None:
         )
 
 
-def check_dataset(dataset: Any, config: Any = None) -> None:
-    """Refuse what can be neither indexed nor iterated, or would be split twice.
-
-    Args:
-        dataset: The dataset.
-        config: The loader's options; None: there is no loader yet.
-    """
-    if config is not None:
-        _check_split_once(dataset, config)
+def check_dataset(dataset: Any, loading: bool = False) -> None:
+    """Refuse what can be neither indexed nor iterated; and what cannot by a loader, if it loads."""
     # Python looks these two up in the class; a forgotten pair of brackets is found so, too.
     kind = type(dataset)
     if hasattr(kind, "__getitem__"):
@@ -366,7 +367,7 @@ def check_dataset(dataset: Any, config: Any = None) -> None:
     if hasattr(kind, "__iter__"):
         from torch.utils.data import IterableDataset  # not by who only reads options
 
-        if config is None or hasattr(kind, "__getitems__") or isinstance(dataset, IterableDataset):
+        if not loading or hasattr(kind, "__getitems__") or isinstance(dataset, IterableDataset):
             return
         raise OptionError(
             "dataset must have __getitem__ (and __len__), or be an IterableDataset, got "

@@ -201,7 +201,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         """Warn, once, that an iterable dataset gives several readers the same."""
         core = self._core
         sharded, ranks = core.shards is not None, core.replica[1]
-        text = ignored_share(self._data_loader.dataset, divided, core.readers, ranks, sharded)
+        text = ignored_share(core.dataset, divided, core.readers, ranks, sharded)
         if text is not None:
             core.warn_once(text)
 
@@ -211,6 +211,6 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         if self._promised is not None and self._samples > self._promised:
             # Once for an iterator; torch warns of it again at every batch that follows.
             loader = self._data_loader
-            args = loader.dataset, self._promised, self._samples, loader.num_workers
+            args = self._core.dataset, self._promised, self._samples, loader.num_workers
             warnings.warn(broken_promise(*args), stacklevel=program_stacklevel())
             self._promised = None

@@ -35,6 +35,7 @@ from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import IN_PROCESS_BYTES, frozen
 from lit_loader.checkpoint.other_streams import advice_if_it_sleeps, advice_if_unseeded
 from lit_loader.checkpoint.position import Shards
+from lit_loader.config.checks import check_dataset
 from lit_loader.data.cached_dataset import figures_of
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import OptionError
@@ -82,7 +83,7 @@ _AS_THE_LOADER: Final = (
     *("dataset", "batch_size", "drop_last", "collate_fn", "worker_init_fn", "seeding", "reseed_fn"),
     *("remote_workers", "share", "reads"),
 )
-"""What a spec has as the loader has it."""
+"""What a spec has as ``iter(loader)`` finds it: within, subclasses may show others than outside."""
 
 _OF_WORKERS: Final = (
     *("collate_fn", "worker_init_fn", "seeding", "reseed_fn", "share", "reads", "memory_budget"),
@@ -93,7 +94,7 @@ _OF_WORKERS: Final = (
 
 _OF_THE_PROCESS: Final = (
     *("begun", "_loader", "_lock", "pool", "_started_with", "_table", "latest"),
-    *("pid", "runs", "_shown", "talks"),
+    *("pid", "runs", "_shown", "talks", "_found"),
 )
 """What a copy, or a pickle, begins anew with."""
 
@@ -114,6 +115,7 @@ class LoaderCore:
         readers: int | None,
     ) -> None:
         self.seeds = seeds
+        self.dataset: Any = None  # as the iterator made last has found it
         self.given_replica = replica
         self._given_readers = readers
         self.recorder = Recorder()
@@ -145,6 +147,7 @@ class LoaderCore:
         self.latest: Callable[[], Any] = lambda: None  # the iterator made last, while it lives
         self.talks = Talks()
         self._shown = ShownLoader()
+        self._found: dict[str, Any] = {}  # the loader's attributes, when the last iterator was made
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: part for name, part in vars(self).items() if name not in _OF_THE_PROCESS}
@@ -236,7 +239,7 @@ class LoaderCore:
     def describe(self) -> str:
         """Give the loader's ``repr``: what it reads, in which batches, by how many workers."""
         loader = self.loader
-        parts = [type(loader.dataset).__name__, f"batch_size={loader.batch_size}"]
+        parts = [type(self.dataset).__name__, f"batch_size={loader.batch_size}"]
         if loader.batch_size is None and loader.batch_sampler is not None:
             parts[-1] = f"batch_sampler={type(_behind(loader.batch_sampler)).__name__}"
         elif self.plan is not None:
@@ -254,9 +257,11 @@ class LoaderCore:
     def make_plan(self) -> None:
         """Make the plan, and count the epochs from the first one."""
         self._planned_for = ShownSamplers(None, None)
+        loader = self.loader
+        self.dataset = vars(loader).get("dataset", loader.dataset)
         self.follow_samplers()
         self.epochs = Epochs(self.plan, self.seeds)
-        self._heard = None, shown_epoch(self.loader.dataset)
+        self._heard = None, shown_epoch(self.dataset)
 
     def follow_samplers(self) -> None:
         """Make the plan anew, for the next epoch, if the samplers have been changed."""
@@ -265,8 +270,8 @@ class LoaderCore:
         if shown.is_same(self._planned_for):
             return
         plan = None
-        if not isinstance(loader.dataset, IterableDataset):
-            plan = shown.plan(loader.batch_size, self.seeds, loader.dataset)
+        if not isinstance(self.dataset, IterableDataset):
+            plan = shown.plan(loader.batch_size, self.seeds, self.dataset)
         self.plan, self.epochs.plan, self._planned_for = plan, plan, shown
 
     # --- iterators ---
@@ -303,6 +308,9 @@ class LoaderCore:
 
     def _make(self) -> LoaderIterator[Any]:
         loader = self.loader
+        self._found = {name: getattr(loader, name) for name in _AS_THE_LOADER}
+        self.dataset = self._found["dataset"]
+        check_dataset(self.dataset, loading=True)
         self.follow_samplers()
         pin, device = None, None
         if loader.pin_memory:
@@ -358,7 +366,7 @@ class LoaderCore:
         # What each process reads ahead takes a quarter of the budget, together.
         parts = 4 * max(1, loader.num_workers + loader.remote_workers)
         return BatchSpec(
-            **{name: getattr(loader, name) for name in _AS_THE_LOADER},
+            **{name: self._found.get(name, getattr(loader, name)) for name in _AS_THE_LOADER},
             iterable=self.iterable,
             batched=loader.batch_sampler is not None,
             rank=rank,
@@ -382,7 +390,7 @@ class LoaderCore:
         """The spec, with the table as workers would have it that were started now, or before."""
         loader = self.loader
         if self._table is None or not loader.persistent_workers:
-            self._table = frozen(loader.dataset)
+            self._table = frozen(self.dataset)
         return dataclasses.replace(self.spec(), dataset=self._table)
 
     # --- epochs ---
@@ -392,13 +400,13 @@ class LoaderCore:
         loader = self.loader
         if self.given_replica is None:
             shown = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-            advice = advice_if_unsharded(loader.dataset, shown, self.iterable, self.shards)
+            advice = advice_if_unsharded(self.dataset, shown, self.iterable, self.shards)
             if advice is not None:
                 self.warn_once(advice)
-        elif self.shards and (advice := advice_if_split_twice(loader.dataset, self.shards)):
+        elif self.shards and (advice := advice_if_split_twice(self.dataset, self.shards)):
             self.warn_once(advice)
         for advice_if in (advice_if_unseeded, advice_if_it_sleeps) if self.iterable else ():
-            if (advice := advice_if(loader.dataset)) is not None:
+            if (advice := advice_if(self.dataset)) is not None:
                 self.warn_once(advice)
         start = self.epochs.begin(self.readers, iterator, self._said())
         self.hear(start)
@@ -406,14 +414,14 @@ class LoaderCore:
 
     def hear(self, start: EpochStart) -> None:
         """Note which epoch the dataset shows: what it shows at the next pass is the program's."""
-        self._heard = start.seeds.told, shown_epoch(self.loader.dataset)
+        self._heard = start.seeds.told, shown_epoch(self.dataset)
 
     def _said(self) -> Said:
         """Find out whether the program has told the dataset itself an epoch since the last pass."""
         loader = self.loader
-        if not callable(getattr(loader.dataset, "set_epoch", None)):
+        if not callable(getattr(self.dataset, "set_epoch", None)):
             return Said()
-        shown = shown_epoch(loader.dataset)
+        shown = shown_epoch(self.dataset)
         itself = None if shown in self._heard else shown
         return Said(True, itself, loader.persistent_workers and loader.num_workers > 0)
 
@@ -438,7 +446,7 @@ class LoaderCore:
         if not (loader.persistent_workers and loader.prefetch_next_epoch):
             return False
         if self._shares is None:
-            self._shares = find_generators(loader.dataset, loader.collate_fn).shared is not None
+            self._shares = find_generators(self.dataset, loader.collate_fn).shared is not None
         return not self._shares
 
     # --- workers ---
@@ -458,7 +466,7 @@ class LoaderCore:
             return pool, lambda line, reusable: pool.close(), None
         if holder is not None:
             holder.revoke()
-        now = [getattr(self.loader, name) for name in _OF_WORKERS]
+        now = [self._found.get(name, getattr(self.loader, name)) for name in _OF_WORKERS]
         if (had := self.pool) is not None and (
             had.closed
             or had.num_workers != workers
@@ -640,7 +648,7 @@ class LoaderCore:
         auto = self.auto
         if auto is None or record.worker < 0 or not auto.add(record, again) or pool is None:
             return  # what this process has made itself says nothing of workers
-        loader, name = self.loader, type(self.loader.dataset).__name__
+        loader, name = self.loader, type(self.dataset).__name__
         if auto.decide(pool, name, loader.memory_budget, self.readers, loader.reads):
             self._tell_size()
 
@@ -655,7 +663,7 @@ class LoaderCore:
                 memory=_memory_use({*pools, self.pool}) if memory else None,
                 num_workers=self.loader.num_workers,
                 why_so_many="" if auto is None else auto.setting.reason,
-                **figures_of(self.loader.dataset),
+                **figures_of(self.dataset),
             )
 
     def show(self, page: LoaderPage, run: EpochRun[Any]) -> None:
@@ -679,7 +687,7 @@ class LoaderCore:
 
     def tell(self, note: str) -> None:
         """Warn, once, of what was noticed while a batch was made."""
-        self.warn_once(f"{type(self.loader.dataset).__name__}: {note}")
+        self.warn_once(f"{type(self.dataset).__name__}: {note}")
 
 
 def _memory_use(pools: set[WorkerPool | None]) -> MemoryUse:

@@ -27,10 +27,10 @@ __all__ = ["load_state", "take_state"]
 
 def take_state(core: LoaderCore) -> dict[str, Any]:
     """Give the state of a loader as a new dict of primitives."""
-    loader, plan = core.loader, core.plan
-    if plan is not None and has_methods(loader.dataset):
+    plan = core.plan
+    if plan is not None and has_methods(core.dataset):
         core.warn_once(
-            f"{type(loader.dataset).__name__} has state_dict and load_state_dict, which are not "
+            f"{type(core.dataset).__name__} has state_dict and load_state_dict, which are not "
             "called: a map-style dataset is read by whichever worker is free, so that each sample "
             "must follow from its index, get_epoch() and the random generators alone"
         )
@@ -69,6 +69,12 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
     with_workers = core.loader.num_workers > 0
     position = loaded.to_position(fingerprint, plan, with_workers, core.shards)
     core.epochs.load(position)  # may refuse it, too
+    before, now = (each.get("dataset_length") for each in (loaded.fingerprint, fingerprint))
+    if before != now:
+        core.warn_once(
+            f"the state is of an epoch's end, where the dataset had {before} samples; it has {now} "
+            "now, and the next epoch has those"
+        )
     core.reads_again = loaded.reads_again
     if adopted is not None:
         seeds.adopt(adopted)
@@ -90,7 +96,7 @@ def _fingerprint(core: LoaderCore, seed: int) -> Fingerprint:
     """What a position in the data depends on."""
     loader = core.loader
     try:
-        length: int | None = len(loader.dataset)
+        length: int | None = len(core.dataset)
     except (TypeError, NotImplementedError):
         length = None
     plan = core.plan
@@ -115,4 +121,4 @@ def _fingerprint(core: LoaderCore, seed: int) -> Fingerprint:
             "num_workers": None,
             **plan.sampler.fingerprint(),
         }
-    return common | own | fingerprint_of("dataset", loader.dataset)
+    return common | own | fingerprint_of("dataset", core.dataset)

@@ -52,7 +52,7 @@ class ShownLoader:
         size = loader.batch_size
         return {
             "role": core.role,
-            "dataset": _name(loader.dataset)[:_LENGTH],
+            "dataset": _name(core.dataset)[:_LENGTH],
             "options": core.describe()[:_LENGTH],
             "batch_size": size if isinstance(size, int) else None,
             "length": self._length[1],

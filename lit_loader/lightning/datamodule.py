@@ -18,11 +18,13 @@ itself.
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -36,7 +38,14 @@ from torch.utils.data import (
     default_convert,
 )
 
-from lit_loader.config.checks import filled_text, flag, is_dataset, is_list, known_keywords
+from lit_loader.config.checks import (
+    filled_text,
+    flag,
+    is_dataset,
+    is_list,
+    known_keywords,
+    known_options,
+)
 from lit_loader.config.loader_config import FOR_WORKERS, LoaderConfig
 from lit_loader.data.shared_dataset import shared_dataset
 from lit_loader.describe import program_stacklevel, public, short_repr
@@ -63,6 +72,8 @@ Options = Mapping[str, Any] | LoaderConfig
 _Source = Dataset[Any] | Callable[[], Dataset[Any]]
 DatasetSource = _Source | Sequence[_Source] | Mapping[str, _Source]
 _Base: Any = LightningDataModule if TYPE_CHECKING else object
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Loaders(weakref.WeakSet[DataLoader[Any]]):
@@ -256,7 +267,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         self._lit_loaders = Loaders()
         self.device_prefetch = flag("device_prefetch", device_prefetch)
         self.shared_key = None if shared_key is None else filled_text("shared_key", shared_key)
-        if datasets is None and (self._makes_datasets or self._has_hooks):
+        if datasets is None and (self._makes_datasets or self._own_hooks()):
             datasets = {}
         if not isinstance(datasets, Mapping):
             raise OptionError(
@@ -281,6 +292,68 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
                 **{name: _primitives(self.configs[name]) for name in self.given_splits},
             )
         )
+
+    @classmethod
+    def from_datasets(
+        cls,
+        train_dataset: DatasetSource | Iterable[Dataset[Any]] | None = None,
+        val_dataset: DatasetSource | Iterable[Dataset[Any]] | None = None,
+        test_dataset: DatasetSource | Iterable[Dataset[Any]] | None = None,
+        predict_dataset: DatasetSource | Iterable[Dataset[Any]] | None = None,
+        batch_size: int | None = 1,
+        num_workers: int | Literal["auto"] = 0,
+        **options: Any,
+    ) -> Self:
+        """Makes a data module of datasets, as ``LightningDataModule.from_datasets`` does.
+
+        As there, the training split is shuffled (its map-style datasets), and memory is pinned
+        where there is an accelerator.
+
+        Args:
+            train_dataset: A dataset, or a list or dict of datasets; None: there is no such split.
+            val_dataset: The same for validation.
+            test_dataset: The same for testing.
+            predict_dataset: The same for prediction.
+            batch_size: Samples in a batch, in every split.
+            num_workers: Worker processes of each loader.
+            **options: Options of `LoaderConfig`, for every split (``shuffle`` for the training
+                split alone); everything else is passed to the constructor. A constructor that a
+                subclass has given other arguments gets those of all these that it names.
+
+        Raises:
+            OptionError: An option, or a combination of options, is refused.
+        """
+        given = train_dataset, val_dataset, test_dataset, predict_dataset
+        splits = zip(SPLITS, given, strict=True)
+        datasets: dict[str, Any] = {name: one for name, one in splits if one is not None}
+        order, train = options.pop("shuffle", None), options.get("train") or {}
+        if isinstance(train, LoaderConfig):
+            train = train.as_kwargs()
+        loader: dict[str, Any] = {
+            "batch_size": batch_size,
+            "num_workers": num_workers,
+            "pin_memory": torch.accelerator.is_available(),
+        }
+        loader |= {n: options.pop(n) for n in [*options] if n in LoaderConfig.__dataclass_fields__}
+        if order is None and "train" in datasets and False in _are_streams(train_dataset):
+            order = all({**loader, **train}.get(n) is None for n in ("sampler", "batch_sampler"))
+        train = {"shuffle": order, **train}
+        taken = inspect.signature(cls.__init__).parameters
+        open_to_any = any(each.kind is each.VAR_KEYWORD for each in taken.values())
+        if not open_to_any:
+            known_options(options, [*LoaderConfig.__dataclass_fields__, *taken])
+        if open_to_any or "datasets" in taken:
+            common = _config("loader", options.pop("loader", None), LoaderConfig()).merged(**loader)
+            made = cls(**{**options, "datasets": datasets, "loader": common, "train": train})
+        else:
+            made = cls(**options, **{name: x for name, x in loader.items() if name in taken})
+            made.datasets.update(datasets)
+            made.configs = {name: each.merged(**loader) for name, each in made.configs.items()}
+            made.configs["train"] = made.configs["train"].merged(**train)
+        for split in datasets:
+            if f"{split}_dataloader" in cls._own_hooks():
+                setattr(made, f"{split}_dataloader", functools.partial(_loaders_of, made, split))
+        return made
 
     @staticmethod
     def from_datamodule(
@@ -315,10 +388,10 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
     def _makes_datasets(self) -> bool:
         return type(self).make_dataset is not LoaderDataModule.make_dataset
 
-    @property
-    def _has_hooks(self) -> bool:
-        names = (f"{split}_dataloader" for split in SPLITS)
-        return any(getattr(type(self), name) is not vars(KeepsLoaders)[name] for name in names)
+    @classmethod
+    def _own_hooks(cls) -> list[str]:
+        names = [f"{split}_dataloader" for split in SPLITS]
+        return [name for name in names if getattr(cls, name) is not vars(KeepsLoaders)[name]]
 
     def make_dataset(self, split: str) -> Any:
         """Makes the dataset of a split; called once, in `setup`, in each process that needs it.
@@ -409,7 +482,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         split = name.removesuffix("_dataloader")
         if split not in self.given_splits:
             raise AttributeError(str(self._missing_split(split)))
-        return lambda: _each(self.dataset(split), lambda one: self.make_loader(split, one))
+        return functools.partial(_loaders_of, self, split)
 
     def make_loader(self, split: str, dataset: Dataset[Any] | None = None) -> DataLoader[Any]:
         """Makes a new loader with the options of a split and what the Trainer has to add.
@@ -427,7 +500,10 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         dataset = self.dataset(split) if dataset is None else dataset
         if _is_several(dataset):
             raise OptionError(f"{split!r} has several datasets: pass one of them to make_loader")
-        return self._lit_make(split, dataset, self.configs[split], self.device_prefetch)
+        config = self.configs[split]
+        if config.shuffle and _are_streams(dataset) < _are_streams(self.datasets.get(split)):
+            config = config.merged(shuffle=not isinstance(dataset, IterableDataset))
+        return self._lit_make(split, dataset, config, self.device_prefetch)
 
     @property
     def batch_size(self) -> int | None:
@@ -450,6 +526,11 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         return f"{type(self).__name__}({'; '.join(splits)})"
 
 
+def _loaders_of(module: LoaderDataModule, split: str) -> Any:
+    """The loader of a split; where it has several datasets, as many loaders."""
+    return _each(module.dataset(split), lambda one: module.make_loader(split, one))
+
+
 def _is_several(source: Any) -> bool:
     """Whether this is a list, tuple or dict of nothing but torch Datasets and factories.
 
@@ -458,7 +539,9 @@ def _is_several(source: Any) -> bool:
     if not (isinstance(source, Mapping) or is_list(source)) or not source:
         return False
     return all(
-        isinstance(member, Dataset) or (callable(member) and not is_dataset(member))
+        isinstance(member, Dataset)
+        or _is_several(member)
+        or (callable(member) and not is_dataset(member))
         for member in (source.values() if isinstance(source, Mapping) else source)
     )
 
@@ -468,8 +551,15 @@ def _each(source: Any, function: Callable[[Any], Any]) -> Any:
     if not _is_several(source):
         return function(source)
     if isinstance(source, Mapping):
-        return {name: function(member) for name, member in source.items()}
-    return [function(member) for member in source]
+        return {name: _each(member, function) for name, member in source.items()}
+    return [_each(member, function) for member in source]
+
+
+def _are_streams(source: Any) -> set[bool]:
+    """Whether a dataset is an iterable one; both True and False, if some of several are."""
+    kinds: list[Any] = []
+    _each(source, lambda one: kinds.append(one if isinstance(one, type) else type(one)))
+    return {issubclass(kind, IterableDataset) for kind in kinds}
 
 
 def _check_source(split: str, source: Any, shared: bool) -> None:
@@ -495,8 +585,9 @@ def _check_source(split: str, source: Any, shared: bool) -> None:
 def _described(source: Any) -> str:
     """A dataset by its class, and a factory by its own name, for messages."""
     if _is_several(source):
-        described = _each(source, _described)
-        return f"[{', '.join(described.values() if isinstance(source, Mapping) else described)}]"
+        described: list[str] = []
+        _each(source, lambda one: described.append(_described(one)))
+        return f"[{', '.join(described)}]"
     if is_dataset(source):
         return type(source).__name__
     inner = getattr(source, "func", source)  # a functools.partial is named by what it calls

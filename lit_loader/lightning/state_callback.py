@@ -37,6 +37,7 @@ from lit_loader.describe import public
 from lit_loader.errors import StateError
 from lit_loader.lightning.names import Callback, combined
 from lit_loader.lightning.rank_states import RankStates
+from lit_loader.lightning.sampler_advice import advise_on_batch_sampler
 from lit_loader.lightning.trainer_progress import (
     before_first_fetch,
     begin_next_epoch,
@@ -334,6 +335,7 @@ class LoaderStateCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Does so after an exception, where Lightning calls this instead."""
+        advise_on_batch_sampler(exception)
         self.teardown(trainer, pl_module, "fit")
 
     def _set_epoch(self, trainer: Trainer, iterable: bool = True) -> None:

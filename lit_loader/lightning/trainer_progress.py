@@ -72,10 +72,15 @@ def correct_progress(fit_loop: Mapping[str, Any]) -> None:
         total["ready"] = total["started"] = total["processed"]
         batches["is_last_batch"] = False
     validation = fit_loop["epoch_loop.val_loop.batch_progress"]
-    if validation["total"]["ready"] != validation["total"]["processed"]:
+    total, current = validation["total"], validation["current"]
+    failed = current["ready"] - current["processed"]
+    if failed:
         # A validation was interrupted. Its loader begins anew, and Lightning would stop it after as
-        # many batches as were left: it is run as a whole.
+        # many batches as were left: it is run, and counted, as a whole.
+        total["processed"] = total["completed"] = total["processed"] - current["processed"]
         validation["current"] = dict.fromkeys(_COUNTS, 0)
+    # By these Lightning tells whether it was, and takes no more than one failed batch for that.
+    total["ready"] = total["started"] = total["processed"] + failed
     cut_off = batches["current"]["processed"] > 0 and not batches["is_last_batch"]
     if cut_off and epochs["current"]["processed"] == epochs["current"]["started"]:
         # Ended in mid-epoch by max_steps or should_stop, and saved after that: Lightning counts the

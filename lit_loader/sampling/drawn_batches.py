@@ -10,6 +10,10 @@
   state has of a sampler is what it was where the epoch began: its random generators, found as a
   dataset's are, and its ``state_dict()``. Nothing else is brought back. A digest of what was drawn
   tells when the order drawn again is another one, and the program is warned.
+- A sampler's ``state_dict()`` may have its place, and what it draws may take long. So it is asked
+  every hundred batches, more rarely if the state is large. A resume goes to the last place but one
+  and draws on from there: the digest tells whether the sampler has come to that place. If it has
+  not, the epoch is drawn from its start.
 - One that draws from the global generators finds them seeded from (seed, epoch, batch number), and
   they are put back afterwards: 80 us a batch. To go on with the epoch's would take four times that.
 - One that has generators of its own goes on with them from epoch to epoch, as with torch's loader.
@@ -19,7 +23,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import numbers
+import pickle
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,22 +46,26 @@ from torch.utils.data import (
 )
 
 from lit_loader.checkpoint.position import EpochPosition
-from lit_loader.checkpoint.sampler_state import digest
+from lit_loader.checkpoint.sampler_state import NEAR, digest
 from lit_loader.checkpoint.stateful import ITERATOR, Opened
-from lit_loader.checkpoint.untrusted_state import damaged, is_count, resuming
+from lit_loader.checkpoint.untrusted_state import alike, damaged, is_count, resuming
 from lit_loader.describe import program_stacklevel, short_repr
-from lit_loader.errors import OptionError
+from lit_loader.errors import OptionError, StateError
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.orders import EpochOrder
 from lit_loader.sampling.user_sampler import COUNTED, SAMPLER, Marks
 from lit_loader.seeding.bases import PassSeeds
 from lit_loader.seeding.generator_state import Loan, preserved
 from lit_loader.seeding.seeds import derive, extend, seed_globals
-from lit_loader.system.interrupts import is_interruption
+from lit_loader.system.interrupts import is_interruption, let_handlers_through
 
 __all__ = ["DrawnBatches"]
 
 _NOWHERE: Final = -1
+_NEAR: Final = 100
+_BYTES: Final = 256
+"""Batches between two notes of where a sampler is; more if its state has more bytes than this for
+each of them."""
 _SAMPLER_STREAM = 0x5A3F  # keeps a sampler's seeds apart from those of the batches it makes
 _T = TypeVar("_T")
 
@@ -99,6 +109,10 @@ class DrawnBatches:
         self._drawn, self._first = 0, -1  # digests of what was drawn, and of the first batch
         # The stream's first items, noted while it is striped: ranks get some again at its end.
         self._head: list[Any] = list(self._given.get("head", ()))
+        # Where the sampler was, by its own state, at the last note and at the one before that.
+        self._near: dict[str, Any] | None = None
+        self._nearest: dict[str, Any] | None = None
+        self._count, self._due = 0, math.inf  # items taken, and those at which the next note is due
         self._batches = self._rank_batches()
         self._at = position  # the batch that comes next
 
@@ -138,7 +152,8 @@ class DrawnBatches:
             return dict(self._kept) or None
         counted = {COUNTED: True} if self._user.counted else {}
         drawn = [self._drawn, *_whose(self._plan)]
-        return {**self._kept, **self._user.known_heads(), **counted, "drawn": drawn}
+        near = {NEAR: self._near} if self._near else {}
+        return {**self._kept, **self._user.known_heads(), **counted, **near, "drawn": drawn}
 
     def _begin(self) -> None:
         """Note where the sampler's generators are as the epoch begins."""
@@ -232,7 +247,9 @@ class DrawnBatches:
 
     def _come_to_position(self) -> list[Any] | None:
         """Give the first group; None: the sampler gives another order than the state says."""
-        parts = {part: self._given[part] for part in (SAMPLER, ITERATOR) if part in self._given}
+        parts = _own_parts(self._given)
+        if (group := self._come_near()) is not None:
+            return group
         with self._resuming() if parts else nullcontext():
             if self._given.get("left"):
                 # It would go on with the epoch that was left: once it has, it begins the next one.
@@ -247,11 +264,42 @@ class DrawnBatches:
                 group = self._reach({})
         return group
 
-    def _reach(self, parts: Mapping[str, Any]) -> list[Any] | None:
+    def _come_near(self) -> list[Any] | None:
+        """Draw on from the place that was noted before the position; None: it does not lead there.
+
+        Some of what comes before the position is always drawn again, and compared.
+        """
+        given, kept, user = self._given, dict(self._kept), self._user
+        near, known = given.get(NEAR), tuple(given.get("drawn", ()))[1:] == _whose(self._plan)
+        if not near or not known or self._seeded or given.get("left"):
+            return None
+        if not is_count(near.get("at"), self._position * self._group_size):
+            raise damaged("sampler['near'] must be a place before the position", near.get("at"))
+        start, head = self._start, [*self._head]
+        try:
+            user.unpack(near)
+            self._start, self._head[:] = user.marks(), near["head"]
+            group = self._reach(_own_parts(near), near)
+        except StateError:  # one that was loaded in its midst only to begin at the start
+            group = None
+        self._kept = kept
+        if group is None:
+            user.bring(start)
+            self._start, self._head[:] = start, head
+            self._near = self._nearest = None
+        else:
+            self._kept |= _own_parts(given) | {"at": given.get("at", 0)}
+        return group
+
+    def _reach(
+        self, parts: Mapping[str, Any], near: Mapping[str, Any] | None = None
+    ) -> list[Any] | None:
         """Open the sampler and give the first group; None: it has not come to the position."""
         given, skipped = self._given, self._position * self._group_size
-        self._open(parts)
-        if parts:
+        self._open(parts, near)
+        if near is not None:
+            skipped -= near["at"]
+        elif parts:
             behind = given.get("behind", 0)  # an earlier release's
             at = given.get("at", skipped - min(behind, skipped) if is_count(behind) else None)
             if not is_count(at, skipped + 1):
@@ -291,9 +339,13 @@ class DrawnBatches:
 
     # --- drawing ---
 
-    def _open(self, parts: Mapping[str, Any]) -> None:
+    def _open(self, parts: Mapping[str, Any], near: Mapping[str, Any] | None = None) -> None:
         """Begin to iterate, with the sampler where its parts of a state say."""
-        self._drawn, self._first, self._is_over, self._groups = 0, -1, False, 0
+        self._drawn, self._first, self._count, self._is_over = 0, -1, 0, False
+        if near is not None:
+            self._drawn, self._first, self._count = near["digest"], near["first"], near["at"]
+            self._near = self._nearest = dict(near)
+        self._groups = self._count // self._group_size
         # With the first batch: one seed is for both, wherever the sampler draws its order.
         source, self._isolated = _reproducible(self._plan.source, self._seeds[0])
         self._ahead = self._lent(partial(self._begin_to_draw, source, parts))
@@ -303,7 +355,7 @@ class DrawnBatches:
         inner = source.sampler if cuts else source
         # It may be iterated again; and its load_state_dict may set a generator that it draws from.
         begin = partial(self._user.bring, self._start)
-        opened = self._user.opened = Opened(inner, SAMPLER, parts, begin, preserved)
+        opened = self._opened = self._user.opened = Opened(inner, SAMPLER, parts, begin, preserved)
         if not parts and (now := opened.state()):
             parts = {**now, "at": 0}
         self._kept |= {**parts, "left": True} if parts and self._left else parts
@@ -314,8 +366,36 @@ class DrawnBatches:
             self._items = iter(cutter)
         taken = list(itertools.islice(_going_on(self._items), self._group_size))
         self._is_over = len(taken) < self._group_size
-        self._drew = self._isolated and not _are_at(self._seeds_of(0))
+        self._drew = self._isolated and not _are_at(self._seeds_of(self._groups - 1))
+        own = _own_parts(parts)
+        self._due = math.inf
+        if own and not self._left and not self._drew:
+            self._noted, self._due = own, self._count + self._until_next(own)
         return taken
+
+    def _until_next(self, own: Mapping[str, Any]) -> float:
+        """Items to be drawn before the sampler is asked again; a large state is taken rarely."""
+        try:
+            size = len(pickle.dumps(own))
+        except Exception as error:  # a checkpoint could not hold it either
+            let_handlers_through(error)
+            return math.inf
+        return max(_NEAR, size // _BYTES) * self._group_size
+
+    def _note(self) -> None:
+        """Note where the sampler is, if its state says it: then that is another one each time."""
+        try:
+            own = self._opened.state() or {}
+        except Exception as error:  # it can say so between two epochs alone
+            let_handlers_through(error)
+            own = {}
+        if alike(own, self._noted) or not own:
+            self._due = math.inf
+            return
+        now: dict[str, Any] = {"at": self._count, "digest": self._drawn, "first": self._first}
+        now["head"] = [*self._head]
+        self._near, self._nearest = self._nearest, {**self._user.pack(), **own, **now}
+        self._noted, self._due = own, self._count + self._until_next(own)
 
     def _take(self, number: int) -> list[Any]:
         """Draw some items; after the end it is not asked again, at which some begin anew."""
@@ -327,6 +407,9 @@ class DrawnBatches:
         self._drawn = digest(taken, self._drawn)
         if self._first < 0:
             self._first = self._drawn
+        self._count += len(taken)
+        if self._count >= self._due and not self._ahead:
+            self._note()
         return taken
 
     def _seeds_of(self, number: int) -> list[int]:
@@ -348,6 +431,11 @@ class DrawnBatches:
                 loan.end()
             finally:
                 loan.end()
+
+
+def _own_parts(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What sampler and iterator themselves have said."""
+    return {part: state[part] for part in (SAMPLER, ITERATOR) if part in state}
 
 
 def _going_on(items: Iterator[Any]) -> Iterator[Any]:

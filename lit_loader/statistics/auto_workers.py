@@ -216,11 +216,17 @@ class NumWorkers:
     def __get__(self, loader: Any, owner: type) -> int:
         if loader is None:
             return self  # type: ignore[return-value]
-        auto = loader._core.auto
-        return vars(loader)["num_workers"] if auto is None else auto.setting.workers  # type: ignore[no-any-return]
+        own = vars(loader)
+        auto = own["_core"].auto if "_core" in own else None
+        if auto is None and "num_workers" not in own:  # a wrapper's own __getattr__ may know it
+            raise AttributeError(f"{owner.__name__!r} object has no attribute 'num_workers'")
+        return own["num_workers"] if auto is None else auto.setting.workers  # type: ignore[no-any-return]
 
     def __set__(self, loader: Any, value: int | Literal["auto"]) -> None:
-        core = loader._core
+        core = vars(loader).get("_core")
+        if core is None:  # a wrapper, or subclass, before the constructor is called
+            vars(loader)["num_workers"] = value
+            return
         if value == "auto" and "num_workers" in vars(loader):  # else the constructor has seen to it
             reason = core.why_not_resized()
             if reason is not None:

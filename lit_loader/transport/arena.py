@@ -56,7 +56,7 @@ from lit_loader.system.shared_file import (
 
 __all__ = [
     *("Arena", "ArenaMap", "DIVIDED", "HELD_SLOTS"),
-    *("Lease", "Pieces", "Slot", "Stretch", "copied", "over"),
+    *("Lease", "Pieces", "Slot", "Stretch", "copied", "over", "small_copied"),
 ]
 
 Bytes = npt.NDArray[np.uint8]
@@ -79,8 +79,8 @@ memory of all. Those who collect batches pay a copy; a queue of some batches doe
 DIVIDED: Final = 64 << 10
 """Bytes; the labels of a smaller batch lie in its slot, as a copy costs more than such slots."""
 
-_COPIES: Final = 16
-"""Small parts that are copied, at most."""
+_TOGETHER: Final = 4 << 10
+"""Bytes of small parts that are copied together, at most: who keeps one of them keeps all."""
 
 _SHARE: Final = 16
 """What is copied is at most one part in so many of the batch."""
@@ -157,22 +157,35 @@ def over(memory: Bytes | memoryview) -> Bytes:
     return np.frombuffer(memory if isinstance(memory, memoryview) else memory.data, np.uint8)
 
 
-def copied(memory: Bytes, stretches: Iterable[Stretch], few: bool = False) -> Pieces | None:
-    """Copy the parts of a batch, each into memory of its own; or a few small ones alone.
+def copied(memory: Bytes, stretches: Iterable[Stretch]) -> Pieces:
+    """Copy the parts of a batch, each into memory of its own."""
+    return [(start, np.array(memory[start:end]), start) for start, end in stretches]
+
+
+def small_copied(memory: Bytes, stretches: Iterable[Stretch]) -> Pieces | None:
+    """Copy the small parts of a batch; None: there are none, and all stay where they are.
 
     A batch holds its slot as long as anything of it lives. So a consumer that collects the labels
-    of an epoch is given copies of these, and holds no slot. None: all parts stay where they are.
+    of an epoch, or the boxes, is given copies of these, and holds no slot. Those of a few bytes
+    that lie side by side are copied together: that takes a third of the time of a copy each.
     """
-    pieces: Pieces = []
-    copies, spare = (_COPIES, memory.size // _SHARE) if few else (sys.maxsize, sys.maxsize)
-    whole, found = over(memory) if few else memory, False
+    runs: list[tuple[int, int, bool]] = []
+    spare = memory.size // _SHARE
     for start, end in stretches:
-        if copies and end - start <= spare:
-            pieces.append((start, np.array(memory[start:end]), start))
-            copies, spare, found = copies - 1, spare - (end - start), True
-        else:
-            pieces.append((start, whole, 0))
-    return pieces if found else None
+        is_small = end - start <= spare
+        if is_small:
+            spare -= end - start
+            if runs and runs[-1][2] and end - runs[-1][0] <= _TOGETHER:
+                runs[-1] = runs[-1][0], end, True
+                continue
+        runs.append((start, end, is_small))
+    if not any([is_small for _, _, is_small in runs]):
+        return None
+    whole = over(memory)
+    return [
+        (start, np.array(memory[start:end]), start) if is_small else (start, whole, 0)
+        for start, end, is_small in runs
+    ]
 
 
 class Arena:
@@ -366,7 +379,7 @@ class Arena:
             or (self._budgeted and self._crowded())
         ):
             return copied(lease, stretches)
-        return copied(lease, stretches, few=True) if lease.size >= DIVIDED else None
+        return small_copied(lease, stretches) if lease.size >= DIVIDED else None
 
     @property
     def leased(self) -> int:

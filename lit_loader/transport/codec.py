@@ -20,8 +20,8 @@ What is promised:
   Other storages have the size of their tensor, however large the one they were cut from.
 * Decoded parts are writable, are normal tensors also under ``torch.inference_mode``, and keep
   ``memory`` alive: a weak reference to it dies with the last of them. The consumer's side may have
-  them lie elsewhere, each in memory of its own (`transport/arena.py`); what overlaps does so
-  there.
+  them lie elsewhere, each in memory of its own, or small ones together (`transport/arena.py`); what
+  overlaps does so there.
 """
 
 from __future__ import annotations

@@ -35,19 +35,19 @@ def refused(attempt: Callable[[], object], kind: type[Exception] = OptionError) 
 # --- datasets ---
 
 
-def test_what_has_no_samples_is_refused_at_once() -> None:
+def test_what_has_no_samples_is_refused_when_it_is_read() -> None:
     for dataset, told in ((5, "5 (int)"), (None, "None (NoneType)"), (len, "(builtin_function")):
-        message = refused(lambda dataset=dataset: DataLoader(dataset))  # type: ignore[misc]
+        message = refused(lambda dataset=dataset: iter(DataLoader(dataset)))  # type: ignore[misc]
         assert message.startswith("dataset must have __getitem__ (and __len__), __getitems__ or")
         assert told in message
-    assert refused(lambda: DataLoader(Rows)) == (  # type: ignore[arg-type]
+    assert refused(lambda: iter(DataLoader(Rows))) == (  # type: ignore[arg-type]
         "dataset must be an object, got the class Rows itself: call it, as in Rows()"
     )
 
 
 def test_what_can_only_be_iterated_and_is_no_iterable_dataset() -> None:
     for dataset, told in (((x for x in [1]), "(generator)"), ({1, 2}, "{1, 2} (set)")):
-        message = refused(lambda dataset=dataset: DataLoader(dataset))  # type: ignore[misc]
+        message = refused(lambda dataset=dataset: iter(DataLoader(dataset)))  # type: ignore[misc]
         assert "or be an IterableDataset, got " in message and told in message
         assert message.endswith("whose __iter__ begins it anew for each epoch")
 

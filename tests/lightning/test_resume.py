@@ -880,6 +880,35 @@ def test_an_interrupted_validation_is_run_as_a_whole(
     assert model.validated == [8, 8, 8, 8]
 
 
+@pytest.mark.parametrize("validate", [0.5, 1.0])
+def test_a_validation_that_is_interrupted_twice(validate: float, tmp_path: Path) -> None:
+    """It is run, and counted, once; besides, Lightning counts the batch that has failed."""
+    setting, ckpt = Setting(size=2, samples=24, validate_every=validate, epochs=1), None
+    whole, _ = fit(tmp_path, setting.data(0), **setting.flags())
+    for path in (tmp_path / "a.ckpt", tmp_path / "b.ckpt"):
+        model = Model()
+        model.fail_validation = (1, 1)
+        saver = Saver(path, "exception")
+        fit(tmp_path, setting.data(0), saver, model=model, ckpt=ckpt, **setting.flags())
+        ckpt = path
+    saver = Saver(tmp_path / "c.ckpt", "validation")
+    resumed, model = fit(tmp_path, setting.data(0), saver, ckpt=ckpt, **setting.flags())
+    assert model.validated == [8] * int(1 / validate)
+    counts, expected = (
+        each.fit_loop.epoch_loop.val_loop.batch_progress.state_dict() for each in (resumed, whole)
+    )
+    expected["total"]["ready"] += 1
+    expected["total"]["started"] += 1
+    assert counts == expected
+    # Saved behind that validation: it is not taken for an interrupted one.
+    if validate == 0.5:
+        path = tmp_path / "d.ckpt"
+        first = Saver(path, "validation", 0)
+        fit(tmp_path, setting.data(0), first, ckpt=ckpt, **setting.flags())
+        _, model = fit(tmp_path, setting.data(0), ckpt=path, **setting.flags())
+        assert model.validated == [8]
+
+
 def test_a_limit_that_is_reached_by_the_conversion(tmp_path: Path) -> None:
     """Of five batches, eight are behind: the epoch is over."""
     run_chain(tmp_path, [Stop("batch", 4), None], elastic(4, limit=5), elastic(2, limit=5))

@@ -150,6 +150,25 @@ def test_labels_that_are_kept_take_no_more_than_with_torch(tmp_path: Path, size:
     assert ours <= 1.1 * theirs + 4096
 
 
+def boxes_of(samples: list[dict[str, Any]]) -> Any:
+    images = torch.stack([each["image"] for each in samples])
+    corners = torch.arange(4)
+    return images, [{name: corners + n for name in "abcd"} for n in range(len(samples))]
+
+
+def test_the_boxes_of_each_image_hold_no_image() -> None:
+    """64 small tensors beside 2 MB of images, which are dropped."""
+    with DataLoader(
+        Call(sample, 16 * 60), 16, num_workers=1, persistent_workers=True, collate_fn=boxes_of
+    ) as loader:
+        kept = [targets for _, targets in loader]
+        assert blocks(loader) <= 8 * 2 * MB  # with those that are under way; 60 batches are 120 MB
+        for targets in kept:
+            assert [each["d"].tolist() for each in targets] == [
+                [*range(n, n + 4)] for n in range(16)
+            ]
+
+
 # memory_budget -----------------------------------------------------------------------------------
 
 SLACK = 1.1

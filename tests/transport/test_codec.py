@@ -7,7 +7,6 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,12 +43,10 @@ _divide: Any = None
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
     """How the consumer holds what is carried: over the slot, or each part for itself."""
     global _divide
-    copied = arena_module.copied
-    _divide = {"as it lies": None, "copied": copied, "divided": partial(copied, few=True)}[
-        request.param
-    ]
+    copied, small_copied = arena_module.copied, arena_module.small_copied
+    _divide = {"as it lies": None, "copied": copied, "divided": small_copied}[request.param]
     with pytest.MonkeyPatch.context() as patch:  # all sizes of parts, in small batches
-        for name, value in {"_COPIES": 2, "_SHARE": 2}.items():
+        for name, value in {"_TOGETHER": 128, "_SHARE": 2}.items():
             patch.setattr(arena_module, name, value)
         yield
     _divide = None

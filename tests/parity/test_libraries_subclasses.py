@@ -1,0 +1,215 @@
+"""Subclasses and wrappers of torch's loader, in the shapes that libraries have them.
+
+Each class is made of torch's loader and of ours, as by another import, and gives the same.
+"""
+
+from itertools import chain, cycle
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import DistributedSampler
+
+from lit_loader import DataLoader
+from tests.support.samples import OfLength
+
+BASES = pytest.mark.parametrize("base", [TorchLoader, DataLoader])
+
+
+class Squares(OfLength):
+    length = 10
+
+    def __getitem__(self, index: int) -> int:
+        return index * index
+
+
+def batches(loader: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+# --- a loader of loaders, as scvi-tools' ConcatDataLoader ---
+
+
+def concat_class(base: Any) -> Any:
+    class Cells(base):
+        def __init__(self, numbers: list[int], batch_size: int, **options: Any) -> None:
+            self.numbers = numbers
+            super().__init__(numbers, batch_size, **options)
+
+    class Concat(base):
+        def __init__(self, parts: list[list[int]], batch_size: int = 2, **options: Any) -> None:
+            self.dataloader_kwargs = options
+            self.dataloaders = [Cells(part, batch_size, **options) for part in parts]
+            self.largest_dl = max(self.dataloaders, key=len)
+            super().__init__(self.largest_dl, **options)
+
+        def __len__(self) -> int:
+            return len(self.largest_dl)
+
+        def __iter__(self) -> Any:
+            loaders = self.dataloaders
+            return zip(
+                *(dl if dl is self.largest_dl else cycle(dl) for dl in loaders), strict=False
+            )
+
+    class SemiSupervised(Concat):
+        def resample(self) -> list[int]:
+            return [n for loader in self.dataloaders for n in loader.numbers]
+
+    return SemiSupervised
+
+
+@BASES
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_whose_dataset_is_a_loader(base: Any, workers: int) -> None:
+    loader = concat_class(base)([[1, 2, 3, 4, 5], [6, 7]], num_workers=workers)
+    assert loader.dataset is loader.largest_dl
+    assert (len(loader), len(loader.resample())) == (3, 7)
+    for _ in range(2):
+        got = [tuple(part.tolist() for part in batch) for batch in loader]
+        assert got == [([1, 2], [6, 7]), ([3, 4], [6, 7]), ([5], [6, 7])]
+
+
+# --- a wrapper that has an iterator of its own, as catalyst's ---
+
+
+def limit_class(base: Any) -> Any:
+    class Wrapper(base):
+        def __init__(self, loader: Any) -> None:  # and no super().__init__()
+            self.origin = loader
+
+        def __getattr__(self, key: str) -> Any:
+            return self.__dict__.get(key) or self.origin.__dict__.get(key)
+
+        def __len__(self) -> int:
+            return len(self.origin)
+
+    class BatchLimit(Wrapper):
+        def __init__(self, loader: Any, num_batches: int) -> None:
+            super().__init__(loader)
+            self._iterator = iter(self.origin)
+            self.iteration_index, self.num_batches = 0, num_batches
+
+        def __iter__(self) -> Any:
+            self.iteration_index = 0
+            return self
+
+        def __next__(self) -> Any:
+            if self.iteration_index >= len(self.origin):
+                raise StopIteration
+            if self.iteration_index and self.iteration_index % self.num_batches == 0:
+                self._iterator = iter(self.origin)
+            self.iteration_index += 1
+            return next(self._iterator)
+
+    return BatchLimit
+
+
+@BASES
+def test_a_wrapper_with_an_iterator_of_its_own(base: Any) -> None:
+    origin = base(Squares(), 4, num_workers=1, persistent_workers=True)
+    loader = limit_class(base)(origin, 2)
+    assert batches(loader) == [[0, 1, 4, 9], [16, 25, 36, 49], [0, 1, 4, 9]]
+    assert (loader.num_workers, loader.batch_size, loader.dataset) == (1, 4, origin.dataset)
+    loader.num_workers = 3
+    assert loader.num_workers == 3
+    loader._iterator = None
+    assert loader._iterator is None
+    del origin._iterator
+
+
+def test_what_a_program_sets_as_the_iterator_is_what_it_finds() -> None:
+    loader = DataLoader(Squares(), 4)
+    loader._iterator = other = iter([1])
+    assert loader._iterator is other
+    loader._iterator = None
+    assert loader._iterator is None
+
+
+# --- another dataset within iter() than outside, as RecBole's ---
+
+
+def recommender_class(base: Any) -> Any:
+    starting = False
+
+    class Recommender(base):
+        def __init__(self, dataset: Any, step: int, sampler: Any = None, **options: Any) -> None:
+            self._dataset, self._sampler = dataset, "the program's own"
+            self.generator = torch.Generator()
+            self.generator.manual_seed(3)
+            super().__init__(
+                dataset=list(range(len(dataset.rows))),
+                batch_size=step,
+                collate_fn=self.collate_fn,
+                sampler=sampler,
+                generator=self.generator,
+                **options,
+            )
+
+        def collate_fn(self, index: list[int]) -> Any:
+            return [self._dataset.rows[i] for i in index]
+
+        def __iter__(self) -> Any:
+            nonlocal starting
+            starting = True
+            res = super().__iter__()
+            starting = False
+            return res
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "dataset" and not starting:
+                name = "_dataset"
+            return super().__getattribute__(name)
+
+    return Recommender
+
+
+class Interactions:
+    """What cannot be read by a loader; or, with an index, something else than what is meant."""
+
+    def __init__(self) -> None:
+        self.rows = [f"user {n}" for n in range(7)]
+
+
+class Readable(Interactions):
+    def __getitem__(self, index: int) -> str:
+        return f"not meant {index}"
+
+    def __len__(self) -> int:
+        return 7
+
+
+@BASES
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [Interactions, Readable])
+def test_another_dataset_within_iter_than_outside(base: Any, workers: int, kind: Any) -> None:
+    data = kind()
+    loader = recommender_class(base)(data, 3, num_workers=workers)
+    assert loader.dataset is data
+    expected = [[f"user {n}" for n in part] for part in ([0, 1, 2], [3, 4, 5], [6])]
+    assert [*loader] == expected
+    assert loader.dataset is data
+    assert len(loader) == 3
+    sampler: Any = DistributedSampler(range(7), 2, 0, shuffle=False)
+    shared = recommender_class(base)(data, 2, sampler, num_workers=workers)
+    assert [*shared] == [["user 0", "user 2"], ["user 4", "user 6"]]
+    if base is DataLoader:
+        begun = iter(loader)
+        next(begun)
+        state = loader.state_dict()
+        resumed = recommender_class(base)(data, 3, num_workers=workers)
+        resumed.load_state_dict(state)
+        assert [*resumed] == expected[1:]
+        shuffled = recommender_class(base)(data, 3, shuffle=True, num_workers=workers)
+        assert sorted(chain(*shuffled)) == sorted(data.rows)
+
+
+@BASES
+@pytest.mark.parametrize("workers", [0, 1])
+def test_attributes_count_as_iter_finds_them(base: Any, workers: int) -> None:
+    loader = base(Squares(), 4, num_workers=workers)
+    iterator = iter(loader)
+    loader.collate_fn = len
+    assert batches(iterator)[0] == [0, 1, 4, 9]
+    assert [*loader] == [4, 4, 2]
