@@ -103,7 +103,7 @@ def _patch() -> None:
     def init(self: Any, *args: Any, **options: Any) -> None:
         (DataLoader.__init__ if isinstance(self, DataLoader) else theirs)(self, *args, **options)
 
-    def init_subclass(cls: type, **options: Any) -> None:
+    def init_subclass(cls: Any, /, **options: Any) -> None:
         super(TorchLoader, cls).__init_subclass__(**options)
         if _STANDING and TorchLoader in cls.__bases__ and _is_meant(cls):
             bases = (DataLoader if base is TorchLoader else base for base in cls.__bases__)
