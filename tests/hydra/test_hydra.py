@@ -15,7 +15,8 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException, InstantiationException
-from omegaconf import DictConfig, MissingMandatoryValue
+from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf, ValidationError
+from omegaconf.errors import OmegaConfBaseException
 from torch.utils.data import RandomSampler, WeightedRandomSampler
 
 from lit_loader import (
@@ -28,6 +29,7 @@ from lit_loader import (
     TokenBudgetBatchSampler,
 )
 from lit_loader.batch.pad import PadCollate, Padded
+from lit_loader.hydra.schema import hydra_schema
 from tests.support.samples import OfLength
 
 Compose = Callable[..., DictConfig]
@@ -167,6 +169,16 @@ def test_datasets_are_mandatory(tmp_path: Path) -> None:
     cfg = composed(tmp_path, "lit_loader/datamodule@data: default")
     with pytest.raises(MissingMandatoryValue, match="data.datasets"):
         instantiate(cfg.data)
+
+
+def test_the_schema_as_a_structured_config() -> None:
+    """What OmegaConf makes of LoaderConfig itself is an error: it knows no Literal or Callable."""
+    cfg = OmegaConf.merge(OmegaConf.structured(hydra_schema()), {"num_workers": "auto"})
+    assert instantiate(cfg) == LoaderConfig(num_workers="auto")
+    with pytest.raises(ValidationError):
+        cfg.batch_size = "many"
+    with pytest.raises(OmegaConfBaseException, match="annotation: Callable|Unions of containers"):
+        OmegaConf.structured(LoaderConfig)  # which Troubleshooting lists
 
 
 # --- callables and containers ---
