@@ -72,7 +72,10 @@ def test_each_sample_comes_once_on_two_ranks(method: str, tmp_path: Path) -> Non
         ranks = [
             running.enter_context(
                 start_program(
-                    program, rank, tmp_path / "job", method,
+                    program,
+                    rank,
+                    tmp_path / "job",
+                    method,
                     environment={**default_environment(), "RANK": str(rank), "WORLD_SIZE": "2"},
                 )
             )
