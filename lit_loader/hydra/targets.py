@@ -19,6 +19,7 @@ class SampleList:
     """A collate function: a batch is the list of its samples, as they are."""
 
     def __call__(self, samples: Iterable[Any]) -> list[Any]:
+        """Give the samples as a new list."""
         return list(samples)
 
 

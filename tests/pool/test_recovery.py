@@ -151,7 +151,7 @@ def test_a_batch_that_ends_two_workers(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
 def test_a_batch_whose_workers_are_ended_from_outside_is_made(number: int) -> None:
-    """A scheduler ends workers, four times while they are at the same sample: it is not to blame."""
+    """A scheduler ends four workers at the same sample, which is not to blame."""
     reading, writing = os.pipe()
     gate = Gate()
 
