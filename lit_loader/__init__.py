@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from lit_loader.lightning.monitor import LoaderMonitor as LoaderMonitor
     from lit_loader.lightning.state_callback import LoaderStateCallback as LoaderStateCallback
     from lit_loader.loader import DataLoader as DataLoader
+    from lit_loader.replacement import replace_torch as replace_torch
     from lit_loader.sampling.token_budget import TokenBudgetBatchSampler as TokenBudgetBatchSampler
     from lit_loader.statistics.records import LoaderStatistics as LoaderStatistics
     from lit_loader.transport.shared_sequence import SharedSequence as SharedSequence
@@ -73,6 +74,7 @@ _NAMES_IN = {
     "lit_loader.lightning.monitor": "LoaderMonitor",
     "lit_loader.lightning.state_callback": "LoaderStateCallback",
     "lit_loader.loader": "DataLoader",
+    "lit_loader.replacement": "replace_torch",
     "lit_loader.sampling.token_budget": "TokenBudgetBatchSampler",
     "lit_loader.statistics.records": "LoaderStatistics",
     "lit_loader.transport.shared_sequence": "SharedSequence",

@@ -6,6 +6,7 @@ by datasets through `get_epoch`, `get_rng` and `get_shard`, which are public.
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Final
@@ -17,6 +18,7 @@ from lit_loader.errors import OptionError
 
 __all__ = [
     *("NOBODY", "READERS", "WORKERS", "get_epoch", "get_rng", "get_shard", "in_read", "reading"),
+    "share",
 ]
 
 
@@ -90,9 +92,32 @@ def get_shard() -> tuple[int, int]:
 
             index, count = lit_loader.get_shard()
             yield from itertools.islice(samples, index, None, count)
+
+        Under torch's own loader it is the same: the worker is that of ``get_worker_info()``, and
+        the rank that of ``torch.distributed``. Spawned workers, in which that is not initialised,
+        take the rank from ``RANK`` and ``WORLD_SIZE``, which torchrun sets.
     """
     reading.shard_asked = READERS
-    return reading.shard
+    return share()
+
+
+def share() -> tuple[int, int]:
+    """Give what `get_shard` does, without noting that a dataset has asked."""
+    if reading.maker is not None:
+        return reading.shard
+    from torch import distributed
+    from torch.utils.data import get_worker_info
+
+    info: Any = get_worker_info()
+    if info is not None and not type(info).__module__.startswith("torch."):
+        return reading.shard  # a worker of ours, before it reads
+    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if distributed.is_available() and distributed.is_initialized():
+        rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    elif "RANK" not in os.environ:
+        ranks = 1
+    number, workers = (0, 1) if info is None else (info.id, info.num_workers)
+    return rank * workers + number, ranks * workers
 
 
 @public

@@ -64,8 +64,11 @@ def _children() -> set[int]:
 
 
 def _arenas() -> set[str]:
-    """Descriptors of arenas that are open."""
+    """Descriptors of arenas that are open, and inodes of what is mapped of them."""
     links = set()
+    if os.path.exists("/proc/self/maps"):
+        with open("/proc/self/maps") as maps:
+            links = {line.split(maxsplit=4)[4].strip() for line in maps if "(deleted)" in line}
     for entry in os.listdir("/proc/self/fd"):
         try:
             links.add(f"{entry} {os.readlink(f'/proc/self/fd/{entry}')}")

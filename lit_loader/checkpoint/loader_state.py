@@ -247,7 +247,9 @@ class LoaderState:
         ``elastic`` fields are not compared: whether the position fits them is the batch plan's to
         say. A StateError names the first field, by name, that differs, and both values.
         """
-        for name in sorted((self.fingerprint.keys() | fingerprint.keys()) - set(elastic)):
+        names = (self.fingerprint.keys() | fingerprint.keys()) - set(elastic)
+        # num_shards first: without it, the ranks differ too.
+        for name in sorted(names, key=lambda name: (name != COUNT, name)):
             theirs, ours = self.fingerprint.get(name), fingerprint.get(name)
             both_nan = theirs != theirs and ours != ours
             if theirs != ours and not both_nan:

@@ -21,7 +21,7 @@ from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
 from lit_loader.checkpoint.stateful import Opened, checked_parts
 from lit_loader.checkpoint.untrusted_state import damaged, is_count
 from lit_loader.config.checks import one_of, whole_number
-from lit_loader.context import reading
+from lit_loader.context import reading, share
 from lit_loader.data.mixture import (
     Schedule,
     Weights,
@@ -134,7 +134,7 @@ class _Mixing(Iterator[Any]):
 
     def __init__(self, stream: MixtureStream) -> None:
         # Not get_shard(): that would count as if the sources had asked for their shares.
-        index, count = reading.shard
+        index, count = share()
         self._schedule = Schedule(stream.weights, derive(stream.seed, reading.epoch, index))
         length = stream.epoch_length
         self._left = math.inf if length is None else -((index - length) // count)

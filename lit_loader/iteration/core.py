@@ -47,7 +47,7 @@ from lit_loader.iteration.pipeline import Pipeline, Release
 from lit_loader.iteration.shown import ShownLoader
 from lit_loader.iteration.torch_surface import run_patches
 from lit_loader.remote.starter import RemoteWorkers
-from lit_loader.sampling.advice import advice_if_split_twice, advice_if_unsharded
+from lit_loader.sampling.advice import advice_if_idle, advice_if_split_twice, advice_if_unsharded
 from lit_loader.sampling.batch_plan import BatchPlan, lookahead
 from lit_loader.sampling.epochs import Epochs, EpochStart, Said
 from lit_loader.sampling.shown_samplers import ShardedSampler, ShownSamplers
@@ -322,6 +322,10 @@ class LoaderCore:
             )
         elif loader.remote_workers:
             self.recorder.first_remote = MOST_WORKERS
+        if self.shards and self.auto is None:
+            idle = advice_if_idle(self.shards, loader.num_workers)
+            if idle is not None:
+                self.warn_once(idle)
         workers = loader.num_workers or loader.remote_workers
         if workers == 0 or (loader.num_workers and pin is None and self._is_best_in_process()):
             spec = self._spec_of_workers if workers else self.spec

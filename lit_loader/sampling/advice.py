@@ -15,8 +15,8 @@ from lit_loader.context import WORKERS
 from lit_loader.sampling.batch_plan import distributed_sampler_of
 
 __all__ = [
-    *("advice_if_split_twice", "advice_if_unsharded", "broken_promise", "dropped_batches"),
-    "ignored_share",
+    *("advice_if_idle", "advice_if_split_twice", "advice_if_unsharded"),
+    *("broken_promise", "dropped_batches", "ignored_share"),
 ]
 
 # reach: datasets: known by what they hold, as others (LitData, Mosaic) are
@@ -75,6 +75,20 @@ def advice_if_split_twice(dataset: Any, shards: Shards) -> str | None:
         f"{type(dataset).__name__} has an attribute {name!r}: if it takes the share of its rank by "
         f"itself, samples are lost, for num_shards={shards.count} readers are divided among the "
         f"{shards.replicas} ranks besides; let it take its share by lit_loader.get_shard() alone"
+    )
+
+
+def advice_if_idle(shards: Shards, num_workers: int) -> str | None:
+    """Say so if there are more workers on this rank than readers."""
+    readers = len(shards.mine)
+    if num_workers <= readers:
+        return None
+    each = f"{readers} reader" + ("s" if readers > 1 else "")
+    where = f" on each of the {shards.replicas} ranks" if shards.replicas > 1 else ""
+    return (
+        f"num_shards={shards.count} are {each}{where}, and {num_workers - readers} of the "
+        f"{num_workers} workers stay idle: pass num_shards={shards.replicas * num_workers} or a "
+        f"multiple of it, or num_workers={readers}"
     )
 
 

@@ -14,6 +14,7 @@ import errno
 import mmap
 import os
 import resource
+import sys
 import tempfile
 import weakref
 from typing import Any, Final
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 _MAP_FIXED: Final = 0x10  # the same on Linux and macOS; the mmap module does not name it
+# Which the mmap module names from Python 3.13 on.
+_MAP_NORESERVE: Final = 0x40 if sys.platform == "darwin" else 0x4000
 
 _REMEDIES: Final = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
@@ -73,11 +76,18 @@ def map_part(fd: int, offset: int, nbytes: int, private: bool = False) -> mmap.m
     A mapping that `mmap.mmap` makes of a file keeps a copy of its descriptor (until Python 3.13,
     where ``trackfd`` came): with a hundred parts there would be none left under ``ulimit -n 256``.
     So nameless memory is mapped, which needs none, and the file's part is put in its place. What
-    is written to a ``private`` one is seen by this process alone. OSError: no room for it.
+    is written to a ``private`` one is seen by this process alone. Where the system lets nobody
+    reserve more memory than there is (``vm.overcommit_memory=2``), a shared mapping has a
+    descriptor after all. OSError: no room for it.
     """
     kind = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
-    unaccounted = kind | getattr(mmap, "MAP_NORESERVE", 0)
-    mapping = mmap.mmap(-1, nbytes, flags=unaccounted)
+    unaccounted = kind | _MAP_NORESERVE
+    try:
+        mapping = mmap.mmap(-1, nbytes, flags=unaccounted)
+    except OSError:
+        if private:
+            raise
+        return mmap.mmap(fd, nbytes, offset=offset)
     address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p

@@ -252,7 +252,7 @@ class Arena:
             self._slot_bytes = capacity = max(_SMALLEST_SLOT, round_up(nbytes))
             try:
                 file.extend(start + self.slots * capacity)
-                return mmap.mmap(file.fd, file.end)
+                return map_part(file.fd, 0, file.end)
             except _NO_ROOM as error:
                 file.cut(0)
                 if capacity == _SMALLEST_SLOT:

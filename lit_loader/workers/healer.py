@@ -52,8 +52,12 @@ hang. After the whole process group has been stopped for a while (Ctrl-Z), it wi
 Fault = type[WorkerDiedError] | type[WorkerTimeoutError]
 """What has befallen a worker, as the error that is raised if it may not be replaced."""
 
+_REQUESTS: Final = frozenset({-signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT})
+"""Exit codes of workers that were asked to end, from outside: no sample is to blame."""
+
 _ONE_REQUEST: Final = 2.0
-"""Seconds within which workers that end by SIGTERM count once: it was sent to all of them."""
+"""Seconds within which workers that end so count once: the signal was sent to all of them. One that
+a sample sends to itself, again and again, counts each time that they have passed."""
 
 _KILLS_IN_A_ROW: Final = 2
 
@@ -65,8 +69,12 @@ _ADVICE: Final = {
 
 _DONE: Final = object()
 
+_REQUEST: Final = "at the request of another process (a scheduler, perhaps)"
+
 _CAUSES: dict[int, str] = {
-    signal.SIGTERM: "at the request of another process (a scheduler, perhaps)",
+    signal.SIGTERM: _REQUEST,
+    signal.SIGHUP: _REQUEST,
+    signal.SIGINT: _REQUEST,
     signal.SIGSEGV: (
         "by a crash in native code that the dataset or collate_fn calls: update or leave out that "
         "library, or set multiprocessing_context='spawn' if it uses threads"
@@ -142,8 +150,9 @@ class Healer:
     ) -> Outcome | None:
         """Replace a worker if it may be; returns the outcome of its task if that is given up."""
         number, stage = death.row.number, death.row.stage
+        now, by_request = time.monotonic(), death.exitcode in _REQUESTS
         # Not one whose result it had sent already; nor one of an epoch that is over.
-        if stage in Stage.BUSY and pool.is_pending(number):
+        if stage in Stage.BUSY and pool.is_pending(number) and not by_request:
             self._kills[number] += 1
             if self._kills[number] >= _KILLS_IN_A_ROW and self._max_restarts:
                 error = fault(
@@ -155,11 +164,10 @@ class Healer:
                 self.restarts += 1
                 pool.replace(death.worker, skip_task=number)
                 return Outcome(number, error=error)
-        now, by_request = time.monotonic(), death.exitcode == -signal.SIGTERM
-        if not by_request or now - self._last_request >= _ONE_REQUEST:
+        if not by_request:
             self._charged += 1
-        if by_request:
-            self._last_request = now
+        elif now - self._last_request >= _ONE_REQUEST:
+            self._charged, self._last_request = self._charged + 1, now
         if stage == Stage.STARTING and (death.exitcode or 0) > 0:
             raise fault(message) from None  # it would be the same again
         budget = f"max_worker_restarts={self._max_restarts}"

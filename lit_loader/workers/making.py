@@ -10,6 +10,7 @@ Used by `workers/main.py` and `remote/maker.py`, which differ in how batches tra
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
 from typing import Any
 
@@ -22,10 +23,12 @@ from lit_loader.batch.worker_info import ProcessInfo, WorkerInfo, show
 from lit_loader.checkpoint.other_streams import epochs_of_their_own
 from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.context import NOBODY, reading
+from lit_loader.errors import LoaderError
 from lit_loader.seeding.bases import Place
 from lit_loader.seeding.seeds import seed_worker
 from lit_loader.streams.reader import Reader
 from lit_loader.streams.readers import Readers, maker_of
+from lit_loader.system.shared_file import address_space_left
 from lit_loader.transport.remote_error import RemoteError, describe_batch
 from lit_loader.transport.status_board import Progress
 
@@ -68,6 +71,7 @@ class BatchMaker:
                 before = Place.now(torch.default_generator)
                 spec.worker_init_fn(worker)
                 seeded = Place.now(torch.default_generator).changed(before)
+                _check_address_space()
             where = "while its dataset was copied"
             if spec.shards is not None:
                 reading.shard_asked = NOBODY  # by a worker, not by a reader
@@ -86,4 +90,16 @@ class BatchMaker:
             indices = self.loader and self.loader.whose(number)
         return RemoteError.capture(
             error, f"{self._who}, {describe_batch(number, indices, progress)}"
+        )
+
+
+def _check_address_space() -> None:
+    """Refuse a limit below what is mapped: whatever the worker asked memory for would fail."""
+    if address_space_left() == 0:
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        raise LoaderError(
+            f"worker_init_fn has set a limit of {limit / 2**30:.1f} GiB for the address space "
+            "(RLIMIT_AS), which is below what is reserved for shared memory, little of it in use: "
+            "set it in the training process before the loader's first batch, or limit memory in "
+            "use instead, by RLIMIT_DATA or a control group"
         )

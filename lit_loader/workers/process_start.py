@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
@@ -123,6 +124,14 @@ def _start_fork_server(context: BaseContext) -> None:
             "workers cannot come from Python's fork server, for it is no child of this process: "
             "this one was forked by a process that uses the server, or something else has waited "
             "for the server's end; set multiprocessing_context='spawn' (or 'fork') here"
+        ) from error
+    except OSError as error:
+        if "AF_UNIX path too long" not in str(error):
+            raise
+        raise LoaderError(
+            "workers cannot come from Python's fork server, for the path of its socket is too long "
+            f"in the temporary directory {tempfile.gettempdir()}: set TMPDIR to a shorter one, or "
+            "multiprocessing_context='spawn'"
         ) from error
 
 

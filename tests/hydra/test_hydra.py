@@ -4,17 +4,19 @@ import functools
 import inspect
 import pickle
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hydra
 import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException, InstantiationException
-from hydra.utils import instantiate
-from omegaconf import DictConfig, MissingMandatoryValue
+from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf, ValidationError
+from omegaconf.errors import OmegaConfBaseException
 from torch.utils.data import RandomSampler, WeightedRandomSampler
 
 from lit_loader import (
@@ -27,9 +29,16 @@ from lit_loader import (
     TokenBudgetBatchSampler,
 )
 from lit_loader.batch.pad import PadCollate, Padded
+from lit_loader.hydra.schema import hydra_schema
 from tests.support.samples import OfLength
 
 Compose = Callable[..., DictConfig]
+
+instantiate: Callable[..., Any] = hydra.utils.instantiate
+if not hydra.__version__.startswith("1.3"):
+    # What the configuration may call; all else is refused.
+    admitted = ["lit_loader.*", f"{__name__}.*"]
+    instantiate = functools.partial(instantiate, _execution_whitelist_=admitted)
 
 CONF = Path(__file__).parents[2] / "conf" / "lit_loader"
 GROUPS = {
@@ -162,6 +171,16 @@ def test_datasets_are_mandatory(tmp_path: Path) -> None:
         instantiate(cfg.data)
 
 
+def test_the_schema_as_a_structured_config() -> None:
+    """What OmegaConf makes of LoaderConfig itself is an error: it knows no Literal or Callable."""
+    cfg = OmegaConf.merge(OmegaConf.structured(hydra_schema()), {"num_workers": "auto"})
+    assert instantiate(cfg) == LoaderConfig(num_workers="auto")
+    with pytest.raises(ValidationError):
+        cfg.batch_size = "many"
+    with pytest.raises(OmegaConfBaseException, match="annotation: Callable|Unions of containers"):
+        OmegaConf.structured(LoaderConfig)  # which Troubleshooting lists
+
+
 # --- callables and containers ---
 
 
@@ -249,6 +268,14 @@ def plain(batches: Batches) -> list[list[int]]:
 def test_every_file_is_tested_here() -> None:
     present = {group: {path.stem for path in (CONF / group).glob("*.yaml")} for group in GROUPS}
     assert present == GROUPS
+
+
+def test_one_entry_admits_every_target() -> None:
+    """Hydra 1.4 asks for a list of them: ``lit_loader.*`` is enough."""
+    texts = "".join(path.read_text() for path in CONF.rglob("*.yaml"))
+    targets = re.findall(r"^ *_target_: (?!null)(.*)", texts, flags=re.MULTILINE)
+    assert len(targets) > 10
+    assert [target for target in targets if not target.startswith("lit_loader.")] == []
 
 
 # --- presets ---

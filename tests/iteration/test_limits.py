@@ -202,6 +202,30 @@ def test_an_address_space_too_small_for_a_batch(tmp_path: Path) -> None:
     assert "ulimit -v" in lines[-1]
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_limit_of_a_worker_s_address_space_is_refused(method: str, tmp_path: Path) -> None:
+    """Most of it is reserved for shared memory; limits that count memory in use are as they are."""
+    program = f"""
+        def address_space(worker):
+            limit(resource.RLIMIT_AS, 8 << 30)
+
+        def private_memory(worker):
+            limit(resource.RLIMIT_DATA, in_use(5) + 150 * MB)
+
+        if __name__ == "__main__":
+            for init in address_space, private_memory:
+                options = {{"worker_init_fn": init, "multiprocessing_context": "{method}"}}
+                try:
+                    print(all(map(whole, range(20), load(Rows(20, 1 * MB), **options))))
+                except LoaderError as error:
+                    print(str(error).splitlines()[0])
+    """
+    refused, as_it_is = run(program, tmp_path)
+    assert "worker_init_fn has set a limit of 8.0 GiB for the address space (RLIMIT_AS)" in refused
+    assert "RLIMIT_DATA" in refused and "control group" in refused
+    assert as_it_is == "True"
+
+
 def test_a_limit_of_private_memory(tmp_path: Path) -> None:
     """Batches are shared memory, which ``RLIMIT_DATA`` does not count."""
     program = """
@@ -294,3 +318,21 @@ def test_a_full_disk_behind_the_temporary_directory(tmp_path: Path, size: int) -
     else:
         assert lines[0] == "300 True"
         assert "shared memory" in lines[1]
+
+
+def test_a_temporary_directory_whose_path_is_too_long_for_a_socket(tmp_path: Path) -> None:
+    """Python's fork server has one there."""
+    program = f"""
+        import tempfile
+
+        if __name__ == "__main__":
+            os.environ["TMPDIR"] = folder = {str(tmp_path)!r} + "/" + 120 * "a"
+            os.mkdir(folder)
+            tempfile.tempdir = None  # as in a program that begins with that TMPDIR
+            try:
+                list(load(Rows(4, 8), multiprocessing_context="forkserver"))
+            except LoaderError as error:
+                print(folder in str(error), str(error))
+    """
+    [line] = run(program, tmp_path)
+    assert line.startswith("True ") and "set TMPDIR to a shorter one" in line

@@ -230,3 +230,17 @@ def test_a_stream_within_the_budget() -> None:
         found = sorted(n for batch in watched(loader, peaks) for n in batch[:, 0].tolist())
         assert found == list(range(60))
         assert max(peaks) <= budget * SLACK
+
+
+def test_last_batches_that_are_held_cost_no_descriptor() -> None:
+    """Of fifty epochs, each with workers and shared memory of its own."""
+    loader = DataLoader(Call(sample, 8), batch_size=4, num_workers=1)
+    kept, counts = [], []
+    for _ in range(50):
+        *_, last = loader
+        kept.append(last["image"])
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert max(counts) == counts[0]
+    assert all(image[:, 0].tolist() == [4, 5, 6, 7] for image in kept)
+    with open("/proc/self/maps") as maps:
+        assert sum("memfd:lit_loader" in line for line in maps) >= 50  # all of them are held

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import re
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -146,6 +147,44 @@ def test_a_batch_that_ends_two_workers(
     resumed = loaded(DataLoader(Call(int, 24), batch_size=2), states[at])
     rest = [batch.tolist() for batch in resumed]
     assert rest == [batch for batch in expected if batch not in [*batches[:at], [8, 9]]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
+def test_a_batch_whose_workers_are_ended_from_outside_is_made(number: int) -> None:
+    """A scheduler ends four workers at the same sample, which is not to blame."""
+    reading, writing = os.pipe()
+    gate = Gate()
+
+    def sample(index: int) -> int:
+        if index == 4:
+            os.write(writing, os.getpid().to_bytes(4, "little"))
+            gate.wait()
+        return index
+
+    def end_workers() -> None:
+        for _ in range(4):
+            os.kill(int.from_bytes(os.read(reading, 4), "little"), number)
+        gate.open()
+
+    ending = threading.Thread(target=end_workers, daemon=True)
+    ending.start()
+    with told(4), DataLoader(Call(sample, 8), num_workers=1, max_worker_restarts=9) as loader:
+        assert ints(loader) == list(range(8))
+    ending.join()
+    gate.close()
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_sample_that_ends_its_worker_by_such_a_signal_uses_up_the_budget(tmp_path: Path) -> None:
+    """However often: it counts once in two seconds."""
+    sample = dying([4], tmp_path, "SIGTERM", always=True)
+    with (
+        pytest.warns(WorkerRestartWarning, match="restart 1 of"),
+        DataLoader(Call(sample, 8), num_workers=1, max_worker_restarts=1) as loader,
+        pytest.raises(WorkerDiedError, match="max_worker_restarts=1 for this epoch is used up"),
+    ):
+        ints(loader)
 
 
 def test_a_stream_cannot_pass_over_such_a_batch(tmp_path: Path) -> None:

@@ -35,13 +35,6 @@ def ids(batch: Tensor) -> list[int]:
     return [int(number) for number in batch[:, 0]]
 
 
-def instead_of_torchs() -> None:
-    """What the documentation says for programs that make their loaders themselves."""
-    import torch.utils.data
-
-    torch.utils.data.DataLoader = lit_loader.DataLoader  # type: ignore[misc]
-
-
 ACCELERATE: dict[str, dict[str, Any]] = {
     "accelerate": {},
     "accelerate_split": {"split_batches": True},
@@ -56,7 +49,7 @@ def accelerate(name: str) -> Any:
     from accelerate import Accelerator, DataLoaderConfiguration
 
     if name == "accelerate_with_our_engine":
-        instead_of_torchs()
+        lit_loader.replace_torch()
     if name == "accelerate_seedable":
         torch.manual_seed(1)  # its sampler is seeded from this, and must be on all ranks alike
     config = DataLoaderConfiguration(**ACCELERATE[name])
@@ -147,7 +140,7 @@ def skorch(_: str) -> Any:
 
 
 def geometric(_: str) -> Any:
-    instead_of_torchs()
+    lit_loader.replace_torch()
     from torch_geometric.data import Data
     from torch_geometric.loader import DataLoader
 
@@ -160,7 +153,7 @@ def geometric(_: str) -> Any:
 
 
 def monai(_: str) -> Any:
-    instead_of_torchs()
+    lit_loader.replace_torch()
     from monai.data import DataLoader, Dataset
     from monai.transforms import Compose, EnsureTyped, RandScaleIntensityd
 
@@ -177,7 +170,7 @@ def monai(_: str) -> Any:
 
 
 def timm(_: str) -> Any:
-    instead_of_torchs()
+    lit_loader.replace_torch()
     from timm.data.loader import MultiEpochsDataLoader
 
     made = MultiEpochsDataLoader(Numbers(), batch_size=BATCH_SIZE, shuffle=True, num_workers=2)

@@ -1,0 +1,238 @@
+"""`lit_loader.replace_torch()`: programs and libraries that make their loaders of torch's class.
+
+Each program runs in a process of its own, as a line of it counts for all of the process.
+"""
+
+import copy
+import gc
+import inspect
+import pickle
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch.utils.data
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import TensorDataset
+
+import lit_loader
+from tests.support.programs import run_program
+
+LIBRARY = """
+    import functools
+    import torch
+    import torch.utils.data
+    import torch.utils.data.dataloader
+    from torch.utils.data import DataLoader
+    from torch.utils.data.dataloader import DataLoader as Loader
+
+    def given(make=DataLoader):  # a default
+        return make
+
+    def closed(kind):
+        return lambda *args, **options: kind(*args, **options)
+
+    class Runner:
+        loader_class = DataLoader
+
+    WAYS = {
+        "torch.utils.data": lambda *a, **o: torch.utils.data.DataLoader(*a, **o),
+        "torch.utils.data.dataloader": lambda *a: torch.utils.data.dataloader.DataLoader(*a),
+        "global": lambda *a, **o: DataLoader(*a, **o),
+        "another name": lambda *a, **o: Loader(*a, **o),
+        "default": given(),
+        "class attribute": Runner().loader_class,
+        "closure": closed(DataLoader),
+        "partial": functools.partial(DataLoader, drop_last=False),
+        "with a type": lambda *a, **o: DataLoader[int](*a, **o),
+    }
+
+    class Derived(DataLoader):
+        def __init__(self, dataset, **options):
+            super().__init__(dataset, **options)
+
+    class OldStyle(torch.utils.data.DataLoader):
+        def __init__(self, dataset, **options):
+            torch.utils.data.DataLoader.__init__(self, dataset, **options)
+"""
+"""A library that knows nothing of lit_loader."""
+
+PROGRAM = """
+    import sys
+    import warnings
+
+    import torch
+    from torch.utils.data import TensorDataset
+
+    import lit_loader
+
+    before = sys.argv[1] == "before"
+    if before:
+        lit_loader.replace_torch()
+        import library
+    else:
+        import library
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            lit_loader.replace_torch()
+        (told,) = [str(each.message) for each in caught]
+        assert "these classes keep torch's engine" in told, told
+        assert "library.Derived, library.OldStyle" in told, told
+    data = TensorDataset(torch.arange(10))
+    for name, way in library.WAYS.items():
+        loader = way(data, 4)
+        assert type(loader) is lit_loader.DataLoader, name
+        assert isinstance(loader, library.DataLoader)
+        assert [len(x) for x, in loader] == [4, 4, 2]
+    for kind in library.Derived, library.OldStyle:
+        loader = kind(data, batch_size=4, num_workers=1)
+        assert isinstance(loader, lit_loader.DataLoader) == before
+        assert isinstance(loader, library.DataLoader)
+        assert [len(x) for x, in loader] == [4, 4, 2]
+"""
+
+
+def program(folder: Path, source: str, name: str = "program") -> Path:
+    path = folder / f"{name}.py"
+    path.write_text(textwrap.dedent(source))
+    return path
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_a_library_that_is_imported(order: str, tmp_path: Path) -> None:
+    program(tmp_path, LIBRARY, "library")
+    run_program(program(tmp_path, PROGRAM), order, options=("-W", "error"))
+
+
+def test_it_ends_with_its_block_and_by_undo() -> None:
+    data = TensorDataset(torch.arange(3))
+    with lit_loader.replace_torch():
+        made = torch.utils.data.DataLoader(data)
+        assert type(made) is lit_loader.DataLoader
+        with lit_loader.replace_torch():
+            pass
+        assert type(torch.utils.data.DataLoader(data)) is lit_loader.DataLoader
+    assert type(torch.utils.data.DataLoader(data)) is TorchLoader
+    standing = lit_loader.replace_torch()
+    assert type(torch.utils.data.DataLoader(data)) is lit_loader.DataLoader
+    standing.undo()
+    standing.undo()  # does nothing
+
+    class Derived(TorchLoader[int]):
+        """One of torch's again."""
+
+    assert not issubclass(Derived, lit_loader.DataLoader)
+    theirs = Derived(data, batch_size=2)
+    assert [len(x) for (x,) in theirs] == [2, 1]  # type: ignore[misc]
+    assert [len(x) for (x,) in made] == [1, 1, 1]  # is what it is
+    del theirs, Derived
+    gc.collect()  # a class is in cycles of its own
+
+
+def test_loaders_and_signatures_of_torchs_stay_what_they_are() -> None:
+    data = TensorDataset(torch.arange(3))
+    theirs = TorchLoader(data, batch_size=2)
+    signature, init = inspect.signature(TorchLoader), inspect.signature(TorchLoader.__init__)
+    with lit_loader.replace_torch():
+        assert inspect.signature(TorchLoader) == signature
+        assert inspect.signature(TorchLoader.__init__) == init
+        for loader in theirs, copy.copy(theirs), pickle.loads(pickle.dumps(theirs)):
+            assert type(loader) is TorchLoader
+            assert isinstance(loader, torch.utils.data.DataLoader)
+            assert [len(x) for (x,) in loader] == [2, 1]
+
+
+LIGHTNING = """
+    import sys
+    import warnings
+
+    import torch
+    from torch.utils.data import TensorDataset
+
+    import lit_loader
+
+    if sys.argv[1] == "before":
+        lit_loader.replace_torch()
+    from lightning import LightningDataModule, LightningModule, Trainer
+    lit_loader.replace_torch()
+    from torch.utils.data import DataLoader
+
+    class Scaled(DataLoader):  # Lightning makes another one with other arguments
+        def __init__(self, dataset, scale, **options):
+            super().__init__(dataset, **options)
+            self.scale = scale
+
+    class Data(LightningDataModule):
+        data = TensorDataset(torch.arange(12.0))
+
+        def train_dataloader(self):
+            return DataLoader(self.data, batch_size=4, shuffle=True, num_workers=1)
+
+        def val_dataloader(self):
+            return Scaled(self.data, 3, batch_size=3)
+
+        predict_dataloader = val_dataloader
+
+    class Module(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            self.seen = []
+
+        def training_step(self, batch, _):
+            self.seen += batch[0].tolist()
+            return self.layer(batch[0][:, None]).sum()
+
+        def validation_step(self, batch, _):
+            self.log("seen", batch[0].sum())
+
+        def predict_step(self, batch, _):
+            return batch[0]
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.01)
+
+    module = Module()
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet |= {"enable_checkpointing": False, "accelerator": "cpu", "max_epochs": 2}
+    warnings.simplefilter("ignore")
+    trainer = Trainer(**quiet, devices=2, strategy="ddp")  # puts a sampler of ranks into each
+    trainer.fit(module, Data())
+    assert type(trainer.train_dataloader) is lit_loader.DataLoader
+    assert isinstance(trainer.val_dataloaders, lit_loader.DataLoader)
+    assert len(module.seen) == 12 and len(set(module.seen[:6])) == 6, module.seen
+    parts = [None, None]
+    torch.distributed.all_gather_object(parts, module.seen[:6])
+    assert sorted(sum(parts, [])) == list(range(12)), parts
+    predicted = torch.cat(trainer.predict(module, Data()))
+    assert type(trainer.predict_dataloaders) is Scaled
+    assert trainer.predict_dataloaders.scale == 3
+    assert len(predicted) == 6, predicted
+    from_sets = LightningDataModule.from_datasets(Data.data, batch_size=3)
+    assert type(from_sets.train_dataloader()) is lit_loader.DataLoader
+"""
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_lightning_shards_and_renews_loaders(order: str, tmp_path: Path) -> None:
+    run_program(program(tmp_path, LIGHTNING), order)
+
+
+def test_torchdatas_loader_stays_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("torchdata.stateful_dataloader")
+    run_program(
+        program(
+            tmp_path,
+            """
+            import lit_loader
+            lit_loader.replace_torch()
+            from torchdata.stateful_dataloader import StatefulDataLoader
+
+            loader = StatefulDataLoader(list(range(5)), batch_size=2, num_workers=1)
+            assert not isinstance(loader, lit_loader.DataLoader)
+            assert [len(batch) for batch in loader] == [2, 2, 1]
+            lit_loader.replace_torch()  # says nothing of it
+            """,
+        ),
+        options=("-W", "error", "-W", "ignore:'set_vital' is deprecated"),
+    )

@@ -1,0 +1,112 @@
+"""`lit_loader.get_shard()` of a stream under torch's own loader, and advice on `num_shards`."""
+
+import textwrap
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import IterableDataset
+
+import lit_loader
+from lit_loader import DataLoader, MixtureStream
+from tests.support.programs import default_environment, start_program
+
+LENGTH = 24
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        index, count = lit_loader.get_shard()
+        yield from range(index, LENGTH, count)
+
+
+def ids(loader: Any) -> list[int]:
+    return sorted(int(i) for batch in loader for i in batch)
+
+
+@pytest.mark.parametrize("loader_class", [TorchLoader, DataLoader])
+@pytest.mark.parametrize("workers", [0, 3])
+def test_each_sample_comes_once(loader_class: Any, workers: int) -> None:
+    loader = loader_class(Stream(), batch_size=2, num_workers=workers)
+    assert ids(loader) == list(range(LENGTH))
+
+
+def test_each_sample_of_a_mixture_comes_once() -> None:
+    def loader(loader_class: Any) -> Any:
+        mixture = MixtureStream({"one": Stream()}, exhausted="drop", seed=1)
+        return loader_class(mixture, batch_size=2, num_workers=3)
+
+    assert ids(loader(TorchLoader)) == ids(loader(DataLoader)) == list(range(LENGTH))
+
+
+RANKS = """
+    import sys
+    import torch.distributed
+    from torch.utils.data import DataLoader
+    from tests.streams.test_get_shard import Stream, ids
+
+    if __name__ == "__main__":
+        rank, file, method = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{file}", rank=rank, world_size=2
+        )
+        for workers in (0, 2):
+            options = {"multiprocessing_context": method} if workers else {}
+            seen = [None, None]
+            mine = ids(DataLoader(Stream(), batch_size=2, num_workers=workers, **options))
+            torch.distributed.all_gather_object(seen, mine)
+            assert len(mine) == 12 and sorted(sum(seen, [])) == list(range(24)), seen
+        torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_each_sample_comes_once_on_two_ranks(method: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(RANKS))
+    with ExitStack() as running:
+        ranks = [
+            running.enter_context(
+                start_program(
+                    program,
+                    rank,
+                    tmp_path / "job",
+                    method,
+                    environment={**default_environment(), "RANK": str(rank), "WORLD_SIZE": "2"},
+                )
+            )
+            for rank in range(2)
+        ]
+        for process in ranks:
+            _, errors = process.communicate(timeout=100)
+            assert process.returncode == 0, errors
+
+
+def test_a_merged_state_without_num_shards_names_it() -> None:
+    states = []
+    for rank in range(2):
+        options: dict[str, Any] = {"num_shards": 4, "num_replicas": 2, "rank": rank}
+        loader = DataLoader(Stream(), batch_size=2, shard_tail="keep", **options)
+        next(iter(loader))
+        states.append(loader.state_dict())
+    merged = lit_loader.merge_states(states)
+    with pytest.raises(lit_loader.StateError, match="num_shards=4, but .* num_shards=None"):
+        DataLoader(Stream(), batch_size=2).load_state_dict(merged)
+
+
+def test_workers_without_a_reader_are_told_of() -> None:
+    def begin(**options: Any) -> None:
+        settings = {"num_replicas": 2, "rank": 0, "shard_tail": "keep", "num_workers": 2}
+        with DataLoader(Stream(), **{**settings, **options}) as loader:
+            iter(loader)
+
+    told = "num_shards=2 are 1 reader on each of the 2 ranks, and 1 of the 2 workers stay idle"
+    with pytest.warns(UserWarning, match=told):
+        begin(num_shards=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        begin(num_shards=4)
