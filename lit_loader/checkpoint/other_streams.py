@@ -46,7 +46,6 @@ __all__ = [
 _BUFFERS: Final = "BufferShuffledExamplesIterable"
 _INTERLEAVED: Final = ("CyclingMultiSourcesExamplesIterable", "InterleavedShardsExamplesIterable")
 _MOST: Final = 10_000
-# reach: datasets: the seconds that a stream sleeps at its end
 _SLEEP: Final = "SLEEP_TIME_ON_THREADS_SHUTDOWN"
 # reach: datasets: where a stream notes the state that it is given
 _START: Final = "_starting_state_dict"
@@ -78,12 +77,12 @@ def wants_arguments(stream: Any) -> bool:
     return False
 
 
-# reach: datasets: the stages of a stream, among them a buffer that its state leaves out
 def forgets(stream: Any) -> bool:
     """Whether this is a stream whose state is known to leave out samples."""
     return any(type(stage).__name__ == _BUFFERS for stage in _examples(stream))
 
 
+# reach: datasets: the stages of a stream, among them a buffer that its state leaves out
 def _examples(stream: Any) -> Iterator[Any]:
     """Give the stages of a Hugging Face stream; none of any other."""
     waiting = [getattr(stream, "_ex_iterable", None)]

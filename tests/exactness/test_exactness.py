@@ -314,7 +314,7 @@ def stream_cases() -> Iterator[tuple[str, Case]]:
     for place, (kind, drawn, state) in enumerate(large):
         make = functools.partial(drawing_streams.stream, kind, drawn, state, large=True)
         shards = {"num_shards": 2} if place % 2 else {}
-        options = functools.partial(dict, shards, batch_size=2)
+        options = functools.partial(dict, shards, batch_size=4)
         name = f"large, {kind}, {drawn}, {state}"
         yield name, Case(make, options, None if shards else place % 4, following=False)
 

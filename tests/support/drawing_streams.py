@@ -14,7 +14,7 @@ from lit_loader import MixtureStream
 from tests.support.samples import share
 
 LENGTH = 48
-BALLAST = bytes(2_000_000)
+BALLAST = bytes(1_000_000)
 """What makes a state large: it takes longer to be written down than many a batch does."""
 
 
