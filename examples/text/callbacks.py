@@ -12,7 +12,7 @@ from digits.report import ACCENT, LOSS, canvas
 from lightning.pytorch import Callback, LightningModule, Trainer
 from matplotlib.ticker import LogFormatter
 
-from lit_loader.sampling.token_budget import TokenBudgetBatchSampler, TokenBudgetStatistics
+from lit_loader.data.token_budget import TokenBudgetBatchSampler, TokenBudgetStatistics
 
 
 class Writes(Callback):

@@ -99,27 +99,33 @@ class LoaderState:
             )
         self._check_parts(plan is None)
         position, readers, elastic = self.position, self.position.readers, ELASTIC
+        samples = self.samples
         if shards is not None:
             elastic = frozenset({"num_replicas"})
         elif plan is None:
             has_states = any(point.state is not None for point in readers)
             elastic = frozenset() if has_states else frozenset({"rank"})
+        if plan is not None and plan.is_computed:
+            elastic |= plan.source.elastic
         self.check(fingerprint, elastic)
+        if plan is not None and plan.is_computed:
+            samples = plan.source.place_in(self.order, position.epoch, samples)
         if shards is None and self.fingerprint.get("rank") != fingerprint.get("rank"):
             readers = tuple(replace(point, marks=()) for point in readers)  # of that rank's data
         batches = position.batches
         if shards is not None and self.numbers is not None:
             readers = shards.own(dict(self.numbered()))
             batches = sum(point.delivered for point in readers)
-        if plan is not None and any(
-            self.fingerprint.get(name) != fingerprint.get(name) for name in ELASTIC
+        if plan is not None and (
+            samples != self.samples
+            or any(self.fingerprint.get(name) != fingerprint.get(name) for name in ELASTIC)
         ):
             if position.ahead:
                 raise StateError(
                     "a state taken with in_order=False in mid-epoch fits only the batch_size and "
                     "num_replicas it was taken with: resume with those"
                 )
-            batches = _checked_batches(plan.start_for(self.samples))
+            batches = _checked_batches(plan.start_for(samples))
         elif plan is not None and not plan.fits(batches, self.samples):
             raise damaged(f"samples must be those of {batches:,} batches", self.samples)
         if plan is not None and plan.is_computed:
@@ -136,6 +142,11 @@ class LoaderState:
         """The base seed that it was taken with; None if that is none a loader could have."""
         seed = self.fingerprint.get("seed")
         return seed if is_count(seed, 2**64) else None
+
+    @property
+    def order(self) -> Any:
+        """What an order that is computed has put into it (`sampling/orders.py`); None: nothing."""
+        return (self.position.sampler or {}).get("order")
 
     @property
     def reads_again(self) -> bool:

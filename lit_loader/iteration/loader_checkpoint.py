@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import DistributedSampler
@@ -19,7 +20,7 @@ from lit_loader.checkpoint.other_streams import has_methods
 from lit_loader.checkpoint.position import COUNT
 from lit_loader.iteration.core import LoaderCore
 from lit_loader.sampling.batch_plan import distributed_sampler_of
-from lit_loader.sampling.orders import ShuffledSampler
+from lit_loader.sampling.orders import ORDER, ShuffledSampler
 from lit_loader.sampling.shown_samplers import SHUFFLED, order_name
 
 __all__ = ["load_state", "take_state"]
@@ -35,6 +36,9 @@ def take_state(core: LoaderCore) -> dict[str, Any]:
             "must follow from its index, get_epoch() and the random generators alone"
         )
     position = core.epochs.now()
+    if plan is not None and plan.is_computed:
+        own = plan.source.order_state()
+        position = replace(position, sampler=None if own is None else {ORDER: own})
     if plan is not None and plan.sampler.wanders:
         core.warn_once(
             f"the order of {type(plan.source).__name__} changes from epoch to epoch and is not "
@@ -69,6 +73,8 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
     with_workers = core.loader.num_workers > 0
     position = loaded.to_position(fingerprint, plan, with_workers, core.shards)
     core.epochs.load(position)  # may refuse it, too
+    if plan is not None and plan.is_computed:
+        plan.source.go_on(loaded.order, loaded.position.epoch, loaded.samples)
     core.reads_again = loaded.reads_again
     if adopted is not None:
         base_seed.resumed = adopted

@@ -22,7 +22,7 @@ import numpy as np
 from torch.utils.data import DistributedSampler
 
 from lit_loader.errors import OptionError, StateError
-from lit_loader.sampling.orders import CHUNK, EpochOrder, Indices, Seed, ShuffledSampler
+from lit_loader.sampling.orders import CHUNK, BatchOrder, EpochOrder, Indices, Seed, ShuffledSampler
 from lit_loader.sampling.user_sampler import UserSampler
 from lit_loader.seeding.seeds import BaseSeed
 
@@ -103,7 +103,7 @@ class BatchPlan:
         self.is_computed = isinstance(self.source, EpochOrder)  # any position is known at once
         self.batched = batched
         self.single = batched or batch_size is None  # a batch is one item of the source
-        if batched and self.is_computed:
+        if batched and self.is_computed and not isinstance(source, BatchOrder):
             raise OptionError(
                 f"batch_sampler must give lists of indices, but {type(source).__name__} "
                 "gives single ones: pass it as sampler, with batch_size"
@@ -198,7 +198,9 @@ class ComputedBatches:
             self._share -= self._share % plan.size
         self._begun = False
         self._chunk: tuple[int, Any] = 0, ()  # indices of some batches, behind the first's number
-        self._next_size = max(1, _FIRST_CHUNK // plan.size)
+        # Batches are computed, and kept, by their order itself.
+        self._most = 1 if plan.batched else max(1, CHUNK // plan.size)
+        self._next_size = min(self._most, max(1, _FIRST_CHUNK // plan.size))
 
     def draw(self, number: int, where: object = None) -> Any:
         """Give batch ``number``; StopIteration behind the last."""
@@ -226,9 +228,9 @@ class ComputedBatches:
         stop = min(start + self._next_size * self._size, self._share)
         if start >= stop:
             raise StopIteration
-        self._next_size = min(2 * self._next_size, max(1, CHUNK // self._size))
+        self._next_size = min(2 * self._next_size, self._most)
         chunk = self._order(plan.shard.positions(start, stop, self._length))
-        self._chunk = number, chunk.tolist() if plan.single else chunk
+        self._chunk = number, chunk.tolist() if plan.single and not plan.batched else chunk
         return self._chunk
 
 
