@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from lit_loader.data.mixture import MixtureDataset as MixtureDataset
     from lit_loader.data.mixture import MixtureSampler as MixtureSampler
     from lit_loader.data.mixture_stream import MixtureStream as MixtureStream
+    from lit_loader.data.packed_stream import PackedStream as PackedStream
+    from lit_loader.data.packing import PackCollate as PackCollate
+    from lit_loader.data.packing import Packed as Packed
+    from lit_loader.data.packing import PackingBatchSampler as PackingBatchSampler
     from lit_loader.data.shared_dataset import shared_dataset as shared_dataset
     from lit_loader.data.token_budget import TokenBudgetBatchSampler as TokenBudgetBatchSampler
     from lit_loader.errors import ExactnessWarning as ExactnessWarning
@@ -65,6 +69,8 @@ _NAMES_IN = {
     "lit_loader.data.cached_dataset": "CachedDataset",
     "lit_loader.data.mixture": "MixtureDataset MixtureSampler",
     "lit_loader.data.mixture_stream": "MixtureStream",
+    "lit_loader.data.packed_stream": "PackedStream",
+    "lit_loader.data.packing": "PackCollate Packed PackingBatchSampler",
     "lit_loader.data.shared_dataset": "shared_dataset",
     "lit_loader.data.token_budget": "TokenBudgetBatchSampler",
     "lit_loader.errors": (

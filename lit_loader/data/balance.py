@@ -19,18 +19,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
 from lit_loader.checkpoint.untrusted_state import damaged, is_count
 from lit_loader.config.checks import flag, or_none, whole_number
-from lit_loader.describe import public, short_repr
-from lit_loader.errors import OptionError, StateError
+from lit_loader.data.lengths import of_each_sample, processes
+from lit_loader.describe import public
+from lit_loader.errors import StateError
 from lit_loader.sampling.orders import BatchOrder, Indices
 from lit_loader.sampling.permutation import Permutation
 from lit_loader.seeding.seeds import derive
 
-__all__ = ["BalancedBatchSampler", "deal", "of_each_sample", "processes"]
+__all__ = ["BalancedBatchSampler", "deal"]
 
 Costs = npt.NDArray[np.float64]
 
@@ -266,43 +266,3 @@ def _exchange(places: Indices, parts: Costs, sums: Costs, fixed: int) -> None:
         sums[active, cheap] += change
         for array in (places, parts):
             array[ours], array[theirs] = array[theirs], array[ours]
-
-
-def of_each_sample(name: str, source: Any, attribute: str, kinds: str) -> npt.NDArray[Any]:
-    """Give a number for each sample: those given, or those that a dataset has in an attribute.
-
-    ``kinds``: NumPy's letters for the dtypes that are taken.
-    """
-    given = getattr(source, attribute, source)
-    values: npt.NDArray[Any] = np.empty((0, 0))
-    # A dataset without the attribute must not be read as if it were an array: perhaps it has no end
-    if isinstance(given, (list, tuple, range)) or hasattr(given, "__array__"):
-        values = np.asarray(given) if len(given) else np.empty(0, np.int64)
-    if values.ndim != 1 or values.dtype.kind not in kinds:
-        of = f" of {values.dtype}, shape {values.shape}" if values.size else ""
-        whole = "" if "f" in kinds else "whole "
-        raise OptionError(
-            f"{name} must be the samples' {attribute}, one {whole}number each, or a dataset with "
-            f"an attribute {attribute!r} that holds them, got {type(source).__name__}{of}"
-        )
-    if given is not source and hasattr(source, "__len__") and len(source) != len(values):
-        raise OptionError(
-            f"{type(source).__name__}.{attribute} must have one for each sample, got "
-            f"{len(values)} for {len(source)} samples: give the samples' {attribute} themselves"
-        )
-    good = (values >= 0) & np.isfinite(values)
-    if not good.all():
-        first = int(np.argmin(good))
-        raise OptionError(
-            f"{attribute} must not be negative{', infinite or NaN' if 'f' in kinds else ''}, got "
-            f"{short_repr(values[first].item())} for sample {first}"
-        )
-    return values
-
-
-def processes() -> int:
-    """Give how many processes ``torch.distributed`` has; 1 without."""
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_world_size()
-    return 1

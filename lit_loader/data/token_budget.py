@@ -26,11 +26,17 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
-from lit_loader.checkpoint.untrusted_state import damaged, is_count
 from lit_loader.config.checks import flag, one_of, or_none, plain, whole_number
-from lit_loader.data.balance import deal, of_each_sample, processes
+from lit_loader.data.balance import deal
+from lit_loader.data.lengths import (
+    TOO_LONG,
+    fitting,
+    of_each_sample,
+    place_among_ranks,
+    processes,
+)
 from lit_loader.describe import public, short_repr
-from lit_loader.errors import OptionError, StateError
+from lit_loader.errors import OptionError
 from lit_loader.sampling.orders import BatchOrder
 from lit_loader.sampling.permutation import Permutation
 from lit_loader.seeding.seeds import derive
@@ -40,7 +46,6 @@ __all__ = ["TokenBudgetBatchSampler", "TokenBudgetStatistics"]
 Numbers = npt.NDArray[np.int64]
 _SAMPLES, _BATCHES = 1, 2  # what is shuffled; keeps the two orders of an epoch apart
 _AT_ONCE = 16_384  # samples that are dealt at once
-_TOO_LONG = ("raise", "skip", "truncate")
 
 
 @dataclass(frozen=True)
@@ -145,7 +150,7 @@ class TokenBudgetBatchSampler(BatchOrder):
             raise OptionError(f"spread must be between 0 and 1, got spread={short_repr(share)}")
         self.shuffle, self.drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
         self.spread = float(share)
-        self.too_long = one_of("too_long", too_long, _TOO_LONG)
+        self.too_long = one_of("too_long", too_long, TOO_LONG)
         self.seed, self.epoch = whole_number("seed", seed, low=0), 0
 
         self._lengths: Numbers = of_each_sample("source", source, "lengths", "ui").astype(np.int64)
@@ -237,15 +242,7 @@ class TokenBudgetBatchSampler(BatchOrder):
         multiple = self.pad_to_multiple_of
         budget = self.max_tokens // multiple * multiple
         tokens = np.maximum(-(-lengths // multiple) * multiple, multiple)
-        fits = tokens <= budget
-        if self.too_long == "raise" and not fits.all():
-            first = int(np.argmin(fits))
-            raise OptionError(
-                f"samples are longer than max_tokens={self.max_tokens} allows ("
-                f"{np.count_nonzero(~fits)} of {len(fits)}; sample {first} has {lengths[first]} "
-                "tokens): raise max_tokens, or set too_long to 'skip' or 'truncate'"
-            )
-        kept = np.arange(len(lengths)) if self.too_long != "skip" else np.flatnonzero(fits)
+        kept = fitting(tokens, budget, self.too_long, lengths)
         return np.minimum(tokens, budget), kept
 
     def _buckets(self, tokens: Numbers) -> tuple[Numbers, list[int]]:
@@ -326,19 +323,8 @@ class TokenBudgetBatchSampler(BatchOrder):
 
     def place_in(self, state: Any, epoch: int, items: int) -> int:
         """Find the place of a state; in the middle of an epoch the number of ranks is the same."""
-        theirs: Any = 1  # of a state from before 0.4, which dealt nothing
-        if state is not None:
-            theirs = state.get("num_replicas") if isinstance(state, dict) else None
-            if not is_count(theirs):
-                raise damaged("sampler['order'] must have the num_replicas", state)
-        if items and theirs != self.num_replicas:
-            older = ", for it is of a release that dealt otherwise" if state is None else ""
-            raise StateError(
-                f"the state is in the middle of an epoch of batches dealt among {theirs} ranks, "
-                f"and this TokenBudgetBatchSampler deals them among {self.num_replicas}: resume "
-                f"with num_replicas={theirs} of the sampler, or at the start of an epoch{older}"
-            )
-        return items
+        # An older state is of batches that were not dealt; on one rank they are the same.
+        return place_among_ranks(self, state, items, older=1)
 
     @functools.cached_property
     def _lengths_summary(self) -> str:
