@@ -105,8 +105,6 @@ class LoaderState:
         elif plan is None:
             has_states = any(point.state is not None for point in readers)
             elastic = frozenset() if has_states else frozenset({"rank"})
-        if plan is not None and plan.is_computed:
-            elastic |= plan.source.elastic
         self.check(fingerprint, elastic)
         if plan is not None and plan.is_computed:
             samples = plan.source.place_in(self.order, position.epoch, samples)

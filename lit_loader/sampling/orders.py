@@ -51,13 +51,8 @@ ORDER: Final = "order"
 
 
 class EpochOrder:
-    """Mixin of the loader's own samplers: an epoch's order by position.
+    """Mixin of the loader's own samplers: an epoch's order by position."""
 
-    ``elastic`` names the fields of a loader's fingerprint in which a state may differ, for the
-    order itself compares what counts: in `place_in`.
-    """
-
-    elastic: frozenset[str] = frozenset()
     data_source: Any
     epoch: int = 0
     requested_epoch: int | None = None
@@ -77,6 +72,13 @@ class EpochOrder:
         """Give the dataset indices, int64, at positions of an epoch's order; cut at its end."""
         stop = min(stop, len(self))
         return self.order(epoch)(np.arange(start, stop, dtype=np.int64))
+
+    def elastic(self, state: Any) -> frozenset[str]:
+        """Name the fields of a loader's fingerprint in which a state may differ.
+
+        What counts of them is in ``state``, which `order_state` gave, and compared by `place_in`.
+        """
+        return frozenset()
 
     def order_state(self) -> dict[str, Any] | None:
         """Give what a state must have of the order, besides its fingerprint; None: nothing."""
