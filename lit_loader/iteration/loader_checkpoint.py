@@ -17,7 +17,7 @@ from torch.utils.data import DistributedSampler
 from lit_loader.checkpoint.fingerprint import Fingerprint, fingerprint_of
 from lit_loader.checkpoint.loader_state import LoaderState
 from lit_loader.checkpoint.other_streams import has_methods
-from lit_loader.checkpoint.position import COUNT
+from lit_loader.checkpoint.position import COUNT, Position
 from lit_loader.checkpoint.stateful import ITERATOR
 from lit_loader.checkpoint.untrusted_state import brief
 from lit_loader.iteration.core import LoaderCore
@@ -25,7 +25,7 @@ from lit_loader.sampling.batch_plan import distributed_sampler_of
 from lit_loader.sampling.orders import ORDER, ShuffledSampler
 from lit_loader.sampling.shown_samplers import SHUFFLED, order_name
 
-__all__ = ["load_state", "take_state"]
+__all__ = ["load_state", "state_of", "take_state"]
 
 
 def take_state(core: LoaderCore) -> dict[str, Any]:
@@ -38,15 +38,21 @@ def take_state(core: LoaderCore) -> dict[str, Any]:
             "must follow from its index, get_epoch() and the random generators alone"
         )
     position = core.epochs.now()
-    if plan is not None and plan.is_computed:
-        own = plan.source.order_state()
-        position = replace(position, sampler=None if own is None else {ORDER: own})
     if plan is not None and plan.sampler.wanders:
         core.warn_once(
             f"the order of {type(plan.source).__name__} changes from epoch to epoch and is not "
             "part of the state: resumed in a later epoch, the sampler may give another order; give "
             "it state_dict and load_state_dict, or make its order a function of set_epoch's epoch"
         )
+    return state_of(core, position)
+
+
+def state_of(core: LoaderCore, position: Position) -> dict[str, Any]:
+    """Give the state of a loader that is at a position."""
+    plan = core.plan
+    if plan is not None and plan.is_computed:
+        own = plan.source.order_state()
+        position = replace(position, sampler=None if own is None else {ORDER: own})
     batches = position.batches
     samples = batches if plan is None else plan.samples_after(batches)
     fingerprint = _fingerprint(core, position.seed)

@@ -211,6 +211,19 @@ class ComputedBatches:
             at, (_, chunk) = 0, self._compute(number)
         return chunk[at] if self._plan.single else chunk[at : at + self._size]
 
+    def at(self, number: int) -> Any:
+        """Give batch ``number`` alone; nothing is begun by that. IndexError: there is none."""
+        start = number * self._size
+        stop = min(start + self._size, self._share)
+        if not 0 <= start < stop:
+            batches = -(-self._share // self._size)
+            raise IndexError(
+                f"batch {number:,} is out of range: epoch {self._epoch} has {batches:,} batches, "
+                "whose numbers begin at 0"
+            )
+        indices = self._order(self._plan.shard.positions(start, stop, self._length))
+        return indices[0] if self._plan.single else indices
+
     def begin(self) -> None:
         """Let the sampler know, once, that the epoch has begun: also one of which all was ahead."""
         if not self._begun:
