@@ -25,7 +25,7 @@ from lit_loader.checkpoint.untrusted_state import damaged, is_count
 from lit_loader.config.checks import flag, or_none, whole_number
 from lit_loader.data.lengths import of_each_sample, processes
 from lit_loader.describe import public
-from lit_loader.errors import StateError
+from lit_loader.errors import OptionError, StateError
 from lit_loader.sampling.orders import BatchOrder, Indices
 from lit_loader.sampling.permutation import Permutation
 from lit_loader.seeding.seeds import derive
@@ -77,6 +77,10 @@ class BalancedBatchSampler(BatchOrder):
         seed: Seed of the orders; the loader's own ``seed`` is not known here.
         shuffle: Shuffle the samples anew for each epoch; False: in the dataset's order.
         drop_last: Leave off the last group if it is not full.
+        parts: Parts into which a group's samples are sorted by their costs before they are dealt,
+            ``group / parts`` batches in each: for batches that are padded to their longest sample,
+            as many as batches that one step accumulates. The ranks then have long samples at the
+            same time, and little padding. 1: all batches of a group cost the same.
         costs_in: Name of the attribute in which a dataset has its costs.
 
     Attributes:
@@ -95,15 +99,25 @@ class BalancedBatchSampler(BatchOrder):
         seed: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
+        parts: int = 1,
         costs_in: str = "lengths",
     ) -> None:
         self.batch_size = whole_number("batch_size", batch_size, low=1)
         given: int | None = or_none(partial(whole_number, low=1))("group", group)
         self.group, self.group_is_given = given or processes(), given is not None
+        self.parts = whole_number("parts", parts, low=1)
+        self._check_parts()
         self.seed = whole_number("seed", seed, low=0)
         self.shuffle, self.drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
         self._costs: Costs = of_each_sample("costs", costs, costs_in, "fui").astype(np.float64)
         self._summary = summarise(self._costs)
+
+    def _check_parts(self) -> None:
+        if self.group % self.parts:
+            raise OptionError(
+                f"group must be a multiple of parts={self.parts}, got group={self.group}: give "
+                "ranks × accumulated batches as group, and accumulated batches as parts"
+            )
 
     def __len__(self) -> int:
         """Give the number of batches, on all ranks together; the same in every epoch."""
@@ -126,6 +140,7 @@ class BalancedBatchSampler(BatchOrder):
         """
         if not self.group_is_given:
             self.group = ranks * accumulated
+            self._check_parts()
             self.forget()
 
     def batches(self, epoch: int) -> Callable[[int], Indices]:  # noqa: D102
@@ -157,9 +172,18 @@ class BalancedBatchSampler(BatchOrder):
 
     def _dealt(self, samples: Indices) -> Indices:
         """Deal runs × samples; gives runs × batches × their samples."""
-        places = deal(self._costs[samples], self.group)
-        runs = np.arange(len(samples))[:, None, None]
-        return samples[runs, places]
+        runs, costs = len(samples), self._costs[samples]
+        if self.parts == 1:
+            return samples[np.arange(runs)[:, None, None], deal(costs, self.group)]
+        # Each part in the order of the run, too; and that first which has the first of its samples.
+        parts = np.argsort(-costs, axis=1, kind="stable").reshape(runs, self.parts, -1)
+        parts.sort(axis=2)
+        parts = np.take_along_axis(parts, np.argsort(parts[:, :, :1], axis=1), axis=1)
+        order = parts.reshape(runs * self.parts, -1)
+        samples = np.repeat(samples, self.parts, axis=0)
+        samples = np.take_along_axis(samples, order, axis=1)
+        places = deal(self._costs[samples], self.group // self.parts, fixed=1)
+        return samples[np.arange(len(samples))[:, None, None], places]
 
     def _spread(self, samples: Indices) -> list[Indices]:
         """Deal what is left of an epoch: a sample more or less in each batch."""
@@ -180,6 +204,7 @@ class BalancedBatchSampler(BatchOrder):
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
+            "parts": self.parts,
         }
 
     def order_state(self) -> dict[str, Any]:  # noqa: D102

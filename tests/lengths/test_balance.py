@@ -79,6 +79,25 @@ def test_the_slowest_of_a_step_is_hardly_above_the_mean(
     assert plain.mean() == pytest.approx(random, abs=0.05)
 
 
+def test_parts_of_a_step_have_similar_samples() -> None:
+    """2 ranks × 2 accumulated batches × 8 samples, padded to the longest."""
+    of = costs(20_000)
+
+    def padded(batches: Any) -> np.ndarray:
+        sizes = [of[batch].max() for batch in batches]
+        return np.array(sizes).reshape(-1, 2, 2).max(axis=2).sum(axis=1)  # ranks wait
+
+    whole = BalancedBatchSampler(of, 8, 4, parts=2)
+    plain = lists(DataLoader(range(20_000), 8, shuffle=True, seed=0))
+    assert padded(plain).mean() / padded(whole).mean() > 1.2
+    assert sorted(itertools.chain(*itertools.islice(whole, 4))) == sorted(
+        itertools.chain(*plain[:4])
+    )
+    assert sorted(itertools.chain(*whole)) == list(range(20_000))
+    pairs = np.array([[of[batch].mean() for batch in whole]]).reshape(-1, 2)
+    assert 1 < (pairs.max(axis=1) / pairs.mean(axis=1)).mean() < 1.05
+
+
 @given(
     st.lists(st.integers(0, 50) | st.floats(0, 50), max_size=70),
     st.integers(1, 5),
@@ -222,6 +241,7 @@ def test_a_group_is_the_trainers_step(tmp_path: Any) -> None:
         ([1, float("nan")], {}, "lengths must not be negative, infinite or NaN, got nan for sam"),
         (["a"], {}, "costs must be the samples' lengths, one number each, or a dataset with an"),
         (Weighed(), {"costs_in": "cost"}, "attribute 'cost' that holds them, got Weighed"),
+        ([1], {"group": 4, "parts": 3}, "group must be a multiple of parts=3, got group=4: give"),
         ([1], {"group": 0}, "group must be a whole number of at least 1, got group=0"),
         ([1], {"batch_size": 0}, "batch_size must be a whole number of at least 1, got batch_siz"),
     ],
