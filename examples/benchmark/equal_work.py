@@ -7,7 +7,8 @@ Two processes (gloo) train a small transformer on texts whose lengths are lognor
 to 16 … 1,024: two batches of 8 samples each in a step. Each way of making batches gives the same
 samples, as far as it can, and takes turns with the others. Tokens a second, padding not counted:
 by the clock, and by the processor time of the slower process in each step, which other work on the
-machine does not change. ``--simulate`` computes for 8, 64 and 1,024 ranks how much of the time they wait.
+machine does not change. ``--simulate`` computes for 8, 64 and 1,024 ranks how much of the time
+they wait.
 """
 
 import itertools
@@ -164,7 +165,7 @@ def loss_of(model, batch, padded):
 
 
 def train(data, sampler, padded, steps, rank):
-    """Tokens of all ranks, seconds, seconds of the busier rank in each step, losses of the steps."""
+    """Tokens of all ranks, seconds, those of the busier rank in each step, losses of the steps."""
     collate = PadCollate() if padded else PackCollate()
     loader = DataLoader(data, batch_sampler=sampler, collate_fn=collate, num_replicas=RANKS,
                         rank=rank, seed=0)  # fmt: skip
