@@ -4,7 +4,7 @@
     python examples/benchmark/equal_work.py --simulate
 
 Two processes (gloo) train a small transformer on texts whose lengths are lognormal(5, 1), clipped
-to 16 … 1,024: two batches of 8 samples each in a step. Each way of making batches gives the same
+to 16 … 1,024: four batches of 8 samples each in a step. Each way of making batches gives the same
 samples, as far as it can, and takes turns with the others. Tokens a second, padding not counted:
 by the clock, and by the processor time of the slower process in each step, which other work on the
 machine does not change. ``--simulate`` computes for 8, 64 and 1,024 ranks how much of the time
@@ -35,7 +35,7 @@ from lit_loader import (
     TokenBudgetBatchSampler,
 )
 
-RANKS, SIZE, ACCUMULATED, WIDTH, WORDS = 2, 8, 2, 64, 256
+RANKS, SIZE, ACCUMULATED, WIDTH, WORDS = 2, 8, 4, 64, 256
 GROUP = RANKS * ACCUMULATED
 
 
