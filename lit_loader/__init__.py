@@ -24,11 +24,17 @@ if TYPE_CHECKING:
     from lit_loader.context import get_epoch as get_epoch
     from lit_loader.context import get_rng as get_rng
     from lit_loader.context import get_shard as get_shard
+    from lit_loader.data.balance import BalancedBatchSampler as BalancedBatchSampler
     from lit_loader.data.cached_dataset import CachedDataset as CachedDataset
     from lit_loader.data.mixture import MixtureDataset as MixtureDataset
     from lit_loader.data.mixture import MixtureSampler as MixtureSampler
     from lit_loader.data.mixture_stream import MixtureStream as MixtureStream
+    from lit_loader.data.packed_stream import PackedStream as PackedStream
+    from lit_loader.data.packing import PackCollate as PackCollate
+    from lit_loader.data.packing import Packed as Packed
+    from lit_loader.data.packing import PackingBatchSampler as PackingBatchSampler
     from lit_loader.data.shared_dataset import shared_dataset as shared_dataset
+    from lit_loader.data.token_budget import TokenBudgetBatchSampler as TokenBudgetBatchSampler
     from lit_loader.errors import ExactnessWarning as ExactnessWarning
     from lit_loader.errors import LitLoaderError as LitLoaderError
     from lit_loader.errors import LoaderError as LoaderError
@@ -46,7 +52,6 @@ if TYPE_CHECKING:
     from lit_loader.lightning.state_callback import LoaderStateCallback as LoaderStateCallback
     from lit_loader.loader import DataLoader as DataLoader
     from lit_loader.replacement import replace_torch as replace_torch
-    from lit_loader.sampling.token_budget import TokenBudgetBatchSampler as TokenBudgetBatchSampler
     from lit_loader.statistics.records import LoaderStatistics as LoaderStatistics
     from lit_loader.transport.shared_sequence import SharedSequence as SharedSequence
 
@@ -61,10 +66,14 @@ _NAMES_IN = {
     "lit_loader.config.loader_config": "LoaderConfig",
     "lit_loader.config.ray_workers": "RayWorkers",
     "lit_loader.context": "get_epoch get_rng get_shard",
+    "lit_loader.data.balance": "BalancedBatchSampler",
     "lit_loader.data.cached_dataset": "CachedDataset",
     "lit_loader.data.mixture": "MixtureDataset MixtureSampler",
     "lit_loader.data.mixture_stream": "MixtureStream",
+    "lit_loader.data.packed_stream": "PackedStream",
+    "lit_loader.data.packing": "PackCollate Packed PackingBatchSampler",
     "lit_loader.data.shared_dataset": "shared_dataset",
+    "lit_loader.data.token_budget": "TokenBudgetBatchSampler",
     "lit_loader.errors": (
         "ExactnessWarning LitLoaderError LoaderError OptionError PinMemoryError "
         "SampleErrorsError StateError TransportError WorkerDiedError WorkerError "
@@ -75,7 +84,6 @@ _NAMES_IN = {
     "lit_loader.lightning.state_callback": "LoaderStateCallback",
     "lit_loader.loader": "DataLoader",
     "lit_loader.replacement": "replace_torch",
-    "lit_loader.sampling.token_budget": "TokenBudgetBatchSampler",
     "lit_loader.statistics.records": "LoaderStatistics",
     "lit_loader.transport.shared_sequence": "SharedSequence",
     "torch.utils.data": "get_worker_info",

@@ -51,6 +51,7 @@ from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.core import DEFAULT_PREFETCH, ITERATED, LoaderCore
+from lit_loader.iteration.ledger import indices_of, state_at
 from lit_loader.iteration.loader_checkpoint import load_state, take_state
 from lit_loader.sampling.orders import epoch_number
 from lit_loader.sampling.shown_samplers import choose_samplers
@@ -494,6 +495,45 @@ class DataLoader(_TorchLoader[T_co]):
             core.warn_once(advice_on_reading_again(self.dataset, knows))
         if not CALLBACKS and called_by_lightning():
             core.warn_once(ADVICE_WITHOUT_CALLBACK)
+
+    def indices_of(self, epoch: int, batch: int, rank: int | None = None) -> Any:
+        """Say which samples a batch holds: of any epoch, at once; nothing is drawn or begun.
+
+        For the orders that are computed: ``shuffle=True`` or the dataset's own, torch's
+        ``DistributedSampler``, and the samplers of this package.
+
+        Args:
+            epoch: Epoch number, from 0.
+            batch: The batch's number within its epoch, of one rank, from 0.
+            rank: Whose batch; None: this process's.
+
+        Returns:
+            The indices that the dataset is asked for, in a list; one index if ``batch_size`` is
+            None.
+
+        Raises:
+            TypeError: The dataset is iterable, or its sampler has to be iterated.
+            IndexError: The epoch has fewer batches.
+            OptionError: A number is none, or there is no such rank.
+        """
+        return indices_of(self._core, epoch, batch, rank)
+
+    def state_at(self, epoch: int, batch: int) -> dict[str, Any]:
+        """Give the state of this loader where so many batches of an epoch have been given out.
+
+        To begin there, to go back, or to leave batches out: pass it to `load_state_dict`. It is the
+        same on all ranks.
+
+        Args:
+            epoch: Epoch number, from 0.
+            batch: Number of the batch that comes next, from 0; behind the last one the next epoch
+                does.
+
+        Raises:
+            TypeError: The dataset is iterable, or its sampler has to be iterated.
+            OptionError: A number is none, or the epoch has fewer batches.
+        """
+        return state_at(self._core, epoch, batch)
 
     @property
     def _loaded_state(self) -> Mapping[str, Any] | None:

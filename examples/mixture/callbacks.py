@@ -31,7 +31,8 @@ class Shares(Callback):
         self._names, self._weights = mixture.names, [w / total for w in mixture.weights]
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        self.counts.update(batch["source"].tolist())
+        sources = batch["source"]  # of each sample, or of each token
+        self.counts.update((sources if sources.ndim == 1 else sources[:, 0]).tolist())
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         metrics = trainer.callback_metrics.items()

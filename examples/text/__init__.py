@@ -1,1 +1,1 @@
-"""Language models over the source files that come with Python: recipes text and text_buckets."""
+"""Language models over the source files that come with Python: recipes text and text_…."""

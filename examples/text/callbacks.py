@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from digits.report import ACCENT, LOSS, canvas
 from lightning.pytorch import Callback, LightningModule, Trainer
 from matplotlib.ticker import LogFormatter
 
-from lit_loader.sampling.token_budget import TokenBudgetBatchSampler, TokenBudgetStatistics
+from lit_loader import Packed
+from lit_loader.data.token_budget import TokenBudgetBatchSampler, TokenBudgetStatistics
 
 
 class Writes(Callback):
@@ -42,6 +44,48 @@ class Writes(Callback):
     def figures(self) -> dict[str, Any]:
         """What goes into metrics.json."""
         return self._figures
+
+
+class Work(Callback):
+    """Counts what each process computes in each batch: how much is padding, and who waits."""
+
+    def __init__(self) -> None:
+        self.tokens, self.computed = 0, list[int]()
+        self._began = self._seconds = 0.0
+        self._of_ranks = np.zeros((1, 0))
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._began = time.perf_counter()
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        if isinstance(batch, Packed):
+            tokens, computed = int((batch.sequence_ids >= 0).sum()), len(batch.sequence_ids)
+        else:
+            tokens, computed = int(batch["lengths"].sum()), batch["tokens"].numel()
+        self.tokens += tokens
+        self.computed.append(computed)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._seconds = time.perf_counter() - self._began
+        found = [(self.tokens, self.computed)] * trainer.world_size
+        if trainer.world_size > 1:
+            torch.distributed.all_gather_object(found, (self.tokens, self.computed))
+        self.tokens = sum(tokens for tokens, _ in found)
+        self._of_ranks = np.array([computed for _, computed in found])
+
+    def figures(self) -> dict[str, Any]:
+        """What goes into metrics.json."""
+        batches, seconds = self._of_ranks, self._seconds
+        waits = 1 - float(batches.mean() / batches.max(axis=0).mean())
+        padding = 1 - self.tokens / float(batches.sum())
+        return {
+            "padding": round(padding, 4),
+            "ranks_wait": round(waits, 4),
+            "tokens_per_second": round(self.tokens / seconds),
+            "remark/work": f"padding: {100 * padding:.1f} %; behind each batch {len(batches)} "
+            f"process(es) wait {100 * waits:.1f} %, by the tokens they compute; "
+            f"{self.tokens / seconds:,.0f} tokens of text a second",
+        }
 
 
 class Padding(Callback):

@@ -9,7 +9,9 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-Batch = dict[str, Tensor]
+from lit_loader import Packed
+
+Batch = dict[str, Tensor] | Packed
 
 NEIGHBOURS = 6  # bytes that are looked at together before attention
 
@@ -26,11 +28,14 @@ class Block(nn.Module):
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, seen_by: Tensor | None) -> Tensor:
+        """``seen_by``: who looks at whom (bytes × bytes, bool); None: each at those before it."""
         parts = self.projections(self.norm_1(x)).chunk(3, dim=-1)
         query, key, value = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in parts)
         # Padding lies behind the text, where nothing that counts looks.
-        seen = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        seen = nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=seen_by, is_causal=seen_by is None
+        )
         x = x + self.out(seen.transpose(1, 2).flatten(2))
         return x + self.feed_forward(self.norm_2(x))
 
@@ -60,27 +65,43 @@ class ByteModel(LightningModule):
         for embedding in (self.bytes, self.places):
             nn.init.normal_(embedding.weight, std=0.02)
         self.neighbours = nn.Conv1d(width, width, NEIGHBOURS)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Returns logits (batch × bytes × 256) of the byte that follows each one."""
-        places = torch.arange(tokens.shape[1], device=tokens.device)
+    def forward(self, tokens: Tensor, pack: Packed | None = None) -> Tensor:
+        """Returns logits (batch × bytes × 256) of the byte that follows each one.
+
+        ``pack``: what the one row of bytes is made of; of its texts none looks at another.
+        """
+        places, seen_by = torch.arange(tokens.shape[1], device=tokens.device), None
+        if pack is not None:
+            texts, earlier = pack.sequence_ids, places[:, None] >= places
+            places, seen_by = pack.position_ids, (texts[:, None] == texts) & earlier
         x = self.bytes(tokens.long()) + self.places(places)
         # Which letters stand together is learned at once this way, and slowly by attention.
         before = nn.functional.pad(x.transpose(1, 2), (NEIGHBOURS - 1, 0))
-        x = x + self.neighbours(before).transpose(1, 2)
-        return nn.functional.linear(self.norm(self.blocks(x)), self.bytes.weight)
+        near = before.unfold(2, NEIGHBOURS, 1)  # batch × width × bytes × neighbours
+        own = torch.arange(NEIGHBOURS - 1, -1, -1, device=tokens.device) <= places[:, None]
+        weight, bias = self.neighbours.weight, self.neighbours.bias
+        x = x + torch.einsum("bwtn,own->bto", near * own, weight) + bias
+        for block in self.blocks:
+            x = block(x, seen_by)
+        return nn.functional.linear(self.norm(x), self.bytes.weight)
 
     def _step(self, batch: Batch, split: str, **options: Any) -> Tensor:
-        tokens, lengths = batch["tokens"], batch.get("lengths")
-        targets = tokens[:, 1:].long()
-        if lengths is not None:
-            places = torch.arange(targets.shape[1], device=targets.device)
-            targets = targets.masked_fill(places >= lengths[:, None] - 1, -100)
+        if isinstance(batch, Packed):
+            tokens = batch.values["tokens"][None]
+            found = self(tokens, batch)[:, :-1]
+            targets = tokens[:, 1:].long().masked_fill(batch.position_ids[1:] == 0, -100)
+        else:
+            tokens, lengths = batch["tokens"], batch.get("lengths")
+            found, targets = self(tokens[:, :-1]), tokens[:, 1:].long()
+            if lengths is not None:
+                places = torch.arange(targets.shape[1], device=targets.device)
+                targets = targets.masked_fill(places >= lengths[:, None] - 1, -100)
         counted = int((targets != -100).sum())
         loss = nn.functional.cross_entropy(
-            self(tokens[:, :-1]).flatten(0, 1), targets.flatten(), ignore_index=-100
+            found.flatten(0, 1), targets.flatten(), ignore_index=-100
         )
         bits = loss.detach() / math.log(2)
         for name, value, shown in (("loss", loss.detach(), False), ("bits", bits, True)):

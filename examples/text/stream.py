@@ -2,12 +2,8 @@
 
 ::
 
-    documents ─ order of this epoch ─ every count-th ─▶ DocumentReader ─▶ Packer ─▶ sequence
-                (seed, epoch)         (get_shard)       {"place": 7}        │
-    state: {"documents": {"place": 6}, "offset": 90, "filled": […]} ◀───────╯ half-filled
-
-A sequence ends where it is full, in the midst of a document most often, and the next one goes on
-there. So the state has what is filled of a sequence, and how far into which document that was.
+    documents ─ order of this epoch ─ every count-th ─▶ DocumentReader ─▶ PackedStream ─▶ sequence
+                (seed, epoch)         (get_shard)       {"place": 7}
 """
 
 from __future__ import annotations
@@ -17,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import IterableDataset
 
-from lit_loader import get_epoch, get_shard
+from lit_loader import PackedStream, get_epoch, get_shard
 from text import corpus
-from text.data import Sample
+
+Document = dict[str, Any]
 
 
-class DocumentStream(IterableDataset[bytes]):
+class DocumentStream(IterableDataset[Document]):
     """The documents of a kind of text; each reader has every so many-th of them.
 
     Args:
@@ -34,22 +30,30 @@ class DocumentStream(IterableDataset[bytes]):
         split: "train", "val" or "test".
         shuffle: A new order in each epoch.
         seed: Of that order.
+        source: Number of the source in a mixture, which each token then has as "source".
     """
 
     def __init__(
-        self, directory: str, kind: str, split: str, shuffle: bool = True, seed: int = 0
+        self,
+        directory: str,
+        kind: str,
+        split: str,
+        shuffle: bool = True,
+        seed: int = 0,
+        source: int | None = None,
     ) -> None:
         self.path = corpus.write(Path(directory), kind)
-        self.split, self.shuffle, self.seed = split, shuffle, seed
+        self.split, self.shuffle, self.seed, self.source = split, shuffle, seed, source
 
     def __iter__(self) -> DocumentReader:
         return DocumentReader(self)
 
 
-class DocumentReader(Iterator[bytes]):
+class DocumentReader(Iterator[Document]):
     """One reader's way through one epoch; its state is its place alone."""
 
     def __init__(self, stream: DocumentStream) -> None:
+        self.source = stream.source
         self.text = np.load(stream.path / f"{stream.split}.npy", mmap_mode="r")
         self.starts = np.load(stream.path / f"{stream.split}-starts.npy")
         order = np.arange(len(self.starts) - 1)
@@ -58,12 +62,16 @@ class DocumentReader(Iterator[bytes]):
         index, count = get_shard()
         self.order, self.place = order[index::count], 0
 
-    def __next__(self) -> bytes:
+    def __next__(self) -> Document:
+        """Returns "tokens" (bytes), and "source" if there is one, for each of them."""
         if self.place == len(self.order):
             raise StopIteration
         number = self.order[self.place]
         self.place += 1
-        return self.text[self.starts[number] : self.starts[number + 1]].tobytes()
+        text = np.array(self.text[self.starts[number] : self.starts[number + 1]])
+        if self.source is None:
+            return {"tokens": text}
+        return {"tokens": text, "source": np.full(len(text), self.source)}
 
     def state_dict(self) -> dict[str, int]:
         return {"place": self.place}
@@ -72,71 +80,12 @@ class DocumentReader(Iterator[bytes]):
         self.place = state["place"]
 
 
-class PackedStream(IterableDataset[Sample]):
-    """Documents packed into sequences: no padding; at the end of an epoch a last part is left out.
-
-    Args:
-        documents: An iterable dataset of ``bytes`` whose iterator has a state.
-        length: Bytes of a sequence that are predicted; each has one more, to begin with.
-        source: Number of the source in a mixture, which each sample then has as "source".
-    """
-
-    def __init__(
-        self, documents: IterableDataset[bytes], length: int = 128, source: int | None = None
-    ) -> None:
-        self.documents, self.length, self.source = documents, length, source
-
-    def __iter__(self) -> Packer:
-        return Packer(self)
-
-
-class Packer(Iterator[Sample]):
-    """One reader's way through one epoch."""
-
-    def __init__(self, stream: PackedStream) -> None:
-        self.stream = stream
-        self.documents: Any = iter(stream.documents)
-        self.before: Any = None  # where `documents` was before it gave `document`
-        self.document: bytes | None = None
-        self.offset = 0  # of what is not used yet of `document`, or of the one that comes next
-        self.filled = b""
-
-    def __next__(self) -> Sample:
-        """Returns "tokens" (length + 1, uint8), and "source" if there is one."""
-        wanted = self.stream.length + 1
-        while len(self.filled) < wanted:
-            if self.document is None:
-                self.before = self.documents.state_dict()
-                self.document = next(self.documents)
-            part = self.document[self.offset :][: wanted - len(self.filled)]
-            self.filled += part
-            self.offset += len(part)
-            if self.offset >= len(self.document):
-                self.document, self.offset = None, 0
-        sample = {"tokens": torch.frombuffer(bytearray(self.filled), dtype=torch.uint8)}
-        self.filled = self.filled[-1:]  # which the next one begins with
-        return sample if self.stream.source is None else {**sample, "source": self.stream.source}
-
-    def state_dict(self) -> dict[str, Any]:
-        between = self.document is None
-        return {
-            "documents": self.documents.state_dict() if between else self.before,
-            "offset": self.offset,
-            "filled": list(self.filled),  # numbers, which torch.load(weights_only=True) takes
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.documents.load_state_dict(state["documents"])
-        self.document, self.offset, self.filled = None, state["offset"], bytes(state["filled"])
-
-
 def packed(
-    directory: str,
-    kind: str,
-    split: str,
-    length: int = 128,
-    source: int | None = None,
-    **order: Any,
+    directory: str, kind: str, split: str, length: int = 128, **options: Any
 ) -> PackedStream:
-    """Returns a kind of text as a stream of sequences; ``order`` is that of `DocumentStream`."""
-    return PackedStream(DocumentStream(directory, kind, split, **order), length, source)
+    """Returns a kind of text as sequences, of which ``length`` bytes are predicted.
+
+    Each begins with the last byte of the one before. ``options`` are those of `DocumentStream`.
+    """
+    documents = DocumentStream(directory, kind, split, **options)
+    return PackedStream(documents, length + 1, overlap=1)

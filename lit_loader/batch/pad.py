@@ -130,7 +130,7 @@ class PadCollate:
             return default_collate(samples)
         return self._pad(samples, value, place or "samples")
 
-    def _pad(self, samples: Sequence[Any], value: float, place: str) -> Padded:
+    def _pad(self, samples: Sequence[Any], value: float, place: str) -> Any:
         tensors = [torch.as_tensor(sample) for sample in samples]
         tail = tensors[0].shape[1:]
         if any(tensor.ndim == 0 or tensor.shape[1:] != tail for tensor in tensors):
@@ -141,10 +141,13 @@ class PadCollate:
             )
         dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
         _check_fits(value, dtype, place)
+        return self._join([tensor.to(dtype) for tensor in tensors], value, place)
+
+    def _join(self, tensors: list[Tensor], value: float, place: str) -> Any:
+        """Make one of tensors that differ in their first dimension alone."""
         lengths = [len(tensor) for tensor in tensors]
         longest = -(-max(lengths) // self.pad_to_multiple_of) * self.pad_to_multiple_of
-        shape = (len(tensors), longest, *tail)
-        values = torch.full(shape, value, dtype=dtype, device=tensors[0].device)
+        values = tensors[0].new_full((len(tensors), longest, *tensors[0].shape[1:]), value)
         for row, (tensor, length) in enumerate(zip(tensors, lengths, strict=True)):
             values[row, :length] = tensor
         return Padded(values, torch.tensor(lengths))

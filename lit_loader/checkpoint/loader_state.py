@@ -103,6 +103,7 @@ class LoaderState:
             )
         self._check_parts(plan is None)
         position, readers, elastic = self.position, self.position.readers, ELASTIC
+        samples = self.samples
         if shards is not None:
             elastic = frozenset({"num_replicas"})
         elif plan is None:
@@ -111,23 +112,27 @@ class LoaderState:
         # Between two epochs there is no place that more, or less, data could move.
         between = is_count(fingerprint.get("dataset_length")) and self._is_between(plan)
         self.check(fingerprint, elastic | {"dataset_length"} if between else elastic)
+        grown = self.fingerprint.get("dataset_length") != fingerprint.get("dataset_length")
+        if plan is not None and plan.is_computed and not grown:
+            samples = plan.source.place_in(self.order, position.epoch, samples)
         if shards is None and self.fingerprint.get("rank") != fingerprint.get("rank"):
             readers = tuple(replace(point, marks=()) for point in readers)  # of that rank's data
         batches = position.batches
         if shards is not None and self.numbers is not None:
             readers = shards.own(dict(self.numbered()))
             batches = sum(point.delivered for point in readers)
-        if between and self.fingerprint.get("dataset_length") != fingerprint.get("dataset_length"):
+        if grown and between:
             batches = batches and len(plan)  # still behind the last one
-        elif plan is not None and any(
-            self.fingerprint.get(name) != fingerprint.get(name) for name in ELASTIC
+        elif plan is not None and (
+            samples != self.samples
+            or any(self.fingerprint.get(name) != fingerprint.get(name) for name in ELASTIC)
         ):
             if position.ahead:
                 raise StateError(
                     "a state taken with in_order=False in mid-epoch fits only the batch_size and "
                     "num_replicas it was taken with: resume with those"
                 )
-            batches = _checked_batches(plan.start_for(self.samples))
+            batches = _checked_batches(plan.start_for(samples))
         elif plan is not None and not plan.fits(batches, self.samples):
             raise damaged(f"samples must be those of {batches:,} batches", self.samples)
         if plan is not None and plan.is_computed:
@@ -153,6 +158,11 @@ class LoaderState:
     def bases(self) -> Bases | None:
         """What it was taken with; None if that is nothing a loader could have."""
         return self.position.bases if is_count(self.fingerprint.get("seed"), 2**64) else None
+
+    @property
+    def order(self) -> Any:
+        """What an order that is computed has put into it (`sampling/orders.py`); None: nothing."""
+        return (self.position.sampler or {}).get("order")
 
     @property
     def reads_again(self) -> bool:

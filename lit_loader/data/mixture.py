@@ -1,9 +1,8 @@
 """`MixtureDataset`, `MixtureSampler`: several map-style datasets as one, mixed by weights.
 
-And what both kinds of mixtures have: named sources, weights, the order of sources they lead to::
+And what both kinds of mixtures have: named sources::
 
-    weights ─▶ exact shares ─▶ blocks of draws ─▶ Schedule.at(block): source of each draw,
-                                                  and how many draws of that source came before
+    draw ─▶ data/weights.py: its source, and how many draws of that source came before
     that ─▶ pass, place = divmod(count, len(source)) ─▶ that pass's own shuffle ─▶ index
 
 The draws of all epochs are one endless sequence, of which epoch ``e`` is part number ``e``: so a
@@ -14,35 +13,33 @@ comes again. Everything is computed from a seed: any draw is reached at once, no
 from __future__ import annotations
 
 import itertools
-import math
-import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset, Sampler
 
 from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
-from lit_loader.config.checks import flag, is_dataset, is_list, plain, whole_number
+from lit_loader.checkpoint.untrusted_state import damaged, is_count
+from lit_loader.config.checks import flag, is_dataset, is_list, whole_number
+from lit_loader.data.weights import (
+    ALL_DRAWS,
+    Changes,
+    History,
+    Timeline,
+    Weights,
+    named_changes,
+    summary,
+)
 from lit_loader.describe import public, short_repr
-from lit_loader.errors import OptionError
+from lit_loader.errors import OptionError, StateError
 from lit_loader.sampling.orders import CHUNK, EpochOrder, Indices
 from lit_loader.sampling.permutation import Permutation
 from lit_loader.seeding.seeds import derive
 
-__all__ = [
-    *("MixtureDataset", "MixtureSampler", "Schedule", "Weights"),
-    *("announce_epoch", "named_sources", "named_weights"),
-]
+__all__ = ["MixtureDataset", "MixtureSampler", "announce_epoch", "named_sources"]
 
-Weights = Mapping[str, float] | Sequence[float]
-
-_SCHEDULE, _WITHIN = 1, 2  # keeps random numbers of sources and within them apart
-_ALL_DRAWS = 2**61  # where the sequence begins again
-_BLOCK = 1024
-_SMALLEST = Fraction(1, 1_000_000)
+_WITHIN = 2  # keeps random numbers within sources apart from those of their order
 
 
 @public
@@ -52,13 +49,16 @@ class MixtureDataset(Dataset[Any]):
     Args:
         datasets: The sources, in a list, or by name; factories without arguments are called.
         weights: Relative frequency of each, alike a list or by name; None: their lengths, so that
-            every sample is as frequent as any other.
+            every sample is as frequent as any other. Weights that change are a list of pairs,
+            ``[(0, {"web": 3, "books": 1}), (5000, {"web": 1, "books": 1})]``: from which draw on
+            they count, of all ranks together and over all epochs.
 
     Attributes:
         names: The sources' names; "0", "1", … for a list.
         datasets: The sources.
         lengths: Their lengths, as they were when this object was made.
-        weights: Their weights.
+        weights: Their weights, at first.
+        changes: All their weights: (from which draw on, weights).
         starts: Index of each one's first sample, and the number of all samples.
 
     Raises:
@@ -66,15 +66,19 @@ class MixtureDataset(Dataset[Any]):
     """
 
     def __init__(
-        self, datasets: Mapping[str, Any] | Sequence[Any], weights: Weights | None = None
+        self,
+        datasets: Mapping[str, Any] | Sequence[Any],
+        weights: Weights | Sequence[tuple[int, Weights]] | None = None,
     ) -> None:
         self.names, self.datasets = named_sources(datasets)
         self.lengths = [*map(_length, self.names, self.datasets)]
-        self.weights = self.lengths if weights is None else named_weights(weights, self.names)
+        self.changes: Changes = [(0, self.lengths)]
         if weights is not None:
-            exact_weights(self.weights)  # bad ones are refused here, where they are given
+            self.changes = named_changes(weights, self.names)
+        self.weights = self.changes[0][1]
         self.starts = [0, *itertools.accumulate(self.lengths)]
-        for name, length, weight in zip(self.names, self.lengths, self.weights, strict=True):
+        drawn = [any(each) for each in zip(*(weights for _, weights in self.changes), strict=True)]
+        for name, length, weight in zip(self.names, self.lengths, drawn, strict=True):
             if weight and not length:
                 raise OptionError(f"source {name!r} is empty: leave it out or give it weight 0")
 
@@ -180,94 +184,6 @@ def announce_epoch(datasets: Iterable[Any], epoch: int) -> None:
             set_epoch(epoch)
 
 
-class Schedule:
-    """Which source each draw of an endless sequence comes from, as a function of a seed.
-
-    Draws are planned in blocks: of 1,024, or as many as a source of little weight needs to come
-    once. After each block every source has had its share of all draws so far, give or take less
-    than one; within a block the order is random. OptionError: the weights are refused.
-    """
-
-    def __init__(self, weights: Sequence[float], seed: int) -> None:
-        exact = exact_weights(weights)
-        total = sum(exact)
-        self.shares = [weight / total for weight in exact]
-        least = min(share for share in self.shares if share)
-        if least < _SMALLEST:
-            raise OptionError(
-                "weights must each be 0 or at least a millionth of their sum, for a source of less "
-                f"would hardly ever come, got weights={weights!r}"
-            )
-        self.seed = seed
-        self.block = max(_BLOCK, math.ceil(1 / least))
-        # Exact fractions: rounding must neither lose a draw nor give one twice, however many.
-        self._bounds = [Fraction(0), *itertools.accumulate(self.shares)]
-        self._last: tuple[int, tuple[Indices, Indices]] | None = None
-
-    def drawn(self, blocks: int) -> list[int]:
-        """Give how often each source comes in the first ``blocks`` blocks."""
-        draws = blocks * self.block
-        floors = [draws * bound.numerator // bound.denominator for bound in self._bounds]
-        # Not negative from one block to the next, because block * share is at least 1 (or 0).
-        return [after - before for before, after in itertools.pairwise(floors)]
-
-    def at(self, block: int) -> tuple[Indices, Indices]:
-        """Give for each draw of a block its source, and how many of that source came before it.
-
-        Counted from the sequence's beginning; two int64 arrays, not to be written to.
-        """
-        if self._last is None or self._last[0] != block:
-            before, after = self.drawn(block), self.drawn(block + 1)
-            quotas = np.subtract(after, before)
-            shuffle = Permutation(self.block, derive(self.seed, _SCHEDULE, block))
-            sources = np.repeat(np.arange(len(quotas)), quotas)[shuffle.take(0, self.block)]
-            counts = np.empty(self.block, np.int64)
-            firsts = np.cumsum(quotas) - quotas - before
-            in_turn = np.arange(self.block) - np.repeat(firsts, quotas)
-            counts[np.argsort(sources, kind="stable")] = in_turn
-            self._last = block, (sources, counts)
-        return self._last[1]
-
-
-def named_weights(weights: Weights, names: Sequence[str]) -> list[float]:
-    """Give each source's weight; OptionError where weights and sources do not fit."""
-    if isinstance(weights, Mapping):
-        if set(weights) != set(names):
-            raise OptionError(
-                f"weights must name the datasets {', '.join(map(repr, names))}, got "
-                f"{', '.join(map(repr, weights))}"
-            )
-        return [plain(weights[name]) for name in names]
-    if isinstance(weights, str) or not hasattr(weights, "__len__"):
-        raise OptionError(
-            "weights must be a list of numbers, one for each dataset, or a mapping from name to "
-            f"number, got weights={short_repr(weights)}"
-        )
-    if len(weights) != len(names):
-        raise OptionError(
-            f"weights must be one for each of the {len(names)} datasets, got {len(weights)} weights"
-        )
-    return list(map(plain, weights))
-
-
-def exact_weights(weights: Sequence[Any]) -> list[Fraction]:
-    """Give weights without rounding; OptionError where they are not weights."""
-    numeric = all(isinstance(weight, (numbers.Real, Decimal)) for weight in weights)
-    if (
-        not numeric
-        or not all(0 <= weight < math.inf for weight in weights)
-        or not any(weight > 0 for weight in weights)
-    ):
-        raise OptionError(
-            "weights must be finite numbers of at least 0, and at least one of them above 0, got "
-            f"weights={list(weights)!r}"
-        )
-    # Fraction knows float alone of the inexact kinds, and keeps NumPy's integers, which overflow.
-    known = (numbers.Rational, Decimal)
-    exact = (plain(weight) for weight in weights)
-    return [Fraction(weight if isinstance(weight, known) else float(weight)) for weight in exact]
-
-
 @public
 class MixtureSampler(EpochOrder, Sampler[int]):
     """Draws from the sources of a `MixtureDataset` by weight, from each without replacement.
@@ -315,7 +231,8 @@ class MixtureSampler(EpochOrder, Sampler[int]):
             self.epoch_length = whole_number("epoch_length", epoch_length, low=1)
         self.data_source, self.shuffle = data_source, flag("shuffle", shuffle)
         self.seed = whole_number("seed", seed)
-        self._schedule = Schedule(data_source.weights, self.seed)
+        # Sources are numbered as they came first to a run, and drawn from by these numbers.
+        self._go_on(History(data_source.names, data_source.changes), data_source.lengths)
 
     def __len__(self) -> int:
         return self.epoch_length
@@ -326,9 +243,9 @@ class MixtureSampler(EpochOrder, Sampler[int]):
             f"shuffle={self.shuffle}, seed={self.seed})"
         )
 
-    def order(self, epoch: int) -> Callable[[Indices], Indices]:
+    def order(self, epoch: int) -> Callable[[Indices], Indices]:  # noqa: D102
         # An epoch that no run comes to must not be beyond 64 bits.
-        first = epoch * self.epoch_length % _ALL_DRAWS
+        first = epoch * self.epoch_length % ALL_DRAWS
         return lambda positions: self._draw(positions + first)
 
     def counts(self, epoch: int) -> dict[str, int]:
@@ -350,26 +267,80 @@ class MixtureSampler(EpochOrder, Sampler[int]):
             "shuffle": self.shuffle,
             "epoch_length": self.epoch_length,
             "lengths": summarise(self.data_source.lengths),
-            "shares": summarise(self._schedule.shares),
+            "shares": summary(self.data_source.changes),
         }
+
+    def elastic(self, state: Any) -> frozenset[str]:  # noqa: D102
+        names = ("sampler.shares", "sampler.lengths", "dataset_length")
+        return frozenset() if state is None else frozenset(names)
+
+    def order_state(self) -> dict[str, Any] | None:
+        """Give which sources were drawn from by which weights, and the sources' lengths."""
+        state = self._history.to_state()
+        return state and {**state, "lengths": list(self._lengths)}
+
+    def place_in(self, state: Any, epoch: int, items: int) -> int:
+        """Make sure that what has been drawn of a source can be gone on from."""
+        if state is not None:
+            history, lengths = _of_state(state)
+            now = dict(zip(self.data_source.names, self.data_source.lengths, strict=True))
+            for name, length in zip(history.names, lengths, strict=True):
+                if now.get(name, length) != length:
+                    raise StateError(
+                        f"the state is of a mixture whose source {name!r} has {length:,} samples, "
+                        f"and this one has {now[name]:,}: resume with the source as it was, and "
+                        "add what is new as another source"
+                    )
+        return items
+
+    def go_on(self, state: Any, epoch: int, items: int) -> None:
+        """Draw from the state's place on by the weights that this mixture has."""
+        source = self.data_source
+        history, lengths = History(source.names, source.changes), source.lengths
+        if state is not None:
+            theirs, known = _of_state(state)
+            history = theirs.going_on(history, epoch * self.epoch_length % ALL_DRAWS + items)
+            now = dict(zip(source.names, source.lengths, strict=True))
+            lengths = [*known, *(now[name] for name in history.names[len(known) :])]
+        self._go_on(history, lengths)
+
+    def _go_on(self, history: History, lengths: list[int]) -> None:
+        self._history, self._lengths = history, lengths
+        self._timeline = Timeline(history.changes, self.seed)
+        places = {name: place for place, name in enumerate(self.data_source.names)}
+        self._places = [places.get(name) for name in history.names]
 
     def _draw(self, draws: Indices) -> Indices:
         """Give the dataset indices of draws, counted from the first one of epoch 0."""
-        sources, counts = np.empty_like(draws), np.empty_like(draws)
-        blocks, within = np.divmod(draws, self._schedule.block)
-        for block in np.unique(blocks).tolist():
-            chosen = blocks == block
-            block_sources, block_counts = self._schedule.at(block)
-            sources[chosen] = block_sources[within[chosen]]
-            counts[chosen] = block_counts[within[chosen]]
+        sources, counts = self._timeline.at(draws)
         result = np.empty_like(draws)
         for source in np.unique(sources).tolist():
             chosen = sources == source
-            length = self.data_source.lengths[source]
+            length, place = self._lengths[source], self._places[source]
+            if place is None:
+                raise StateError(
+                    f"the mixture's source {self._history.names[source]!r} was drawn from here, "
+                    "and has been taken out since: look at what came before with the sources that "
+                    "it was drawn from"
+                )
             passes, places = np.divmod(counts[chosen], length)
             for number in np.unique(passes).tolist() if self.shuffle else ():
                 now = passes == number
                 seed = derive(self.seed, _WITHIN, source, number)
                 places[now] = Permutation(length, seed).at(places[now])
-            result[chosen] = places + self.data_source.starts[source]
+            result[chosen] = places + self.data_source.starts[place]
         return result
+
+
+def _of_state(state: Any) -> tuple[History, list[int]]:
+    """Read what `MixtureSampler.order_state` gave; a StateError if it is not that."""
+    history = History.from_state("sampler['order']", state)
+    lengths = state.get("lengths")
+    if not (
+        is_list(lengths) and len(lengths) == len(history.names) and all(map(is_count, lengths))
+    ):
+        raise damaged("sampler['order'] must have the sources' lengths", lengths)
+    drawn = [any(each) for each in zip(*(shares for _, shares in history.changes), strict=True)]
+    if any(share and not length for share, length in zip(drawn, lengths, strict=True)):
+        raise damaged("sampler['order'] must have samples in sources that are drawn from", lengths)
+    return history, list(lengths)

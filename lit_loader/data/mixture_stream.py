@@ -2,11 +2,14 @@
 
 ::
 
-    Schedule: draw number ─▶ source ─▶ the next sample of its iterator
+    Timeline: draw number ─▶ source ─▶ the next sample of its iterator
                               └─ at its end: stop, drop it, or iterate it again
 
 The state is the number of draws and the place of each source: its own state, where it has one. Once
 one without a state has been begun, `lit_loader.DataLoader` reads all of them again instead.
+
+A state of other weights is gone on from with this mixture's: not before the samples that were given
+out behind it, which the loader reads again (`adapt_state` is told how many).
 """
 
 from __future__ import annotations
@@ -17,18 +20,13 @@ from typing import Any, Final
 
 from torch.utils.data import IterableDataset
 
-from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
+from lit_loader.checkpoint.fingerprint import Fingerprint
 from lit_loader.checkpoint.stateful import Opened, checked_parts
 from lit_loader.checkpoint.untrusted_state import damaged, is_count
 from lit_loader.config.checks import one_of, whole_number
 from lit_loader.context import reading, share
-from lit_loader.data.mixture import (
-    Schedule,
-    Weights,
-    announce_epoch,
-    named_sources,
-    named_weights,
-)
+from lit_loader.data.mixture import announce_epoch, named_sources
+from lit_loader.data.weights import Changes, History, Timeline, Weights, named_changes, summary
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError, StateError
 from lit_loader.seeding.generator_state import preserved
@@ -54,7 +52,10 @@ class MixtureStream(IterableDataset[Any]):
 
     Args:
         datasets: The sources, in a list, or by name; factories without arguments are called.
-        weights: Relative frequency of each, alike a list or by name; None: all alike.
+        weights: Relative frequency of each, alike a list or by name; None: all alike. Weights that
+            change are a list of pairs, ``[(0, {"web": 3, "books": 1}), (5000, {"web": 1, "books":
+            1})]``: from which draw on they count, of all readers together. With ``epoch_length``
+            that is counted over all epochs, without it in each epoch.
         epoch_length: Samples of an epoch, over all readers; None: until sources are exhausted.
         exhausted: What happens where a source has no more: "stop" ends the epoch (of this reader),
             "drop" goes on with the others until none has more, "repeat" iterates it again.
@@ -71,7 +72,7 @@ class MixtureStream(IterableDataset[Any]):
     def __init__(
         self,
         datasets: Mapping[str, Iterable[Any]] | Sequence[Iterable[Any]],
-        weights: Weights | None = None,
+        weights: Weights | Sequence[tuple[int, Weights]] | None = None,
         epoch_length: int | None = None,
         exhausted: str = "stop",
         seed: int = 0,
@@ -86,11 +87,12 @@ class MixtureStream(IterableDataset[Any]):
             )
         self.names, self.datasets = named_sources(datasets)
         _check_distinct(self.names, self.datasets)
-        self.weights = (
-            [1] * len(self.names) if weights is None else named_weights(weights, self.names)
-        )
+        self.changes: Changes = [(0, [1] * len(self.names))]
+        if weights is not None:
+            self.changes = named_changes(weights, self.names)
+        self.weights = self.changes[0][1]
         # Made here, too, so that bad weights are refused before a worker has them.
-        self._shares = Schedule(self.weights, seed).shares
+        Timeline(self.changes, seed)
         self.epoch_length, self.exhausted, self.seed = epoch_length, exhausted, seed
 
     def __iter__(self) -> Iterator[Any]:
@@ -113,8 +115,31 @@ class MixtureStream(IterableDataset[Any]):
             "seed": self.seed,
             "exhausted": self.exhausted,
             "epoch_length": self.epoch_length,
-            "shares": summarise(self._shares),
+            "shares": summary(self.changes),
         }
+
+    def elastic(self) -> frozenset[str]:
+        """Name the fields of its fingerprint in which a state may differ: see `adapt_state`."""
+        return frozenset({"shares"})
+
+    def adapt_state(self, state: Any, again: int) -> Any:
+        """Let an iterator's state, of other weights, go on by these.
+
+        Args:
+            state: What the iterator's ``state_dict`` gave, in a mixture with other weights.
+            again: Samples that were given behind it, which are read again.
+
+        Raises:
+            StateError: It is something else, or has just been adapted already.
+        """
+        _, given, _, _, history = _checked(state)
+        if history is None or UNTIL in state:
+            raise StateError(
+                "the state of a MixtureStream with other weights cannot be gone on from, for it "
+                + ("has no weights" if history is None else "was taken right behind another change")
+                + ": resume with the weights as they were, and change them with a later state"
+            )
+        return {**state, UNTIL: given + again}
 
 
 def _check_distinct(names: Sequence[str], datasets: Sequence[Any]) -> None:
@@ -135,19 +160,44 @@ class _Mixing(Iterator[Any]):
     def __init__(self, stream: MixtureStream) -> None:
         # Not get_shard(): that would count as if the sources had asked for their shares.
         index, count = share()
-        self._schedule = Schedule(stream.weights, derive(stream.seed, reading.epoch, index))
         length = stream.epoch_length
         self._left = math.inf if length is None else -((index - length) // count)
-        self._sources = [_Source(each, number) for number, each in enumerate(stream.datasets)]
-        self._drawn_from = [
-            source for source, weight in zip(self._sources, stream.weights, strict=True) if weight
-        ]
+        # Draws of this reader, in this epoch.
+        before = index + (0 if length is None else reading.epoch * length)
+        changes = {max(0, (draw - before + count - 1) // count): w for draw, w in stream.changes}
+        self._own = History(stream.names, [*changes.items()])
+        self._datasets = dict(zip(stream.names, stream.datasets, strict=True))
+        self._seed = derive(stream.seed, reading.epoch, index)
         self._exhausted, self._draws, self._given, self._ended = stream.exhausted, 0, 0, False
+        self._of = summary(stream.changes)
+        self._until: int | None = None  # samples, after which other weights count
+        self._begin_by(self._own)
+
+    def _begin_by(self, history: History, known: Sequence[_Source | None] = ()) -> None:
+        """Draw by a history; its sources beyond those that are known have not been begun."""
+        self._history, self._timeline = history, Timeline(history.changes, self._seed)
+        self._sources = [*known]
+        for number, name in enumerate(history.names[len(known) :], len(known)):
+            dataset = self._datasets.get(name)
+            self._sources.append(None if dataset is None else _Source(dataset, number))
+
+    def _go_on_by_own(self) -> None:
+        """Draw by this stream's own weights from here on."""
+        self._until = None
+        self._begin_by(self._history.going_on(self._own, self._draws), self._sources)
 
     def __next__(self) -> Any:
         while not self._ended and self._given < self._left:
-            sources, _ = self._schedule.at(self._draws // self._schedule.block)
-            source = self._sources[sources[self._draws % self._schedule.block]]
+            if self._until is not None and self._given >= self._until:
+                self._go_on_by_own()
+            number = self._timeline.source(self._draws)
+            source = self._sources[number]
+            if source is None:
+                raise StateError(
+                    f"the mixture's source {self._history.names[number]!r} was drawn from shortly "
+                    "before the state was taken, and that is read again: resume with the source, "
+                    "with weight 0, and take it out with a later state"
+                )
             if source.ended:
                 self._draws += 1
                 continue
@@ -167,26 +217,34 @@ class _Mixing(Iterator[Any]):
         raise StopIteration
 
     def _all_ended(self) -> bool:
-        return all(source.ended for source in self._drawn_from)
+        return not any(
+            self._history.needs(number, self._draws)
+            for number, source in enumerate(self._sources)
+            if source is None or not source.ended
+        )
 
     @property
     def must_be_read_again(self) -> bool:
         """Whether a source has been begun that could come in another order if read by itself."""
-        return any(source.must_be_read_again for source in self._sources)
+        return any(source.must_be_read_again for source in self._sources if source)
 
     @property
     def unproven(self) -> bool:
         """Whether a source that draws where it begins has not been gone on with yet."""
-        return any(source.unproven for source in self._sources)
+        return any(source.unproven for source in self._sources if source)
 
     def state_dict(self) -> dict[str, Any]:
         """Give the place, with that of each source."""
-        return {
+        untouched = [0, False, None]  # of a source that is not there any more
+        state = {
             "draws": self._draws,
             "given": self._given,
             "ended": self._ended,
-            "sources": [source.state() for source in self._sources],
+            "sources": [source.state() if source else untouched for source in self._sources],
         }
+        if (history := self._history.to_state()) is not None:
+            state |= {**history, "of": self._of}
+        return state if self._until is None else {**state, "of": "", UNTIL: self._until}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken; sources are opened when they are drawn from.
@@ -194,7 +252,9 @@ class _Mixing(Iterator[Any]):
         Raises:
             StateError: The state is of another number of sources, or of something else.
         """
-        draws, given, ended, sources = _checked(state)
+        draws, given, ended, sources, history = _checked(state)
+        if history is not None:
+            self._begin_by(history)
         if len(sources) != len(self._sources):
             raise StateError(
                 f"the state is of a mixture of {len(sources)} sources, but this one has "
@@ -202,12 +262,19 @@ class _Mixing(Iterator[Any]):
             )
         self._draws, self._given = draws, given
         for source, theirs in zip(self._sources, sources, strict=True):
-            source.load(theirs)
+            if source is not None:
+                source.load(theirs)
+        self._until = state.get(UNTIL)
+        if history is not None and self._until is None and state.get("of") != self._of:
+            self._go_on_by_own()
         # Else it would be drawn on and on, and nothing found.
         self._ended = ended or self._all_ended()
 
 
 _KEY, _ROLE = "dataset", "source"
+
+UNTIL: Final = "until"
+"""Key of a state that was adapted: the samples after which other weights count."""
 
 
 class _Source:
@@ -286,8 +353,8 @@ class _Source:
         self._again -= 1
 
 
-def _checked(state: Any) -> tuple[int, int, bool, list[list[Any]]]:
-    """Give what `_Mixing.state_dict` gave, or raise StateError: draws, given, ended, sources."""
+def _checked(state: Any) -> tuple[int, int, bool, list[list[Any]], History | None]:
+    """Give what `_Mixing.state_dict` gave: draws, given, ended, sources, history; or StateError."""
     if not isinstance(state, Mapping):
         raise damaged("mixture must be a dict", state)
     draws, given, ended = (state.get(name) for name in ("draws", "given", "ended"))
@@ -309,4 +376,7 @@ def _checked(state: Any) -> tuple[int, int, bool, list[list[Any]]]:
             raise damaged(f"sources[{number}] must be [taken, ended, the source's state]", part)
         own = checked_parts(f"sources[{number}][2]", part[2], _KEY)
         parts.append([part[0], part[1], own, any(part[3:])])
-    return draws, given, ended, parts
+    if not is_count(state.get(UNTIL, 0)):
+        raise damaged("until must be a number of samples", state[UNTIL])
+    history = History.from_state("mixture", state) if "names" in state else None
+    return draws, given, ended, parts, history

@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import DistributedSampler
@@ -16,13 +17,15 @@ from torch.utils.data import DistributedSampler
 from lit_loader.checkpoint.fingerprint import Fingerprint, fingerprint_of
 from lit_loader.checkpoint.loader_state import LoaderState
 from lit_loader.checkpoint.other_streams import has_methods
-from lit_loader.checkpoint.position import COUNT
+from lit_loader.checkpoint.position import COUNT, Position
+from lit_loader.checkpoint.stateful import ITERATOR
+from lit_loader.checkpoint.untrusted_state import brief
 from lit_loader.iteration.core import LoaderCore
 from lit_loader.sampling.batch_plan import distributed_sampler_of
-from lit_loader.sampling.orders import ShuffledSampler
+from lit_loader.sampling.orders import ORDER, ShuffledSampler
 from lit_loader.sampling.shown_samplers import SHUFFLED, order_name
 
-__all__ = ["load_state", "take_state"]
+__all__ = ["load_state", "state_of", "take_state"]
 
 
 def take_state(core: LoaderCore) -> dict[str, Any]:
@@ -41,6 +44,15 @@ def take_state(core: LoaderCore) -> dict[str, Any]:
             "part of the state: resumed in a later epoch, the sampler may give another order; give "
             "it state_dict and load_state_dict, or make its order a function of set_epoch's epoch"
         )
+    return state_of(core, position)
+
+
+def state_of(core: LoaderCore, position: Position) -> dict[str, Any]:
+    """Give the state of a loader that is at a position."""
+    plan = core.plan
+    if plan is not None and plan.is_computed:
+        own = plan.source.order_state()
+        position = replace(position, sampler=None if own is None else {ORDER: own})
     batches = position.batches
     samples = batches if plan is None else plan.samples_after(batches)
     fingerprint = _fingerprint(core, position.bases.order)
@@ -56,6 +68,7 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
     """
     core.follow_samplers()
     loaded = LoaderState.from_dict(state)
+    before = loaded.fingerprint
     core.reads_again = False
     seeds, plan = core.seeds, core.plan
     # Where no seed was chosen, the state's is taken over: the data goes on as it would have.
@@ -66,15 +79,27 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
     order = loaded.fingerprint.get("order")
     if {order, fingerprint["order"]} <= SHUFFLED:
         fingerprint["order"] = order
+    changed = _changed(core, loaded, fingerprint)
+    loaded = replace(loaded, fingerprint={**loaded.fingerprint, **changed})
+    if changed and plan is None:
+        loaded = _adapted(loaded, core.loader.dataset, core.loader.batch_size or 1)
     with_workers = core.loader.num_workers > 0
     position = loaded.to_position(fingerprint, plan, with_workers, core.shards)
-    core.epochs.load(position)  # may refuse it, too
-    before, now = (each.get("dataset_length") for each in (loaded.fingerprint, fingerprint))
-    if before != now:
+    if changed:  # before anything has, for warnings may be errors
         core.warn_once(
-            f"the state is of an epoch's end, where the dataset had {before} samples; it has {now} "
+            f"the state was taken with {_written(before, changed)}, and this loader has "
+            f"{_written(fingerprint, changed)}: what was drawn stays, and from here on this "
+            "loader's count"
+        )
+    core.epochs.load(position)  # may refuse it, too
+    had, has = (each.get("dataset_length") for each in (before, fingerprint))
+    if had != has:
+        core.warn_once(
+            f"the state is of an epoch's end, where the dataset had {had} samples; it has {has} "
             "now, and the next epoch has those"
         )
+    if plan is not None and plan.is_computed:
+        plan.source.go_on(loaded.order, loaded.position.epoch, loaded.samples)
     core.reads_again = loaded.reads_again
     if adopted is not None:
         seeds.adopt(adopted)
@@ -90,6 +115,38 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
             )
     if plan is not None and isinstance(plan.source, ShuffledSampler):
         plan.source.as_distributed = order == DistributedSampler.__name__
+
+
+def _changed(core: LoaderCore, loaded: LoaderState, fingerprint: Fingerprint) -> Fingerprint:
+    """Find the fields in which a state may differ from this loader and does; as they are here."""
+    plan, dataset = core.plan, core.loader.dataset
+    elastic: set[str] = set()
+    if plan is None and hasattr(dataset, "adapt_state"):
+        points = loaded.position.readers
+        if all(point.state is not None for point in points if point.batches and not point.ended):
+            elastic = {f"dataset.{name}" for name in dataset.elastic()}
+    elif plan is not None and plan.is_computed:
+        elastic = {*plan.source.elastic(loaded.order)}
+    return {
+        name: fingerprint.get(name)
+        for name in sorted(elastic)
+        if loaded.fingerprint.get(name) != fingerprint.get(name)
+    }
+
+
+def _adapted(loaded: LoaderState, dataset: Any, batch_size: int) -> LoaderState:
+    """Let the readers of a stream go on by what has changed of it."""
+    points = []
+    for point in loaded.position.readers:
+        if point.state is not None and not point.ended:
+            iterator = dataset.adapt_state(point.state.get(ITERATOR), point.behind * batch_size)
+            point = replace(point, state={**point.state, ITERATOR: iterator})
+        points.append(point)
+    return replace(loaded, position=replace(loaded.position, readers=tuple(points)))
+
+
+def _written(fingerprint: Fingerprint, names: Iterable[str]) -> str:
+    return ", ".join(f"{name}={brief(fingerprint.get(name))}" for name in names)
 
 
 def _fingerprint(core: LoaderCore, seed: int) -> Fingerprint:

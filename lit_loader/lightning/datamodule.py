@@ -167,6 +167,11 @@ class KeepsLoaders(_Base):  # type: ignore[misc]
         if split == "predict":
             made = config.with_samplers_for(dataset)
             config = made.merged(batch_sampler=wrappable_by_lightning(made.batch_sampler))
+        config = config.with_samplers_for(dataset)
+        # A batch sampler that asks for it learns what batches an optimizer step is made of.
+        if callable(fit_step := getattr(config.batch_sampler, "fit_step", None)):
+            accumulated = 1 if trainer is None else trainer.accumulate_grad_batches
+            fit_step(config.num_replicas or 1, accumulated if split == "train" else 1)
         loader = DataLoader(dataset, **config.as_kwargs())
         loader._core.role = split
         if trainer is not None and loader._core.auto is not None:

@@ -22,7 +22,7 @@ import numpy as np
 from torch.utils.data import DistributedSampler
 
 from lit_loader.errors import OptionError, StateError
-from lit_loader.sampling.orders import CHUNK, EpochOrder, Indices, Seed, ShuffledSampler
+from lit_loader.sampling.orders import CHUNK, BatchOrder, EpochOrder, Indices, Seed, ShuffledSampler
 from lit_loader.sampling.user_sampler import UserSampler
 from lit_loader.seeding.bases import Bases, LoaderSeeds
 
@@ -103,7 +103,7 @@ class BatchPlan:
         self.is_computed = isinstance(self.source, EpochOrder)  # any position is known at once
         self.batched = batched
         self.single = batched or batch_size is None  # a batch is one item of the source
-        if batched and self.is_computed:
+        if batched and self.is_computed and not isinstance(source, BatchOrder):
             raise OptionError(
                 f"batch_sampler must give lists of indices, but {type(source).__name__} "
                 "gives single ones: pass it as sampler, with batch_size"
@@ -198,7 +198,9 @@ class ComputedBatches:
             self._share -= self._share % plan.size
         self._begun = False
         self._chunk: tuple[int, Any] = 0, ()  # indices of some batches, behind the first's number
-        self._next_size = max(1, _FIRST_CHUNK // plan.size)
+        # Batches are computed, and kept, by their order itself.
+        self._most = 1 if plan.batched else max(1, CHUNK // plan.size)
+        self._next_size = min(self._most, max(1, _FIRST_CHUNK // plan.size))
 
     def draw(self, number: int, where: object = None) -> Any:
         """Give batch ``number``; StopIteration behind the last."""
@@ -208,6 +210,19 @@ class ComputedBatches:
             self.begin()
             at, (_, chunk) = 0, self._compute(number)
         return chunk[at] if self._plan.single else chunk[at : at + self._size]
+
+    def at(self, number: int) -> Any:
+        """Give batch ``number`` alone; nothing is begun by that. IndexError: there is none."""
+        start = number * self._size
+        stop = min(start + self._size, self._share)
+        if not 0 <= start < stop:
+            batches = -(-self._share // self._size)
+            raise IndexError(
+                f"batch {number:,} is out of range: epoch {self._epoch} has {batches:,} batches, "
+                "whose numbers begin at 0"
+            )
+        indices = self._order(self._plan.shard.positions(start, stop, self._length))
+        return indices[0] if self._plan.single else indices
 
     def begin(self) -> None:
         """Let the sampler know, once, that the epoch has begun: also one of which all was ahead."""
@@ -226,9 +241,9 @@ class ComputedBatches:
         stop = min(start + self._next_size * self._size, self._share)
         if start >= stop:
             raise StopIteration
-        self._next_size = min(2 * self._next_size, max(1, CHUNK // self._size))
+        self._next_size = min(2 * self._next_size, self._most)
         chunk = self._order(plan.shard.positions(start, stop, self._length))
-        self._chunk = number, chunk.tolist() if plan.single else chunk
+        self._chunk = number, chunk.tolist() if plan.single and not plan.batched else chunk
         return self._chunk
 
 

@@ -10,23 +10,26 @@ from __future__ import annotations
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
-from lit_loader.checkpoint.untrusted_state import is_epoch
+from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
+from lit_loader.checkpoint.untrusted_state import damaged, is_count, is_epoch
 from lit_loader.config.checks import whole_number
 from lit_loader.describe import callers, short_repr
-from lit_loader.errors import OptionError
+from lit_loader.errors import OptionError, StateError
 from lit_loader.sampling.permutation import Permutation
 from lit_loader.seeding.bases import Bases, LoaderSeeds
 
 __all__ = [
     "CHUNK",
+    "ORDER",
+    "BatchOrder",
     "EndlessSampler",
     "EpochOrder",
     "Indices",
@@ -42,6 +45,9 @@ Indices = npt.NDArray[np.int64]
 
 CHUNK = 4096
 """Indices are computed that many at a time: 0.1 ms for the first, 30 ns for each."""
+
+ORDER: Final = "order"
+"""The key, in a sampler's part of a state, of what `EpochOrder.order_state` gave."""
 
 
 class EpochOrder:
@@ -67,6 +73,28 @@ class EpochOrder:
         stop = min(stop, len(self))
         return self.order(epoch)(np.arange(start, stop, dtype=np.int64))
 
+    def elastic(self, state: Any) -> frozenset[str]:
+        """Name the fields of a loader's fingerprint in which a state may differ.
+
+        What counts of them is in ``state``, which `order_state` gave, and compared by `place_in`.
+        """
+        return frozenset()
+
+    def order_state(self) -> dict[str, Any] | None:
+        """Give what a state must have of the order, besides its fingerprint; None: nothing."""
+        return None
+
+    def place_in(self, state: Any, epoch: int, items: int) -> int:
+        """Give how many items of this order an epoch has had, of which a state counts ``items``.
+
+        ``state`` is what `order_state` gave, or anything else. A StateError if no place of this
+        order is that one. Changes nothing.
+        """
+        return items
+
+    def go_on(self, state: Any, epoch: int, items: int) -> None:
+        """Go on from a state whose place `place_in` has found."""
+
     def __len__(self) -> int:
         return len(self.data_source)
 
@@ -80,6 +108,79 @@ class EpochOrder:
         for start in range(0, length, CHUNK):
             stop = min(start + CHUNK, length)
             yield from order(np.arange(start, stop, dtype=np.int64)).tolist()
+
+
+class BatchOrder(EpochOrder, Sampler[list[int]]):
+    """Mixin of batch samplers whose batches are computed, by their number in the epoch."""
+
+    def batches(self, epoch: int) -> Callable[[int], Indices]:
+        """Give one epoch's batches: a function from a batch's number to its indices, int64."""
+        raise NotImplementedError
+
+    def state_fingerprint(self) -> Fingerprint:
+        """Name what the batches depend on, besides the epoch; see `checkpoint/fingerprint.py`."""
+        raise NotImplementedError
+
+    @property
+    def data_source(self) -> Any:
+        """What is ordered: batches."""
+        return self
+
+    def order(self, epoch: int) -> Callable[[Indices], Any]:
+        """Give one epoch's batches: a function from their numbers to a list of arrays."""
+        # An epoch's first batches are asked for as they are made ahead, compared, and begun.
+        kept: dict[int, Callable[[int], Indices]] = self.__dict__.setdefault("_epochs", {})
+        if (batch := kept.get(epoch)) is None:
+            for old in [*kept][:-1]:
+                kept.pop(old, None)
+            batch = kept[epoch] = self.batches(epoch)
+        return lambda numbers: [batch(number) for number in numbers.tolist()]
+
+    def forget(self) -> None:
+        """Compute all batches anew, by options that have changed."""
+        self.__dict__.pop("_epochs", None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_epochs"}
+
+    def __iter__(self) -> Iterator[Any]:
+        return _BatchIterator(self)
+
+
+class _BatchIterator(Iterator[list[int]]):
+    """The batches of one epoch for whom they are not computed; its place can be asked for."""
+
+    def __init__(self, sampler: BatchOrder) -> None:
+        self._name, self._length = type(sampler).__name__, len(sampler)
+        self._order, self._next = sampler.order(sampler.epoch), 0
+        options = sampler.state_fingerprint().items(), sampler.order_state()
+        self._of = summarise([*options, self._length, "batches"])
+
+    def __next__(self) -> list[int]:
+        if self._next >= self._length:
+            raise StopIteration
+        self._next += 1
+        batch: list[int] = self._order(np.array([self._next - 1]))[0].tolist()
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the place among the epoch's batches; two primitives."""
+        return {"batches": self._next, "of": self._of}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken; a StateError if it is of other batches."""
+        if not isinstance(state, Mapping):
+            raise damaged("place among the batches must be a dict", state)
+        of, batches = state.get("of"), state.get("batches")
+        if type(of) is not str or of != self._of:
+            raise StateError(
+                f"the state is of other batches than this {self._name} makes: resume with the same "
+                "lengths, seed and options (num_replicas and group among them, which without being "
+                "given follow from the number of processes)"
+            )
+        if not is_count(batches, self._length + 1):
+            raise damaged(f"batches must be a whole number from 0 to {self._length}", batches)
+        self._next = batches
 
 
 class OrderedSampler(EpochOrder, SequentialSampler):

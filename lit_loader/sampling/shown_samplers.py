@@ -25,6 +25,7 @@ from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.errors import OptionError
 from lit_loader.sampling.batch_plan import BatchPlan, Shard, distributed_sampler_of
 from lit_loader.sampling.orders import (
+    BatchOrder,
     EndlessSampler,
     EpochOrder,
     OrderedSampler,
@@ -191,7 +192,10 @@ class ShardedSampler(DistributedSampler[Any]):
         if isinstance(source, EpochOrder):
             length = len(source)
             positions = shard.positions(0, shard.share(length), length)
-            return iter(source.order(source.epoch)(np.asarray(positions)).tolist())
+            order = source.order(source.epoch)
+            if isinstance(source, BatchOrder):
+                return (order(at)[0].tolist() for at in np.split(positions, len(positions)))
+            return iter(order(positions).tolist())
         items = list(source)
         return iter(shard.deal(items, items[: shard.num_replicas - 1]))
 

@@ -287,8 +287,7 @@ def shown_epoch(owner: Any) -> int | None:
 
 def _is_counted(owner: Any) -> bool:
     """Whether the loader counts its epochs; of all others the program tells them."""
-    is_own = isinstance(owner, EpochOrder) or getattr(owner, "counted_by_loader", False)
-    return is_own or type(owner) is DistributedSampler
+    return isinstance(owner, EpochOrder) or type(owner) is DistributedSampler
 
 
 def _is_users(owner: Any) -> bool:

@@ -23,6 +23,7 @@ from torch.utils.data import (
 )
 
 from lit_loader import (
+    BalancedBatchSampler,
     DataLoader,
     MixtureDataset,
     MixtureSampler,
@@ -137,6 +138,7 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "stateful iterator": lambda: mapped(sampler=SamplerWithStatefulIterator(LENGTH)),
     "drawn again": lambda: mapped(sampler=list(range(LENGTH))),
     "token budget": lambda: batches(TokenBudgetBatchSampler([3, 1, 2, 5, 4, 4] * 4, 8, seed=1)),
+    "balanced": lambda: batches(BalancedBatchSampler(range(LENGTH), 3, 2)),
     "mixture": lambda: {
         "dataset": (both := MixtureDataset([range(30), range(9)])),
         "batch_size": 4,
@@ -454,8 +456,10 @@ MIXING = ["workers", 0, 1, "iterator"]
         ("order", ["sampler"], [1], "state's sampler must be a dict of what the sampler must "),
         ("stateful", ["sampler", "head"], 1, "state's sampler['head'] must be a list of items"),
         ("iterable", ["workers"], None, "state's batches must be those of its workers, 0 in all, "),
-        ("token budget", ["sampler", "iterator", "batches"], -1,
-         "state's batches must be a whole number from 0 to "),
+        ("token budget", ["sampler", "order", "num_replicas"], -1,
+         "state's sampler['order'] must have the num_replicas, got"),
+        ("balanced", ["sampler", "order", "group"], 0,
+         "state's sampler['order'] must have the group and the batches, got"),
         ("stream", [*MIXING, "draws"], -3, "state's draws and given must be how many"),
         ("stream", [*MIXING, "sources"], [], "the state is of a mixture of 0 sources"),
         ("stream", [*MIXING, "sources", 1], [1, 2, 3],

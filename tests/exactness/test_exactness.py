@@ -28,10 +28,12 @@ from torch.utils.data import (
 )
 
 from lit_loader import (
+    BalancedBatchSampler,
     CachedDataset,
     DataLoader,
     MixtureDataset,
     MixtureStream,
+    PackingBatchSampler,
     TokenBudgetBatchSampler,
 )
 from lit_loader.data.cached_dataset import MappedDataset
@@ -186,6 +188,10 @@ def map_cases() -> Iterator[tuple[str, Case]]:
     for ranks in ({}, {"num_replicas": 2, "rank": 0}, {"num_replicas": 2, "rank": 1}):
         options = functools.partial(lambda ranks: {"batch_sampler": budgeted(), **ranks}, ranks)
         yield f"token budget, {ranks}", Case(functools.partial(Augmented, 60), options)
+        options = functools.partial(lambda ranks: {"batch_sampler": balanced(), **ranks}, ranks)
+        yield f"balanced, {ranks}", Case(functools.partial(Augmented, 62), options)
+        options = functools.partial(lambda ranks: {"batch_sampler": packing(), **ranks}, ranks)
+        yield f"packed, {ranks}", Case(functools.partial(Augmented, 60), options)
     for place, (name, dataset) in enumerate(reads.KINDS.items()):
         seeding = ("batch", "sample")[place % 2]
         options = {**SHUFFLED, "reads": (1, 3, 16)[place % 3], "seeding": seeding}
@@ -218,6 +224,15 @@ def map_cases() -> Iterator[tuple[str, Case]]:
 def budgeted() -> TokenBudgetBatchSampler:
     lengths = [1 + 7 * index % 40 for index in range(60)]
     return TokenBudgetBatchSampler(lengths, 100, seed=1, num_replicas=2)
+
+
+def balanced() -> BalancedBatchSampler:
+    return BalancedBatchSampler([1 + 7 * index % 40 for index in range(62)], 3, group=4, seed=1)
+
+
+def packing() -> PackingBatchSampler:
+    lengths = [1 + 7 * index % 40 for index in range(60)]
+    return PackingBatchSampler(lengths, 60, window=5, seed=1, num_replicas=2)
 
 
 def tolerant(kind: Any) -> Case:

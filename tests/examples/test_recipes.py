@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from lit_loader import PackCollate
 from tests.support.recipes import EXAMPLES, TRAIN, run
 
 
@@ -44,6 +45,14 @@ def little_is_padded(it: dict[str, Any]) -> bool:
     return small and it["padding"] < 0.1 < min(it["padding_otherwise"].values())
 
 
+def nothing_is_wasted(it: dict[str, Any]) -> bool:
+    return it["padding"] == 0 and it["ranks_wait"] == 0
+
+
+def nobody_waits(it: dict[str, Any]) -> bool:
+    return it["ranks_wait"] < 0.03 and it["padding"] < 0.5
+
+
 def weights_hold(it: dict[str, Any]) -> bool:
     resumed = it["resumed_batches_equal"] == it["resumed_batches"] == 30
     return resumed and all(abs(it["shares"][n] - w) < 0.03 for n, w in it["weights"].items())
@@ -68,6 +77,8 @@ RECIPES = {
     "objects": trained("fsspec", 17),
     "text": Recipe("numpy", BRIEF, text_is_learnt, ["training.png"]),
     "text_buckets": Recipe("numpy", BRIEF, little_is_padded, ["padding.png"]),
+    "text_packed": Recipe("numpy", BRIEF, nothing_is_wasted, ["training.png"]),
+    "text_balanced": Recipe("numpy", BRIEF, nobody_waits, ["training.png"]),
     "mixture": Recipe("numpy", CHECKED, weights_hold, ["mixture.png"]),
     "text_stream": Recipe("numpy", CHECKED, weights_hold, ["mixture.png"]),
     "imbalanced": Recipe(
@@ -231,6 +242,9 @@ def test_padding_does_not_count(examples: None) -> None:
     together = model._step({"tokens": padded, "lengths": torch.tensor([20, 7])}, "train")
     alone = [model._step({"tokens": row[None]}, "train") * (len(row) - 1) for row in rows]
     assert torch.allclose(together, sum(alone) / 25, atol=1e-5)
+    pack = PackCollate(pad_to_multiple_of=8)([{"tokens": row} for row in rows])
+    packed = model._step(pack, "train")
+    assert torch.allclose(packed, together, atol=1e-5)
 
 
 # --- what the datasets promise ---

@@ -20,12 +20,15 @@ from omegaconf.errors import OmegaConfBaseException
 from torch.utils.data import RandomSampler, WeightedRandomSampler
 
 from lit_loader import (
+    BalancedBatchSampler,
     LoaderConfig,
     LoaderDataModule,
     LoaderMonitor,
     LoaderStateCallback,
     MixtureSampler,
     OptionError,
+    Packed,
+    PackingBatchSampler,
     TokenBudgetBatchSampler,
 )
 from lit_loader.batch.pad import PadCollate, Padded
@@ -367,6 +370,33 @@ def test_token_budget(application: Compose) -> None:
     assert sorted(i for batch in batches for i in batch.values[:, 0].tolist()) == list(range(12))
     assert {i for batch in batches for i in batch.values[~batch.mask()].tolist()} <= {-1}
     assert len(epochs(cfg, split="val")[0]) == 1
+
+
+def test_balanced(application: Compose) -> None:
+    cfg = application(
+        "+lit_loader/sampler@data.train=balanced",
+        "data.train.batch_sampler.batch_size=3",
+        dataset("Documents"),
+        "loader.collate_fn={_target_: hydra.utils.get_class, path: builtins.list}",
+    )
+    batches, loader = epochs(cfg)
+    assert type(loader.batch_sampler) is BalancedBatchSampler
+    assert (loader.batch_sampler.group, [*map(len, batches)]) == (1, [3] * 4)
+
+
+def test_packing(application: Compose) -> None:
+    cfg = application(
+        "+lit_loader/sampler@data.train=packing",
+        "+lit_loader/collate@data.train.collate_fn=pack",
+        "data.train.batch_sampler.max_tokens=10",
+        "data.train.collate_fn.pad_to_multiple_of=8",
+        dataset("Documents"),
+    )
+    batches, loader = epochs(cfg)
+    assert type(loader.batch_sampler) is PackingBatchSampler
+    assert all(type(batch) is Packed and len(batch.values) in (8, 16) for batch in batches)
+    held = [i for b in batches for i in b.values[(b.position_ids == 0) & (b.sequence_ids >= 0)]]
+    assert sorted(held) == list(range(12))
 
 
 def test_weighted(application: Compose, tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lit_loader import DataLoader, StateError
-from lit_loader.data.mixture import MixtureDataset, MixtureSampler, Schedule
+from lit_loader.data.mixture import MixtureDataset, MixtureSampler
 from lit_loader.data.mixture_stream import MixtureStream
+from lit_loader.data.weights import Schedule
 from tests.config.test_refusals import refused
 from tests.mixture.test_own_generators import Held, HeldWithState
 from tests.support.exact import Epochs
@@ -255,12 +256,14 @@ def test_a_source_without_a_share_is_left_out() -> None:
 
 
 def test_a_state_of_other_sources_is_refused() -> None:
-    """Also without a loader of ours, which would see it at once: test_fingerprint.py."""
+    """One that does not name them; of others see test_changing.py."""
     first: Any = iter(streams("drop"))
     next(first)
+    state = first.state_dict()
+    del state["names"]
     other: Any = iter(MixtureStream([Held(0, 40)]))
     with pytest.raises(StateError, match="state is of a mixture of 3 sources, but this one has 1"):
-        other.load_state_dict(first.state_dict())
+        other.load_state_dict(state)
 
 
 def test_sources_that_give_everybody_everything_are_warned_of() -> None:

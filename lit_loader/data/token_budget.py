@@ -3,7 +3,8 @@
 ::
 
     lengths ─ sorted, longest first ─▶ buckets of similar lengths ─▶ cuts between batches   (once)
-    epoch ─▶ samples change places within their buckets ─▶ cut ─▶ groups of batches, shuffled
+    epoch ─▶ samples change places within their buckets ─▶ dealt among the batches of a step
+          ─▶ cut ─▶ steps, shuffled
 
 The cuts depend on the buckets alone: a batch takes as many samples as the longest of the bucket in
 which it begins allows. So every epoch has the same number of batches, of the same sizes, whatever
@@ -15,24 +16,28 @@ one goes on with samples of the next bucket, which are shorter.
 from __future__ import annotations
 
 import functools
-import hashlib
 import numbers
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.utils.data import Sampler
 
 from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
-from lit_loader.checkpoint.untrusted_state import damaged, is_count
 from lit_loader.config.checks import flag, one_of, or_none, plain, whole_number
+from lit_loader.data.balance import deal
+from lit_loader.data.lengths import (
+    TOO_LONG,
+    fitting,
+    of_each_sample,
+    place_among_ranks,
+    processes,
+)
 from lit_loader.describe import public, short_repr
-from lit_loader.errors import OptionError, StateError
-from lit_loader.sampling.orders import epoch_number
+from lit_loader.errors import OptionError
+from lit_loader.sampling.orders import BatchOrder
 from lit_loader.sampling.permutation import Permutation
 from lit_loader.seeding.seeds import derive
 
@@ -40,7 +45,7 @@ __all__ = ["TokenBudgetBatchSampler", "TokenBudgetStatistics"]
 
 Numbers = npt.NDArray[np.int64]
 _SAMPLES, _BATCHES = 1, 2  # what is shuffled; keeps the two orders of an epoch apart
-_TOO_LONG = ("raise", "skip", "truncate")
+_AT_ONCE = 16_384  # samples that are dealt at once
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class TokenBudgetStatistics:
 
 
 @public
-class TokenBudgetBatchSampler(Sampler[list[int]]):
+class TokenBudgetBatchSampler(BatchOrder):
     """Puts samples of similar length into batches of at most ``max_tokens`` padded tokens.
 
     ::
@@ -101,8 +106,9 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         pad_to_multiple_of: What the ``collate_fn`` pads lengths to a multiple of; counted in.
         too_long: What becomes of a sample of more than ``max_tokens`` tokens: "raise" an error,
             "skip" it, or count it as ``max_tokens`` long because the dataset will "truncate" it.
-        num_replicas: Ranks. So many batches in a row are of similar size, one for each rank's step,
-            and their number is a multiple of it, if batches can be divided. None: as many as
+        num_replicas: Ranks. So many batches in a row, one for each rank's step, have as equal
+            numbers of tokens as can be, with and without padding; and the number of batches is a
+            multiple of it, if batches can be divided. None: as many as
             ``torch.distributed`` has processes, 1 without. To resume on another number of ranks
             give one that all of them divide.
         seed: Seed of the orders; the loader's own ``seed`` is not known here.
@@ -113,9 +119,6 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
     Raises:
         OptionError: An option is refused, or a sample is too long (a ValueError).
     """
-
-    counted_by_loader = True
-    """Whether a loader counts its epochs up by itself, as those of its own samplers."""
 
     def __init__(
         self,
@@ -135,7 +138,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         positive = partial(whole_number, low=1)
         self.max_samples: int | None = or_none(positive)("max_samples", max_samples)
         given: int | None = or_none(positive)("num_replicas", num_replicas)
-        self.num_replicas = _processes() if given is None else given
+        self.num_replicas = processes() if given is None else given
         self.pad_to_multiple_of = positive("pad_to_multiple_of", pad_to_multiple_of)
         if self.pad_to_multiple_of > self.max_tokens:
             raise OptionError(
@@ -147,33 +150,24 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             raise OptionError(f"spread must be between 0 and 1, got spread={short_repr(share)}")
         self.shuffle, self.drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
         self.spread = float(share)
-        self.too_long = one_of("too_long", too_long, _TOO_LONG)
+        self.too_long = one_of("too_long", too_long, TOO_LONG)
         self.seed, self.epoch = whole_number("seed", seed, low=0), 0
 
-        self._lengths = lengths_of(source)
+        self._lengths: Numbers = of_each_sample("source", source, "lengths", "ui").astype(np.int64)
         self._tokens, kept = self._counted(self._lengths)
         order = np.argsort(-self._tokens[kept], kind="stable")
         self._longest_first: Numbers = kept[order]
         self._bucket, caps = self._buckets(self._tokens[self._longest_first])
         self._cuts = self._cut(self._bucket, caps)
+        self._alike = self._runs()
 
     def __len__(self) -> int:
         """Give the number of batches, on all ranks together; the same in every epoch."""
         return len(self._cuts) - 1
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return _Batches(self, self.epoch)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose batches come next.
-
-        Args:
-            epoch: Epoch number, counted from 0.
-
-        Raises:
-            OptionError: It is no whole number, or has more than 62 bits.
-        """
-        self.epoch = epoch_number(epoch)
+    def batches(self, epoch: int) -> Callable[[int], Numbers]:  # noqa: D102
+        samples, starts = self.plan(epoch)
+        return lambda number: samples[starts[number] : starts[number + 1]]
 
     def __repr__(self) -> str:
         return (
@@ -191,10 +185,10 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         """
         cuts, samples = self._cuts, self._longest_first
         if not self.shuffle:
-            return samples[: cuts[-1]], cuts
+            return self._dealt(samples)[: cuts[-1]], cuts
         ranks = np.arange(len(samples), dtype=np.int64)
         ranks = Permutation(len(samples), derive(self.seed, epoch, _SAMPLES)).at(ranks)
-        samples = samples[np.lexsort((ranks, self._bucket))]
+        samples = self._dealt(samples[np.lexsort((ranks, self._bucket))])
         # Batches of one step stay together. A rest, which only single samples leave, stays last.
         replicas, count = self.num_replicas, len(self)
         groups = np.arange(count // replicas, dtype=np.int64)
@@ -248,15 +242,7 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
         multiple = self.pad_to_multiple_of
         budget = self.max_tokens // multiple * multiple
         tokens = np.maximum(-(-lengths // multiple) * multiple, multiple)
-        fits = tokens <= budget
-        if self.too_long == "raise" and not fits.all():
-            first = int(np.argmin(fits))
-            raise OptionError(
-                f"samples are longer than max_tokens={self.max_tokens} allows ("
-                f"{np.count_nonzero(~fits)} of {len(fits)}; sample {first} has {lengths[first]} "
-                "tokens): raise max_tokens, or set too_long to 'skip' or 'truncate'"
-            )
-        kept = np.arange(len(lengths)) if self.too_long != "skip" else np.flatnonzero(fits)
+        kept = fitting(tokens, budget, self.too_long, lengths)
         return np.minimum(tokens, budget), kept
 
     def _buckets(self, tokens: Numbers) -> tuple[Numbers, list[int]]:
@@ -302,73 +288,44 @@ class TokenBudgetBatchSampler(Sampler[list[int]]):
             cuts = np.sort(np.concatenate([cuts, cuts[largest] + sizes[largest] // 2]))
         return cuts
 
+    def _runs(self) -> list[tuple[int, Numbers]]:
+        """Find what is dealt: batches in a row of one step that have as many samples.
+
+        All of them are within the budget of the first, which has the longest samples. Gives, for
+        each shape, the number of batches, and runs × places of their samples in the order that is
+        cut.
+        """
+        sizes = np.diff(self._cuts)
+        batches = np.arange(len(sizes))
+        first = np.ones(len(sizes), bool)
+        first[1:] = (sizes[1:] != sizes[:-1]) | (batches[1:] % self.num_replicas == 0)
+        begins = np.flatnonzero(first)
+        counts = np.diff(np.append(begins, len(sizes)))
+        shapes = np.stack([counts, sizes[begins]], axis=1)
+        found = []
+        for count, size in np.unique(shapes[(shapes > 1).all(axis=1)], axis=0).tolist():
+            starts = self._cuts[begins[(shapes == (count, size)).all(axis=1)]]
+            found.append((count, starts[:, None] + np.arange(count * size)))
+        return found
+
+    def _dealt(self, samples: Numbers) -> Numbers:
+        """Deal samples among batches of as many, so that each has its share of the long ones."""
+        dealt: Numbers = samples.copy()
+        for batches, runs in self._alike:
+            for places in np.array_split(runs, -(-runs.size // _AT_ONCE)):
+                ours = deal(self._tokens[samples[places]].astype(float), batches, fixed=1)
+                ours = ours.reshape(len(places), -1)
+                dealt[places] = samples[np.take_along_axis(places, ours, axis=1)]
+        return dealt
+
+    def order_state(self) -> dict[str, Any]:  # noqa: D102
+        return {"num_replicas": self.num_replicas}
+
+    def place_in(self, state: Any, epoch: int, items: int) -> int:
+        """Find the place of a state; in the middle of an epoch the number of ranks is the same."""
+        # An older state is of batches that were not dealt; on one rank they are the same.
+        return place_among_ranks(self, state, items, older=1)
+
     @functools.cached_property
     def _lengths_summary(self) -> str:
         return summarise(self._lengths)  # once: there may be millions of them
-
-
-class _Batches(Iterator[list[int]]):
-    """The batches of one epoch; its place can be asked for, and be set at once."""
-
-    def __init__(self, sampler: TokenBudgetBatchSampler, epoch: int) -> None:
-        self._samples, self._starts = sampler.plan(epoch)
-        options = repr((sampler.state_fingerprint(), sampler.num_replicas)).encode()
-        self._of, self._next = hashlib.blake2b(options, digest_size=8).hexdigest(), 0
-
-    def __next__(self) -> list[int]:
-        if self._next >= len(self._starts) - 1:
-            raise StopIteration
-        self._next += 1
-        start, stop = self._starts[self._next - 1], self._starts[self._next]
-        batch: list[int] = self._samples[start:stop].tolist()
-        return batch
-
-    def state_dict(self) -> dict[str, Any]:
-        """Give the place among the epoch's batches; two primitives."""
-        return {"batches": self._next, "of": self._of}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken; a StateError if it is of other batches."""
-        if not isinstance(state, Mapping):
-            raise damaged("place among the batches must be a dict", state)
-        of, batches, most = state.get("of"), state.get("batches"), len(self._starts) - 1
-        if type(of) is not str or of != self._of:
-            raise StateError(
-                "the state is of other batches than this TokenBudgetBatchSampler makes: resume "
-                "with the same lengths, seed and options (num_replicas among them, which without "
-                "being given is the number of processes)"
-            )
-        if not is_count(batches, most + 1):
-            raise damaged(f"batches must be a whole number from 0 to {most}", batches)
-        self._next = batches
-
-
-def _processes() -> int:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_world_size()
-    return 1
-
-
-def lengths_of(source: Any) -> Numbers:
-    """Give the tokens of each sample, int64."""
-    given = getattr(source, "lengths", source)
-    lengths: npt.NDArray[Any] = np.empty((0, 0))
-    # A dataset without lengths must not be read as if it were an array: perhaps it has no end.
-    if isinstance(given, Sequence) or hasattr(given, "__array__"):
-        lengths = np.asarray(given) if len(given) else np.empty(0, np.int64)
-    if lengths.ndim != 1 or not np.issubdtype(lengths.dtype, np.integer):
-        of = f" of {lengths.dtype}, shape {lengths.shape}" if lengths.size else ""
-        raise OptionError(
-            "source must be the samples' lengths, one whole number each, or a dataset with an "
-            f"attribute 'lengths' that holds them, got {type(source).__name__}{of}"
-        )
-    if given is not source and hasattr(source, "__len__") and len(source) != len(lengths):
-        raise OptionError(
-            f"{type(source).__name__}.lengths must have a length for each sample, got "
-            f"{len(lengths)} for {len(source)} samples: give the samples' lengths themselves"
-        )
-    if lengths.size and lengths.min() < 0:
-        first = int(np.argmax(lengths < 0))
-        raise OptionError(f"lengths must not be negative, got {lengths[first]} for sample {first}")
-    return lengths.astype(np.int64)

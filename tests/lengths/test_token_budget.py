@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lit_loader import DataLoader, OptionError, StateError
 from lit_loader.data.mixture import MixtureDataset
-from lit_loader.sampling.token_budget import TokenBudgetBatchSampler
+from lit_loader.data.token_budget import TokenBudgetBatchSampler
 from tests.config.test_refusals import refused
 from tests.parity.tools import lists
 from tests.support.exact import loaded, through_file
@@ -182,6 +182,18 @@ def test_ranks_get_as_many_batches_of_similar_size(replicas: int) -> None:
     assert np.median(apart) < np.median(shuffled)
 
 
+@pytest.mark.parametrize(("shuffle", "bound"), [(True, 1.01), (False, 1.02)])
+def test_a_step_has_equal_tokens_with_and_without_padding(shuffle: bool, bound: float) -> None:
+    of = np.clip(np.random.default_rng(0).lognormal(5, 1, 20_000), 16, 1024).astype(np.int64)
+    made = TokenBudgetBatchSampler(of, 8192, num_replicas=8, spread=0.2, shuffle=shuffle)
+    batches = list(made)
+    tokens = np.array([of[batch].sum() for batch in batches]).reshape(-1, 8)
+    sizes = np.array([padded(batch, of) for batch in batches]).reshape(-1, 8)
+    # 1.027 and 1.012 where the samples of a step are dealt as they come.
+    assert (tokens.max(axis=1) / tokens.mean(axis=1)).mean() < bound
+    assert (sizes.max(axis=1) / sizes.mean(axis=1)).mean() < bound
+
+
 def test_the_ranks_are_those_of_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sampler().num_replicas == 1
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
@@ -233,5 +245,5 @@ def test_states_of_other_batches_are_refused(change: dict[str, Any]) -> None:
 def test_lengths_of_something_else() -> None:
     """A mixture's are those of its sources: most samples would never come."""
     mixture = MixtureDataset([range(30), range(12)])
-    with pytest.raises(OptionError, match="a length for each sample, got 2 for 42 samples"):
+    with pytest.raises(OptionError, match="must have one for each sample, got 2 for 42 samples"):
         TokenBudgetBatchSampler(mixture, 100)

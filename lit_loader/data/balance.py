@@ -1,0 +1,293 @@
+"""`BalancedBatchSampler`: batches of equal size and equal cost for all ranks of a step.
+
+::
+
+    shuffled order ─ runs of group × batch_size samples ─ deal ─▶ group batches of equal cost
+                                     batch j goes to rank j % ranks: all are done at the same time
+
+A run is dealt by two rules. The most expensive samples go first, one to each batch, the next to
+the batches that cost least so far (Graham's longest processing time first, with as many samples for
+each batch). Then the dearest and the cheapest batch exchange the two samples that bring them
+closest, until no exchange helps. Both are done for many runs at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
+from lit_loader.checkpoint.untrusted_state import damaged, is_count
+from lit_loader.config.checks import flag, or_none, whole_number
+from lit_loader.data.lengths import of_each_sample, processes
+from lit_loader.describe import public
+from lit_loader.errors import OptionError, StateError
+from lit_loader.sampling.orders import BatchOrder, Indices
+from lit_loader.sampling.permutation import Permutation
+from lit_loader.seeding.seeds import derive
+
+__all__ = ["BalancedBatchSampler", "deal"]
+
+Costs = npt.NDArray[np.float64]
+
+_AT_ONCE = 16_384
+"""Samples that are dealt at once: about 5 ms, 5 us for each batch of 16."""
+
+_EXCHANGES = 16
+"""Exchanges of a run at most; after 16 of them hardly a run has one more that helps."""
+
+_COMPARED = 64
+"""Samples of a batch that are looked at for an exchange: of more, many are alike."""
+
+
+@public
+class BalancedBatchSampler(BatchOrder):
+    """Deals the samples of each step so that all its batches cost the same.
+
+    ::
+
+        batches = BalancedBatchSampler(dataset.lengths, 16, group=8, seed=1)
+        DataLoader(dataset, batch_sampler=batches, num_replicas=8, rank=rank)
+
+    Each run of ``group`` batches has the samples that ``shuffle=True`` with this seed would give
+    it; which of these batches has which of them is chosen so that the sums of their costs are as
+    equal as they can be. Every batch has ``batch_size`` samples. In the last group they have one
+    more or less, or it is left off.
+
+    What a batch holds is a function of (costs, options, seed, epoch). Ranks need no sampler of
+    their own: rank r of R gets each R-th batch. In the middle of an epoch a state can be loaded
+    with another number of ranks, and at the edge of a group with another group.
+
+    In a configuration it is a factory, which is called with the dataset::
+
+        batch_sampler: {_target_: lit_loader.BalancedBatchSampler, _partial_: true,
+                        batch_size: 16, costs_in: lengths}
+
+    Args:
+        costs: Cost of each sample, finite numbers of at least 0: tokens, say, or milliseconds; or a
+            dataset with an attribute that holds them.
+        batch_size: Samples in a batch.
+        group: Batches whose costs are made equal: ranks × batches that one optimizer step
+            accumulates. None: ranks × the Trainer's ``accumulate_grad_batches`` in
+            `LoaderDataModule`, and as many as ``torch.distributed`` has processes elsewhere.
+        seed: Seed of the orders; the loader's own ``seed`` is not known here.
+        shuffle: Shuffle the samples anew for each epoch; False: in the dataset's order.
+        drop_last: Leave off the last group if it is not full.
+        parts: Parts into which a group's samples are sorted by their costs before they are dealt,
+            ``group / parts`` batches in each: for batches that are padded to their longest sample,
+            as many as batches that one step accumulates. The ranks then have long samples at the
+            same time, and little padding. 1: all batches of a group cost the same.
+        costs_in: Name of the attribute in which a dataset has its costs.
+
+    Attributes:
+        epoch: The epoch whose batches come next.
+
+    Raises:
+        OptionError: An option or a cost is refused (a ValueError).
+    """
+
+    def __init__(
+        self,
+        costs: Any,
+        batch_size: int,
+        group: int | None = None,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        parts: int = 1,
+        costs_in: str = "lengths",
+    ) -> None:
+        self.batch_size = whole_number("batch_size", batch_size, low=1)
+        given: int | None = or_none(partial(whole_number, low=1))("group", group)
+        self.group, self.group_is_given = given or processes(), given is not None
+        self.parts = whole_number("parts", parts, low=1)
+        self._check_parts()
+        self.seed = whole_number("seed", seed, low=0)
+        self.shuffle, self.drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
+        self._costs: Costs = of_each_sample("costs", costs, costs_in, "fui").astype(np.float64)
+        self._summary = summarise(self._costs)
+
+    def _check_parts(self) -> None:
+        if self.group % self.parts:
+            raise OptionError(
+                f"group must be a multiple of parts={self.parts}, got group={self.group}: give "
+                "ranks × accumulated batches as group, and accumulated batches as parts"
+            )
+
+    def __len__(self) -> int:
+        """Give the number of batches, on all ranks together; the same in every epoch."""
+        groups, rest = divmod(len(self._costs), self.group * self.batch_size)
+        return groups * self.group + (0 if self.drop_last else min(rest, self.group))
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({len(self._costs):,} samples in {len(self):,} batches, "
+            f"batch_size={self.batch_size}, group={self.group}, shuffle={self.shuffle}, "
+            f"seed={self.seed})"
+        )
+
+    def fit_step(self, ranks: int, accumulated: int) -> None:
+        """Make a group of each optimizer step's batches, unless ``group`` was given.
+
+        Args:
+            ranks: Processes that share the data.
+            accumulated: Batches of each process that a step accumulates.
+        """
+        if not self.group_is_given:
+            self.group = ranks * accumulated
+            self._check_parts()
+            self.forget()
+
+    def batches(self, epoch: int) -> Callable[[int], Indices]:  # noqa: D102
+        length, group, size = len(self._costs), self.group, self.batch_size
+        run, whole = group * size, length // (group * size)
+        at_once = max(1, _AT_ONCE // run)
+        order = Permutation(length, derive(self.seed, epoch)) if self.shuffle else None
+        dealt: tuple[int, Any] = -1, ()
+
+        def batch(number: int) -> Indices:
+            nonlocal dealt
+            part, place = divmod(number, group * at_once)
+            first, batches = dealt
+            if first != part:  # as a whole, for threads
+                start = part * at_once
+                stop = min(start + at_once, whole)
+                places = np.arange(start * run, stop * run, dtype=np.int64)
+                samples = (places if order is None else order.at(places)).reshape(-1, run)
+                batches = [*self._dealt(samples).reshape(-1, size)]
+                if stop == whole:
+                    places = np.arange(whole * run, length, dtype=np.int64)
+                    rest = places if order is None else order.at(places)
+                    batches += self._spread(rest)
+                dealt = part, batches
+            chosen: Indices = batches[place]
+            return chosen
+
+        return batch
+
+    def _dealt(self, samples: Indices) -> Indices:
+        """Deal runs × samples; gives runs × batches × their samples."""
+        runs, costs = len(samples), self._costs[samples]
+        if self.parts == 1:
+            return samples[np.arange(runs)[:, None, None], deal(costs, self.group)]
+        # Each part in the order of the run, too; and that first which has the first of its samples.
+        parts = np.argsort(-costs, axis=1, kind="stable").reshape(runs, self.parts, -1)
+        parts.sort(axis=2)
+        parts = np.take_along_axis(parts, np.argsort(parts[:, :, :1], axis=1), axis=1)
+        order = parts.reshape(runs * self.parts, -1)
+        samples = np.repeat(samples, self.parts, axis=0)
+        samples = np.take_along_axis(samples, order, axis=1)
+        places = deal(self._costs[samples], self.group // self.parts, fixed=1)
+        return samples[np.arange(len(samples))[:, None, None], places]
+
+    def _spread(self, samples: Indices) -> list[Indices]:
+        """Deal what is left of an epoch: a sample more or less in each batch."""
+        batches = min(len(samples), self.group)
+        if not batches:
+            return []
+        missing = -len(samples) % batches
+        # Nothing, which costs nothing, is dealt too: last, and one to a batch at most.
+        costs = np.concatenate([self._costs[samples], np.full(missing, -1.0)])
+        places = deal(costs[None], batches, fixed=len(costs))[0]
+        return [samples[each[each < len(samples)]] for each in places]
+
+    def state_fingerprint(self) -> Fingerprint:
+        """Name what the batches depend on, besides epoch and group."""
+        return {
+            "seed": self.seed,
+            "costs": self._summary,
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
+            "parts": self.parts,
+        }
+
+    def order_state(self) -> dict[str, Any]:  # noqa: D102
+        return {"group": self.group, "batches": len(self)}
+
+    def place_in(self, state: Any, epoch: int, items: int) -> int:
+        """Find the place of a state, which may be of other groups if it is at the edge of one."""
+        group, batches = (
+            (state.get("group"), state.get("batches")) if isinstance(state, dict) else (None, None)
+        )
+        if not (is_count(group) and group and is_count(batches)):
+            raise damaged("sampler['order'] must have the group and the batches", state)
+        if group == self.group:
+            return items
+        if items >= batches:
+            return len(self)
+        if items % group or items % self.group:
+            raise StateError(
+                f"the state is {items:,} batches into an epoch of groups of {group}, and this "
+                f"BalancedBatchSampler has groups of {self.group}, which begin elsewhere: resume "
+                f"with group={group}, or from a state at an edge of groups of both kinds"
+            )
+        return items
+
+
+def deal(costs: npt.NDArray[Any], batches: int, fixed: int = 0) -> Indices:
+    """Deal samples to batches of equal size so that the batches cost the same.
+
+    Args:
+        costs: Of each sample; runs × samples, which are a multiple of the batches.
+        batches: Of each run.
+        fixed: How many of a batch's samples, the dearest, stay where they are dealt at first: 1 for
+            padded batches, whose size the longest determines.
+
+    Returns:
+        Runs × batches × samples of a batch: places in a run, int64. A batch has them in rising
+        order, and that with a run's first sample comes first.
+    """
+    runs, samples = costs.shape
+    size = samples // batches
+    if batches == 1 or not runs:
+        return np.broadcast_to(np.arange(samples).reshape(batches, -1), (runs, batches, size))
+    order = np.argsort(-costs, axis=1, kind="stable")
+    rounds = (runs, size, batches)
+    order, sorted_costs = order.reshape(rounds), np.take_along_axis(costs, order, 1).reshape(rounds)
+    places: Indices = np.empty((runs, batches, size), np.int64)
+    parts: Costs = np.empty(places.shape)
+    sums, run = np.zeros((runs, batches)), np.arange(runs)[:, None]
+    for number in range(size):
+        cheapest = np.argsort(sums, axis=1, kind="stable")
+        sums[run, cheapest] += sorted_costs[:, number]
+        parts[run, cheapest, number] = sorted_costs[:, number]
+        places[run, cheapest, number] = order[:, number]
+    if size > fixed:
+        _exchange(places, parts, sums, fixed)
+    places.sort(axis=2)
+    first: Indices = np.argsort(places[:, :, 0], axis=1)
+    return places[run, first]
+
+
+def _exchange(places: Indices, parts: Costs, sums: Costs, fixed: int) -> None:
+    """Exchange samples between the dearest and the cheapest batch of each run, in place."""
+    step = -(-(parts.shape[2] - fixed) // _COMPARED)
+    active = np.arange(len(sums))
+    for _ in range(_EXCHANGES):
+        now, row = sums[active], np.arange(len(active))
+        dear, cheap = now.argmax(axis=1), now.argmin(axis=1)
+        gap = now[row, dear] - now[row, cheap]
+        # Of each pair: what is moved from one to the other. Half of the gap would close it.
+        moved = parts[active, dear, fixed::step][:, :, None]
+        moved = moved - parts[active, cheap, fixed::step][:, None, :]
+        width = moved.shape[2]
+        moved = moved.reshape(len(active), -1)
+        left = np.abs(gap[:, None] - 2 * moved)
+        best = left.argmin(axis=1)
+        helps = left[row, best] < gap
+        if not helps.any():
+            return
+        active, dear, cheap, best = active[helps], dear[helps], cheap[helps], best[helps]
+        change = moved[helps, best]
+        ours = active, dear, best // width * step + fixed
+        theirs = active, cheap, best % width * step + fixed
+        sums[active, dear] -= change
+        sums[active, cheap] += change
+        for array in (places, parts):
+            array[ours], array[theirs] = array[theirs], array[ours]

@@ -1,0 +1,199 @@
+"""`PackedStream`: a stream of documents as sequences of one length, without padding.
+
+::
+
+    documents ─▶ one after the other ─ cut every `length` tokens ─▶ sequence
+    state: {"documents": where they were before the one in which the next sequence begins,
+            "offset": what of that one is given already, …}
+
+A sequence ends where it is full, in the midst of a document most often, and the next one goes on
+there. The state holds no tokens: that document is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
+
+from lit_loader.checkpoint.fingerprint import Fingerprint, fingerprint_of
+from lit_loader.checkpoint.stateful import Opened, checked_parts
+from lit_loader.checkpoint.untrusted_state import damaged, is_count
+from lit_loader.config.checks import whole_number
+from lit_loader.data.mixture import announce_epoch
+from lit_loader.describe import public
+from lit_loader.errors import OptionError, StateError
+
+__all__ = ["PackedStream"]
+
+_KEY: Final = "dataset"
+
+
+@public
+class PackedStream(IterableDataset[dict[str, Tensor]]):
+    """Documents one after the other, cut into sequences of one length.
+
+    ::
+
+        DataLoader(PackedStream(documents, 2048), batch_size=8, num_shards=64)
+
+    A sample is a dict of tensors of ``length`` tokens each, which `default_collate` stacks: the
+    document's entries ("tokens", if a document is no mapping), ``position_ids`` (int64: the place
+    in the document, from 0 where the sequence begins in its middle), and ``sequence_ids`` (int64:
+    the number of the document within the sequence). At the end of an epoch a part that does not
+    fill a sequence is left out, by each reader.
+
+    Each reader (one of ``num_shards``; without, each worker of each rank) packs what it gets of the
+    documents, which ask `lit_loader.get_shard` for their share. The stream is resumed exactly where
+    ``documents`` are.
+
+    Args:
+        documents: An iterable dataset. A document is a tensor, an array, a list of numbers or
+            ``bytes``; or a mapping from name to such, all of one length. It has at least one token.
+        length: Tokens of a sequence.
+        overlap: Tokens at the end of a sequence with which the next one begins: 1 where each token
+            is to be predicted from the one before.
+
+    Raises:
+        OptionError: An option is refused.
+    """
+
+    state_is_that_of_sources: Final = True
+    """For the advice that is given where there is none."""
+
+    def __init__(self, documents: Any, length: int, overlap: int = 0) -> None:
+        self.documents = documents
+        self.length = whole_number("length", length, low=1)
+        self.overlap = whole_number("overlap", overlap, low=0)
+        if self.overlap >= self.length:
+            raise OptionError(f"overlap must be below length={length}, got overlap={overlap}")
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return _Packer(self)
+
+    def __repr__(self) -> str:
+        name = type(self.documents).__name__
+        return f"{type(self).__name__}({name}, length={self.length}, overlap={self.overlap})"
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch on the documents, if they have ``set_epoch``."""
+        announce_epoch([self.documents], epoch)
+
+    def state_fingerprint(self) -> Fingerprint:
+        """Name what the sequences depend on, besides epoch and reader."""
+        inner = fingerprint_of("documents", self.documents)
+        return {"length": self.length, "overlap": self.overlap, **inner}
+
+
+class _Piece(NamedTuple):
+    """A part of a document that is in the sequence that comes next."""
+
+    before: Any  # where the documents were before they gave it
+    start: int  # of the part, in the document
+    parts: dict[str, Tensor]
+
+
+class _Packer(Iterator[dict[str, Tensor]]):
+    """One reader's pass over a `PackedStream`."""
+
+    def __init__(self, stream: PackedStream) -> None:
+        self._stream = stream
+        self._opened: Opened | None = None
+        self._loaded: Any = None
+        self._pieces: list[_Piece] = []
+        self._skipped = 0  # tokens of the document that comes next, given already
+
+    def __next__(self) -> dict[str, Tensor]:
+        missing = self._stream.length - sum(map(_size, self._pieces))
+        while missing > 0:
+            self._pieces.append(piece := self._next_document())
+            missing -= _size(piece)
+        taken = self._pieces
+        if missing:  # the last one goes on in the next sequence
+            last = taken[-1]
+            taken = [*taken[:-1], _cut(last, 0, _size(last) + missing)]
+        sequence = {
+            name: torch.cat([each.parts[name] for each in taken]) for name in taken[0].parts
+        }
+        sizes = torch.tensor([*map(_size, taken)])
+        ends = sizes.cumsum(0)
+        firsts = (ends - sizes).repeat_interleave(sizes)
+        sequence["position_ids"] = torch.arange(len(firsts)) - firsts
+        sequence["sequence_ids"] = torch.arange(len(sizes)).repeat_interleave(sizes)
+        self._pieces = self._from(self._stream.length - self._stream.overlap)
+        return sequence
+
+    def _from(self, place: int) -> list[_Piece]:
+        """Give the pieces from a place of the sequence on."""
+        left = []
+        for piece in self._pieces:
+            if place < _size(piece):
+                left.append(_cut(piece, max(0, place), _size(piece)))
+            place -= _size(piece)
+        return left
+
+    def _next_document(self) -> _Piece:
+        if self._opened is None:
+            self._opened = Opened(self._stream.documents, _KEY, self._loaded, role="documents")
+            self._loaded = None
+        before = self._opened.state()
+        piece = _Piece(before, 0, _entries(next(self._opened.iterator)))
+        skipped, self._skipped = self._skipped, 0
+        if skipped > _size(piece):
+            raise StateError(
+                f"the state is at token {skipped} of a document that has {_size(piece)}: resume "
+                "with the documents that the state was taken with"
+            )
+        return _cut(piece, skipped, _size(piece)) if skipped else piece
+
+    @property
+    def must_be_read_again(self) -> bool:
+        """Whether the documents have been begun and have no state."""
+        return self._opened is not None and self._opened.must_be_read_again
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the place: of the documents, and in the one in which the next sequence begins."""
+        if self._pieces:
+            documents, offset = self._pieces[0].before, self._pieces[0].start
+        else:
+            documents = self._loaded if self._opened is None else self._opened.state()
+            offset = self._skipped
+        return {"documents": documents, "offset": offset}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken; a StateError if it is none."""
+        if not isinstance(state, Mapping) or not is_count(state.get("offset")):
+            raise damaged("place in the documents must be a dict with an offset", state)
+        self._loaded = checked_parts("documents", state.get("documents"), _KEY)
+        self._opened, self._pieces, self._skipped = None, [], state["offset"]
+
+
+def _size(piece: _Piece) -> int:
+    return len(next(iter(piece.parts.values())))
+
+
+def _cut(piece: _Piece, start: int, stop: int) -> _Piece:
+    parts = {name: part[start:stop] for name, part in piece.parts.items()}
+    return _Piece(piece.before, piece.start + start, parts)
+
+
+def _entries(document: Any) -> dict[str, Tensor]:
+    """Give a document's entries as tensors; a ValueError if they differ in length, or are empty."""
+    named = document if isinstance(document, Mapping) else {"tokens": document}
+    entries = {
+        name: torch.as_tensor(
+            np.frombuffer(entry, np.uint8).copy() if isinstance(entry, bytes) else entry
+        )
+        for name, entry in named.items()
+    }
+    lengths = {name: len(entry) if entry.ndim else 0 for name, entry in entries.items()}
+    if len({*lengths.values()}) != 1 or not all(lengths.values()):
+        raise ValueError(
+            f"a document's entries must have one length of at least 1, got lengths {lengths}: "
+            "leave out what is not a token's, and documents without tokens"
+        )
+    return entries
