@@ -443,10 +443,8 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
                     f"loaders: the {split!r} split has no dataset {name!r} among several: given "
                     f"are {_listed(names)}"
                 )
-        left = iter(names)
-        return _each(
-            source, lambda one: self.make_loader(split, one, **single.get(next(left, ""), {}))
-        )
+        in_turn = iter([single.get(name, {}) for name in names] or [{}])
+        return _each(source, lambda one: self.make_loader(split, one, **next(in_turn)))
 
     def make_loader(
         self, split: str, dataset: Dataset[Any] | None = None, **options: Any
