@@ -17,7 +17,7 @@ from lit_loader.bench.rounds import Spread
 from lit_loader.bench.settings import OURS, REFERENCE
 from lit_loader.statistics.records import LoaderStatistics
 from lit_loader.statistics.sentences import percent
-from lit_loader.statistics.verdict import PLACES, cause
+from lit_loader.statistics.verdict import MADE, cause
 
 __all__ = ["FIGURES", "Point", "advise", "choose"]
 
@@ -107,7 +107,7 @@ def advise(
     if chosen is None or chosen.statistics is None:
         return ["nothing was measured, so there is nothing to advise"]
     most = max(point.num_workers for point in points)
-    stages = {name: getattr(chosen.statistics, name).mean for name in (*PLACES, "decode")}
+    stages = {name: getattr(chosen.statistics, name).mean for name in (*MADE, "decode")}
     costs = ", ".join(f"{name} {_time(seconds)}" for name, seconds in stages.items())
     return [
         f"use {chosen}: {_use(chosen, points, samples)}{_step(chosen, step_ms)}",
@@ -164,8 +164,12 @@ def _bound(chosen: Point, statistics: LoaderStatistics, cores: float, most: int)
         processor_fraction=min(1.0, chosen.cpu / busy),
         # More are not advised where more were measured, and did not help.
         why_so_many="as measured" if chosen.num_workers < most else "",
+        num_workers=chosen.num_workers,
+        surroundings=replace(
+            statistics.surroundings, processors=math.ceil(cores), persistent_workers=True
+        ),
     )
-    return cause(running, chosen.num_workers, math.ceil(cores), True)
+    return cause(running)
 
 
 def _time(seconds: float) -> str:

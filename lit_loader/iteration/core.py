@@ -18,6 +18,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
+import math
 import os
 import threading
 import time
@@ -27,6 +29,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final
 
+import torch
 from torch.utils.data import IterableDataset
 
 from lit_loader.accelerator import pin_memory as pinning
@@ -53,11 +56,12 @@ from lit_loader.sampling.shown_samplers import ShardedSampler, ShownSamplers
 from lit_loader.seeding.find_generators import find_generators
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.auto_workers import AutoWorkers
-from lit_loader.statistics.recorder import WINDOW, Recorder
-from lit_loader.statistics.records import BatchRecord, LoaderStatistics, MemoryUse
+from lit_loader.statistics.recorder import Recorder
+from lit_loader.statistics.records import BatchRecord, LoaderStatistics, MemoryUse, Surroundings
 from lit_loader.streams.tail import ShardTail, Talks, tail_of
 from lit_loader.system.cgroups import own_memory
 from lit_loader.system.interrupts import HeldBack, let_handlers_through
+from lit_loader.system.processors import usable_processors
 from lit_loader.transport import loader_page
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.workers.pipes import PoolClosed
@@ -605,10 +609,7 @@ class LoaderCore:
         ``pool``: who makes batches; None: they are gone. ``again``: a reader that moves reads again
         what it has given.
         """
-        recorder = self.recorder
-        recorder.records.append(record)
-        if len(recorder.records) >= WINDOW:
-            recorder.flush()
+        self.recorder.add(record, pool.workers.pids if pool is not None and record.wait else ())
         auto = self.auto
         if auto is None or record.worker < 0 or not auto.add(record, again) or pool is None:
             return  # what this process has made itself says nothing of workers
@@ -627,6 +628,13 @@ class LoaderCore:
                 memory=_memory_use({*pools, self.pool}) if memory else None,
                 num_workers=self.loader.num_workers,
                 why_so_many="" if auto is None else auto.setting.reason,
+                surroundings=Surroundings(
+                    processors=_processors(),
+                    persistent_workers=self.loader.persistent_workers,
+                    iterable=isinstance(self.loader.dataset, IterableDataset),
+                    threads=torch.get_num_threads(),
+                    device=torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]
+                ),
                 **figures_of(self.loader.dataset),
             )
 
@@ -652,6 +660,11 @@ class LoaderCore:
     def tell(self, note: str) -> None:
         """Warn, once, of what was noticed while a batch was made."""
         self.warn_once(f"{type(self.loader.dataset).__name__}: {note}")
+
+
+@functools.lru_cache
+def _processors() -> int:
+    return math.ceil(usable_processors())
 
 
 def _memory_use(pools: set[WorkerPool | None]) -> MemoryUse:
