@@ -56,12 +56,13 @@ from lit_loader.sampling.shown_samplers import ShardedSampler, ShownSamplers
 from lit_loader.seeding.find_generators import find_generators
 from lit_loader.seeding.seeds import BaseSeed
 from lit_loader.statistics.auto_workers import AutoWorkers
-from lit_loader.statistics.recorder import Recorder
+from lit_loader.statistics.recorder import WINDOW, Recorder
 from lit_loader.statistics.records import BatchRecord, LoaderStatistics, MemoryUse, Surroundings
+from lit_loader.statistics.worker_waits import LONG
 from lit_loader.streams.tail import ShardTail, Talks, tail_of
 from lit_loader.system.cgroups import own_memory
 from lit_loader.system.interrupts import HeldBack, let_handlers_through
-from lit_loader.system.processors import usable_processors
+from lit_loader.system.processors import times_of_threads, usable_processors
 from lit_loader.transport import loader_page
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.workers.pipes import PoolClosed
@@ -609,7 +610,14 @@ class LoaderCore:
         ``pool``: who makes batches; None: they are gone. ``again``: a reader that moves reads again
         what it has given.
         """
-        self.recorder.add(record, pool.workers.pids if pool is not None and record.wait else ())
+        recorder = self.recorder
+        recorder.records.append(record)
+        if len(recorder.records) >= WINDOW:
+            recorder.flush()
+        if recorder.threads is None:
+            recorder.threads = times_of_threads()
+        if record.wait > LONG and pool is not None:  # so there is time to look at its workers
+            recorder.waits.look(record.arrived, pool.workers.pids)
         auto = self.auto
         if auto is None or record.worker < 0 or not auto.add(record, again) or pool is None:
             return  # what this process has made itself says nothing of workers

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -90,7 +90,8 @@ class Recorder:
     """Collects records of batches; for one thread at a time. A copy of it begins anew.
 
     ``last`` is the record of the batch given out last. Which machine a remote worker is on, or was
-    last, is in ``nodes``, by its place after ``first_remote``. A ``listener`` is called with every
+    last, is in ``nodes``, by its place after ``first_remote``. ``threads`` are the times of this
+    process's threads at the first batch. A ``listener`` is called with every
     full window of records, and by `flush` with the rest.
     """
 
@@ -107,7 +108,7 @@ class Recorder:
         self._workers: dict[int, NDArray[np.int64]] = {}
         self._slow: list[SlowSample] = []
         self.waits = WorkerWaits()
-        self._threads: dict[str, tuple[int, int]] | None = None  # times, at the first batch
+        self.threads: dict[str, tuple[int, int]] | None = None  # times, at the first batch
 
     def __reduce__(self) -> tuple[type[Recorder], tuple[()]]:
         # A listener belongs to the loop that is watched, and records to the loader that made them.
@@ -122,20 +123,11 @@ class Recorder:
         """That of the batch given out last."""
         return self.records[-1] if self.records else self._last
 
-    def add(self, record: BatchRecord, pids: Iterable[int] = ()) -> None:
-        """Add a batch's record; ``pids`` are the workers', who are at the following ones."""
-        if self._threads is None:
-            self._threads = times_of_threads()
-        self.records.append(record)
-        if len(self.records) >= WINDOW:
-            self.flush()
-        self.waits.after(record.wait, record.arrived, pids)
-
     def _of_the_process(self) -> dict[str, Any]:
         """What was found of the workers, and of this process's threads, beside the batches."""
         looks, seconds = max(1, self.waits.looks), self._sums["waited"] + self._sums["step"]
-        before, queued, active = self._threads or {}, 0, 0
-        for thread, (ran, waited) in times_of_threads().items() if self._threads else ():
+        before, queued, active = self.threads or {}, 0, 0
+        for thread, (ran, waited) in times_of_threads().items() if self.threads else ():
             since = before.get(thread, (0, 0))
             queued += waited - since[1]
             active += ran + waited - sum(since) > ACTIVE * seconds

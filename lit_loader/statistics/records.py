@@ -288,7 +288,6 @@ class LoaderStatistics:
         active_threads: Threads of the training process that ran, or waited for a processor, for a
             fifth of ``seconds`` at least.
         surroundings: What the verdict depends on besides: processors, threads, the dataset's kind.
-        verdict: What limits the loop, and what to do about it, in a line.
     """
 
     batches: int = 0

@@ -16,7 +16,7 @@ from typing import Final
 
 from lit_loader.system import linux
 
-__all__ = ["WorkerWaits"]
+__all__ = ["LONG", "WorkerWaits"]
 
 LONG: Final = 1_000_000
 """Nanoseconds that the consumer must have waited for a batch for a look to be worth it."""
@@ -44,9 +44,9 @@ class WorkerWaits:
         self.looks = self.locked = self.paging = 0
         self._due = 0
 
-    def after(self, waited: int, now: int, pids: Iterable[int]) -> None:
-        """Look at the workers, if the consumer has waited so many nanoseconds and it is time to."""
-        if waited < LONG or now < self._due:
+    def look(self, now: int, pids: Iterable[int]) -> None:
+        """Look at the workers, if it is time to."""
+        if now < self._due:
             return
         self._due = now + PAUSE
         for pid in pids:
