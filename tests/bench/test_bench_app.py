@@ -229,7 +229,7 @@ def test_the_users_own_dataset_needs_no_other_loader(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def numbers():\n    return list(range(64))\n")
     printed = run_python(tmp_path, "-c", code)
     assert "use num_workers=" in printed
-    assert "your dataset: 0 of 16 turns · num_workers=0 · lit_loader" in printed
+    assert "your dataset: 0 of 18 turns · num_workers=0 · lit_loader" in printed
 
 
 def test_errors_are_one_line(tmp_path: Path) -> None:
