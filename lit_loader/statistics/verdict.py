@@ -190,7 +190,8 @@ def _startup(statistics: LoaderStatistics) -> str:
 
 def _no_workers(statistics: LoaderStatistics) -> str:
     """Advice for a loader without workers; else ""."""
-    if statistics.num_workers or statistics.remote_batches:
+    here = bool(statistics.workers) and all(each.worker < 0 for each in statistics.workers)
+    if (statistics.num_workers and not here) or statistics.remote_batches:
         return ""
     own = {name: getattr(statistics, name).total for name in ("fetch", "collate", "pin")}
     stage = max(own, key=own.__getitem__)
@@ -198,9 +199,9 @@ def _no_workers(statistics: LoaderStatistics) -> str:
     where = places(statistics.surroundings.iterable)
     text = f"it loads the data itself, {percent(share)} of that "
     text += where.get(stage, "copying batches into page-locked memory")
-    if sum(own.values()) < QUICK * statistics.batches:
+    if sum(own.values()) < QUICK * statistics.batches or 0 < statistics.wait.p50 < QUICK:
         text += ": batches are made faster than workers could hand them over; make them larger"
-    else:
+    elif not statistics.num_workers:  # else it is a table, which is read in this process anyway
         text += ": set num_workers"
     if storage := _storage(statistics):
         text += f"; {storage}"
@@ -269,6 +270,8 @@ def _network(statistics: LoaderStatistics) -> str:
 def _workers(statistics: LoaderStatistics, num_workers: int) -> str:
     """Advice where all workers were busy, or one of them while the others were not; else ""."""
     busy, processors = _busy(statistics, num_workers), statistics.surroundings.processors
+    if not statistics.workers:
+        return ""
     most = max(statistics.workers, key=lambda worker: worker.busy_fraction)
     stages = _made(statistics)
     stage = max(stages, key=stages.__getitem__)
@@ -297,6 +300,8 @@ def _workers(statistics: LoaderStatistics, num_workers: int) -> str:
             "network or each other: add workers, also more than there are processors, "
             f"{marked if stage == 'fetch' else ''}or {cheaper}"
         )
+    elif queued > computing and processors is not None and num_workers <= processors:
+        return _crowded(statistics)  # and not by each other
     elif statistics.nodes:
         text += f"raise remote_workers or {cheaper}"
     elif processors is None or num_workers < processors:
@@ -334,7 +339,7 @@ def _storage(statistics: LoaderStatistics) -> str:
     """Advice where samples mostly waited for what `reads_ahead` marks; else ""."""
     if statistics.read.total <= MOST * statistics.fetch.total:
         return ""
-    share = statistics.read.total / statistics.fetch.total
+    share = statistics.read.total / max(statistics.fetch.total, 1e-9)
     return f"samples waited for storage for {percent(share)} of that: raise reads"
 
 
@@ -343,7 +348,7 @@ def _parent(statistics: LoaderStatistics) -> str:
     own = {"decode": statistics.decode.total, "pin": statistics.pin.total}
     stage = max(own, key=own.__getitem__)
     if statistics.pin.total:
-        share = sum(own.values()) / statistics.seconds
+        share = sum(own.values()) / max(statistics.seconds, 1e-9)
         if share < BUSY:
             return ""
         busy = percent(min(share, 1.0))

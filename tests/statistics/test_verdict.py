@@ -1,6 +1,7 @@
 """The verdict's words, for every case that its rules tell apart."""
 
 import dataclasses
+import random
 from typing import Any
 
 import pytest
@@ -197,7 +198,9 @@ def test_accidents(waited: float) -> None:
     [
         (0.3, 0.0, 4, "they computed for 30 % of that and waited for the rest, for storage, netw"),
         (0.3, 0.0, 1, "make __getitem__ cheaper; more workers do not help: 1 processor for 3"),
-        (0.3, 0.6, 4, "add workers or make __getitem__ cheaper"),  # for a processor, then
+        (0.3, 0.6, 4, "workers waited for a processor for 60 % of their time (4 processors may"),
+        (0.3, 0.6, 2, "more workers do not help: 2 processors for 3 that compute"),
+        (0.6, 0.3, 4, "add workers or make __getitem__ cheaper"),
         (0.9, 0.0, 4, "add workers or make __getitem__ cheaper"),
     ],
 )
@@ -241,3 +244,27 @@ def test_threads_that_fight() -> None:
 def test_threads_that_do_not(fields: dict[str, Any], around: dict[str, Any]) -> None:
     found = among(run(0.01, 0.9, 0.9, **{**FIGHT, **fields}), 2, **around)
     assert verdict(found).startswith("the loader is not the limit")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_it_is_one_line_whatever_the_figures_are(seed: int) -> None:
+    """It is printed with the statistics, and must not raise there."""
+    draw = random.Random(seed)
+    fields: dict[str, Any] = {
+        field.name: draw.choice([0, 1, 2, 3.5])
+        for field in dataclasses.fields(LoaderStatistics)
+        if field.type in ("int", "float")
+    }
+    for name in ("fetch", "collate", "encode", "decode", "pin", "step", "wait", "read"):
+        fields[name] = lasted(draw.choice([0.0, 1e-5, 3.0]))
+    fields |= {"stragglers": fields["fetch"].total / 2, "wait": lasted(0.0)}
+    workers = tuple(
+        WorkerTimes(draw.choice([-1, 0, 1024]), 1, 1, draw.random(), draw.random())
+        for _ in range(draw.randrange(3))
+    )
+    seconds, part = draw.choice([1e-9, 10.0]), draw.choice([0.0, 0.03, 0.8, 1.0])
+    fields |= {"seconds": seconds, "waited": part * seconds, "wait_fraction": part}
+    fields |= {"starts": 1 + draw.randrange(2), "startup": draw.random() * part * seconds}
+    found = LoaderStatistics(**{**fields, "batches": draw.choice([0, 1, 5]), "workers": workers})
+    text = verdict(among(found, draw.choice([0, 2]), threads=draw.choice([1, 4])))
+    assert text and "\n" not in text
