@@ -294,11 +294,11 @@ def _workers(statistics: LoaderStatistics, num_workers: int) -> str:
     if statistics.why_so_many:
         text += cheaper
     elif computing and 1 - computing - queued >= ELSEWHERE and few:
-        marked = f"mark what waits with lit_loader.{_marked(statistics)}, "
-        text += (
-            f"they computed for {percent(computing)} of that and waited for the rest, for storage, "
-            "network or each other: add workers, also more than there are processors, "
-            f"{marked if stage == 'fetch' else ''}or {cheaper}"
+        other = f"mark what waits with lit_loader.{_marked(statistics)}"
+        text = text.removesuffix(": ") + (
+            ", mostly waiting for storage, network or each other (they computed for "
+            f"{percent(computing)}): add workers, also more than there are processors, or "
+            f"{other if stage == 'fetch' else cheaper}"
         )
     elif queued > computing and processors is not None and num_workers <= processors:
         return _crowded(statistics)  # and not by each other

@@ -27,7 +27,7 @@ def point(num_workers: int, seconds: float, cpu: float, fetch: float = 0.01) -> 
     ("points", "expected"),
     [
         ([point(1, 0.01, 0.1), point(2, 0.005, 0.2)],
-         "they computed for 10 % of that and waited for the rest, for storage, network or each"),
+         "mostly waiting for storage, network or each other (they computed for 10 %): add workers"),
         ([point(1, 0.01, 1.0), point(2, 0.005, 2.0)], ": add workers or make __getitem__ cheaper"),
         ([point(1, 0.01, 1.0), point(2, 0.01, 2.0)], "in __getitem__: make __getitem__ cheaper"),
         ([point(4, 0.0025, 4.0)],

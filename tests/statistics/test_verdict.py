@@ -196,7 +196,7 @@ def test_accidents(waited: float) -> None:
 @pytest.mark.parametrize(
     ("computing", "queued", "cores", "expected"),
     [
-        (0.3, 0.0, 4, "they computed for 30 % of that and waited for the rest, for storage, netw"),
+        (0.3, 0.0, 4, "mostly waiting for storage, network or each other (they computed for 30 %)"),
         (0.3, 0.0, 1, "make __getitem__ cheaper; more workers do not help: 1 processor for 3"),
         (0.3, 0.6, 4, "workers waited for a processor for 60 % of their time (4 processors may"),
         (0.3, 0.6, 2, "more workers do not help: 2 processors for 3 that compute"),

@@ -194,9 +194,10 @@ W1, W2, W4 = {"num_workers": 1}, {"num_workers": 2}, {"num_workers": 4}
 LIVE = {"persistent_workers": True}
 NONE: tuple[Work, float] = (sleep, 0.0)
 STEP = (sleep, 0.03)
-WAITS = ("waited for the rest, for storage, network or each other: add workers",)
-STREAM = ("in the stream's __iter__", "make the stream's __iter__ cheaper")
-ITEM = ("in __getitem__", "make __getitem__ cheaper")
+WAITS = ("mostly waiting for storage, network or each other", "add workers")
+STREAM = ("in the stream's __iter__",)
+ITEM = ("in __getitem__",)
+CHEAPER = ("make __getitem__ cheaper",)
 BUSY = "add workers or" if CORES > 2 else "more workers do not help"
 ALONE = "it loads the data itself"
 
@@ -229,15 +230,15 @@ PROGRAMS: dict[str, Program] = {
     ),
     "samples compute, one worker": Program(
         Samples(0.002, compute), W1, (sleep, 0.001),
-        (*ITEM, "add workers or" if CORES > 1 else ""), ("storage",)
+        (*ITEM, *CHEAPER, "add workers or" if CORES > 1 else ""), ("storage",)
     ),
     "samples compute, as many workers as processors": Program(
         Samples(0.003, compute, length=240), {"num_workers": CORES}, NONE,
-        (*ITEM, "more workers do not help"), ("storage", "add workers"),
+        (*ITEM, *CHEAPER, "more workers do not help"), ("storage", "add workers"),
     ),
     "samples compute, too many workers": Program(
         Samples(0.003, compute, length=240), {"num_workers": 3 * CORES}, NONE,
-        (*ITEM, "more workers do not help"), ("storage", "add workers"),
+        (*ITEM, *CHEAPER, "more workers do not help"), ("storage", "add workers"),
     ),
     "samples compute, no workers": Program(
         Samples(0.002, compute), {}, NONE, (ALONE, "set num_workers")
