@@ -565,7 +565,7 @@ class DataLoader(_TorchLoader[T_co]):
         """Say where the time went, since the loader was made: see `LoaderStatistics`.
 
         Args:
-            memory: Say what memory the loader takes, too. Without, it costs under a millisecond.
+            memory: Say what memory the loader takes, too. Without, it costs about a millisecond.
         """
         return self._core.statistics(memory)
 

@@ -17,7 +17,7 @@ from lit_loader.bench.rounds import Spread
 from lit_loader.bench.settings import OURS, REFERENCE
 from lit_loader.statistics.records import LoaderStatistics
 from lit_loader.statistics.sentences import percent
-from lit_loader.statistics.verdict import PLACES, cause
+from lit_loader.statistics.verdict import MADE, cause
 
 __all__ = ["FIGURES", "Point", "advise", "choose"]
 
@@ -28,6 +28,8 @@ FIGURES: Final = (
 """What is measured of a setting in a round; the last only where it is known how long a step is."""
 
 _NEAR: Final = 1.05  # times the fastest setting's time that is as good
+UNSURE: Final = 0.25  # of its median, that a setting's figures may differ by
+CROWDED: Final = 0.5  # load a processor, before anything is measured, from which on others run
 _HIDDEN: Final = 0.02  # part of a step that loading without workers may add to it
 
 
@@ -97,27 +99,39 @@ def advise(
     samples: float,
     nbytes: int,
     cores: float,
+    now: tuple[int, int] | None = None,
+    load: float = 0.0,
 ) -> list[str]:
     """Say which setting to use, what bounds it, and what that is concluded from; a line each.
 
-    A batch has so many ``samples`` and ``nbytes``.
+    A batch has so many ``samples`` and ``nbytes``; ``now`` are workers and batches ahead that the
+    program has so far; ``load`` is the machine's before anything was measured.
     """
     points = [point for point in points if point.measured]
     chosen = choose(points, step_ms)
     if chosen is None or chosen.statistics is None:
         return ["nothing was measured, so there is nothing to advise"]
     most = max(point.num_workers for point in points)
-    stages = {name: getattr(chosen.statistics, name).mean for name in (*PLACES, "decode")}
+    stages = {name: getattr(chosen.statistics, name).mean for name in (*MADE, "decode")}
     costs = ", ".join(f"{name} {_time(seconds)}" for name, seconds in stages.items())
     return [
         f"use {chosen}: {_use(chosen, points, samples)}{_step(chosen, step_ms)}",
+        *_doubts(chosen, load, cores),
+        *_now(chosen, points, now, samples),
         f"bound: {_bound(chosen, chosen.statistics, cores, most)}",
         f"measured: a batch of {nbytes / 1e6:.3g} MB: {costs}; {chosen.cpu:.1f} processors used",
-    ]
+        "step: " + (
+            "none is in these figures, which are of a loop that does nothing else; "
+            "grid.step_ms=… says how long a step of yours would wait"
+            if step_ms is None
+            else f"samples/s are without one; waits are beside a step of {step_ms:g} ms, which "
+            "sleeps: one that computes takes processors from the workers"
+        ),
+    ]  # fmt: skip
 
 
 def _use(chosen: Point, points: Sequence[Point], samples: float) -> str:
-    parts = [f"{_time(chosen.seconds)} a batch ({samples / chosen.seconds:,.0f} samples/s)"]
+    parts = [f"{_time(chosen.seconds)} a batch ({_rate(chosen.figure(OURS), samples)})"]
     alone = next((point for point in points if not point.num_workers), None)
     if alone is not None and chosen.num_workers:
         parts.append(f"{alone.seconds / chosen.seconds:.1f} times as fast as without workers")
@@ -129,8 +143,59 @@ def _use(chosen: Point, points: Sequence[Point], samples: float) -> str:
     theirs = chosen.figure(REFERENCE)
     if theirs is not None:
         times = theirs.median / chosen.seconds
-        parts.append(f"{times:.1f} times as fast as torch's loader with it")
+        parts.append(f"{times:.2f} times as fast as torch's loader with it")
+    better = _better(chosen, points)
+    if better is not None:
+        rate = _rate(better.figure(REFERENCE), samples)
+        parts.append(f"but torch's loader was faster with {better} ({rate})")
     return ", ".join(parts)
+
+
+def _rate(spread: Spread | None, samples: float) -> str:
+    """Samples a second, with their range over the rounds."""
+    if spread is None:
+        return "not measured"
+    text = f"{samples / spread.median:,.0f} samples/s"
+    if spread.low < spread.high:
+        text += f", {samples / spread.high:,.0f} to {samples / spread.low:,.0f} by round"
+    return text
+
+
+def _better(chosen: Point, points: Sequence[Point]) -> Point | None:
+    """Where torch's loader was faster than ours with the best of its settings; None: nowhere."""
+    best = min(point.seconds for point in points)
+    found = [(spread.median, point) for point in points if (spread := point.figure(REFERENCE))]
+    seconds, point = min(found, key=lambda each: each[0], default=(math.inf, chosen))
+    return point if _NEAR * seconds < best else None
+
+
+def _now(
+    chosen: Point, points: Sequence[Point], now: tuple[int, int] | None, samples: float
+) -> list[str]:
+    """The loader that the program has: torch's, with the options that ``loader`` has."""
+    found = [point for point in points if (point.num_workers, point.prefetch_factor) == now]
+    spread = found[0].figure(REFERENCE) if found else None
+    if spread is None:
+        return []
+    return [
+        f"now: torch's loader with {found[0]} (loader.*, set it to what you have): "
+        f"{_rate(spread, samples)}; the above is {spread.median / chosen.seconds:.2f} times as fast"
+    ]
+
+
+def _doubts(chosen: Point, load: float, cores: float) -> list[str]:
+    """Why the advice may be wrong."""
+    spread, reasons = chosen.figure(OURS), []
+    if spread is not None and len(chosen.rounds) < 2:
+        reasons.append("there was one round only")
+    elif spread is not None and (spread.high - spread.low) / spread.median > UNSURE:
+        by = percent((spread.high - spread.low) / spread.median)
+        reasons.append(f"its figures differ by {by} from round to round")
+    if load > CROWDED * cores:
+        reasons.append(f"other programs ran (load {load:.1f} on {cores:g} processors)")
+    if not reasons:
+        return []
+    return [f"not sure: {' and '.join(reasons)}: measure again on a quiet machine, or for longer"]
 
 
 def _step(chosen: Point, step_ms: float | None) -> str:
@@ -164,8 +229,12 @@ def _bound(chosen: Point, statistics: LoaderStatistics, cores: float, most: int)
         processor_fraction=min(1.0, chosen.cpu / busy),
         # More are not advised where more were measured, and did not help.
         why_so_many="as measured" if chosen.num_workers < most else "",
+        num_workers=chosen.num_workers,
+        surroundings=replace(
+            statistics.surroundings, processors=math.ceil(cores), persistent_workers=True
+        ),
     )
-    return cause(running, chosen.num_workers, math.ceil(cores), True)
+    return cause(running)
 
 
 def _time(seconds: float) -> str:

@@ -10,6 +10,7 @@ clocked, it may find its number, from the one of the round before.
 from __future__ import annotations
 
 import inspect
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -21,9 +22,10 @@ from lit_loader.bench.limits import nbytes
 from lit_loader.bench.loaders import Open, OpenLoader, Setup
 from lit_loader.bench.machine import cpu_seconds, memory_and_descriptors
 from lit_loader.bench.rounds import Session, Spread, in_one_line
-from lit_loader.bench.settings import OURS
+from lit_loader.bench.settings import OURS, REFERENCE
 from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.errors import OptionError
+from lit_loader.iteration.core import DEFAULT_PREFETCH
 from lit_loader.loader import DataLoader
 from lit_loader.system.processors import usable_processors
 
@@ -49,12 +51,18 @@ class Grid:
             for workers in dict.fromkeys(wanted.num_workers)
             for prefetch in (dict.fromkeys(wanted.prefetch_factor) if workers else (0,))
         ]
+        self._now = _setting_of(self._config)
+        known = {(point.num_workers, point.prefetch_factor) for point in self.points}
+        if self._now is not None and self._now not in known and REFERENCE in session.loaders:
+            self.points.append(Point(*self._now))  # what the program has so far
+        self._load_before = 0.0  # of the machine
         self.auto = Point(0, 0) if wanted.auto and OURS in session.loaders else None
         self._auto_loader: Any = None
 
     def measure(self) -> None:
         """Measure all settings; an interrupt leaves what was measured."""
         session, settings = self._session, self._session.settings
+        self._load_before = os.getloadavg()[0]
         rounds = min(3, settings.rounds)  # a grid has many settings
         turns = len(self.points) * len(session.loaders)
         session.expect((rounds + 1) * (turns + (self.auto is not None)))
@@ -146,6 +154,8 @@ class Grid:
             samples=self.samples,
             nbytes=self._nbytes,
             cores=usable_processors(),
+            now=self._now,
+            load=self._load_before,
         )
         auto, fixed = self.auto, [point for point in self.points if point.measured]
         if auto is not None and auto.measured and auto.statistics and fixed:
@@ -153,8 +163,13 @@ class Grid:
             pairs = zip(best.rounds, auto.rounds, strict=False)
             of_both = [(a[OURS], b[OURS]) for a, b in pairs if OURS in a]
             times = Spread.of([a["seconds_per_batch"] / b["seconds_per_batch"] for a, b in of_both])
+            crowded = (
+                auto.num_workers > usable_processors() and auto.statistics.queued_fraction > 0.2
+            )
+            others = ", for other programs want the processors, too: fewer on a quiet machine"
             lines.append(
-                f'num_workers="auto" came to {auto.num_workers} ({auto.statistics.why_so_many}): '
+                f'num_workers="auto" came to {auto.num_workers} ({auto.statistics.why_so_many}'
+                f"{others if crowded else ''}): "
                 f"{times.median if times else 0:.2f} times as fast as the fastest, {best}"
             )
         return lines
@@ -175,6 +190,14 @@ class Grid:
             ],
             "auto": auto and {"num_workers": auto.num_workers, **_figures(auto, OURS)},
         }
+
+
+def _setting_of(config: LoaderConfig) -> tuple[int, int] | None:
+    """Workers and batches ahead of the given options; None: their number is to be found."""
+    workers = config.num_workers
+    if not isinstance(workers, int):
+        return None
+    return workers, (config.prefetch_factor or DEFAULT_PREFETCH) if workers else 0
 
 
 def _named(point: Point) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def show_grid(console: Console, grid: Grid) -> None:
     points = [*grid.points, *([grid.auto] if grid.auto else [])]
     if not any(point.figure(OURS, "step_waits") for point in points):
         del units["step_waits"]
-    heads = [head for head, _ in units.values()]
+    heads = ["samples/s", "low to high", *[head for head, _ in units.values()][1:]]
     sheet = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("num_\nworkers", "prefetch\nfactor", "loader", *heads, "workers\nbusy"):
         sheet.add_column(name, justify="left" if name == "loader" else "right", no_wrap=True)
@@ -140,7 +140,8 @@ def show_grid(console: Console, grid: Grid) -> None:
                 f"auto: {point.num_workers}" if point is grid.auto else str(point.num_workers),
                 str(point.prefetch_factor or ""),
                 f"{loader} ◀" if chosen else loader,
-                *("–" if each is None else _number(show(each.median)) for each, show in found),
+                *_rates(point.figure(loader), grid.samples),
+                *("–" if each is None else _number(show(each.median)) for each, show in found[1:]),
                 "" if busy is None else f"{100 * busy.busy_fraction:.0f} %",
                 *[point.cannot.get(loader, "")] * unable,
                 style="bold green" if chosen else "",
@@ -149,6 +150,15 @@ def show_grid(console: Console, grid: Grid) -> None:
     _show(console, f"your dataset: {grid.name} (◀: use this)", sheet)
     for line in grid.advice:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _rates(spread: Spread | None, samples: float) -> tuple[str, str]:
+    """Samples a second, and their range over the rounds."""
+    if spread is None:
+        return "–", ""
+    return _number(samples / spread.median), _range(
+        Spread(0, samples / spread.high, samples / spread.low)
+    )
 
 
 # --- files ---

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from lit_loader.bench.settings import Settings, require_packages
+from lit_loader.bench.settings import Settings, installed, require_packages
 from lit_loader.errors import OptionError
+from lit_loader.statistics.sentences import duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
     from lit_loader.bench.rounds import Rows, Session
 
 __all__ = ["run"]
+
+SAY_EVERY: Final = 10.0
+"""Seconds between two lines about the progress, where there is no bar."""
 
 
 def run(cfg: Any, directory: Path) -> int:
@@ -43,7 +49,7 @@ def run(cfg: Any, directory: Path) -> int:
     import torch
     from rich.console import Console
 
-    from lit_loader.bench import plots, report
+    from lit_loader.bench import report
     from lit_loader.bench.loaders import LOADERS
     from lit_loader.bench.machine import describe
     from lit_loader.bench.rounds import Session
@@ -67,7 +73,10 @@ def run(cfg: Any, directory: Path) -> int:
             torch.set_num_threads(threads)
     directory.mkdir(parents=True, exist_ok=True)
     written = report.write(directory, machine, session.measurements, grid, interrupted)
-    written += plots.write(directory, session.measurements, grid)
+    if installed("matplotlib"):
+        from lit_loader.bench import plots
+
+        written += plots.write(directory, session.measurements, grid)
     lines, code = [f"\nwritten to {directory}: {', '.join(written)}"], 0
     if interrupted:
         code = 130  # as shells have it
@@ -128,15 +137,32 @@ def _plan(settings: Settings) -> dict[str, Rows]:
 
 @contextlib.contextmanager
 def _progress(title: str, session: Session) -> Iterator[Callable[[str], None]]:
-    """A progress bar on stderr, gone when done; gives what says which row is measured."""
+    """A progress bar on stderr, gone when done; gives what says which row is measured.
+
+    Where stderr is no terminal there is a line every ten seconds instead.
+    """
+    if not sys.stderr.isatty():
+        lines = _Lines(title)
+        session.tick, session.expect = lines.tick, lines.expect
+        yield lines.say
+        return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     with Progress(
         TextColumn(title),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
         TextColumn("{task.fields[row]}{task.description}", markup=False),
         console=Console(stderr=True),
         transient=True,
@@ -148,6 +174,35 @@ def _progress(title: str, session: Session) -> Iterator[Callable[[str], None]]:
             task, total=(progress.tasks[task].total or 0) + turns
         )
         yield lambda row: progress.update(task, row=row)
+
+
+class _Lines:
+    """Progress as plain lines: what is measured, how much is done, how long the rest takes."""
+
+    def __init__(self, title: str) -> None:
+        self._title, self._row, self._done, self._total = title, "", -1, 0
+        self._began = self._said = time.monotonic()
+
+    def say(self, row: str) -> None:
+        """Another row begins."""
+        self._row = row
+
+    def expect(self, turns: int) -> None:
+        """So many turns more are to come."""
+        self._total += turns
+
+    def tick(self, who: str) -> None:
+        """A turn begins, and the one before has ended."""
+        self._done += 1
+        now = time.monotonic()
+        if self._done and now - self._said < SAY_EVERY:
+            return
+        self._said, left = now, ""
+        if self._done:
+            each = (now - self._began) / self._done
+            left = f", about {duration(each * (self._total - self._done))} left"
+        turns = f"{self._done} of {self._total} turns{left}"
+        print(f"{self._title}: {turns} · {self._row}{who}", file=sys.stderr, flush=True)
 
 
 def _width() -> int | None:

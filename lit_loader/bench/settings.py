@@ -14,7 +14,10 @@ from typing import Any, Final
 from lit_loader.config.checks import known_options, positive, refuse
 from lit_loader.errors import OptionError
 
-__all__ = ["CASES", "LOADERS", "OURS", "REFERENCE", "GridSettings", "Settings", "require_packages"]
+__all__ = [
+    *("CASES", "LOADERS", "OURS", "REFERENCE", "GridSettings", "Settings", "installed"),
+    "require_packages",
+]
 
 OURS: Final = "lit_loader"
 REFERENCE: Final = "torch"  # whose time the others' are compared with
@@ -80,7 +83,7 @@ class Settings:
         """Make settings of the options of ``conf/lit_loader/bench``, checked."""
         wanted = options["loaders"]
         loaders = _choose("loader", wanted, LOADERS)
-        missing = [name for name in loaders if not _installed(name)]
+        missing = [name for name in loaders if not installed(name)]
         if missing and wanted is not None:
             raise OptionError(
                 f"loader {missing[0]!r} is not installed: pip install 'lit_loader[bench]', "
@@ -117,15 +120,19 @@ class Settings:
 
 
 def require_packages(cases: Iterable[str]) -> None:
-    """Make sure that what reports and cases import is installed; OptionError says how to."""
-    modules = ["rich", "matplotlib", "psutil", *(m for case in cases for m in CASES[case][1])]
-    missing = ", ".join(name for name in dict.fromkeys(modules) if not _installed(name))
+    """Make sure that what reports and cases import is installed; OptionError says how to.
+
+    Without cases (the user's own dataset) neither pictures nor other loaders are needed.
+    """
+    modules = ["rich", "psutil", *(m for case in cases for m in ("matplotlib", *CASES[case][1]))]
+    missing = [name for name in dict.fromkeys(modules) if not installed(name)]
     if missing:
-        missing = missing.replace("PIL", "pillow")
-        raise OptionError(f"the benchmark needs {missing}: pip install 'lit_loader[bench]'")
+        named = ", ".join(missing).replace("PIL", "pillow")
+        what = "'lit_loader[bench]'" if cases else " ".join(missing)
+        raise OptionError(f"the benchmark needs {named}: pip install {what}")
 
 
-def _installed(module: str) -> bool:
+def installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 

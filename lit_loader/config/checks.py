@@ -17,9 +17,10 @@ import operator
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NoReturn, TypeVar
 
 from lit_loader.checkpoint.other_streams import splitter_by_ranks
@@ -103,13 +104,19 @@ class UnknownOptionError(OptionError, TypeError):
     """Such as Python raises for an unknown keyword."""
 
 
-def known_keywords(init: _Init) -> _Init:
-    """Have a constructor name the nearest keyword for one that it does not have."""
+def known_keywords(init: _Init, elsewhere: Mapping[str, str] = MappingProxyType({})) -> _Init:
+    """Have a constructor name the nearest keyword for one that it does not have.
+
+    ``elsewhere`` says where those are to be passed that belong somewhere else.
+    """
     known = [*inspect.signature(init).parameters]
 
     @functools.wraps(init)  # whose signature is shown, and completed by editors
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
+            for name in kwargs:
+                if name in elsewhere and name not in known:
+                    raise OptionError(f"unknown option {name!r}: {elsewhere[name]}")
             known_options(kwargs, known[1:])
         except OptionError as error:
             raise UnknownOptionError(str(error)) from None

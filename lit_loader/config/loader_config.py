@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -19,7 +20,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from lit_loader.config import checks
 from lit_loader.config.checks import checked, count, flag, or_none, positive, seconds
 from lit_loader.config.ray_workers import RayWorkers, remote_from
-from lit_loader.describe import public, short_repr
+from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError
 
 __all__ = [
@@ -166,9 +167,7 @@ class LoaderConfig:
             if getattr(self, name) != default:
                 yield (
                     f"{name} needs worker processes: set num_workers to at least 1 or leave "
-                    f"{name} at {default!r} (a preset may have set it: in Hydra, "
-                    "lit_loader/loader@loader=debug is without workers), got "
-                    f"{self._shown(name)} and num_workers=0"
+                    f"{name} at {default!r}, got {self._shown(name)} and num_workers=0"
                 )
         yield from self._conflicts_of_ranks()
         if self.max_sample_errors is not None and self.on_sample_error == "raise":
@@ -287,9 +286,28 @@ class LoaderConfig:
     def from_options(cls, **options: Any) -> LoaderConfig:
         """Builds a config from keyword options; the ``_target_`` of every loader node in Hydra.
 
+        What a preset sets for workers gives way to ``num_workers=0``, so that a sweep may reach it:
+        ``persistent_workers`` and ``prefetch_factor``, which mean nothing then, and ``timeout``,
+        with a warning.
+
         Raises:
             OptionError: An option is unknown (the message names the nearest known one) or refused.
         """
+        workers = options.get("num_workers", 0), options.get("remote_workers", 0)
+        if workers in ((0, 0), ("0", 0)):
+            for name in ("persistent_workers", "prefetch_factor", "timeout"):
+                value = check_option(name, options.pop(name, getattr(cls, name)))
+                if name == "timeout" and value:
+                    warnings.warn(
+                        f"lit_loader: timeout={value} has no effect: num_workers=0 reads samples "
+                        "in the calling process, where one that hangs is not noticed",
+                        stacklevel=program_stacklevel(),
+                    )
+        return cls._known(options)
+
+    @classmethod
+    def _known(cls, options: dict[str, Any]) -> LoaderConfig:
+        """Build a config from options, of which none is unknown."""
         checks.known_options(options, [field.name for field in dataclasses.fields(cls)])
         workers = options.get("num_workers")
         if isinstance(workers, str) and workers.isdecimal():
@@ -307,7 +325,7 @@ class LoaderConfig:
         Raises:
             OptionError: An override is unknown, or the result is refused.
         """
-        return self.from_options(**{**self.as_kwargs(), **overrides})
+        return self._known({**self.as_kwargs(), **overrides})
 
 
 def check_option(name: str, value: Any) -> Any:

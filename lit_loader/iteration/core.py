@@ -18,6 +18,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
+import math
 import os
 import threading
 import time
@@ -27,6 +29,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final
 
+import torch
 from torch.utils.data import IterableDataset
 
 from lit_loader.accelerator import pin_memory as pinning
@@ -56,10 +59,12 @@ from lit_loader.seeding.bases import Bases, LoaderSeeds
 from lit_loader.seeding.find_generators import find_generators
 from lit_loader.statistics.auto_workers import AutoWorkers
 from lit_loader.statistics.recorder import WINDOW, Recorder
-from lit_loader.statistics.records import BatchRecord, LoaderStatistics, MemoryUse
+from lit_loader.statistics.records import BatchRecord, LoaderStatistics, MemoryUse, Surroundings
+from lit_loader.statistics.worker_waits import LONG
 from lit_loader.streams.tail import ShardTail, Talks, tail_of
 from lit_loader.system.cgroups import own_memory
 from lit_loader.system.interrupts import HeldBack, let_handlers_through
+from lit_loader.system.processors import times_of_threads, usable_processors
 from lit_loader.transport import loader_page
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.workers.pipes import PoolClosed
@@ -649,6 +654,10 @@ class LoaderCore:
         recorder.records.append(record)
         if len(recorder.records) >= WINDOW:
             recorder.flush()
+        if recorder.threads is None:
+            recorder.threads = times_of_threads()
+        if record.wait > LONG and pool is not None:  # so there is time to look at its workers
+            recorder.waits.look(record.arrived, pool.workers.pids)
         auto = self.auto
         if auto is None or record.worker < 0 or not auto.add(record, again) or pool is None:
             return  # what this process has made itself says nothing of workers
@@ -667,6 +676,13 @@ class LoaderCore:
                 memory=_memory_use({*pools, self.pool}) if memory else None,
                 num_workers=self.loader.num_workers,
                 why_so_many="" if auto is None else auto.setting.reason,
+                surroundings=Surroundings(
+                    processors=_processors(),
+                    persistent_workers=self.loader.persistent_workers,
+                    iterable=isinstance(self.dataset, IterableDataset),
+                    threads=torch.get_num_threads(),
+                    device=torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]
+                ),
                 **figures_of(self.dataset),
             )
 
@@ -692,6 +708,11 @@ class LoaderCore:
     def tell(self, note: str) -> None:
         """Warn, once, of what was noticed while a batch was made."""
         self.warn_once(f"{type(self.dataset).__name__}: {note}")
+
+
+@functools.lru_cache
+def _processors() -> int:
+    return math.ceil(usable_processors())
 
 
 def _memory_use(pools: set[WorkerPool | None]) -> MemoryUse:

@@ -6,16 +6,12 @@ the loader's statistics, and nothing is counted for a viewer alone.
 
 from __future__ import annotations
 
-import math
-from functools import lru_cache
 from typing import Any, Final
 
 from torch.utils.data import Dataset
 
 from lit_loader.statistics.records import LoaderStatistics
-from lit_loader.statistics.verdict import verdict
 from lit_loader.system.interrupts import let_handlers_through
-from lit_loader.system.processors import usable_processors
 from lit_loader.transport import loader_page
 
 __all__ = ["ShownLoader"]
@@ -63,23 +59,11 @@ class ShownLoader:
             "wait_share": self._share,
             "restarts": statistics.worker_restarts,
             "bad_samples": statistics.sample_errors,
-            "statistics": str(statistics),
+            "statistics": statistics.figures(),
             # None on a loader's first page, and a short epoch may end before the second one.
-            "verdict": verdict(
-                statistics,
-                num_workers=statistics.num_workers,
-                cores=_cores(),
-                persistent_workers=loader.persistent_workers,
-            )
-            if statistics.batches
-            else "",
+            "verdict": statistics.verdict if statistics.batches else "",
             "events": list(core.recorder.events),
         }
-
-
-@lru_cache
-def _cores() -> int:
-    return math.ceil(usable_processors())
 
 
 def _name(dataset: object) -> str:

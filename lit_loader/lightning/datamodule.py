@@ -68,6 +68,11 @@ SPLITS = ("train", "val", "test", "predict")
 # Trainer function -> the split it cannot do without, and what it uses besides where it is given.
 _STAGES = {"fit": SPLITS[:2], "validate": ("val",), "test": ("test",), "predict": ("predict",)}
 
+_IN_LOADER = {
+    name: f"it is an option of the loaders: pass loader={{{name!r}: ...}}, in Hydra loader.{name}="
+    for name in LoaderConfig.__dataclass_fields__
+}
+
 Options = Mapping[str, Any] | LoaderConfig
 _Source = Dataset[Any] | Callable[[], Dataset[Any]]
 DatasetSource = _Source | Sequence[_Source] | Mapping[str, _Source]
@@ -244,6 +249,12 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
             this key, which names what the datasets are made of: see `lit_loader.shared_dataset`.
             ``datasets`` then holds factories; attributes and hyperparameters of a subclass count as
             arguments of its `make_dataset`.
+        batch_size: Short for this option of ``loader``, over which it is laid; None: as there.
+        num_workers: The same.
+        pin_memory: The same.
+        loaders: Options of single loaders of a split with several datasets, laid over the split's:
+            split to the dataset's key, or position, to a mapping, such as
+            ``{"val": {"noisy": {"batch_size": 8}}}``.
 
     Attributes:
         splits: The splits that a subclass's `make_dataset` can make; a class attribute.
@@ -256,7 +267,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
 
     splits: Sequence[str] = SPLITS
 
-    @known_keywords
+    @functools.partial(known_keywords, elsewhere=_IN_LOADER)
     def __init__(
         self,
         datasets: Mapping[str, DatasetSource] | None = None,
@@ -267,6 +278,10 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         predict: Options | None = None,
         device_prefetch: bool = False,
         shared_key: str | None = None,
+        batch_size: int | None = None,
+        num_workers: int | Literal["auto"] | None = None,
+        pin_memory: bool | None = None,
+        loaders: Mapping[str, Mapping[Any, Mapping[str, Any]]] | None = None,
     ) -> None:
         super().__init__()
         self._lit_loaders = Loaders()
@@ -285,9 +300,16 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
                 raise OptionError(f"datasets has an unknown split {split!r}: use {_listed(SPLITS)}")
             _check_source(split, source, self.shared_key is not None)
         common = _config("loader", loader, LoaderConfig())
+        short = {"batch_size": batch_size, "num_workers": num_workers, "pin_memory": pin_memory}
+        short = {name: value for name, value in short.items() if value is not None}
+        if short:
+            # In Hydra they are laid over a preset, whose options for workers give way to none.
+            common = LoaderConfig.from_options(**{**common.as_kwargs(), **short})
         given = {"train": train, "val": val, "test": test, "predict": predict}
         self.datasets: dict[str, DatasetSource] = dict(datasets)
         self.configs = {name: _config(name, given[name], common) for name in SPLITS}
+        self._single = _single_loaders(loaders or {}, self.configs)
+        self._told_batch_size = False
         # Primitives alone: a callable or a dataset among them would make a checkpoint that
         # torch.load(weights_only=True) refuses. A Namespace, because Lightning compares a mapping
         # with each argument of this constructor, and comparing datasets may fail.
@@ -489,12 +511,28 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
             raise AttributeError(str(self._missing_split(split)))
         return functools.partial(_loaders_of, self, split)
 
-    def make_loader(self, split: str, dataset: Dataset[Any] | None = None) -> DataLoader[Any]:
+    def _make_loaders(self, split: str, source: Any) -> Any:
+        """A split's loader, or those of its several datasets, each with its own options."""
+        single = self._single.get(split, {})
+        names = [*map(str, _names(source))]
+        for name in single:
+            if name not in names:
+                raise OptionError(
+                    f"loaders: the {split!r} split has no dataset {name!r} among several: given "
+                    f"are {_listed(names)}"
+                )
+        in_turn = iter([single.get(name, {}) for name in names] or [{}])
+        return _each(source, lambda one: self.make_loader(split, one, **next(in_turn)))
+
+    def make_loader(
+        self, split: str, dataset: Dataset[Any] | None = None, **options: Any
+    ) -> DataLoader[Any]:
         """Makes a new loader with the options of a split and what the Trainer has to add.
 
         Args:
             split: "train", "val", "test" or "predict".
             dataset: Loaded instead of the split's own, for hooks that return several loaders.
+            **options: Laid over the split's.
 
         Raises:
             OptionError: The options do not fit the dataset, or the split is unknown, has no
@@ -505,9 +543,16 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         dataset = self.dataset(split) if dataset is None else dataset
         if _is_several(dataset):
             raise OptionError(f"{split!r} has several datasets: pass one of them to make_loader")
-        config = self.configs[split]
+        config = self.configs[split].merged(**options)
         if config.shuffle and _are_streams(dataset) < _are_streams(self.datasets.get(split)):
             config = config.merged(shuffle=not isinstance(dataset, IterableDataset))
+        if config.batch_size == 1 and config.batch_sampler is None and not self._told_batch_size:
+            self._told_batch_size = True
+            rank_zero_info(
+                f"lit_loader: batch_size is 1 for the {split} split, which is the default: each "
+                "batch holds one sample. If you want more, set batch_size of the data module "
+                "(Hydra: data.batch_size=64)"
+            )
         return self._lit_make(split, dataset, config, self.device_prefetch)
 
     @property
@@ -533,7 +578,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
 
 def _loaders_of(module: LoaderDataModule, split: str) -> Any:
     """The loader of a split; where it has several datasets, as many loaders."""
-    return _each(module.dataset(split), lambda one: module.make_loader(split, one))
+    return module._make_loaders(split, module.dataset(split))
 
 
 def _is_several(source: Any) -> bool:
@@ -549,6 +594,13 @@ def _is_several(source: Any) -> bool:
         or (callable(member) and not is_dataset(member))
         for member in (source.values() if isinstance(source, Mapping) else source)
     )
+
+
+def _names(source: Any) -> Sequence[Any]:
+    """Keys, or positions, of several datasets; of a single one none."""
+    if not _is_several(source):
+        return ()
+    return [*source] if isinstance(source, Mapping) else range(len(source))
 
 
 def _each(source: Any, function: Callable[[Any], Any]) -> Any:
@@ -619,6 +671,21 @@ def _config(name: str, options: Options | None, common: LoaderConfig) -> LoaderC
         raise OptionError(f"{name}: {error}") from None
 
 
+def _single_loaders(
+    given: Mapping[str, Any], configs: Mapping[str, LoaderConfig]
+) -> dict[str, dict[str, Any]]:
+    """Check the options of single loaders; split to the dataset's name to options."""
+    checked: dict[str, dict[str, Any]] = {}
+    for split, members in given.items():
+        if split not in SPLITS:
+            raise OptionError(f"loaders has an unknown split {split!r}: use {_listed(SPLITS)}")
+        for name, options in members.items():
+            _config(f"loaders[{split!r}][{name!r}]", options, configs[split])
+            # By its text: on Hydra's command line a position is one.
+            checked.setdefault(split, {})[str(name)] = dict(options)
+    return checked
+
+
 def _primitives(config: LoaderConfig) -> dict[str, Any]:
     """The options that are numbers, strings, booleans or None: what a checkpoint may hold."""
     return {
@@ -669,7 +736,7 @@ def swapped(wrapped: LightningDataModule, overrides: Mapping[str, Any]) -> Swapp
         )
     # Unknown names are refused at once, by options that are sure to fit together; whether these do
     # is seen when there is a loader that they are laid over.
-    LoaderConfig.from_options(**{name: getattr(LoaderConfig, name, None) for name in overrides})
+    LoaderConfig().merged(**{name: getattr(LoaderConfig, name, None) for name in overrides})
     # In the class, and not among the attributes, which are the user's. The name is that of the
     # user's class, by which Lightning's checkpoints have a data module's state.
     own = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
@@ -711,7 +778,7 @@ def _swapped(module: SwappedDataModule, name: str, loader: Any) -> Any:
     elif overrides.get("num_workers") == "auto" and loader.prefetch_factor == 2:
         del options["prefetch_factor"]  # torch's default, likewise
     try:
-        config = LoaderConfig.from_options(**{**options, **overrides})
+        config = LoaderConfig().merged(**{**options, **overrides})
         return module._lit_make(name.removesuffix("_dataloader"), loader.dataset, config)
     except OptionError as error:
         raise OptionError(f"{hook}: {error}") from None

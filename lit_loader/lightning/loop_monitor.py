@@ -11,7 +11,6 @@ each step. Of Lightning it knows the containers of loaders only.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +29,6 @@ from lit_loader.statistics.records import (
     StepRecord,
 )
 from lit_loader.statistics.verdict import verdict
-from lit_loader.system.processors import usable_processors
 
 __all__ = ["LoaderReport", "LoopMonitor"]
 
@@ -38,6 +36,10 @@ _COUNTED: Final = (
     *("worker_restarts", "sample_errors", "sample_retries", "cache_hits", "cache_misses"),
 )
 _KEPT: Final = ("cache_bytes", "cache_lacking")
+_AS_THE_LOADER: Final = (
+    *("num_workers", "why_so_many", "lock_fraction", "page_fraction", "queued_threads"),
+    *("active_threads", "surroundings"),
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,6 @@ class LoaderHistory:
         self._sums = self._source = Recorder()
         self._before = self._first = self._last = LoaderStatistics()
         self._besides: dict[str, Any] = dict.fromkeys((*_COUNTED, *_KEPT), 0)
-        self._persistent = False
 
     def begin(self, loader: DataLoader[Any]) -> None:
         """Take in the records of a loader from now on."""
@@ -87,7 +88,6 @@ class LoaderHistory:
         """Take in no more of that loader."""
         now = self._last = loader.statistics()
         self._source.listener = None
-        self._persistent = loader.persistent_workers
         for name in _COUNTED:
             self._besides[name] += getattr(now, name) - getattr(self._first, name)
         self._besides.update({name: getattr(now, name) for name in _KEPT})
@@ -133,16 +133,9 @@ class LoaderHistory:
     def report(self, name: str, transfer: StageTimes, step: StageTimes) -> LoaderReport:
         """Returns the report on all batches so far, with the loop's transfers and steps."""
         last = self._last
-        summary = self._sums.summary(num_workers=last.num_workers, why_so_many=last.why_so_many)
+        summary = self._sums.summary(**{name: getattr(last, name) for name in _AS_THE_LOADER})
         statistics = replace(summary, **self._besides)
-        words = verdict(
-            statistics,
-            transfer=transfer,
-            num_workers=last.num_workers,
-            cores=math.ceil(usable_processors()),
-            persistent_workers=self._persistent,
-        )
-        return LoaderReport(name, statistics, transfer, step, words)
+        return LoaderReport(name, statistics, transfer, step, verdict(statistics, transfer))
 
 
 class LoopMonitor:

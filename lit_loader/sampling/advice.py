@@ -52,11 +52,14 @@ def advice_if_unsharded(
         )
     who = type(dataset if iterable else getattr(sampler, "sampler", sampler)).__name__
     share = ", and let __iter__ take its share by lit_loader.get_shard()" if iterable else ""
+    # No error: the ranks of a tensor-parallel group are right to read everything, so are the one
+    # that evaluates, and those that draw at random with a seed each.
     return (
-        f"each of the {world} processes of this job reads all of the data, unless {who} takes a "
-        "share of it by itself: then pass num_replicas=1, rank=0; else pass "
-        "num_replicas=torch.distributed.get_world_size() and rank=torch.distributed.get_rank()"
-        f"{share}; {_IN_LIGHTNING}"
+        f"each of the {world} processes of this job reads all of the data, so a sample comes "
+        f"{world} times an epoch: pass num_replicas=torch.distributed.get_world_size() and "
+        f"rank=torch.distributed.get_rank(){share}; if it is meant (one rank evaluates, ranks hold "
+        f"parts of one model, {who} takes a share by itself), pass num_replicas=1, rank=0; "
+        f"{_IN_LIGHTNING}"
     )
 
 

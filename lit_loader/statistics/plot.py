@@ -68,7 +68,7 @@ def draw(loaders: Sequence[LoaderTrace]) -> Figure:
         waited = sum(record.waited for record in loader.records) / max(whole, 1)
         part.suptitle(
             f"Where the time goes: {loader.name}, {which} {'batch' if every == 1 else 'batches'}; "
-            f"the trainer waited {percent(waited)} of the time",
+            f"the loop waited {percent(waited)} of the time",
             fontsize=14,
         )
         upper, lower = part.subplots(2, 1)

@@ -29,6 +29,8 @@ from lit_loader.statistics.records import (
     StageTimes,
     WorkerTimes,
 )
+from lit_loader.statistics.worker_waits import WorkerWaits
+from lit_loader.system.processors import times_of_threads
 
 __all__ = ["WINDOW", "Recorder", "Stopwatch"]
 
@@ -45,6 +47,9 @@ _TEXT: Final = 450
 
 STRAGGLER: Final = 5
 """Times as long as the mean of the others in its batch that a sample takes to be a straggler."""
+
+ACTIVE: Final = 0.2
+"""Part of the time that a thread runs, or waits for a processor, from which on it is active."""
 
 STAGES: Final = ("fetch", "collate", "encode", "wait", "decode", "pin", "step", "read", "state")
 
@@ -85,7 +90,8 @@ class Recorder:
     """Collects records of batches; for one thread at a time. A copy of it begins anew.
 
     ``last`` is the record of the batch given out last. Which machine a remote worker is on, or was
-    last, is in ``nodes``, by its place after ``first_remote``. A ``listener`` is called with every
+    last, is in ``nodes``, by its place after ``first_remote``. ``threads`` are the times of this
+    process's threads at the first batch. A ``listener`` is called with every
     full window of records, and by `flush` with the rest.
     """
 
@@ -101,6 +107,8 @@ class Recorder:
         self._sums: Counter[str] = Counter()
         self._workers: dict[int, NDArray[np.int64]] = {}
         self._slow: list[SlowSample] = []
+        self.waits = WorkerWaits()
+        self.threads: dict[str, tuple[int, int]] | None = None  # times, at the first batch
 
     def __reduce__(self) -> tuple[type[Recorder], tuple[()]]:
         # A listener belongs to the loop that is watched, and records to the loader that made them.
@@ -114,6 +122,21 @@ class Recorder:
     def last(self) -> BatchRecord | None:
         """That of the batch given out last."""
         return self.records[-1] if self.records else self._last
+
+    def _of_the_process(self) -> dict[str, Any]:
+        """What was found of the workers, and of this process's threads, beside the batches."""
+        looks, seconds = max(1, self.waits.looks), self._sums["waited"] + self._sums["step"]
+        before, queued, active = self.threads or {}, 0, 0
+        for thread, (ran, waited) in times_of_threads().items() if self.threads else ():
+            since = before.get(thread, (0, 0))
+            queued += waited - since[1]
+            active += ran + waited - sum(since) > ACTIVE * seconds
+        return {
+            "lock_fraction": self.waits.locked / looks,
+            "page_fraction": self.waits.paging / looks,
+            "queued_threads": max(0, queued) / max(1, seconds),
+            "active_threads": active,
+        }
 
     def flush(self) -> None:
         """Sum up the records that were added."""
@@ -206,7 +229,7 @@ class Recorder:
             nodes=tuple(nodes),
             processor_fraction=sums["processor"] / max(1, sums["timed"]),
             queued_fraction=sums["queued"] / max(1, sums["timed"]),
-            **now,
+            **{**self._of_the_process(), **now},
         )
 
     def _worker(self, number: int, seconds: float) -> WorkerTimes:

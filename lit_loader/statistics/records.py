@@ -23,6 +23,7 @@ __all__ = [
     "SlowSample",
     "StageTimes",
     "StepRecord",
+    "Surroundings",
     "WorkerTimes",
 ]
 
@@ -209,6 +210,25 @@ class MemoryUse:
         return f"parent {_mebibytes(self.parent)}, arena {_mebibytes(self.arena)}{shared}{alone}"
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """What a loader works in, as far as the verdict depends on it.
+
+    Attributes:
+        processors: Those that this process and its workers may use, rounded up; None: not known.
+        persistent_workers: Whether workers live from epoch to epoch.
+        iterable: Whether the dataset is an IterableDataset.
+        threads: Threads that torch computes with in the training process.
+        device: Whether the training process uses a CUDA device.
+    """
+
+    processors: int | None = None
+    persistent_workers: bool = False
+    iterable: bool = False
+    threads: int = 1
+    device: bool = False
+
+
 @public
 @dataclass(frozen=True)
 class LoaderStatistics:
@@ -264,6 +284,14 @@ class LoaderStatistics:
             `lit_loader.read_stream` reads; 0 where the dataset uses neither.
         state: The part of ``fetch`` in which the ``state_dict`` of a stream was asked and written
             down; 0 where it has none.
+        lock_fraction: Part of the looks at workers, taken while the consumer waited, that found
+            them waiting for a lock that processes share (Linux); 0: none, or no look was taken.
+        page_fraction: Likewise for memory that comes from a disk: swap, or a mapped file.
+        queued_threads: Threads of the training process that waited for a processor, on the mean
+            over ``seconds`` (Linux); 0: none, or not measured.
+        active_threads: Threads of the training process that ran, or waited for a processor, for a
+            fifth of ``seconds`` at least.
+        surroundings: What the verdict depends on besides: processors, threads, the dataset's kind.
     """
 
     batches: int = 0
@@ -305,9 +333,25 @@ class LoaderStatistics:
     queued_fraction: float = 0.0
     read: StageTimes = field(default_factory=StageTimes)
     state: StageTimes = field(default_factory=StageTimes)
+    lock_fraction: float = 0.0
+    page_fraction: float = 0.0
+    queued_threads: float = 0.0
+    active_threads: int = 0
+    surroundings: Surroundings = field(default_factory=Surroundings)
+
+    @property
+    def verdict(self) -> str:
+        """What limits the loop, and what to do about it, in a line."""
+        from lit_loader.statistics.verdict import verdict  # which knows this class
+
+        return verdict(self)
 
     def __str__(self) -> str:
-        """One line for a reader; the repr has everything."""
+        """Two lines for a reader: figures, verdict; the repr has everything."""
+        return f"{self.figures()}\n{self.verdict}"
+
+    def figures(self) -> str:
+        """The gist of the figures, in a line."""
         stages = ("fetch", "read", "state", "collate", "encode", "decode", "pin", "step")
         means = {name: getattr(self, name).mean * 1e3 for name in stages}
         shown = ", ".join(f"{name} {mean:.3g}" for name, mean in means.items() if mean)

@@ -14,7 +14,8 @@ from lit_loader.system import linux
 from lit_loader.system.cgroups import cgroup_folders
 
 __all__ = [
-    *("ProcessorClock", "advice_if_too_many", "processors_of_this_rank", "usable_processors"),
+    *("ProcessorClock", "advice_if_too_many", "processors_of_this_rank", "times_of_threads"),
+    "usable_processors",
 ]
 
 _RANKS_HERE: Final = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
@@ -60,6 +61,20 @@ def advice_if_too_many(num_workers: int) -> str | None:
         "processors: for work that computes, more workers only take time from each other and from "
         f"training; num_workers={processors} is enough, unless samples wait for storage"
     )
+
+
+def times_of_threads() -> dict[str, tuple[int, int]]:
+    """Nanoseconds that each thread of this process has run, and has waited for a processor.
+
+    By the thread's number; empty where the system does not say.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    with contextlib.suppress(OSError):  # not in every kernel
+        for task in Path(linux.PROC, "self", "task").iterdir():
+            with contextlib.suppress(OSError, ValueError):  # a thread may end meanwhile
+                ran, queued, _ = (task / "schedstat").read_text().split()
+                found[task.name] = int(ran), int(queued)
+    return found
 
 
 def _quota(folder: Path) -> float | None:

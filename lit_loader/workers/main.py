@@ -73,6 +73,9 @@ __all__ = ["worker_main"]
 
 _NOT_CLOCKED: Final = (0, 0)
 
+CLOCKED_FROM: Final = 1_000_000
+"""Nanoseconds that a batch takes from which on the next one's processor time is measured, too."""
+
 LEAVE_GRACE: Final = 2.0
 """Seconds that a worker which leaves has to end, before it ends at once."""
 
@@ -123,7 +126,8 @@ class _Worker:
         self._inbox: deque[Message] = deque()
         self._waiting = select.poll()
         self._waiting.register(self._tasks, select.POLLIN)
-        self._clock: ProcessorClock | None = None
+        self._clock = ProcessorClock()
+        self._clocked, self._always_clocked = False, False  # this batch; every batch
         self._board.enter(self._id, Stage.INITIALISING, -1)
 
         def unpack() -> BatchSpec:
@@ -142,7 +146,7 @@ class _Worker:
         self._loader, self._readers, self._broken = maker.loader, maker.readers, maker.broken
         self._reads = None if self._loader is None else self._loader.reads
         if maker.spec is not None:
-            self._clock = ProcessorClock() if maker.spec.timed else None
+            self._always_clocked = maker.spec.timed
             self._progress.each = maker.spec.watched
             if self._reads is not None and not maker.spec.iterable:
                 self._reads.look_ahead = self._look_ahead
@@ -209,7 +213,8 @@ class _Worker:
                 self._reads.end(_names(task)[0])
             self._send(pack(Reply(Status.DROPPED, self._id, slot, 0, 0, 0, 0)))
             return
-        if self._clock is not None:
+        if self._clocked or self._always_clocked:
+            self._clocked = True
             self._clock.start()
         writer = self._writers.get(slot) or self._writer(slot, capacity)
         writer.start = writer.position = 0
@@ -243,7 +248,8 @@ class _Worker:
         # A batch that failed, or was omitted, has not been through all stages.
         collated = progress.collated or now
         fetched = progress.fetched or collated
-        clock = self._clock
+        clocked = self._clock.used() if self._clocked else _NOT_CLOCKED
+        self._clocked = now - progress.began > CLOCKED_FROM
         self._send(
             packed_reply(
                 status,
@@ -259,7 +265,7 @@ class _Worker:
                 now - collated,
                 progress.slowest,
                 progress.slowest_at,
-                *(_NOT_CLOCKED if clock is None else clock.used()),
+                *clocked,
                 progress.waited,
                 progress.state,
             )

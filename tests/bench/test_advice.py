@@ -1,10 +1,12 @@
 """What is said of a grid's figures: the setting, and what bounds it."""
 
+import dataclasses
+import random
 from typing import Any
 
 import pytest
 
-from lit_loader.bench.advice import Point, advise
+from lit_loader.bench.advice import Point, advise, choose
 from lit_loader.statistics.records import LoaderStatistics, StageTimes, WorkerTimes
 
 
@@ -25,15 +27,81 @@ def point(num_workers: int, seconds: float, cpu: float, fetch: float = 0.01) -> 
     ("points", "expected"),
     [
         ([point(1, 0.01, 0.1), point(2, 0.005, 0.2)],
-         "they computed for 10 % of that and waited for the rest, so more workers help"),
+         "mostly waiting for storage, network or each other (they computed for 10 %): add workers"),
         ([point(1, 0.01, 1.0), point(2, 0.005, 2.0)], ": add workers or make __getitem__ cheaper"),
         ([point(1, 0.01, 1.0), point(2, 0.01, 2.0)], "in __getitem__: make __getitem__ cheaper"),
-        ([point(4, 0.0025, 4.0)], "make __getitem__ cheaper; there are 4 cores"),
+        ([point(4, 0.0025, 4.0)],
+         "make __getitem__ cheaper; more workers do not help: 4 processors for 4 that compute"),
         ([point(0, 0.001, 1.0), point(1, 0.01, 1.0)], "larger batches make workers worth while"),
     ],
 )  # fmt: skip
 def test_what_bounds_it(points: list[Point], expected: str) -> None:
-    use, bound, _ = advise(points, step_ms=None, samples=8, nbytes=100, cores=4)
+    use, _, bound, *_ = advise(points, step_ms=None, samples=8, nbytes=100, cores=4)
     assert use.startswith("use num_workers=")
     assert bound.startswith("bound: ") and expected in bound
-    assert bound.endswith(expected) or "help" in bound
+    assert bound.endswith(expected) or "add workers" in bound
+
+
+def measured(workers: int, ours: list[float], torchs: list[float]) -> Point:
+    """With two loaders, round by round; seconds a batch."""
+    found = point(workers, ours[0], 1.0)
+    rounds = [
+        {"lit_loader": {"seconds_per_batch": a}, "torch": {"seconds_per_batch": b}}
+        for a, b in zip(ours, torchs, strict=True)
+    ]
+    return dataclasses.replace(found, rounds=rounds)
+
+
+def told(points: list[Point], **around: Any) -> str:
+    options: dict[str, Any] = {"step_ms": None, "samples": 8, "nbytes": 100, "cores": 4}
+    return "\n".join(advise(points, **{**options, **around}))
+
+
+STEADY = measured(2, [0.010, 0.0101], [0.02, 0.02])
+
+
+def test_spread_and_what_the_program_has() -> None:
+    text = told([measured(1, [0.02, 0.02], [0.03, 0.03]), STEADY], now=(1, 2))
+    assert "(796 samples/s, 792 to 800 by round)" in text
+    assert "now: torch's loader with num_workers=1 prefetch_factor=2 (loader.*, set it to" in text
+    assert "267 samples/s; the above is 2.99 times as fast" in text
+    assert "not sure" not in text
+    assert "step: none is in these figures" in text
+    assert "beside a step of 5 ms, which sleeps" in told([STEADY], step_ms=5.0)
+
+
+@pytest.mark.parametrize(
+    ("points", "around", "expected"),
+    [
+        ([STEADY], {"load": 6.0}, "not sure: other programs ran (load 6.0 on 4 processors): meas"),
+        ([measured(2, [0.01, 0.014], [0.02, 0.02])], {}, "its figures differ by 33 % from round"),
+        ([measured(2, [0.01], [0.02])], {}, "not sure: there was one round only"),
+    ],
+)
+def test_when_it_is_not_sure(points: list[Point], around: dict[str, Any], expected: str) -> None:
+    assert expected in told(points, **around)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_in_its_own_table_is_better_without_a_word(seed: int) -> None:
+    draw = random.Random(seed)
+    quick = [draw.uniform(0.005, 0.02) for _ in range(6)]
+    noise = draw.choice([0.02, 0.5])
+    points = [
+        measured(
+            workers,
+            *(
+                [quick[2 * n + who] * (1 + noise * draw.random()) for _ in range(3)]
+                for who in (0, 1)
+            ),
+        )
+        for n, workers in enumerate((1, 2, 4))
+    ]
+    text, chosen = told(points), choose(points)
+    assert chosen is not None
+    for each in points:
+        for loader in ("lit_loader", "torch"):
+            spread = each.figure(loader)
+            assert spread is not None
+            if 1.1 * spread.median < chosen.seconds:
+                assert "not sure" in text or "but torch's loader was faster with" in text

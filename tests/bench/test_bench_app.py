@@ -209,6 +209,29 @@ def test_what_is_missing_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
         run("cases=decoding")
 
 
+@pytest.mark.process
+def test_the_users_own_dataset_needs_no_other_loader(tmp_path: Path) -> None:
+    """Nor matplotlib; and where there is no terminal it says in lines how far it is."""
+    code = (
+        "import importlib.util, sys\n"
+        "there = importlib.util.find_spec\n"
+        "gone = ('torchdata', 'spdl', 'grain', 'matplotlib', 'PIL', 'pyarrow')\n"
+        "importlib.util.find_spec = lambda name: None if name in gone else there(name)\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name.partition('.')[0] in gone: raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "sys.argv = ['lit-loader-bench', 'dataset._target_=mine.numbers', 'quick=true',\n"
+        "            'grid.num_workers=[0,1]', 'grid.seconds=0.05']\n"
+        "from lit_loader.bench.app import main\n"
+        "main()\n"
+    )
+    (tmp_path / "mine.py").write_text("def numbers():\n    return list(range(64))\n")
+    printed = run_python(tmp_path, "-c", code)
+    assert "use num_workers=" in printed
+    assert "your dataset: 0 of 18 turns · num_workers=0 · lit_loader" in printed
+
+
 def test_errors_are_one_line(tmp_path: Path) -> None:
     printed = run_python(tmp_path, "-m", "lit_loader.bench", "cases=transprt", code=2)
     assert printed == "lit-loader-bench: unknown case 'transprt': did you mean 'transport'?\n"
@@ -265,7 +288,7 @@ def test_grid(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     grid = report["grid"]
     settings = [(p["num_workers"], p["prefetch_factor"], p["loader"]) for p in grid["points"]]
     both = ("lit_loader", "torch")
-    expected = [(0, None), (1, 1), (1, 2)]
+    expected = [(0, None), (1, 1), (1, 2), (2, 2)]  # and what the program has
     assert settings == [(*setting, name) for setting in expected for name in both]
     assert all(min(p["seconds_per_batch"]) > 0 for p in grid["points"])
     for place in (*grid["points"], grid["auto"]):
@@ -276,7 +299,10 @@ def test_grid(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert first[0, "torch"] < first[1, "torch"]  # nothing is started
     assert (grid["samples_per_batch"], grid["bytes_per_batch"]) == (8, 8 * 8 * 8)
     *lines, auto = grid["advice"]
-    assert [line.split()[0] for line in lines] == ["use", "bound:", "measured:"]
+    said = ["use", "not", "now:", "bound:", "measured:", "step:"]
+    assert [line.split()[0] for line in lines] == said
+    assert lines[1].startswith("not sure: there was one round only")
+    assert "beside a step of 1 ms, which sleeps" in lines[-1]
     number = grid["auto"]["num_workers"]
     assert number >= 1 and min(grid["auto"]["seconds_per_batch"]) > 0
     assert re.match(rf'num_workers="auto" came to {number} \(.+\): [\d.]+ times as fast as', auto)

@@ -132,9 +132,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "batch_sampler takes the place of drop_last": {"batch_sampler": [[1]], "drop_last": True},
     "drop_last needs batches: set batch_size": {"batch_size": None, "drop_last": True},
     "persistent_workers needs worker processes: set num_workers to at least 1 or leave "
-    "persistent_workers at False (a preset may have set it: in Hydra, "
-    "lit_loader/loader@loader=debug is without workers), got persistent_workers=True and "
-    "num_workers=0": {"persistent_workers": True},
+    "persistent_workers at False, got persistent_workers=True and num_workers=0":
+        {"persistent_workers": True},
     "prefetch_factor needs worker processes: set num_workers to": {"prefetch_factor": 2},
     "multiprocessing_context needs worker processes": {"multiprocessing_context": "fork"},
     "multiprocessing_context must be a multiprocessing context or one of 'fork":
@@ -180,7 +179,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_refused_in_one_line(message: str) -> None:
-    for make in (LoaderConfig.from_options, functools.partial(DataLoader, range(4))):
+    for make in (LoaderConfig().merged, functools.partial(DataLoader, range(4))):
         with pytest.raises(OptionError) as caught:
             make(**REFUSED[message])
         assert message in str(caught.value)
@@ -205,6 +204,20 @@ def test_sizes_may_be_text(text: str, nbytes: int) -> None:
     if nbytes < 1 << 42:
         assert CachedDataset(range(3), text).memory == nbytes
     assert DataLoader(range(3), memory_budget=text).memory_budget == nbytes
+
+
+def test_a_presets_options_for_workers_give_way_to_none() -> None:
+    """In Hydra, where nobody sees whether a preset or the user has set them: a sweep reaches 0."""
+    of_workers = {"persistent_workers": True, "prefetch_factor": 4}
+    assert LoaderConfig.from_options(num_workers=0, **of_workers) == LoaderConfig()
+    assert LoaderConfig.from_options(**of_workers, num_workers="0") == LoaderConfig()
+    kept = LoaderConfig.from_options(num_workers=2, timeout=9, **of_workers)
+    assert (kept.persistent_workers, kept.prefetch_factor, kept.timeout) == (True, 4, 9)
+    with pytest.warns(UserWarning, match="^lit_loader: timeout=9 has no effect: num_workers=0 "):
+        assert LoaderConfig.from_options(timeout=9) == LoaderConfig()
+    for wrong in ({"timeout": -1}, {"prefetch_factor": 0}, {"persistent_workers": "maybe"}):
+        with pytest.raises(OptionError, match=f"^{next(iter(wrong))} must be"):
+            LoaderConfig.from_options(**wrong)
 
 
 # --- copies and conversions ---

@@ -4,13 +4,20 @@ A block of differences is two programs; those whose library is not installed are
 """
 
 import re
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.utils import instantiate
+from lightning import LightningDataModule
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Dataset
 
+from lit_loader import DataLoader
 from tests.project.readmes import ROOT, fenced, sections
 from tests.support.programs import run_python
 
@@ -38,7 +45,7 @@ def blocks(title: str) -> list[tuple[str, str]]:
 def test_every_block_is_run() -> None:
     assert {*sections(PAGE)} == {*NEEDED, "A Hydra template"}
     assert [len(blocks(title)) for title in NEEDED] == [1] * len(NEEDED)
-    assert len(fenced(PAGE, "diff")) == len(NEEDED) + 3
+    assert len(fenced(PAGE, "diff")) == len(NEEDED) + 3  # and those of the template
 
 
 @pytest.mark.parametrize("title", NEEDED)
@@ -56,24 +63,132 @@ def test_nothing_is_lost(title: str, moved: bool, tmp_path: Path) -> None:
     assert ("lit_loader" in program.read_text()) is moved
 
 
-def test_the_template_composes(tmp_path: Path) -> None:
-    data, callbacks, train = (after for _, after in blocks("A Hydra template"))
-    files = {
-        "data/mnist.yaml": data,
-        "callbacks/default.yaml": callbacks,
-        "callbacks/model_checkpoint.yaml": "model_checkpoint: {dirpath: here}\n",
-        "train.yaml": train + "paths: {data_dir: /data}\n",
-    }
+# What the template has in these files, as far as it is of the data.
+TEMPLATE = {
+    "train.yaml": """
+defaults:
+  - _self_
+  - data: mnist
+  - callbacks: default
+  - experiment: null
+  - hparams_search: null
+  - debug: null
+paths: {data_dir: /data}
+""",
+    "eval.yaml": """
+defaults:
+  - _self_
+  - data: mnist
+paths: {data_dir: /data}
+""",
+    "data/other.yaml": "_target_: builtins.dict\nbatch_size: 3\n",
+    "callbacks/model_checkpoint.yaml": "model_checkpoint: {dirpath: here}\n",
+    "debug/default.yaml": """# @package _global_
+data: {num_workers: 0, pin_memory: False}
+""",
+    "experiment/example.yaml": """# @package _global_
+defaults:
+  - override /data: mnist
+data: {batch_size: 64}
+""",
+    "experiment/faster.yaml": """# @package _global_
+defaults:
+  - override /lit_loader/loader@loader: throughput
+""",
+    "hparams_search/optuna.yaml": """# @package _global_
+hydra: {sweeper: {params: {data.batch_size: "choice(32, 64)"}}}
+""",
+}
+
+
+class Digits(Dataset[int]):
+    """The template's own data, and what it is read by."""
+
+    def __init__(self, root: str = "/data") -> None:
+        assert root == "/data"
+
+    def __len__(self) -> int:
+        return 256
+
+    def __getitem__(self, index: int) -> int:
+        return range(256)[index]
+
+
+class MNISTDataModule(LightningDataModule):
+    def __init__(self, data_dir: str) -> None:
+        super().__init__()
+        self.data_dir = data_dir
+
+    def train_dataloader(self) -> Any:
+        return TorchLoader(Digits(self.data_dir), 16, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        return [TorchLoader(Digits(self.data_dir), 16)] * 2
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Composes the template's configuration with the data group of one of the page's two ways."""
+    wrapped, ours, callbacks = (after for _, after in blocks("A Hydra template"))
+    GlobalHydra.instance().clear()
+    files = {**TEMPLATE, "callbacks/default.yaml": callbacks}
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    GlobalHydra.instance().clear()
+
+    def composed(way: str, *overrides: str, config: str = "train") -> Any:
+        text = {"wrapped": wrapped, "ours": ours}[way]
+        for place in ("src.data.mnist_datamodule.MNISTDataModule", "src.data.Digits"):
+            text = text.replace(place, f"{__name__}.{place.rpartition('.')[2]}")
+        (tmp_path / "data" / "mnist.yaml").write_text(text)
+        return compose(config, [*overrides])
+
     with initialize_config_dir(str(tmp_path), version_base="1.3"):
-        config = compose("train", ["data.val.batch_size=512"])
-    assert config.data._target_ == "lit_loader.LoaderDataModule"
-    assert config.data.datasets.train.root == "/data"
-    assert config.data.train.batch_size == config.loader.batch_size == 128
-    assert config.data.val.batch_size == 512
-    assert config.loader.num_workers > 0
-    assert config.callbacks.loader_monitor._target_ == "lit_loader.LoaderMonitor"
-    assert [*config.callbacks] == ["model_checkpoint", "loader_monitor"]
+        yield composed
+
+
+def loaders(cfg: Any) -> list[tuple[int, int]]:
+    """Batch size and workers of the loaders that a fit would have: train, val, val."""
+    data = instantiate(cfg.data)
+    data.setup("fit")
+    several = data.val_dataloader()
+    found = [
+        data.train_dataloader(),
+        *(several.values() if isinstance(several, dict) else several),
+    ]
+    assert all(type(loader) is DataLoader for loader in found)
+    return [(loader.batch_size, loader.num_workers) for loader in found]
+
+
+WAYS = {
+    "": ([128, 128, 128], 0, [128, 128, 8], 2),
+    "debug=default": ([128, 128, 128], 0, [128, 128, 8], 0),
+    "experiment=example": ([64, 64, 64], 0, [64, 64, 8], 2),
+    "hparams_search=optuna data.batch_size=32": ([32, 32, 32], 0, [32, 32, 8], 2),
+    "data.num_workers=3": ([128, 128, 128], 3, [128, 128, 8], 3),
+    "data.num_workers=0": ([128, 128, 128], 0, [128, 128, 8], 0),
+}
+
+
+@pytest.mark.parametrize("overrides", WAYS)
+def test_the_template(template: Callable[..., Any], overrides: str) -> None:
+    """Its other files stay as they are, and mean what they meant."""
+    sizes, workers, our_sizes, our_workers = WAYS[overrides]
+    given = overrides.split()
+    assert loaders(template("wrapped", *given)) == [(size, workers) for size in sizes]
+    assert loaders(template("ours", *given)) == [(size, our_workers) for size in our_sizes]
+
+
+@pytest.mark.parametrize("way", ["wrapped", "ours"])
+def test_the_templates_other_files(template: Callable[..., Any], way: str) -> None:
+    cfg = template(way)
+    assert cfg.callbacks.loader_monitor._target_ == "lit_loader.LoaderMonitor"
+    assert [*cfg.callbacks] == ["model_checkpoint", "loader_monitor"]
+    assert template(way, config="eval").data.batch_size == 128
+    assert template(way, "data=other").data == {"_target_": "builtins.dict", "batch_size": 3}
+
+
+def test_an_experiment_chooses_another_preset(template: Callable[..., Any]) -> None:
+    data = instantiate(template("ours", "experiment=faster").data)
+    train = data.configs["train"]
+    assert (train.num_workers, train.prefetch_factor, train.batch_size) == (4, 4, 128)

@@ -33,7 +33,7 @@ def script(
 
 def test_without_hydra(script: Callable[..., str]) -> None:
     printed = script("without_hydra.py", "--epochs", 1, "--workers", 1)
-    assert "train loader: the trainer waited" in printed
+    assert "train loader: " in printed and "the loop waited" in printed
     assert "test/acc" in printed
 
 

@@ -1,5 +1,6 @@
 """The configuration as an application sees it: found, typed, inherited, loaded."""
 
+import contextlib
 import functools
 import inspect
 import pickle
@@ -46,7 +47,7 @@ if not hydra.__version__.startswith("1.3"):
 CONF = Path(__file__).parents[2] / "conf" / "lit_loader"
 GROUPS = {
     "loader": {
-        *("debug", "default", "fragile_data", "inherit"),
+        *("debug", "default", "fragile_data", "inherit", "split"),
         *("auto", "cluster", "reproducible", "throughput", "workers"),
     },
     "remote": {"ray"},
@@ -54,7 +55,7 @@ GROUPS = {
     "collate": {"list", "pad"},
     "callbacks": {"monitor", "state"},
 }
-PRESETS = sorted(GROUPS["loader"] - {"inherit", "cluster"})  # which needs Ray
+PRESETS = sorted(GROUPS["loader"] - {"inherit", "split", "cluster"})  # which needs Ray
 
 
 class Numbers(OfLength):
@@ -73,7 +74,7 @@ def refusal(node: Any) -> str:
     if isinstance(caught.value, OptionError):  # from Hydra 1.4 on
         return str(caught.value)
     (line,) = [line for line in str(caught.value).splitlines() if "OptionError" in line]
-    assert line.startswith("OptionError(")
+    assert line.startswith(("OptionError(", "UnknownOptionError("))
     return line
 
 
@@ -132,6 +133,47 @@ def test_common_options_reach_every_split_unless_it_has_its_own(application: Com
     assert sizes == {"train": 32, "val": 512, "test": 32, "predict": 32}
 
 
+def test_short_forms_are_of_every_split_unless_it_has_its_own(application: Compose) -> None:
+    short = "data.num_workers=3", "data.batch_size=64", "data.pin_memory=true"
+    own = "data.val.batch_size=512", "data.test.num_workers=1"
+    # Above the common node and its presets.
+    configs = module(
+        application(*short, *own, "loader.batch_size=8", "lit_loader/loader@loader=workers")
+    ).configs
+    found = {split: (c.batch_size, c.num_workers, c.pin_memory) for split, c in configs.items()}
+    assert found == {
+        "train": (64, 3, True), "val": (512, 3, True), "test": (64, 1, True),
+        "predict": (64, 3, True),
+    }  # fmt: skip
+    assert configs["train"].persistent_workers
+
+
+@pytest.mark.parametrize("place", ["loader", "data", "data.val"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_sweep_reaches_no_workers(application: Compose, preset: str, place: str) -> None:
+    said = {"fragile_data": "timeout=120.* has no effect: num_workers=0"}.get(preset)
+    with pytest.warns(UserWarning, match=said) if said else contextlib.nullcontext():
+        configs = module(
+            application(f"lit_loader/loader@loader={preset}", f"{place}.num_workers=0")
+        ).configs
+    val, train = configs["val"], configs["train"]
+    assert (val.num_workers, val.persistent_workers, val.prefetch_factor) == (0, False, None)
+    assert train.num_workers == (0 if place != "data.val" or preset in ("debug", "default") else
+                                 {"auto": "auto", "throughput": 4}.get(preset, 2))  # fmt: skip
+
+
+def test_an_option_of_one_of_two_validation_loaders(application: Compose) -> None:
+    two = f"{{clean: {{_target_: {__name__}.Numbers}}, noisy: {{_target_: {__name__}.Numbers}}}}"
+    cfg = application(
+        f"~data.datasets.val={{_target_: {__name__}.Numbers, _partial_: true}}",
+        f"+data.datasets.val={two}", "data.batch_size=4", "+data.loaders.val.noisy.batch_size=6",
+    )  # fmt: skip
+    data = module(cfg)
+    data.setup("fit")
+    lengths = {name: len(loader) for name, loader in data.val_dataloader().items()}
+    assert lengths == {"clean": 3, "noisy": 2}
+
+
 # --- refused ---
 
 
@@ -155,6 +197,12 @@ def test_refused_while_composing(application: Compose, override: str, message: s
     ("overrides", "message"),
     [
         (["+loader.nun_workers=4"], "unknown option 'nun_workers': did you mean 'num_workers'?"),
+        (
+            ["+data.prefetch_factor=4"],
+            "unknown option 'prefetch_factor': it is an option of the loaders: pass "
+            "loader={'prefetch_factor': ...}, in Hydra loader.prefetch_factor=",
+        ),
+        (["data.num_workers=-1"], "got num_workers=-1"),
         (["+data.val.batchsize=4"], "unknown option 'batchsize': did you mean 'batch_size'?"),
         (
             ["+lit_loader/sampler@data.train=with_replacement", "data.train.shuffle=true"],

@@ -84,7 +84,7 @@ def test_sweep_over_presets(program: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("loader.timeout=3", "timeout needs worker processes: set num_workers to at least 1 or"),
+        ("loader.multiprocessing_context=fork", "multiprocessing_context needs worker processes"),
         ("lit_loader/loader@loader=fast", "Could not find 'lit_loader/loader/fast'"),
     ],
     ids=["exclusive", "preset"],

@@ -88,6 +88,18 @@ REFUSED: dict[str, Any] = {
         lambda: trained(loader={"num_worker": 1}),
     "train: timeout needs worker processes: set num_workers to at least 1 or leave":
         lambda: trained(train={"timeout": 3}),
+    "val: num_workers must be a whole number of at least 0, or 'auto', got num_workers=-1":
+        lambda: trained(val={"num_workers": -1}),
+    "num_workers must be a whole number of at least 0, or 'auto', got num_workers=-1":
+        lambda: trained(num_workers=-1),
+    "unknown option 'prefetch_factor': it is an option of the loaders: pass "
+    "loader={'prefetch_factor': ...}, in": lambda: trained(prefetch_factor=4),
+    "loaders has an unknown split 'vall': use 'train'": lambda: trained(loaders={"vall": {}}),
+    "loaders['val'][1]: unknown option 'batchsize': did you mean 'batch_size'?":
+        lambda: trained(loaders={"val": {1: {"batchsize": 4}}}),
+    "loaders: the 'train' split has no dataset 'b' among several: given are '0', '1'":
+        lambda: trained({"train": [Points, Points]}, loaders={"train": {"b": {}}})
+        .train_dataloader(),
     "device_prefetch must be True or False, got device_prefetch='maybe'":
         lambda: trained(device_prefetch="maybe"),
     "unknown option 'shared_keys': did you mean 'shared_key'": lambda: trained(shared_keys="a"),
@@ -123,7 +135,39 @@ def test_refused_in_one_line(message: str) -> None:
         REFUSED[message]()
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
-    assert isinstance(caught.value, TypeError) == ("shared_keys" in message)
+    assert isinstance(caught.value, TypeError) == message.startswith("unknown option")
+
+
+def test_short_forms() -> None:
+    """Above `loader`, below a split's own; None is as `loader` has it."""
+    common = {"num_workers": 2, "persistent_workers": True, "batch_size": 4}
+    data = trained(loader=common, batch_size=8, val={"batch_size": 16})
+    assert [data.configs[split].batch_size for split in ("train", "val")] == [8, 16]
+    assert data.configs["val"].num_workers == 2
+    alone = trained(loader=common, num_workers=0).configs["train"]
+    assert (alone.num_workers, alone.persistent_workers, alone.batch_size) == (0, False, 4)
+
+
+def test_options_of_single_loaders() -> None:
+    several = {"val": {"clean": Points, "noisy": Points}, "test": [Points, Points]}
+    single = {"val": {"noisy": {"batch_size": 2}}, "test": {1: {"batch_size": 4}}}
+    data = LoaderDataModule(several, batch_size=8, loaders=single)
+    sizes = {name: loader.batch_size for name, loader in data.val_dataloader().items()}
+    assert sizes == {"clean": 8, "noisy": 2}
+    assert [loader.batch_size for loader in data.test_dataloader()] == [8, 4]
+
+
+def test_a_batch_size_that_nobody_set_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    told = "batch_size is 1 for the train split, which is the default"
+    data = trained({"train": Points, "val": Points}, batch_size=2)
+    data.train_dataloader()
+    assert told not in caplog.text
+    data = trained({"train": Points, "val": Points})
+    for _ in range(2):
+        data.train_dataloader()
+        data.val_dataloader()
+    assert caplog.text.count(told) == caplog.text.count("batch_size is 1") == 1
 
 
 # --- under the Trainer ---

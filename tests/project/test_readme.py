@@ -4,8 +4,10 @@
 """
 
 import ast
+import contextlib
 import dataclasses
 import re
+import runpy
 import shlex
 import sys
 from collections.abc import Iterator
@@ -227,10 +229,30 @@ def test_python_compiles() -> None:
             compile(code, f"{name}, a Python block", "exec")
 
 
-@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_top_page_s_programs_run(number: int, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(fenced(TOP, "python")[number])
     run_python(tmp_path, "program.py", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
+
+
+def test_the_top_page_s_loop_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stopped between two checkpoints, and run again, it ends as if it had been left alone."""
+    program = fenced(TOP, "python")[1]
+    assert "torch.get_rng_state()" in program and program.count("step += 1\n") == 1
+    stopped = program.replace("step += 1\n", "step += 1\n" + " " * 16 + "assert step < 47\n")
+    ends = []
+    for name, texts in {"whole": [program], "resumed": [stopped, program]}.items():
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        for text in texts:
+            Path("program.py").write_text(text)
+            fails = pytest.raises(AssertionError) if text is stopped else contextlib.nullcontext()
+            with fails:
+                runpy.run_path("program.py", run_name="__main__")
+        ends.append(capsys.readouterr().out)
+    assert ends[0] == ends[1] and ends[0].startswith("96 ")
 
 
 def test_what_agents_are_told_to_do_works(tmp_path: Path) -> None:

@@ -156,17 +156,18 @@ def test_percentiles_are_numpys(count: int) -> None:
     assert (times.total, times.mean) == pytest.approx((values.sum() / 1e9, values.mean() / 1e9))
 
 
-# --- in one line ---
+# --- in words ---
 
 
-def test_the_text_is_one_line() -> None:
+def test_the_text_is_figures_and_a_verdict() -> None:
     stage = StageTimes(total=0.8, mean=0.0125)
     workers = tuple(WorkerTimes(worker, 32, 1_000, 0.4, 0.5) for worker in range(2))
     found = LoaderStatistics(
         batches=64, samples=2_000, seconds=0.8, fetch=stage, wait=stage, wait_fraction=0.253,
         workers=workers, busy_fraction=0.5, worker_restarts=1, sample_errors=3,
     )  # fmt: skip
-    assert str(found) == (
+    assert str(found) == f"{found.figures()}\n{found.verdict}"
+    assert found.figures() == (
         "64 batches (2,000 samples) in 0.8 s; waited 25% of it; 2 workers 50% busy; "
         "mean ms a batch: fetch 12.5; 1 restart, 3 bad samples"
     )

@@ -1,0 +1,75 @@
+"""The program of streams.md, and what the page says of it."""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.project.readmes import ROOT, fenced
+
+pytestmark = pytest.mark.timeout(200)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[ModuleType]:
+    """The page's blocks, as a module that workers can import."""
+    path = tmp_path / "streams_page.py"
+    path.write_text("\n\n".join(fenced(ROOT / "examples" / "streams.md", "python")))
+    spec = importlib.util.spec_from_file_location("streams_page", path)
+    assert spec and spec.loader
+    module = sys.modules["streams_page"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["streams_page"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Documents of two kinds, of different lengths."""
+    for kind, files in ("web", 24), ("books", 12):
+        for number in range(files):
+            texts = [f"{kind} {number} {line} " * (1 + line % 3) for line in range(12)]
+            lines = [json.dumps({"text": text}) + "\n" for text in texts]
+            (tmp_path / f"{kind}-{number:02}.jsonl").write_text("".join(lines))
+    return tmp_path
+
+
+def rows(batches: Any) -> list[tuple[int, ...]]:
+    return [tuple(row) for batch in batches for row in batch["tokens"].tolist()]
+
+
+def test_two_ranks_resumed_by_one(page: Any, folder: Path) -> None:
+    with page.make_loader(folder, 2) as loader:
+        whole = rows(loader)
+        assert page.tokens_per_second(loader) > 0
+    assert sorted(rows(page.resumed(folder))) == sorted(whole)
+    text = bytes(token for row in whole for token in row).decode()
+    assert text.count("web") > 1.5 * text.count("books")
+
+
+def test_documents_of_a_step_and_without_them(page: Any, folder: Path) -> None:
+    found = page.documents_of(folder, 37)
+    with page.make_loader(folder, 1) as loader:
+        assert page.names_of([*loader][37]) == found
+    with page.without(folder, 37) as loader:
+        seen = {name for batch in loader for name in page.names_of(batch)}
+    assert seen and seen.isdisjoint(found)
+
+
+def test_a_bad_line(page: Any, folder: Path) -> None:
+    path = folder / "web-03.jsonl"
+    good, _, *rest = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([good, "{oops\n", *rest]))
+    place = f"bad line at web-03.jsonl:{len(good)}, shard 3 of 12: Expecting property name"
+    with page.make_loader(folder, 2) as loader, pytest.raises(ValueError, match=place) as caught:
+        list(loader)
+    *_, frame, _, last = str(caught.value).splitlines()
+    assert last.startswith(f"ValueError: {place}") or "raise ValueError" in frame
+    with page.make_loader(folder, 2, on_sample_error="skip") as loader:
+        assert len(rows(loader)) > 200
+        assert loader.statistics().sample_errors == 1

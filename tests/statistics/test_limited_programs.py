@@ -1,0 +1,29 @@
+"""The verdict of programs whose bottleneck is known, for they are made so."""
+
+import os
+
+import pytest
+
+from tests.support.limited_programs import CORES, LEAVE, PROGRAMS, run
+
+pytestmark = pytest.mark.time
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_verdict_names_the_bottleneck(name: str) -> None:
+    program, found = PROGRAMS[name], ""
+    for _ in range(3):
+        statistics = run(program)
+        found = statistics.verdict
+        assert found in str(statistics) and "\n" not in found
+        # Where nothing is waited for, nothing is advised; and no program has a device to pin for.
+        assert not (LEAVE in found and ("raise" in found or "add workers" in found)), found
+        assert "pin_memory" not in found
+        if all(words in found for words in program.says) and not any(
+            words in found for words in program.never
+        ):
+            return
+    if os.getloadavg()[0] > 1.5 * CORES:
+        pytest.skip("other programs have the processors")
+    pytest.fail(f"{name}: {found}")
