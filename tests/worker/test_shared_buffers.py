@@ -159,7 +159,7 @@ def test_it_is_told_what_memory_all_takes(method: str) -> None:
         assert 0 < use.arena < BYTES
         assert len(use.workers) == 2
         assert all(one is not None and one > mmap.PAGESIZE for one in use.workers)
-        assert str(statistics).endswith(f"; memory: {use}")
+        assert statistics.figures().endswith(f"; memory: {use}")
         assert ("shared data 40 MiB, workers " in str(use)) == (method != "fork")
     use = loader.statistics(memory=True).memory
     assert use is not None
