@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
-from lit_loader import DataLoader
+from lit_loader import DataLoader, LoaderError
+from lit_loader.seeding import job
 from tests.support import seeded_ranks
 from tests.support.programs import run_program
 from tests.support.seeded_ranks import Noisy
@@ -69,3 +72,19 @@ def test_without_a_job_ranks_have_one_seed_without_asking() -> None:
         loader = DataLoader(range(16), 4, shuffle=True, num_replicas=2, rank=rank)
         orders.append([int(each) for batch in loader for each in batch])
     assert sorted(orders[0] + orders[1]) == [*range(16)]
+
+
+def test_a_first_rank_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = torch.distributed.HashStore()
+    store.set_timeout(timedelta(milliseconds=50))
+    monkeypatch.setattr(job, "store", lambda: store)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    with pytest.raises(LoaderError, match=r"rank 0 has not begun its loader \d+ of Noisy within"):
+        job.Name("Noisy").first_ranks([1, 2, 3])
+
+
+def test_a_loader_that_is_sent_to_a_rank_keeps_its_name() -> None:
+    name = job.Name("Sent")
+    sent = pickle.loads(pickle.dumps(name))
+    assert vars(sent) == vars(name)
+    assert vars(job.Name("Sent"))["_number"] == vars(name)["_number"] + 1
