@@ -207,7 +207,8 @@ class LoaderSeeds:
             return Bases.of(order)
         now, generator = self._look(), self._torch()
         self._origin = now.torch
-        drawn = [int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator))]
+        number = torch.empty((), dtype=torch.int64, device=generator.device)
+        drawn = [int(number.random_(generator=generator))]
         follow = self._generator is not None or _is_seeded()
         for name in _GENERATORS[1:]:
             fresh = name in now.seeded_since(Place(), generator)
