@@ -102,6 +102,7 @@ def test_ranks_have_the_same_states() -> None:
     assert states[0] == states[1]
 
 
+@pytest.mark.time
 def test_microseconds_at_any_place() -> None:
     data = DataLoader(range(10**12), 32, shuffle=True, seed=1)
     data.indices_of(0, 0)

@@ -146,6 +146,7 @@ def test_dealing(data: Any, runs: int, batches: int, size: int, fixed: int) -> N
             assert longest.tolist() == np.sort(run)[-batches:].tolist()
 
 
+@pytest.mark.time
 def test_millions_of_samples() -> None:
     begin = time.perf_counter()
     made = BalancedBatchSampler(costs(5_000_000), 16, 8)
