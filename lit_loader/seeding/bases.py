@@ -26,6 +26,7 @@ import hashlib
 import os
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
@@ -33,7 +34,9 @@ import numpy as np
 import torch
 from torch import Generator
 
+from lit_loader.context import reading
 from lit_loader.seeding import generator_lock, job
+from lit_loader.seeding.generator_state import Rewind
 from lit_loader.seeding.seeds import derive, extend
 
 __all__ = ["Bases", "LoaderSeeds", "PassSeeds", "Place", "rehearsal"]
@@ -146,7 +149,10 @@ class LoaderSeeds:
         """Give the bases; draws them if they are not there yet."""
         if self._bases is None:
             with generator_lock.lock:  # a batch of another thread's may have a seed of its own
-                self._bases = self._draw()
+                # Within a sample of another loader, that one's numbers are left to it.
+                outer = nullcontext() if reading.maker is None else Rewind([self._torch()])
+                with outer:
+                    self._bases = self._draw()
                 self._place = self._look()
         return self._bases
 

@@ -48,7 +48,7 @@ from tests.support.remote_threads import ThreadWorkers
 SECONDS = float(os.environ.get("LIT_LOADER_SOAK_SECONDS", "1200"))
 SEED = int(os.environ.get("LIT_LOADER_SOAK_SEED", "0"))
 WORKERS = 2
-EPOCHS = 3  # different ones, which come around again
+EPOCHS = 5  # different ones
 TIMEOUT = 1.0
 PAUSE = (0.1, 0.5)  # seconds between two strikes
 STRIKES = {
@@ -164,16 +164,16 @@ class Lane:
         try:
             while not over():
                 with self.made() as self.loader:
-                    for _ in range(self.rng.randint(1, 9)):
+                    some = self.rng.sample(range(EPOCHS), self.rng.randint(1, EPOCHS))
+                    for epoch in sorted(some):  # one that comes again draws otherwise
                         if not over():
-                            self.epoch(self.loader)
+                            self.epoch(self.loader, epoch)
                     self.count["restarts"] += self.loader.statistics().worker_restarts
         except BaseException:
             self.failure = f"{self.name}: {traceback.format_exc()}"
 
-    def epoch(self, loader: Any) -> None:
+    def epoch(self, loader: Any, epoch: int) -> None:
         """Go through an epoch, or leave it in the middle."""
-        epoch = self.rng.randrange(EPOCHS)
         loader.set_epoch(epoch)
         expected = self.expected[epoch]
         last = self.rng.randrange(len(expected)) if self.rng.random() < 0.2 else None

@@ -51,8 +51,10 @@ GROUPS = {
         *("auto", "cluster", "reproducible", "throughput", "workers"),
     },
     "remote": {"ray"},
-    "sampler": {"mixture", "token_budget", "weighted", "with_replacement"},
-    "collate": {"list", "pad"},
+    "sampler": {
+        *("balanced", "mixture", "packing", "token_budget", "weighted", "with_replacement"),
+    },
+    "collate": {"list", "pack", "pad"},
     "callbacks": {"monitor", "state"},
 }
 PRESETS = sorted(GROUPS["loader"] - {"inherit", "split", "cluster"})  # which needs Ray
