@@ -70,6 +70,7 @@ class TorchSurface(_BaseDataLoaderIter):
                 return getattr(self._data_loader, _OPTIONS[name])
             if name == "_IterableDataset_len_called":
                 return self._promised
+            # reach: torch: what programs ask an iterator for
             if name == "_base_seed":
                 return 0 if self._start is None else self._core.worker_seed(self._start)
             raise AttributeError(
