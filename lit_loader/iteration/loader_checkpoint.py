@@ -92,7 +92,7 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
             "loader's count"
         )
     core.epochs.load(position)  # may refuse it, too
-    had, has = (each.get("dataset_length") for each in (before, fingerprint))
+    had, has = (each.get("dataset_length") for each in (loaded.fingerprint, fingerprint))
     if had != has:
         core.warn_once(
             f"the state is of an epoch's end, where the dataset had {had} samples; it has {has} "

@@ -193,4 +193,5 @@ def run_patches(iterator: TorchSurface, loader: Any) -> None:
         delattr(iterator, name)
 
 
+# reach: torch: what programs ask an iterator for
 _OF_TORCH: Final = {*_OPTIONS, "_IterableDataset_len_called", "_base_seed"}
