@@ -28,7 +28,14 @@ from lit_loader.seeding.bases import PassSeeds
 from lit_loader.seeding.drawn_tables import DrawnTables
 from lit_loader.seeding.find_generators import HeldGenerators
 from lit_loader.seeding.generator_state import Rewind, drawn_since
-from lit_loader.seeding.seeds import BatchRng, extend, index_number, sample_seed, seed_globals
+from lit_loader.seeding.seeds import (
+    BatchRng,
+    extend,
+    extend_each,
+    index_number,
+    sample_seed,
+    seed_globals,
+)
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.remote_error import ReaderShare
 from lit_loader.transport.status_board import Progress
@@ -198,15 +205,12 @@ class BatchLoader:
         return batch
 
     def _drawn_in(self, number: int) -> set[int]:
-        held, position = self._watch.held, self._position(number)
+        held, position = self._watch.held, number * self._spec.num_replicas + self._spec.rank
 
         def reseed() -> None:
             held.reseed(self._reseed_globals(position))
 
         return drawn_since(reseed, held.states)
-
-    def _position(self, number: int) -> int:
-        return number * self._spec.num_replicas + self._spec.rank
 
     def _notes(self) -> tuple[str, ...]:
         """Take what the user is to be warned of."""
@@ -273,7 +277,7 @@ class BatchLoader:
 
     def _reseed_batch(self, number: int) -> None:
         spec = self._spec
-        position = self._position(number)
+        position = number * spec.num_replicas + spec.rank
         self.rng.begin(position)
         if spec.seeding != "worker":
             self._reseed(position)
@@ -284,12 +288,15 @@ class BatchLoader:
 
     def _reseed_globals(self, *parts: int) -> int:
         """Set the global generators by these parts of the pass; returns the seed."""
-        seed = extend(self._epoch_seed, *parts)
-        if self._globals is None:
+        own = self._globals
+        if own is None:
+            seed = extend(self._epoch_seed, *parts)
             seed_globals(seed)
-        else:
-            seed_globals(*[extend(each, *parts) for each in self._globals])
-        return seed
+            return seed
+        seeds = extend_each(own, parts)
+        seed_globals(*seeds)
+        same = own[0] == self._epoch_seed  # not if worker_init_fn has seeded torch's
+        return seeds[0] if same else extend(self._epoch_seed, *parts)
 
     def _reseed(self, *parts: int) -> None:
         """Set every generator that the dataset may draw from."""

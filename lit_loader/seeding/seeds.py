@@ -36,6 +36,7 @@ __all__ = [
     "canonical_pickle",
     "derive",
     "extend",
+    "extend_each",
     "index_number",
     "renew_numpy_generator",
     "sample_seed",
@@ -169,6 +170,22 @@ def extend(seed: int, *parts: int) -> int:
     return seed
 
 
+def extend_each(seeds: tuple[int, int, int], parts: tuple[int, ...]) -> list[int]:
+    """Do as :func:`extend` for several seeds at once."""
+    extended = []
+    for seed in seeds:
+        for part in parts:
+            x = part + _GOLDEN & _MASK
+            x = (x ^ (x >> 30)) * 0xBF58_476D_1CE4_E5B9 & _MASK
+            x = (x ^ (x >> 27)) * 0x94D0_49BB_1331_11EB & _MASK
+            x ^= seed ^ (x >> 31)
+            x = (x ^ (x >> 30)) * 0xBF58_476D_1CE4_E5B9 & _MASK
+            x = (x ^ (x >> 27)) * 0x94D0_49BB_1331_11EB & _MASK
+            seed = x ^ (x >> 31)
+        extended.append(seed)
+    return extended
+
+
 def sample_seed(epoch_seed: int, index: Any) -> int:
     """Give the seed of one sample, which depends on that of the pass and its index alone.
 
@@ -269,7 +286,7 @@ def seed_streams(seed: int) -> None:
 def seed_globals(seed: int, numpy: int | None = None, python: int | None = None) -> None:
     """Position the global generators by 64 bits: three streams unrelated to each other.
 
-    NumPy's and Python's by bits of their own, where those are given.
+    NumPy's and Python's by bits of their own, where those are given, which nothing else has.
 
     ``torch.initial_seed()`` stays what it was: in a worker, programs read from it what their
     ``worker_init_fn`` has set, or ``base_seed + worker_id``.
@@ -277,8 +294,8 @@ def seed_globals(seed: int, numpy: int | None = None, python: int | None = None)
     # Disjoint halves for the two Mersenne Twisters that are set from 32 bits, in the same way;
     # Python sets its own in another way, from all 64.
     seed = _mix(seed & _MASK)
-    random.seed(seed if python is None else _mix(python & _MASK))
-    _seed_numpy((seed if numpy is None else _mix(numpy & _MASK)) >> 32)
+    random.seed(seed if python is None else python)
+    _seed_numpy((seed if numpy is None else numpy) >> 32)
     _position_torch(seed & _LOW, torch.default_generator)
 
 
