@@ -138,7 +138,8 @@ def get_rng(index: Any = None) -> np.random.Generator:
 
     - In a collate function: one that follows from (seed, epoch, batch number).
     - In an iterable dataset: from these and the sample's place in the batch; before its first
-      sample (``__iter__``, ``set_epoch``) from (seed, epoch) alone, alike for all readers.
+      sample (``__iter__``, ``set_epoch``) from (seed, epoch) alone, alike for all readers:
+      shuffle files by it. ``get_rng(get_shard()[0])`` is another one for each reader.
     - In ``__getitems__``, which reads a batch at once: as in a collate function; with ``index``
       that sample's. Threads of the dataset's own should give it, too.
     - Outside of a loader: a new one, seeded by a draw from torch's global generator, so that

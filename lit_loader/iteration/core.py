@@ -51,7 +51,7 @@ from lit_loader.iteration.shown import ShownLoader
 from lit_loader.iteration.torch_surface import run_patches
 from lit_loader.remote.starter import RemoteWorkers
 from lit_loader.sampling.advice import advice_if_idle, advice_if_split_twice, advice_if_unsharded
-from lit_loader.sampling.batch_plan import BatchPlan, lookahead
+from lit_loader.sampling.batch_plan import BatchPlan, distributed_sampler_of, lookahead
 from lit_loader.sampling.epochs import Epochs, EpochStart, Said
 from lit_loader.sampling.shown_samplers import ShardedSampler, ShownSamplers
 from lit_loader.sampling.user_sampler import shown_epoch
@@ -276,6 +276,10 @@ class LoaderCore:
             return
         plan = None
         if not isinstance(self.dataset, IterableDataset):
+            batches = shown.batch_sampler
+            given = distributed_sampler_of(shown.sampler if batches is None else batches)
+            if given is not None and not isinstance(given, ShardedSampler):
+                self.seeds.of_ranks(given.num_replicas, getattr(given, "seed", None))
             plan = shown.plan(loader.batch_size, self.seeds, self.dataset)
         self.plan, self.epochs.plan, self._planned_for = plan, plan, shown
 

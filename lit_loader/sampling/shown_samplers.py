@@ -96,8 +96,7 @@ def choose_samplers(
     given = distributed_sampler_of(sampler if batch_sampler is None else batch_sampler)
     if given is not None:
         _check_replicas(config, given)
-        seed = getattr(given, "seed", None)
-        seeds.of_ranks(given.num_replicas, seed if isinstance(seed, int) else None)
+        seeds.of_ranks(given.num_replicas, getattr(given, "seed", None))
     if sampler is None:
         if iterable:
             sampler = EndlessSampler()

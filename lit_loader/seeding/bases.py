@@ -121,15 +121,21 @@ class LoaderSeeds:
         self._place = Place()  # where the generators were when they were looked at last
         self._origin = b""  # where torch's was before the bases were drawn
         self._kin = object()  # that of its copies, too
-        self._job = job.Name(kind)
+        self._kind = kind
+        # Counted among those that share data: each rank may have others besides.
+        self._job = job.Name(kind) if replicas > 1 else None
 
     def is_kin(self, other: object) -> bool:
         """Whether another is of the same loader, or of a copy of that: samplers hold the first."""
         return isinstance(other, LoaderSeeds) and other._kin is self._kin
 
-    def of_ranks(self, replicas: int, seed: int | None) -> None:
+    def of_ranks(self, replicas: int, seed: Any) -> None:
         """Learn from a distributed sampler how many share the data, and the seed of its order."""
-        self._replicas, self.sampler = replicas, seed
+        if replicas > 1 and self._job is None:
+            self._job = job.Name(self._kind)
+            if self._origin:  # drawn by this process for itself alone
+                self._bases = None
+        self._replicas, self.sampler = replicas, seed if isinstance(seed, int) else None
 
     def choose(self, option: str, value: Any) -> None:
         """Take another ``seed`` or ``generator``, for the passes that begin from now on."""
@@ -221,7 +227,7 @@ class LoaderSeeds:
             drawn.append(_DRAWS[name]() if fresh or not follow else drawn[0])
         if rehearsal.is_on:
             drawn = [derive(each, _REHEARSAL) for each in drawn]
-        if several:
+        if self._job is not None:
             drawn = self._job.first_ranks(drawn)
         main, numpy, python = drawn
         bases = Bases(main, main, numpy, python)
