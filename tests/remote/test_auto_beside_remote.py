@@ -83,7 +83,9 @@ def test_the_number_here_changes_with_the_bytes_of_one_process(
 def test_remote_workers_are_nobody_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AutoWorkers, "add", lambda *args: False)  # three they stay
     remote = ThreadWorkers(str(tmp_path))
-    expected = [plain(batch) for batch in lit_loader.DataLoader(Drawn(), 4, seed=3)]
+    alone = lit_loader.DataLoader(Drawn(), 4, seed=3)
+    alone.set_epoch(1000)
+    expected = [plain(batch) for batch in alone]
     with auto(Drawn(), remote) as loader:
         loader._core.auto.begin_with(3)
         settled = False
@@ -91,7 +93,7 @@ def test_remote_workers_are_nobody_here(tmp_path: Path, monkeypatch: pytest.Monk
             for _ in loader:
                 pool = loader._core.pool
                 settled = settled or pool.settled
-        loader.set_epoch(0)
+        loader.set_epoch(1000)
         batches = iter(loader)
         found = [plain(next(batches))]
         assert len(pool.workers.pids) == 4  # and the relay
