@@ -28,7 +28,7 @@ from lit_loader.describe import public
 from lit_loader.errors import OptionError, StateError
 from lit_loader.sampling.orders import BatchOrder, Indices
 from lit_loader.sampling.permutation import Permutation
-from lit_loader.seeding.seeds import derive
+from lit_loader.seeding.bases import Bases
 
 __all__ = ["BalancedBatchSampler", "deal"]
 
@@ -42,6 +42,11 @@ _EXCHANGES = 16
 
 _COMPARED = 64
 """Samples of a batch that are looked at for an exchange: of more, many are alike."""
+
+
+def _shuffled(length: int, seed: int, epoch: int) -> Permutation:
+    """Give the order that a loader with this seed shuffles by."""
+    return Permutation(length, Bases.of(seed).order_seed(epoch, length))
 
 
 @public
@@ -147,7 +152,7 @@ class BalancedBatchSampler(BatchOrder):
         length, group, size = len(self._costs), self.group, self.batch_size
         run, whole = group * size, length // (group * size)
         at_once = max(1, _AT_ONCE // run)
-        order = Permutation(length, derive(self.seed, epoch)) if self.shuffle else None
+        order = _shuffled(length, self.seed, epoch) if self.shuffle else None
         dealt: tuple[int, Any] = -1, ()
 
         def batch(number: int) -> Indices:

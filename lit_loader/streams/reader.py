@@ -173,12 +173,13 @@ class Reader(BatchLoader):
         From the global generators. Those of the dataset are alike, which files are shuffled by.
         """
         super()._reseed_beginning(stage)
-        spec, share = self._spec, self._share[0]
-        alike = (
-            stage == SET_EPOCH or spec.shards is not None or (self._epoch and self._epoch[0].older)
-        )
-        if share and not alike and spec.seeding != "worker":
-            self._reseed_globals(BEGINNING, stage, share)
+        # Not from rank to rank: these are seeded alike, and may shuffle their files before they
+        # take their share of them.
+        spec, worker = self._spec, self._share[0] % self._num_readers
+        older = self._epoch is not None and self._epoch[0].older
+        alike = older or stage == SET_EPOCH or spec.shards is not None
+        if worker and not alike and spec.seeding != "worker":
+            self._reseed_globals(BEGINNING, stage, worker)
 
     def beginning(self, part: int) -> AbstractContextManager[object]:
         """Set generators (not ``reseed_fn``'s) as before the first sample; then put them back."""

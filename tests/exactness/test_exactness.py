@@ -200,9 +200,6 @@ def map_cases() -> Iterator[tuple[str, Case]]:
         options = functools.partial(dict, SHUFFLED, on_sample_error=policy, seeding=seeding)
         name = f"bad samples, read ahead, {policy}, by {seeding}"
         yield name, Case(reads.Broken, options, following=False)
-    for seeding in ("batch", "sample"):
-        options = functools.partial(dict, SHUFFLED, seeding=seeding)
-        yield f"drawn in set_epoch, by {seeding}", Case(before.Permuted, options)
     yield "global functions", Case(Jittered, functools.partial(dict, SHUFFLED))
     yield "table", Case(test_tensor_table.table, functools.partial(dict, SHUFFLED))
     yield "get_rng", Case(test_get_rng.Noisy, functools.partial(dict, SHUFFLED))
@@ -390,10 +387,7 @@ def test_epochs_are_equal_for_any_number_of_workers(workers: int, name: str) -> 
     assert own_generators() == before
 
 
-PARTICULAR = (
-    "table|token budget|bad samples, (S[ho]|read)|drawn in set_epoch|drawing, hidden|"
-    "first drawn, Sh.*AtNext"
-)
+PARTICULAR = "table|token budget|bad samples, (S[ho]|read)|drawing, hidden|first drawn, Sh.*AtNext"
 """What the default run has no other test of."""
 
 

@@ -66,9 +66,7 @@ def until_silence(loader: Any, disturb: Callable[[], None]) -> list[str]:
     """Disturb an epoch, and compare this and the next ones, until silence is told of."""
     disturbed, warned = During(loader, disturb), list[str]()
     while not any("Nothing was heard of remote worker" in text for text in warned):
-        loader.set_epoch(0)
         warned += compare_until(lambda: True, disturbed, Calm())
-    loader.set_epoch(0)
     return warned
 
 

@@ -76,7 +76,6 @@ FAULTS = {
 def test_faults(nodes: list[Node], fault: str, here: int) -> None:
     with loader_of(Drawn(), here, 2, at(nodes, patience=3.0)) as loader:
         compare_until(lambda: joined(loader), loader, Drawn())
-        loader.set_epoch(0)
         if fault == "relay":
             [relay] = [
                 child
@@ -115,10 +114,8 @@ def test_a_node_is_lost_and_another_joins(nodes: list[Node]) -> None:
     with loader_of(Calm(), 1, 4, at(nodes, patience=3.0)) as loader:
         compare_until(lambda: bool(nodes[1].processes("RemoteWorker")), loader, Calm())
         nodes[1].kill()
-        loader.set_epoch(0)
         compare_until(lambda: True, loader, Calm())
         joining(nodes, 2)
-        loader.set_epoch(0)
         compare_until(lambda: bool(nodes[2].processes("RemoteWorker")), loader, Calm())
 
 
@@ -173,7 +170,6 @@ def test_workers_that_die_at_nothing_are_no_batchs_fault(nodes: list[Node]) -> N
         for worker in nodes[0].processes("RemoteWorker"):
             worker.kill()
             worker.wait()
-        loader.set_epoch(0)
         compare_until(lambda: True, loader, Calm())
 
 
@@ -182,7 +178,6 @@ def test_a_head_that_is_started_again_is_joined_again(nodes: list[Node]) -> None
     with loader_of(Calm(), 1, 2, at(nodes, patience=1.0)) as loader:
         compare_until(lambda: joined(loader), loader, Calm())
         nodes[0].close()
-        loader.set_epoch(0)
         told("no Ray cluster can be reached", loader, Calm())
         nodes.append(nodes[0].again())
         before = loader.statistics().remote_batches
@@ -195,6 +190,5 @@ def test_two_trainings_share_a_cluster(nodes: list[Node]) -> None:
         with loader_of(Calm(), 0, 2, at(nodes)) as first:
             compare_until(lambda: joined(first), first, Calm())
             told("up: see what the cluster has (ray status)", later, Calm())
-            first.set_epoch(0)
             compare_until(lambda: True, first, Calm())
         compare_until(lambda: joined(later), later, Calm())
