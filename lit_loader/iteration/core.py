@@ -156,7 +156,7 @@ class LoaderCore:
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: part for name, part in vars(self).items() if name not in _OF_THE_PROCESS}
-        seeds = copy.copy(self.seeds)
+        seeds = self.seeds.of_copy()
         epochs, auto = self.epochs.with_seeds(seeds), copy.copy(self.auto)
         return {**state, "seeds": seeds, "epochs": epochs, "auto": auto}
 

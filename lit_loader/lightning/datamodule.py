@@ -522,7 +522,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
                     f"are {_listed(names)}"
                 )
         in_turn = iter([single.get(name, {}) for name in names] or [{}])
-        return _each(source, lambda one: self.make_loader(split, one, **next(in_turn)))
+        return _each(source, lambda one: self.make_loader(split, one, **next(in_turn, {})))
 
     def make_loader(
         self, split: str, dataset: Dataset[Any] | None = None, **options: Any

@@ -161,6 +161,7 @@ def ignored_share(
         more += " and ranks"
     return (
         f"{type(dataset).__name__} is iterated by {readers} readers ({kind}) and has not asked "
-        f"which of them it serves, so that every sample comes {readers} times: unless that is "
-        f"meant, let __iter__ (of a mixture: that of each source) use lit_loader.get_shard(){more}"
+        f"which of them it serves: unless its samples are drawn at random, each comes {readers} "
+        "times; let __iter__ (of a mixture: that of each source) use lit_loader.get_shard()"
+        f"{more}"
     )

@@ -22,6 +22,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import random
@@ -38,6 +39,7 @@ from lit_loader.context import reading
 from lit_loader.seeding import generator_lock, job
 from lit_loader.seeding.generator_state import Rewind
 from lit_loader.seeding.seeds import derive, extend
+from lit_loader.seeding.twister import was_just_seeded
 
 __all__ = ["Bases", "LoaderSeeds", "PassSeeds", "Place", "rehearsal"]
 
@@ -161,6 +163,13 @@ class LoaderSeeds:
                     self._bases = self._draw()
                 self._place = self._look()
         return self._bases
+
+    def of_copy(self) -> LoaderSeeds:
+        """Give those of a copy, which draws for itself: it is another loader."""
+        copied = copy.copy(self)
+        if self._origin and self._job is None:
+            copied._bases, copied._origin = None, b""
+        return copied
 
     def adopt(self, bases: Bases) -> None:
         """Have a state's bases, or another loader's: nothing is drawn."""
@@ -302,7 +311,8 @@ class Place(NamedTuple):
             new.append("numpy")
         if self.python != before.python:
             _, words, reserve = self.python
-            if words[-1] == _WORDS and words[0] == _INIT_BY_ARRAY and reserve is None:
+            begun = words[-1] == _WORDS and words[0] == _INIT_BY_ARRAY and reserve is None
+            if begun and was_just_seeded(words[:-1]):  # and not by the operating system
                 new.append("python")
         return tuple(new)
 

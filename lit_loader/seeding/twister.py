@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
-__all__ = ["begun_from_a_seed"]
+__all__ = ["begun_from_a_seed", "was_just_seeded"]
 
 _SIZE: Final = 624
 _ALL: Final = 0xFFFF_FFFF
@@ -26,10 +26,16 @@ def begun_from_a_seed(words: Sequence[int]) -> bool:
     """Say whether a state of 624 words follows from a seed; False too after very many draws."""
     state = list(words)
     for _ in range(_MOST_TWISTS):
-        if _is_of_a_number(state) or _is_of_few_words(state):
+        if was_just_seeded(state):
             return True
         _untwist(state)
     return False
+
+
+def was_just_seeded(words: Sequence[int]) -> bool:
+    """Say whether a state of 624 words is that which a seed has left, with nothing drawn since."""
+    state = [*words]
+    return _is_of_a_number(state) or _is_of_few_words(state)
 
 
 def _mixed(word: int, factor: int) -> int:

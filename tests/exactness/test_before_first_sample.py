@@ -115,11 +115,12 @@ def cases() -> Iterator[Any]:
         of_two = replicas == 2 and draw == "numpy" and workers in (0, 2)
         # From global generators workers draw differently, but where they are told of an epoch.
         if workers > 1 and not draw.startswith("own") and kind is not ShuffledInSetEpoch:
-            options = {**options, "num_shards": 6}
-        plain = options in ({}, {"num_shards": 6})
+            options = {**options, "num_shards": 6, "shard_tail": "keep"}
+        plain = options in ({}, {"num_shards": 6, "shard_tail": "keep"})
         usual = plain and (of_two or (replicas == 1 and (draw, workers) in FEW))
         name = "-".join(map(str, (kind.__name__, *case[1:])))
-        yield pytest.param(*case, marks=[] if usual else [pytest.mark.slow], id=name)
+        marks = [] if usual else [pytest.mark.slow]
+        yield pytest.param(*case[:-1], options, marks=marks, id=name)
 
 
 @pytest.mark.parametrize(("kind", "draw", "workers", "replicas", "options"), [*cases()])

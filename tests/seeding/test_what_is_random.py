@@ -6,8 +6,11 @@ or a list that torch's loader and ours are compared by. Marked slow, each runs w
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +29,7 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader, get_rng, get_shard
+from tests.support.programs import run_python
 
 N = 24
 
@@ -373,6 +377,39 @@ def test_torch_alone_is_seeded(how: dict[str, Any]) -> None:
     first = run()
     np.random.random()
     assert run() == first
+
+
+@pytest.mark.parametrize("options", [{}, {"generator": 0}])
+def test_torch_alone_is_seeded_in_another_process(options: dict[str, Any], tmp_path: Path) -> None:
+    """Where Python's generator has just been begun by the operating system, and NumPy's."""
+    program = f"""
+import random, numpy as np, torch
+from lit_loader import DataLoader
+class Noise(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index): return random.random(), np.random.random(), torch.rand(()).item()
+generator = {options}.get("generator")
+if generator is None: torch.manual_seed(0)
+else: generator = torch.Generator().manual_seed(generator)
+for workers in (0, 2):
+    loader = DataLoader(Noise(), generator=generator, num_workers=workers)
+    print([[float(column) for column in batch] for batch in loader])
+    if generator is None: torch.manual_seed(0)
+    else: generator.manual_seed(0)
+"""
+    first, second = (run_python(tmp_path, "-c", program).splitlines() for _ in range(2))
+    assert first == second
+    assert first[0] == first[1]
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+def test_copies_are_independent(copied: Any) -> None:
+    loader = DataLoader(Augmented(), batch_size=4, shuffle=True)
+    rows(loader)
+    other, another = copied(loader), copied(loader)
+    assert distinct([tuple(rows(loader)), tuple(rows(other)), tuple(rows(another))]) == 3
 
 
 def test_numpy_is_seeded_before_each_validation(how: dict[str, Any]) -> None:
