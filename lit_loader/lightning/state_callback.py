@@ -21,6 +21,7 @@ ours, and may have had lit_loader imported by Hydra.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 import weakref
@@ -441,14 +442,19 @@ def _count_on(loader: DataLoader[Any], before: DataLoader[Any]) -> None:
     """Let a loader that was reloaded go on where the one before it has come to."""
     if loader is not before:
         loader.commit()  # its batches are not used as soon as they are given out
-        if not loader._core.seeds.chosen:
-            loader._core.seeds.adopt(before._core.seeds.bases())
     if _is_iterable(loader):
+        if loader is not before and not loader._core.seeds.chosen:
+            loader._core.seeds.adopt(before._core.seeds.bases())
         position = before._core.epochs.now()
         # Loaded, and not set: a state that is taken before the first step has no look in it.
         epoch = position.epoch + bool(position.batches)
         start = Position(epoch, loader._core.seeds.bases(), **position.passes(epoch))
         loader._core.epochs.load(start)
+    elif loader is not before:
+        # Also if Lightning has taken a batch of it ahead, which is thrown away.
+        epochs = before._core.epochs
+        passed = epochs.now() if epochs.begun is None else epochs.begun.now()
+        loader._core.epochs.follow(dataclasses.replace(passed, sampler=None))
 
 
 def _iterators(trainer: Trainer) -> list[LoaderIterator[Any]]:

@@ -137,7 +137,9 @@ class Reader(BatchLoader):
 
         The place, where that matters, is also that of the batch which follows.
         """
-        due, second = self.meter.due, self._second and self._draws_first
+        # A mixture's is believed only where each source has given a sample since: as new as can be.
+        due = self.meter.due or fetcher.opened.composed
+        second = self._second and self._draws_first
         if not (due or second):
             return NOT_TAKEN, ""
         began = time.monotonic_ns()
