@@ -157,7 +157,8 @@ class PackingBatchSampler(BatchOrder):
             samples, starts = _in_order(samples, starts, order.take(0, len(starts) - 1))
         while missing := max(0, most - (len(starts) - 1)):
             sizes = np.diff(starts)
-            largest = np.argsort(-sizes, kind="stable")[:missing]
+            several = int((sizes > 1).sum())  # samples, which can be parted
+            largest = np.argsort(-sizes, kind="stable")[: min(missing, several)]
             starts = np.sort(np.concatenate([starts, starts[largest] + sizes[largest] // 2]))
         starts = starts[: most + 1]
         return samples[: starts[-1]], starts

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import IterableDataset
@@ -51,6 +51,7 @@ def test_best_fit(lengths: list[int], windows: int, room: int) -> None:
     assert len({*used.tolist()}) == 1  # whatever the order
 
 
+@example([0, 0, 0, 38], 40, None, 4, False, False)  # fewer packs than ranks, one of one sample
 @given(
     st.lists(st.integers(0, 60), max_size=80),
     st.integers(40, 90),
