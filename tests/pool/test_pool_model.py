@@ -30,6 +30,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from lit_loader.seeding.bases import PassSeeds
 from lit_loader.transport.arena import ArenaMap
 from lit_loader.transport.messages import (
     NOT_WANTED,
@@ -324,7 +325,7 @@ class PoolMachine(RuleBasedStateMachine):
             if len(self.outstanding) < self.depth * self.num_workers:
                 number, self.next_number = self.next_number, self.next_number + 1
                 self.outstanding.add(number)
-                self.pool.submit(number, None if self.turns else [number], 0, 0)
+                self.pool.submit(number, None if self.turns else [number], 0, PassSeeds(0, 0, 0))
 
     @rule(worker=st.integers(0, 2), count=st.integers(1, 8))
     def step(self, worker: int, count: int) -> None:
