@@ -92,7 +92,9 @@ class ByteModel(LightningModule):
         if isinstance(batch, Packed):
             tokens = batch.values["tokens"][None]
             found = self(tokens, batch)[:, :-1]
-            targets = tokens[:, 1:].long().masked_fill(batch.position_ids[1:] == 0, -100)
+            # No text's first byte follows from another text, and padding from nothing.
+            others = (batch.position_ids[1:] == 0) | (batch.sequence_ids[1:] < 0)
+            targets = tokens[:, 1:].long().masked_fill(others, -100)
         else:
             tokens, lengths = batch["tokens"], batch.get("lengths")
             found, targets = self(tokens[:, :-1]), tokens[:, 1:].long()

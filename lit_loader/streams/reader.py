@@ -29,6 +29,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+from torch.utils.data import IterDataPipe
+
 from lit_loader.batch.batch_loader import BEGINNING, SET_EPOCH, BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.digest import place_of
@@ -179,7 +181,9 @@ class Reader(BatchLoader):
         # take their share of them.
         spec, worker = self._spec, self._share[0] % self._num_readers
         older = self._epoch is not None and self._epoch[0].older
-        alike = older or stage == SET_EPOCH or spec.shards is not None
+        # A DataPipe's shuffle() takes its seed here, and comes before its shares.
+        alike = older or stage == SET_EPOCH or isinstance(spec.dataset, IterDataPipe)
+        alike = alike or spec.shards is not None
         if worker and not alike and spec.seeding != "worker":
             self._reseed_globals(BEGINNING, stage, worker)
 
