@@ -110,6 +110,7 @@ def test_a_batch_is_read_at_once_where_a_source_can() -> None:
 def test_sources_are_told_the_epoch() -> None:
     loader = DataLoader(MixtureDataset([Epochs(2), Epochs(3)]), 5, num_workers=1)
     for number in range(2):
+        loader.set_epoch(number)
         ((_, told, asked),) = list(loader)
         assert told.tolist() == asked.tolist() == [number] * 5
 
