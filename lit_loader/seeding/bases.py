@@ -37,7 +37,7 @@ from torch import Generator
 
 from lit_loader.context import reading
 from lit_loader.seeding import generator_lock, job
-from lit_loader.seeding.generator_state import Rewind
+from lit_loader.seeding.generator_state import Rewind, numpy_memory
 from lit_loader.seeding.seeds import derive, extend
 from lit_loader.seeding.twister import was_just_seeded
 
@@ -287,18 +287,13 @@ class Place(NamedTuple):
     """Where the generators of a process are."""
 
     torch: bytes = b""
-    numpy: Any = None  # its words, the place in them, and whether a deviate is in reserve
+    numpy: bytes = b""  # its words, and the place in them
     python: Any = None
 
     @classmethod
     def now(cls, generator: Generator) -> Place:
         """Look where they are; another kind of NumPy's is not looked at."""
-        state = _numpy.get_state(legacy=False)
-        words = state["state"].get("key") if state["bit_generator"] == "MT19937" else None
-        found = None
-        if words is not None:
-            found = words.tobytes(), state["state"]["pos"], state["has_gauss"]
-        return cls(_bytes(generator), found, random.getstate())
+        return cls(_bytes(generator), numpy_memory(), random.getstate())
 
     def seeded_since(self, before: Place, generator: Generator) -> tuple[str, ...]:
         """Say which generators were seeded since, and not drawn from after that."""
@@ -307,7 +302,7 @@ class Place(NamedTuple):
             _scratch.manual_seed(generator.initial_seed())
         ):
             new.append("torch")
-        if self.numpy != before.numpy and self.numpy and _is_fresh(*self.numpy):
+        if self.numpy != before.numpy and self.numpy and _is_fresh(self.numpy):
             new.append("numpy")
         if self.python != before.python:
             _, words, reserve = self.python
@@ -332,10 +327,8 @@ def _bytes(generator: torch.Generator) -> bytes:
     return generator.get_state().numpy().tobytes()
 
 
-def _is_fresh(words: bytes, place: int, reserve: int) -> bool:
+def _is_fresh(memory: bytes) -> bool:
     """Whether a twister is where a seed has put it: by how its first words follow each other."""
-    if place != _WORDS or reserve:
-        return False
-    first, second = np.frombuffer(words, np.uint32, 2).tolist()
+    first, second, place = np.frombuffer(memory, np.uint32)[[0, 1, _WORDS]].tolist()
     follows = _INIT * (first ^ first >> 30) + 1 & 0xFFFF_FFFF
-    return bool(first == _INIT_BY_ARRAY or second == follows)
+    return bool(place == _WORDS and (first == _INIT_BY_ARRAY or second == follows))

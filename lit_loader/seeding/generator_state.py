@@ -85,6 +85,17 @@ def numpy_state(bits: Any) -> dict[str, Any]:
 _TWISTER_BYTES = 624 * 4 + 4
 
 
+def numpy_memory() -> bytes:
+    """Give the words of NumPy's global generator and the place in them; empty: of another kind.
+
+    Takes no lock, which a thread of the program's may hold.
+    """
+    bits = _numpy.get_bit_generator()
+    if type(bits) is not np.random.MT19937 or not _memory_is_the_state():
+        return b""
+    return ctypes.string_at(bits.ctypes.state_address, _TWISTER_BYTES)
+
+
 @cache
 def _memory_is_the_state() -> bool:
     """Check once a process that the words and the place in them lie where NumPy says."""
