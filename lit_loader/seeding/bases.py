@@ -26,7 +26,7 @@ import copy
 import hashlib
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
@@ -155,6 +155,8 @@ class LoaderSeeds:
 
     def bases(self) -> Bases:
         """Give the bases; draws them if they are not there yet."""
+        if self._bases is None and self._seed is not None:  # no generator has a part in it
+            self._bases = Bases.of(self._seed)
         if self._bases is None:
             with generator_lock.lock:  # a batch of another thread's may have a seed of its own
                 # Within a sample of another loader, that one's numbers are left to it.
@@ -215,8 +217,6 @@ class LoaderSeeds:
 
     def _draw(self) -> Bases:
         several = self._replicas > 1
-        if self._seed is not None:
-            return Bases.of(self._seed)
         # Programs seed each rank with a number of its own, and would have an order each.
         order = self.sampler
         given = os.environ.get("PL_GLOBAL_SEED") if several and self._generator is None else None
@@ -277,8 +277,6 @@ _DRAWS: Final[dict[str, Callable[[], int]]] = {
     "numpy": lambda: int(_numpy.randint(1 << 62, dtype=np.int64)),
     "python": lambda: random.getrandbits(62),
 }
-_INIT_BY_ARRAY: Final = 0x8000_0000  # first word of a twister that was seeded so
-_INIT: Final = 1812433253
 _WORDS: Final = 624
 _scratch: Final = torch.Generator()
 
@@ -302,12 +300,12 @@ class Place(NamedTuple):
             _scratch.manual_seed(generator.initial_seed())
         ):
             new.append("torch")
-        if self.numpy != before.numpy and self.numpy and _is_fresh(self.numpy):
+        words = np.frombuffer(self.numpy, np.uint32).tolist()
+        if words and self.numpy != before.numpy and _is_fresh(words):
             new.append("numpy")
         if self.python != before.python:
-            _, words, reserve = self.python
-            begun = words[-1] == _WORDS and words[0] == _INIT_BY_ARRAY and reserve is None
-            if begun and was_just_seeded(words[:-1]):  # and not by the operating system
+            _, states, reserve = self.python
+            if reserve is None and _is_fresh(states):
                 new.append("python")
         return tuple(new)
 
@@ -327,8 +325,6 @@ def _bytes(generator: torch.Generator) -> bytes:
     return generator.get_state().numpy().tobytes()
 
 
-def _is_fresh(memory: bytes) -> bool:
-    """Whether a twister is where a seed has put it: by how its first words follow each other."""
-    first, second, place = np.frombuffer(memory, np.uint32)[[0, 1, _WORDS]].tolist()
-    follows = _INIT * (first ^ first >> 30) + 1 & 0xFFFF_FFFF
-    return bool(place == _WORDS and (first == _INIT_BY_ARRAY or second == follows))
+def _is_fresh(words: Sequence[int]) -> bool:
+    """Whether a twister, its place last, is where a seed (and not the system) has put it."""
+    return words[_WORDS] == _WORDS and was_just_seeded(words[:_WORDS])
