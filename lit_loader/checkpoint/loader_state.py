@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from lit_loader.checkpoint.fingerprint import Fingerprint
 from lit_loader.checkpoint.position import COUNT, Marks, Position, ReadPoint, Shards
-from lit_loader.checkpoint.sampler_state import DIGESTS, checked_sampler_state
+from lit_loader.checkpoint.sampler_state import DIGEST, checked_sampler_state
 from lit_loader.checkpoint.stateful import checked_parts, unpickled
 from lit_loader.checkpoint.untrusted_state import (
     MAX_BATCHES,
@@ -179,7 +179,9 @@ class LoaderState:
         state |= {"fingerprint": dict(self.fingerprint), "ahead": list(position.ahead)}
         if position.sampler is not None:
             state["sampler"] = _copied(position.sampler)
-        if position.requested not in (None, position.epoch):
+        # Of a sampler it is to be known that the program has told it this epoch.
+        known = position.epoch if position.sampler is None else None
+        if position.requested not in (None, known):
             state["requested"] = position.requested
         if position.told is not None:
             state["told"] = position.told
@@ -549,7 +551,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def _common(state: LoaderState) -> dict[str, Any]:
     """What is the same on all ranks: not what a sampler has drawn that takes its rank's share."""
     position = vars(state.position)
-    sampler = {k: part for k, part in (state.position.sampler or {}).items() if k not in DIGESTS}
+    sampler = {k: part for k, part in (state.position.sampler or {}).items() if k != DIGEST}
     return {**vars(state), "position": {**position, "sampler": sampler}}
 
 

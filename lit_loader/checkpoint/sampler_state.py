@@ -1,19 +1,14 @@
 """A sampler's part of a state, as the batch plan writes and reads it.
 
-A dict with some of these, all as they were where the epoch began, but for ``near`` and ``drawn``:
+A dict with some of these, all as they were where the epoch began, but for the last:
 
 - ``generator``: the sampler's attribute of this name, packed;
 - ``generators``: those that it holds elsewhere, by place;
-- ``sampler``, ``iterator``: what the ``state_dict()`` of each gave, ``at`` so many items;
+- ``sampler``, ``iterator``: what the ``state_dict()`` of each gave;
 - ``left``: these are of the epoch before, left in its middle;
-- ``heads``: digests of the first batch, in the first epoch that it gave and in the last; whose;
-- ``counted``: the loader has counted to the epoch, and the program may have told another;
-- ``near``: where it was a while before the position: generators, ``sampler``, ``iterator`` there,
-  ``at`` so many items, the ``digest`` of these and of the ``first`` batch, the stream's ``head``;
 - ``drawn``: a digest of what was drawn up to the position; whose, where ranks may differ.
 
-Earlier releases asked for ``sampler`` and ``iterator`` in mid-epoch, ``behind`` items before the
-position, and noted the stream's first items (``head``); ``carried`` holds generators and counters.
+Version 0.3 wrote further ones, which are not read.
 """
 
 from __future__ import annotations
@@ -36,18 +31,17 @@ from lit_loader.seeding.generator_state import tape
 from lit_loader.system.interrupts import let_handlers_through
 
 __all__ = [
-    "DIGESTS",
-    "NEAR",
+    "DIGEST",
     "checked_sampler_state",
     "digest",
     "pack_generator",
     "unpack_generator",
 ]
 
-NEAR: Final = "near"
+DIGEST: Final = "drawn"
+"""Key of what tells which indices were drawn: each rank's own, if the sampler takes its share."""
 
-DIGESTS: Final = frozenset({"drawn", "heads", NEAR})
-"""Keys of what tells which indices were drawn: each rank's own, if the sampler takes its share."""
+_OLDER: Final = ("near", "heads", "head", "counted", "at", "behind")
 
 _MAX_PACKED: Final = 1 << 16
 _MAX_UNPACKED: Final = 1 << 17
@@ -139,18 +133,14 @@ def checked_sampler_state(state: Any) -> dict[str, Any] | None:
         return None
     if not isinstance(state, dict) or not all(type(name) is str for name in state):
         raise damaged("sampler must be a dict of what the sampler must remember, or None", state)
-    if not isinstance(state.get("head", []), (list, tuple)):
-        raise damaged("sampler['head'] must be a list of items", state["head"])
-    for name, lengths in (("drawn", (3,)), ("heads", (2, 4))):
-        if name in state and not _are_counts(state[name], lengths):
-            raise damaged(f"sampler[{name!r}] must be a list of {lengths[-1]} numbers", state[name])
-    own = {name: own_part(f"sampler[{name!r:.40}]", part) for name, part in state.items()}
-    if NEAR in own:
-        if isinstance(own[NEAR], dict):
-            own[NEAR].pop(NEAR, None)
-        own[NEAR] = near = checked_sampler_state(own[NEAR]) or {}
-        if not (all(is_count(near.get(n)) for n in ("at", "digest", "first")) and "head" in near):
-            raise damaged(f"sampler[{NEAR!r}] must be a place in the epoch", state[NEAR])
+    drawn = state.get(DIGEST, (0, 0, 0))
+    if not (isinstance(drawn, (list, tuple)) and len(drawn) == 3 and all(map(is_count, drawn))):
+        raise damaged(f"sampler[{DIGEST!r}] must be a list of 3 numbers", drawn)
+    own = {
+        name: own_part(f"sampler[{name!r:.40}]", part)
+        for name, part in state.items()
+        if name not in _OLDER
+    }
     carried = own.pop("carried", None)
     if carried is not None:
         if not isinstance(carried, dict) or carried.get("attributes", {}) != {}:
@@ -170,10 +160,6 @@ def checked_sampler_state(state: Any) -> dict[str, Any] | None:
     for packed in itertools.chain(named, *generators.values()):
         _unpacked(packed)
     return own
-
-
-def _are_counts(value: Any, lengths: Sequence[int]) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) in lengths and all(map(is_count, value))
 
 
 def _unpacked(packed: Any) -> bytearray:

@@ -53,7 +53,6 @@ from lit_loader.lightning.trainer_progress import (
 from lit_loader.seeding.bases import rehearsal
 
 if TYPE_CHECKING:
-    from lit_loader.iteration.base import LoaderIterator
     from lit_loader.loader import DataLoader
 
 __all__ = ["LoaderStateCallback", "our_loaders"]
@@ -90,7 +89,6 @@ class LoaderStateCallback(Callback):
 
     def __init__(self) -> None:
         self._saved: list[Any] = []  # states to restore, with those of other loaders
-        self._restored: list[tuple[DataLoader[Any], Any]] = []  # until the first epoch begins
         self._is_amid = False  # whether the checkpoint is of mid-epoch, and has no such states
         self._workers_hint: Any = None
         self._resumes = False
@@ -197,22 +195,11 @@ class LoaderStateCallback(Callback):
         if states and not between:
             mark_consumed(trainer, loaders, states)
             recount_batches(trainer, loaders, states)
-        # For the next iterators: also behind a validation that came after the last batch.
-        waits = (
-            _is_through(trainer)
-            if states and not between
-            else between and (not ahead or _renews(trainer))
-        )
-        self._restored = [*zip(loaders, states, strict=False)] if waits else []
-        if not states and ahead and _renews(trainer):  # a later fit: that batch is thrown away
-            waits = True
-            self._restored = [(each, each.state_dict()) for each in loaders if _is_iterable(each)]
-        self._has_begun = ahead and not waits
+        # Else the batch that was taken ahead is thrown away: in a later fit, too.
+        renews = _is_through(trainer) if states and not between else _renews(trainer)
+        self._has_begun = ahead and not renews
         if not ahead:
             self._set_epoch(trainer)
-        if states and not between:
-            for iterator in _iterators(trainer):  # before others look at a batch in this hook
-                iterator.begin()
         if ahead or (states and not between):
             for loader in loaders:
                 loader._core.epochs.begun_for(_epoch(trainer))
@@ -243,12 +230,6 @@ class LoaderStateCallback(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Sets the epoch of loaders that Lightning does not: those of iterable datasets, say."""
-        for loader, state in self._restored:
-            if not loader._core.epochs.is_loaded:  # others have looked at a batch in on_train_start
-                loader.load_state_dict(state)
-                if _fetches_ahead(trainer):
-                    _begin_anew(loader, state, trainer)
-        self._restored = []
         before, self._loaders = self._loaders, train_loaders(trainer)
         ahead = _fetches_ahead(trainer)
         is_reloaded, self._reloaded = self._reloaded != _reloaded(trainer), _reloaded(trainer)
@@ -260,7 +241,6 @@ class LoaderStateCallback(Callback):
         if not ahead:
             self._set_epoch(trainer)
         elif begins_again or not self._has_begun:
-            self._commit(False)  # what was taken ahead, and is not used, is lost with its epoch
             self._set_epoch(trainer, iterable=False)  # those of iterable datasets count up
         if begins_again and not _renews(trainer):
             iter(_fetcher(trainer))
@@ -269,17 +249,11 @@ class LoaderStateCallback(Callback):
             self._commit(True)
 
     def on_train_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        """Corrects, with the first batch, what was counted; the last one holds the loaders."""
+        """Corrects, with the first batch, what was counted."""
         self._has_begun = False
         if self._resumes:
             self._resumes = False
             correct_logged_step(trainer)
-        last, mode = trainer.is_last_batch and _fetches_ahead(trainer), _mode(trainer)
-        for loader in self._loaders:
-            begun = loader._core.epochs.begun
-            ended = begun is not None and begun.ended and mode != "max_size_cycle"
-            if last or ended:  # before the epoch's last step has: a look at a batch is no epoch
-                loader._core.epochs.hold()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any
@@ -327,7 +301,6 @@ class LoaderStateCallback(Callback):
         """Keeps no reference to the loaders."""
         rehearsal.is_on = False
         for loader in self._loaders:
-            loader._core.epochs.release()
             loader._core.epochs.tells = False
         self._loaders = []
         CALLBACKS.discard(self)
@@ -344,7 +317,6 @@ class LoaderStateCallback(Callback):
             if iterable or not _is_iterable(loader):
                 # Not loader.set_epoch: Lightning tells the program's own samplers itself.
                 loader._core.epochs.set_epoch(_epoch(trainer))
-            loader._core.epochs.keep()
 
     def _commit(self, ahead: bool, within: bool = False) -> None:
         for loader in self._loaders:
@@ -404,12 +376,6 @@ def _reloaded(trainer: Trainer) -> Any:
     return trainer.fit_loop._last_train_dl_reload_epoch
 
 
-def _mode(trainer: Trainer) -> str:
-    """How Lightning combines loaders; a single one is combined, too."""
-    # reach: lightning: the loaders as it takes batches of them
-    return getattr(trainer.fit_loop._combined_loader, "_mode", "")
-
-
 def _epoch(trainer: Trainer) -> int:
     """What Lightning itself passes to the samplers of the loaders."""
     progress: Any = trainer.fit_loop.epoch_progress
@@ -455,16 +421,6 @@ def _count_on(loader: DataLoader[Any], before: DataLoader[Any]) -> None:
         epochs = before._core.epochs
         passed = epochs.now() if epochs.begun is None else epochs.begun.now()
         loader._core.epochs.follow(dataclasses.replace(passed, sampler=None))
-
-
-def _iterators(trainer: Trainer) -> list[LoaderIterator[Any]]:
-    """Those over our loaders that Lightning has made for the epoch."""
-    from lit_loader.iteration.base import LoaderIterator
-
-    fit_loop: Any = trainer.fit_loop
-    # reach: lightning: the iterators that it is going to ask for batches
-    iterators = getattr(fit_loop._combined_loader._iterator, "iterators", ())
-    return [each for each in iterators if isinstance(each, LoaderIterator)]
 
 
 def _is_iterable(loader: DataLoader[Any]) -> bool:

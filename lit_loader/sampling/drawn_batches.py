@@ -10,10 +10,6 @@
   state has of a sampler is what it was where the epoch began: its random generators, found as a
   dataset's are, and its ``state_dict()``. Nothing else is brought back. A digest of what was drawn
   tells when the order drawn again is another one, and the program is warned.
-- A sampler's ``state_dict()`` may have its place, and what it draws may take long. So it is asked
-  every hundred batches, more rarely if the state is large. A resume goes to the last place but one
-  and draws on from there: the digest tells whether the sampler has come to that place. If it has
-  not, the epoch is drawn from its start.
 - One that draws from the global generators finds them seeded from (seed, epoch, batch number), and
   they are put back afterwards: 80 us a batch. To go on with the epoch's would take four times that.
 - One that has generators of its own goes on with them from epoch to epoch, as with torch's loader.
@@ -23,13 +19,11 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 import numbers
-import pickle
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -46,26 +40,22 @@ from torch.utils.data import (
 )
 
 from lit_loader.checkpoint.position import EpochPosition
-from lit_loader.checkpoint.sampler_state import NEAR, digest
+from lit_loader.checkpoint.sampler_state import digest
 from lit_loader.checkpoint.stateful import ITERATOR, Opened
-from lit_loader.checkpoint.untrusted_state import alike, damaged, is_count, resuming
+from lit_loader.checkpoint.untrusted_state import resuming
 from lit_loader.describe import program_stacklevel, short_repr
-from lit_loader.errors import OptionError, StateError
+from lit_loader.errors import OptionError
 from lit_loader.sampling.batch_plan import BatchPlan
 from lit_loader.sampling.orders import EpochOrder
-from lit_loader.sampling.user_sampler import COUNTED, SAMPLER, Marks
+from lit_loader.sampling.user_sampler import SAMPLER, Marks
 from lit_loader.seeding.bases import PassSeeds
 from lit_loader.seeding.generator_state import Loan, preserved
 from lit_loader.seeding.seeds import derive, extend, seed_globals
-from lit_loader.system.interrupts import is_interruption, let_handlers_through
+from lit_loader.system.interrupts import is_interruption
 
 __all__ = ["DrawnBatches"]
 
 _NOWHERE: Final = -1
-_NEAR: Final = 100
-_BYTES: Final = 256
-"""Batches between two notes of where a sampler is; more if its state has more bytes than this for
-each of them."""
 _SAMPLER_STREAM = 0x5A3F  # keeps a sampler's seeds apart from those of the batches it makes
 _T = TypeVar("_T")
 
@@ -98,21 +88,17 @@ class DrawnBatches:
     def _begin_at(self, position: int, given: Mapping[str, Any] | None) -> None:
         self._at = _NOWHERE
         self._position, self._given, self._resumed = position, dict(given or {}), given is not None
-        self._isolated = self._drew = False  # from the global generators; whether it draws there
-        self._seeded = False  # whether the program has set the sampler's generators for the epoch
+        # From the global generators it is isolated, if it may draw; still, if it does not.
+        self._has_begun = self._isolated = self._is_still = False
         self._groups, self._ahead = 0, list[Any]()  # drawn; items that are not given yet
-        self._kept: dict[str, Any] = {}
+        self._kept: dict[str, Any] = {}  # what the sampler was as the epoch began
         self._items: Iterator[Any] = iter(())
-        self._is_over = self._leaves = False
+        self._is_over = False
         self._start: Marks | None = None  # where the sampler's generators were as the epoch began
         self._there: Marks | None = None  # and at the position
-        self._drawn, self._first = 0, -1  # digests of what was drawn, and of the first batch
+        self._drawn = 0  # a digest of what was drawn
         # The stream's first items, noted while it is striped: ranks get some again at its end.
-        self._head: list[Any] = list(self._given.get("head", ()))
-        # Where the sampler was, by its own state, at the last note and at the one before that.
-        self._near: dict[str, Any] | None = None
-        self._nearest: dict[str, Any] | None = None
-        self._count, self._due = 0, math.inf  # items taken, and those at which the next note is due
+        self._head: list[Any] = []
         self._batches = self._rank_batches()
         self._at = position  # the batch that comes next
 
@@ -148,22 +134,20 @@ class DrawnBatches:
 
     def state(self) -> dict[str, Any] | None:
         """Give what the sampler must remember behind the group drawn last; None: nothing."""
-        if self._first < 0:
-            return dict(self._kept) or None
-        counted = {COUNTED: True} if self._user.counted else {}
-        drawn = [self._drawn, *_whose(self._plan)]
-        near = {NEAR: self._near} if self._near else {}
-        return {**self._kept, **self._user.known_heads(), **counted, **near, "drawn": drawn}
+        if not self._has_begun:
+            return None
+        return {**self._kept, "drawn": [self._drawn, *_whose(self._plan)]}
 
     def _begin(self) -> None:
         """Note where the sampler's generators are as the epoch begins."""
         user = self._user
         # In its midst an epoch that no set_epoch tells goes on as it began, whatever is set later.
-        self._seeded = user.was_seeded() or (not self._position and user.have_moved()[0])
-        if self._resumed and not self._seeded:
+        is_set = user.was_seeded() or (not self._position and user.have_moved()[0])
+        if self._resumed and not is_set:
             user.unpack(self._given)
         self._kept, self._start = user.pack(), user.marks()
         user.begin(self._epoch)
+        self._has_begun = True
 
     def _rank_batches(self) -> Iterator[Any]:
         """Draw this rank's batches, from the position on."""
@@ -182,41 +166,22 @@ class DrawnBatches:
 
     def _groups_from_position(self) -> Iterator[list[Any]]:
         """Draw the items of all ranks, batch by batch."""
-        user, given = self._user, self._given
         group = self._come_to_position()
         if group is None:
             # At the epoch's end nothing is lost: a program may have told it the next one already,
             # or other ranks leave off more of the epoch.
             if not self._plan.is_end(self._position):
-                self._say(
-                    f"gives other indices than before the state was taken, up to batch "
-                    f"{self._position} of epoch {self._epoch}: from here on some samples come "
-                    "twice and some not at all"
+                warnings.warn(
+                    f"the sampler {type(self._plan.source).__name__} gives other indices than "
+                    f"before the state was taken, up to batch {self._position} of epoch "
+                    f"{self._epoch}: from here on some samples come twice and some not at all; "
+                    "call its set_epoch before the epoch's first batch, as the run did that the "
+                    "state is of, or give it state_dict and load_state_dict",
+                    stacklevel=program_stacklevel(),
                 )
             group = self._take(self._group_size)
-        if self._resumed and "heads" in given:
-            known = tuple(given["heads"][2:]) in ((), _whose(self._plan))
-            user.heads = list(given["heads"]) if known else []
-        first, last, *_ = user.heads or (self._first, self._first)
-        begins_anew = self._resumed and not self._position and self._first == first
-        if begins_anew and first != last:
-            if user.shows_first and not self._seeded:
-                self._say(
-                    f"begins epoch {self._epoch} with the order of its first epoch: it was not "
-                    "brought to where it was when the state was taken"
-                )
-        elif begins_anew and user.heads and self._is_a_riddle:
-            # Of one epoch alone it is not known whether the sampler counts how often it is
-            # iterated: it is iterated again, and then has counted this.
-            group = self._reach({}) or []
-            if self._first != last:
-                self._say(
-                    "gives another order each time it is iterated, which is not part of the state: "
-                    f"from epoch {self._epoch} on it may not be what it would have been"
-                )
-        if self._isolated and not self._drew:
-            user.wanders |= self._first != last and self._is_a_riddle
-            user.heads = [first, self._first, *_whose(self._plan)]
+        if not self._position and self._is_still:
+            self._user.note_first(self._drawn, bool(_own_parts(self._kept)))
         while group:
             yield group
             group = self._take(self._group_size)
@@ -228,124 +193,59 @@ class DrawnBatches:
         generators since, they stay as they are. Returns whether the sampler, as the program has set
         it, gave what it had given before.
         """
-        if self._first >= 0:  # it has come there, and gone on
+        if self._has_begun:  # it has come there, and gone on
             self._user.bring(self._there)
             return True
-        seeded, found = self._user.was_seeded(), self._user.marks()
-        self._resumed, self._leaves = not seeded, True
+        is_set, found = self._user.was_seeded(), self._user.marks()
+        self._resumed = not is_set
         self._begin()
         known = tuple(self._given.get("drawn", ()))[1:] == _whose(self._plan)
-        is_same = self._come_to_position() is not None and known
-        if seeded:
+        gave = self._come_to_position(leaves=True) is not None and known
+        if is_set:
             self._user.bring(found)
         elif not self._plan.is_end(self._position):
             self._user.bring(self._there)
         else:
             while not self._is_over:
                 self._take(self._group_size)
-        return is_same
+        return gave
 
-    def _come_to_position(self) -> list[Any] | None:
-        """Give the first group; None: the sampler gives another order than the state says."""
-        parts = _own_parts(self._given)
-        if (group := self._come_near()) is not None:
-            return group
-        with self._resuming() if parts else nullcontext():
-            if self._given.get("left"):
-                # It would go on with the epoch that was left: once it has, it begins the next one.
-                self._open(parts)
-                group = self._reach({})
-                if group is not None or not self._position:
-                    self._kept |= parts  # where it was left, for a state of this one
-                    return group
-            group = self._reach(parts)
-            if group is None and parts:
-                # Until it is drawn from, many a sampler's state is that of the epoch before.
-                group = self._reach({})
-        return group
+    def _come_to_position(self, leaves: bool = False) -> list[Any] | None:
+        """Give the first group; None: the sampler gives another order than the state says.
 
-    def _come_near(self) -> list[Any] | None:
-        """Draw on from the place that was noted before the position; None: it does not lead there.
-
-        Some of what comes before the position is always drawn again, and compared.
+        ``leaves``: nothing is drawn behind the position.
         """
-        given, kept, user = self._given, dict(self._kept), self._user
-        near, known = given.get(NEAR), tuple(given.get("drawn", ()))[1:] == _whose(self._plan)
-        if not near or not known or self._seeded or given.get("left"):
-            return None
-        if not is_count(near.get("at"), self._position * self._group_size):
-            raise damaged("sampler['near'] must be a place before the position", near.get("at"))
-        start, head = self._start, [*self._head]
-        try:
-            user.unpack(near)
-            self._start, self._head[:] = user.marks(), near["head"]
-            group = self._reach(_own_parts(near), near)
-        except StateError:  # one that was loaded in its midst only to begin at the start
-            group = None
-        self._kept = kept
-        if group is None:
-            user.bring(start)
-            self._start, self._head[:] = start, head
-            self._near = self._nearest = None
-        else:
-            self._kept |= _own_parts(given) | {"at": given.get("at", 0)}
-        return group
+        parts, role = _own_parts(self._given), "batch_sampler" if self._plan.batched else SAMPLER
+        # Its own state leads into an epoch that was left; until it is drawn from, many a sampler's
+        # is that of the epoch before.
+        for own in ({}, parts) if self._left and parts else (parts, {}) if parts else ({},):
+            with resuming(self._plan.source, role) if own else nullcontext():
+                group = self._reach(own, leaves)
+            if group or (group is not None and (self._position or not own)):
+                return group
+        return None
 
-    def _reach(
-        self, parts: Mapping[str, Any], near: Mapping[str, Any] | None = None
-    ) -> list[Any] | None:
+    def _reach(self, parts: Mapping[str, Any], leaves: bool) -> list[Any] | None:
         """Open the sampler and give the first group; None: it has not come to the position."""
-        given, skipped = self._given, self._position * self._group_size
-        self._open(parts, near)
-        if near is not None:
-            skipped -= near["at"]
-        elif parts:
-            behind = given.get("behind", 0)  # an earlier release's
-            at = given.get("at", skipped - min(behind, skipped) if is_count(behind) else None)
-            if not is_count(at, skipped + 1):
-                raise damaged("sampler['at'] must be a place before the position", at)
-            skipped -= at
-            self._kept |= {"at": at} | ({"head": given["head"]} if "head" in given else {})
         needed, size = self._plan.shard.num_replicas - 1, self._group_size
-        while skipped > 0 and (self._ahead or not self._is_over):  # in the same batches
-            taken = self._take(min(skipped, size))
+        del self._head[:]
+        self._open(parts)
+        for _ in range(self._position):  # in the same batches
+            if not self._ahead and self._is_over:
+                break
+            taken = self._take(size)
             self._head += taken[: max(0, needed - len(self._head))]
-            skipped -= size
         self._there = self._user.marks()
-        drawn = tuple(given.get("drawn", ()))
+        drawn = tuple(self._given.get("drawn", ()))
         if drawn[1:] == _whose(self._plan) and drawn[0] != self._drawn:
             return None
-        if self._leaves:
-            return []
-        group = self._take(size)
-        return None if parts and not group and not self._position else group
-
-    @property
-    def _is_a_riddle(self) -> bool:
-        """Whether nothing is known that lets the sampler's order change from epoch to epoch."""
-        user, kept = self._user, {"generator", "generators", SAMPLER, ITERATOR} & self._kept.keys()
-        return self._isolated and not (self._drew or user.is_told or kept)
-
-    def _say(self, what: str) -> None:
-        warnings.warn(
-            f"the sampler {type(self._plan.source).__name__} {what}; call its set_epoch before the "
-            "epoch's first batch, as the run did that the state is of, or give it state_dict and "
-            "load_state_dict",
-            stacklevel=program_stacklevel(),
-        )
-
-    def _resuming(self) -> AbstractContextManager[None]:
-        return resuming(self._plan.source, "batch_sampler" if self._plan.batched else SAMPLER)
+        return [] if leaves else self._take(size)
 
     # --- drawing ---
 
-    def _open(self, parts: Mapping[str, Any], near: Mapping[str, Any] | None = None) -> None:
+    def _open(self, parts: Mapping[str, Any]) -> None:
         """Begin to iterate, with the sampler where its parts of a state say."""
-        self._drawn, self._first, self._count, self._is_over = 0, -1, 0, False
-        if near is not None:
-            self._drawn, self._first, self._count = near["digest"], near["first"], near["at"]
-            self._near = self._nearest = dict(near)
-        self._groups = self._count // self._group_size
+        self._drawn, self._groups, self._is_over = 0, 0, False
         # With the first batch: one seed is for both, wherever the sampler draws its order.
         source, self._isolated = _reproducible(self._plan.source, self._seeds[0])
         self._ahead = self._lent(partial(self._begin_to_draw, source, parts))
@@ -355,10 +255,9 @@ class DrawnBatches:
         inner = source.sampler if cuts else source
         # It may be iterated again; and its load_state_dict may set a generator that it draws from.
         begin = partial(self._user.bring, self._start)
-        opened = self._opened = self._user.opened = Opened(inner, SAMPLER, parts, begin, preserved)
-        if not parts and (now := opened.state()):
-            parts = {**now, "at": 0}
-        self._kept |= {**parts, "left": True} if parts and self._left else parts
+        opened = self._user.opened = Opened(inner, SAMPLER, parts, begin, preserved)
+        if own := _own_parts(self._given) or opened.state():
+            self._kept |= {**own, "left": True} if self._left else own
         self._items = opened.iterator
         if cuts:
             cutter = copy.copy(source)  # the user's keeps its sampler
@@ -366,36 +265,9 @@ class DrawnBatches:
             self._items = iter(cutter)
         taken = list(itertools.islice(_going_on(self._items), self._group_size))
         self._is_over = len(taken) < self._group_size
-        self._drew = self._isolated and not _are_at(self._seeds_of(self._groups - 1))
-        own = _own_parts(parts)
-        self._due = math.inf
-        if own and not self._left and not self._drew:
-            self._noted, self._due = own, self._count + self._until_next(own)
+        # One that draws from them has another order each time, which follows from the seed.
+        self._is_still = self._isolated and _are_at(self._seeds_of(self._groups - 1))
         return taken
-
-    def _until_next(self, own: Mapping[str, Any]) -> float:
-        """Items to be drawn before the sampler is asked again; a large state is taken rarely."""
-        try:
-            size = len(pickle.dumps(own))
-        except Exception as error:  # a checkpoint could not hold it either
-            let_handlers_through(error)
-            return math.inf
-        return max(_NEAR, size // _BYTES) * self._group_size
-
-    def _note(self) -> None:
-        """Note where the sampler is, if its state says it: then that is another one each time."""
-        try:
-            own = self._opened.state() or {}
-        except Exception as error:  # it can say so between two epochs alone
-            let_handlers_through(error)
-            own = {}
-        if alike(own, self._noted) or not own:
-            self._due = math.inf
-            return
-        now: dict[str, Any] = {"at": self._count, "digest": self._drawn, "first": self._first}
-        now["head"] = [*self._head]
-        self._near, self._nearest = self._nearest, {**self._user.pack(), **own, **now}
-        self._noted, self._due = own, self._count + self._until_next(own)
 
     def _take(self, number: int) -> list[Any]:
         """Draw some items; after the end it is not asked again, at which some begin anew."""
@@ -405,11 +277,6 @@ class DrawnBatches:
             taken += self._lent(partial(list, wanted))
             self._is_over = len(taken) < number
         self._drawn = digest(taken, self._drawn)
-        if self._first < 0:
-            self._first = self._drawn
-        self._count += len(taken)
-        if self._count >= self._due and not self._ahead:
-            self._note()
         return taken
 
     def _seeds_of(self, number: int) -> list[int]:

@@ -25,19 +25,12 @@ from lit_loader.seeding.find_generators import find_generators, states_of
 from lit_loader.seeding.generator_state import preserved, tape
 from lit_loader.seeding.seeds import seed_globals
 
-__all__ = ["COUNTED", "SAMPLER", "Marks", "Place", "UserSampler", "shown_epoch"]
+__all__ = ["SAMPLER", "Marks", "UserSampler", "shown_epoch"]
 
 Marks = list[tuple[type, Any]]
 
-Place = tuple[Marks | None, Marks | None]
-"""Where generators are, and where it was noted last that they are."""
-
 SAMPLER = "sampler"
 """Key of a sampler's own part of a state; see `checkpoint/sampler_state.py`."""
-
-COUNTED = "counted"
-"""Key in a sampler's part of a state: that the loader has counted to this epoch, unasked, while the
-program may have told the sampler another."""
 
 
 class _Counted(int):
@@ -64,10 +57,8 @@ class UserSampler:
         # What is iterated, in the epoch that was begun last: of one of torch's batch samplers,
         # which only cuts what its sampler gives, that sampler.
         self.opened: Opened | None = None
-        # Digests of the first batch, in the first epoch that it gave and in the last; whose.
-        self.heads: list[int] = []
+        self._first: int | None = None  # a digest of the last epoch's first batch
         self.wanders = False  # whether its order has changed, and nothing known changes it
-        self.counted = False  # whether the program may have told it another epoch than was counted
         self.fingerprint()
         self._left: Marks | None = None
         if self.is_told:
@@ -133,30 +124,27 @@ class UserSampler:
         return any(_has_set_epoch(owner) for owner in self._owners if not _is_counted(owner))
 
     @property
-    def shows_first(self) -> bool:
-        """Whether it shows no other epoch than the first."""
-        return not any(shown_epoch(owner) for owner in self._owners if not _is_counted(owner))
-
-    @property
     def has_generators(self) -> bool:
         """Whether it was seen to hold generators when its epoch began."""
         return bool(self._named)
 
     # --- what is part of a state ---
 
-    def state(self, between: bool = True, left: bool = False) -> dict[str, Any] | None:
+    def state(self, left: bool) -> dict[str, Any] | None:
         """Give what the sampler itself must remember where no epoch is begun; None if nothing.
 
-        ``between``: that is between two epochs; ``left``: in one that it does not go on with.
+        ``left``: its own state is in the middle of an epoch that it does not go on with, perhaps.
         """
-        state = self.pack()
-        if (between or left) and self.opened is not None and (own := self.opened.state()):
-            state |= {**own, "left": True} if left else own
-        return state | self.known_heads() or None
+        own = None if self.opened is None else self.opened.state()
+        if own and left:
+            own["left"] = True
+        return self.pack() | (own or {}) or None
 
-    def known_heads(self) -> dict[str, Any]:
-        """Give the part of a state that tells whether its epochs begin differently."""
-        return {"heads": list(self.heads)} if self.heads else {}
+    def note_first(self, digest: int, has_state: bool) -> None:
+        """Notice that epochs begin differently although nothing that is known lets them."""
+        if not (has_state or self._named or self.is_told):
+            self.wanders |= self._first not in (None, digest)
+            self._first = digest
 
     def pack(self) -> dict[str, Any]:
         """Give where the generators are."""
@@ -235,16 +223,6 @@ class UserSampler:
             for (_, (_, write)), (_, mark) in zip(tapes, marks, strict=True):
                 write(mark)
             self._left = marks
-
-    def place(self) -> Place:
-        """Give where the generators are, and whether the program has set them, for `go_back`."""
-        return self.have_moved()[1], self._left
-
-    def go_back(self, place: Place | None) -> None:
-        """Bring the generators to where they were."""
-        if place is not None:
-            self.bring(place[0])
-            self._left = place[1]
 
     def _tapes(self) -> list[tuple[type, Any]]:
         """Give what reads and writes each generator, and what it spawns others from."""

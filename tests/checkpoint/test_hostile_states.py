@@ -454,7 +454,6 @@ MIXING = ["workers", 0, 1, "iterator"]
         ("order", ["workers"], [], "state's workers must be None for a map-style dataset, got []"),
         ("order", ["ahead"], [3], "state's ahead must rise from above batches=3, got [3]:"),
         ("order", ["sampler"], [1], "state's sampler must be a dict of what the sampler must "),
-        ("stateful", ["sampler", "head"], 1, "state's sampler['head'] must be a list of items"),
         ("iterable", ["workers"], None, "state's batches must be those of its workers, 0 in all, "),
         ("token budget", ["sampler", "order", "num_replicas"], -1,
          "state's sampler['order'] must have the num_replicas, got"),
@@ -472,9 +471,7 @@ MIXING = ["workers", 0, 1, "iterator"]
         ("stream", [*MIXING, "sources", 1, 2], {"place": "x"}, "state's sources[1][2] must be a "),
         ("stream with both", ["workers", 0, 1, "dataset", "shift"], {}, "dataset WithBothStates "
          "cannot go on from its part of the state (TypeError: unsupported operand"),
-        ("sampler with sampler", ["sampler", "at"], True, "state's sampler['at'] must be a place "),
         ("sampler with sampler", ["sampler", "drawn"], [1, 2], "state's sampler['drawn'] must be "),
-        ("sampler with sampler", ["sampler", "heads"], [1], "state's sampler['heads'] must be a "),
         ("sampler with sampler", ["sampler", "carried"], {"attributes": {"0.n": 1}},
          "the state has a sampler's counters, which an earlier release of lit_loader kept"),
         ("stateful", ["sampler", "sampler", "place"], "x", "sampler Places cannot go on from its"),

@@ -93,12 +93,11 @@ class OneByOne:
 
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("order", ["shuffle", "at once", "one by one", "weighted"])
-def test_looks_within_epochs_are_no_epochs(order: str, workers: int, asked: bool) -> None:
-    """And draw nothing, whether a state is taken or not; but those in a row are different ones."""
-    plain = with_order(order)
+def test_looks_within_epochs_are_no_epochs(workers: int, asked: bool) -> None:
+    """Whether a state is taken or not; and those in a row are different ones."""
+    plain = with_order("shuffle")
     expected = [digests(plain) for _ in range(3)]
-    with with_order(order, workers) as loader:
+    with with_order("shuffle", workers) as loader:
         for epoch in range(3):
             given = []
             for batch in loader:
@@ -110,22 +109,52 @@ def test_looks_within_epochs_are_no_epochs(order: str, workers: int, asked: bool
                         assert not asked or loader.state_dict()["epoch"] == epoch
                     assert looks[0] != looks[1]
                 if asked and (epoch, len(given)) == (1, 4):
-                    fresh = loaded(with_order(order), loader.state_dict())
+                    fresh = loaded(with_order("shuffle"), loader.state_dict())
                     assert [given + digests(fresh), digests(fresh)] == expected[1:]
             assert given == expected[epoch]
 
 
-def test_a_generator_that_is_set_between_a_look_and_what_follows_stays_so() -> None:
-    def second_epoch(looks: bool) -> list[str]:
-        loader = with_order("at once")
-        for number, _ in enumerate(loader):
-            if looks:
-                next(iter(loader))
-            if number == 5:
-                loader.sampler.generator.manual_seed(7)  # type: ignore[union-attr]
-        return digests(loader)
+@pytest.mark.parametrize("order", ["at once", "one by one", "weighted"])
+def test_a_samplers_own_generator_goes_on_from_a_look_as_with_torch(order: str) -> None:
+    def indices(loader: Any) -> list[Any]:
+        found = []
+        for epoch in range(3):
+            for number, batch in enumerate(loader):
+                found.append(batch.tolist())
+                if number == epoch:
+                    found.append(next(iter(loader)).tolist())
+        return found
 
-    assert second_epoch(True) == second_epoch(False)
+    ours, theirs = with_order(order), with_order(order)
+    mine = DataLoader(range(26), 4, sampler=ours.sampler)
+    assert indices(mine) == indices(TorchDataLoader(range(26), 4, sampler=theirs.sampler))
+
+
+def test_a_state_behind_a_look_is_the_loops_own() -> None:
+    """A sampler's generator has drawn for the look; the rest of the epoch is what it would be."""
+    loader, given = with_order("at once"), []
+    for batch in loader:
+        given += digests([batch])
+        if len(given) == 3:
+            next(iter(loader))
+            state = loader.state_dict()
+    assert given[3:] == digests(loaded(with_order("at once"), state))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_that_is_asked_for_is_not_used_up_by_looks(workers: int) -> None:
+    """As with torch's DistributedSampler: else a loop's order would come twice."""
+    with DataLoader(Augmented(), 4, True, seed=1, num_workers=workers) as loader:
+        for epoch in range(3):
+            loader.set_epoch(epoch)
+            if epoch == 1:
+                for _ in range(2):
+                    next(iter(loader))
+            indices = [batch[:, 0].tolist() for batch in loader]
+            reference = DataLoader(Augmented(), 4, True, seed=1)
+            reference.set_epoch(epoch)
+            assert indices == [batch[:, 0].tolist() for batch in reference]
+        assert loader.state_dict()["epoch"] == 3
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -206,24 +235,3 @@ def test_a_loader_of_torchs_made_of_the_batches_can_be_told_its_epoch() -> None:
     batches.set_epoch(1)
     theirs = TorchDataLoader(list(range(12)), batch_sampler=batches)
     assert [batch.tolist() for batch in theirs] == orders[1] != orders[0]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_look_before_an_older_iterators_first_batch_is_told(workers: int) -> None:
-    """It has begun an epoch, and drawn; nothing else had begun that the generator belongs to."""
-
-    def loader(**options: Any) -> DataLoader[Any]:
-        return DataLoader(range(6), 2, num_workers=workers, **options)
-
-    def look_and_go_on(loader: DataLoader[Any]) -> None:
-        iterator = iter(loader)
-        next(iter(loader))
-        next(iterator)
-
-    generator = torch.Generator().manual_seed(1)
-    with pytest.warns(UserWarning, match="was looked at before the loop's first one, and the sam"):
-        look_and_go_on(loader(sampler=RandomSampler(range(6), generator=generator)))
-    look_and_go_on(loader(shuffle=True))
-    drawing = loader(sampler=RandomSampler(range(6), generator=generator))
-    next(iter(drawing))
-    next(iter(drawing))  # as with torch's, each is an epoch

@@ -656,18 +656,17 @@ def test_it_is_told_what_the_program_tells_and_no_more(
 
 
 @pytest.mark.parametrize("kind", OWN)
-@pytest.mark.parametrize("stop", [2, None], ids=["in mid-epoch", "between epochs"])
-def test_one_that_is_not_told_again_says_so(kind: Any, stop: int | None) -> None:
+def test_one_that_is_not_told_again_says_so(kind: Any) -> None:
     sampler = kind()
     loader = loader_of(sampler)
     for epoch in range(3):
         sampler.set_epoch(epoch)
         iterator = iter(loader)
-        list(itertools.islice(iterator, stop if epoch == 2 else None))
+        list(itertools.islice(iterator, 2 if epoch == 2 else None))
     state, rest = loader.state_dict(), lists(iterator)
     resumed = loaded(loader_of(kind()), state)
     if kind is SeedsItsGenerator:  # a generator is brought back
-        assert not rest or lists(resumed) == rest
+        assert lists(resumed) == rest
         return
     with pytest.warns(UserWarning, match=f"the sampler {kind.__name__} .*call its set_epoch"):
         list(resumed)
@@ -686,27 +685,18 @@ def test_a_counter_goes_on_as_with_torch(make: Any) -> None:
         assert [lists(loader), lists(itertools.islice(loader, 2)), lists(loader)] == expected
 
 
-@pytest.mark.parametrize(
-    ("workers", "stop", "text"),
-    [
-        (0, 2, "gives other indices than before .* batch 2 of epoch 1"),
-        (2, 2, "gives other indices than before .* batch 2 of epoch 1"),
-        (0, None, "begins epoch 2 with the order of its first epoch"),
-    ],
-)
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("make", COUNTING.values(), ids=COUNTING)
-def test_a_counter_that_is_not_brought_back_is_told(
-    make: Any, workers: int, stop: int | None, text: str
-) -> None:
+def test_a_counter_that_is_not_brought_back_is_told(make: Any, workers: int) -> None:
     with loader_of(make(), workers) as loader:
         list(loader)
-        given = list(itertools.islice(loader, stop))
+        list(itertools.islice(loader, 2))
         with pytest.warns(UserWarning, match="changes from epoch to epoch and is not part of"):
             state = loader.state_dict()
     with loader_of(make(), workers) as resumed:
         resumed.load_state_dict(state)
-        with pytest.warns(UserWarning, match=text):
-            assert len(list(resumed)) == BATCHES - len(given) % (BATCHES)
+        with pytest.warns(UserWarning, match="gives other indices .* batch 2 of epoch 1"):
+            assert len(list(resumed)) == BATCHES - 2
 
 
 def test_draws_with_another_batch_size_are_told() -> None:
