@@ -15,7 +15,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("conf", "examples", "lit_loader", "tests", ".github", ".agents")
+FOLDERS = ("guide", "conf", "examples", "lit_loader", "tests", ".github", ".agents")
 LINKED = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]+)")
 SKILL = ".agents/skills/lit-loader/SKILL.md"
 TORCHS = {"default_convert", "get_worker_info"}

@@ -11,10 +11,11 @@ TOP = ROOT / "README.md"
 INSIDE = PACKAGE / "README.md"
 GUARANTEES = PACKAGE / "GUARANTEES.md"
 TROUBLESHOOTING = PACKAGE / "TROUBLESHOOTING.md"
+GUIDE = ROOT / "guide"
 OPTIONS = ROOT / "conf" / "README.md"
 SKILL = ROOT / ".agents" / "skills" / "lit-loader" / "SKILL.md"
 
-FOLDERS = ("conf", "examples", "lit_loader", "tests", ".agents", ".github")
+FOLDERS = ("guide", "conf", "examples", "lit_loader", "tests", ".agents", ".github")
 PAGES = {
     path.relative_to(ROOT).as_posix(): path
     for path in (TOP, *(page for name in FOLDERS for page in sorted((ROOT / name).rglob("*.md"))))
