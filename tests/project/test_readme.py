@@ -92,6 +92,22 @@ def test_options_are_those_of_the_code() -> None:
     assert same, "the options differ from LoaderConfig; run python tests/project/test_readme.py"
 
 
+def sentences(page: Path) -> Iterator[str]:
+    """Those outside of code and tables; what stands between backticks counts as one word."""
+    text = re.sub(r"<!--.*?-->", "", without_fenced(page), flags=re.DOTALL)
+    text = re.sub(r"^(?:#|\||    ).*$", "\n", text, flags=re.MULTILINE)
+    text = re.sub(r"`[^`]*`", "code", re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text))
+    for paragraph in re.split(r"\n\s*\n|\n\s*(?:-|\d+\.) ", text):
+        if " · " not in paragraph:  # a list of links
+            yield from re.split(r"[.!?][)*\"]*\s", paragraph)
+
+
+def test_sentences_are_short() -> None:
+    found = {(name, said) for name, page in PAGES.items() for said in sentences(page)}
+    assert not [each for each in found if len(each[1].split()) > 35]
+    assert len(text_of(TOP).split()) <= 600
+
+
 def anchors(path: Path) -> set[str]:
     """The names by which a page's headings can be linked to, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", without_fenced(path), flags=re.MULTILINE)
