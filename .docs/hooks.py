@@ -31,24 +31,56 @@ def public_names() -> list[str]:
     raise RuntimeError("lit_loader/__init__.py has no _NAMES_IN")
 
 
+GROUPS = {
+    "The loader": "DataLoader LoaderConfig replace_torch LoaderStatistics merge_states",
+    "Lightning": "LoaderDataModule LoaderStateCallback LoaderMonitor",
+    "Inside a dataset": "get_rng get_epoch get_shard reads_ahead read_stream",
+    "Datasets": "CachedDataset SharedSequence shared_dataset MixtureDataset MixtureStream "
+    "PackedStream",
+    "Samplers": "BalancedBatchSampler PackingBatchSampler TokenBudgetBatchSampler MixtureSampler",
+    "Collating": "default_collate PadCollate Padded PackCollate Packed",
+    "Other machines": "RayWorkers",
+}
+"""The public names by what one does with them; any other one is of the last group, "More"."""
+
+
+def api_groups() -> dict[str, list[str]]:
+    """By title the names of each group; errors and warnings have a page together."""
+    left = [name for name in public_names() if not name.endswith(("Error", "Warning"))]
+    groups = {}
+    for title, names in GROUPS.items():
+        groups[title] = [name for name in names.split() if name in left]
+        left = [name for name in left if name not in groups[title]]
+    return {**groups, "More": left} if left else groups
+
+
 def api_pages() -> dict[str, str]:
     """By path the pages of the API, as Markdown."""
-    names = public_names()
-    raised = [name for name in names if name.endswith(("Error", "Warning"))]
-    others = [name for name in names if name not in raised]
+    raised = [name for name in public_names() if name.endswith(("Error", "Warning"))]
     first = "    options:\n      heading_level: 1\n"
     pages = {
         f"api/{name}.md": f"---\ntitle: {name}\n---\n::: lit_loader.{name}\n{first}"
-        for name in others
+        for names in api_groups().values()
+        for name in names
     }
     named = "".join(f"::: lit_loader.{name}\n\n" for name in raised)
     pages["api/errors.md"] = f"# Errors and warnings\n\n{named}"
-    listed = "".join(f"- [{name}]({name}.md)\n" for name in others)
+    listed = "".join(
+        f"## {title}\n\n" + "".join(f"- [{name}]({name}.md)\n" for name in names) + "\n"
+        for title, names in api_groups().items()
+    )
     return {
-        "api/README.md": f"# API\n\nThe public names of `lit_loader`. Options are also in [one "
-        f"table](../conf/README.md#options).\n\n{listed}- [Errors and warnings](errors.md)\n",
+        "api/README.md": f"# API\n\nThe public names of `lit_loader`, by what you do with them. "
+        f"Options are also in [tables](../conf/README.md#options).\n\n{listed}"
+        "## Errors and warnings\n\n- [Errors and warnings](errors.md)\n",
         **pages,
     }
+
+
+def api_nav() -> list[Any]:
+    """The pages of the API in the navigation: a section for each group."""
+    groups = {t: [f"api/{name}.md" for name in names] for t, names in api_groups().items()}
+    return ["api/README.md", *({title: uris} for title, uris in groups.items()), "api/errors.md"]
 
 
 def pages() -> dict[str, Path]:
@@ -63,7 +95,7 @@ def on_config(config: Any) -> Any:
     """Put the API into the navigation."""
     for entry in config.nav:
         if "API" in entry:
-            entry["API"] = list(api_pages())
+            entry["API"] = api_nav()
     return config
 
 
@@ -133,7 +165,8 @@ def llms(about: str, nav: list[dict[str, Any]], texts: dict[str, str]) -> str:
 
 def _uris(entries: list[Any]) -> Iterator[str]:
     for entry in entries:
-        yield from [entry] if isinstance(entry, str) else entry.values()
+        for content in [entry] if isinstance(entry, str) else entry.values():
+            yield from [content] if isinstance(content, str) else content
 
 
 def _heading(text: str) -> str:

@@ -7,10 +7,22 @@ from torch import nn, utils
 from lit_loader import DataLoader
 
 
+class Digits(utils.data.Dataset):
+    """Images of 8 x 8 and their classes."""
+
+    def __init__(self):
+        self.pixels, self.classes = load_digits(return_X_y=True)
+
+    def __len__(self):
+        return len(self.classes)
+
+    def __getitem__(self, index):
+        return torch.tensor(self.pixels[index] / 16).float(), self.classes[index]
+
+
 def main() -> list[float]:
     """Returns the loss of each step."""
-    pixels, classes = load_digits(return_X_y=True)
-    dataset = utils.data.TensorDataset(torch.tensor(pixels / 16).float(), torch.tensor(classes))
+    dataset = Digits()
     order = utils.data.RandomSampler(dataset, generator=torch.Generator().manual_seed(1))
     loader = DataLoader(dataset, batch_size=64, sampler=order, num_workers=2, drop_last=True)
 

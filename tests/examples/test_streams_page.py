@@ -1,4 +1,4 @@
-"""The program of streams.md, and what the page says of it."""
+"""The program of examples/guide/streams.md (its first block is apart), and what the page says of it."""
 
 import importlib.util
 import json
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(200)
 def page(tmp_path: Path) -> Iterator[ModuleType]:
     """The page's blocks, as a module that workers can import."""
     path = tmp_path / "streams_page.py"
-    path.write_text("\n\n".join(fenced(ROOT / "examples" / "streams.md", "python")))
+    path.write_text("\n\n".join(fenced(ROOT / "examples" / "guide" / "streams.md", "python")[1:]))
     spec = importlib.util.spec_from_file_location("streams_page", path)
     assert spec and spec.loader
     module = sys.modules["streams_page"] = importlib.util.module_from_spec(spec)

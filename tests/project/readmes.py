@@ -11,6 +11,7 @@ TOP = ROOT / "README.md"
 INSIDE = PACKAGE / "README.md"
 GUARANTEES = PACKAGE / "GUARANTEES.md"
 TROUBLESHOOTING = PACKAGE / "TROUBLESHOOTING.md"
+GUIDE = ROOT / "examples" / "guide"
 OPTIONS = ROOT / "conf" / "README.md"
 SKILL = ROOT / ".agents" / "skills" / "lit-loader" / "SKILL.md"
 

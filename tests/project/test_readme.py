@@ -1,6 +1,6 @@
 """The READMEs say what is so: options, names, files, links, error texts, commands, programs.
 
-``python tests/project/test_readme.py`` writes the table of options in conf/README.md anew.
+``python tests/project/test_readme.py`` writes the tables of options in conf/README.md.
 """
 
 import ast
@@ -24,6 +24,7 @@ import lit_loader
 from lit_loader.config.loader_config import LoaderConfig
 from tests.project.readmes import (
     GUARANTEES,
+    GUIDE,
     INSIDE,
     OPTIONS,
     PACKAGE,
@@ -45,31 +46,66 @@ from tests.support.programs import run_python
 BEGIN, END = "<!-- options: begin -->", "<!-- options: end -->"
 
 
+THEMES = {
+    "Batches": "batch_size batch_sampler collate_fn drop_last",
+    "Order": "shuffle sampler in_order",
+    "Workers": "num_workers prefetch_factor persistent_workers prefetch_next_epoch "
+    "multiprocessing_context worker_init_fn pin_memory pin_memory_device",
+    "Exactness": "seed generator seeding reseed_fn check_exactness",
+    "Faults": "timeout max_worker_restarts on_sample_error max_sample_errors sample_retries "
+    "retry_backoff transient_errors",
+    "Memory": "memory_budget share",
+    "Ranks and shards": "num_replicas rank num_shards shard_tail",
+    "Storage and other machines": "reads remote_workers remote",
+}
+"""The options, by what they are about; each stands in one theme."""
+
+
 def options_table() -> str:
-    """The table as `LoaderConfig` and the loader's docstring have it."""
+    """A table for each theme, as `LoaderConfig` and the loader's docstring have the options."""
     meaning = documented(lit_loader.DataLoader)
-    fields = dataclasses.fields(LoaderConfig)
-    assert list(meaning) == ["dataset", *(field.name for field in fields)], "one has no docstring"
-    lines = ["| option | default | meaning |", "| --- | --- | --- |"]
-    for field in fields:
-        # Outside of code, a single star or bar would be Markdown's.
-        said = meaning[field.name].replace("``", "`").replace("|", "\\|")
-        said = re.sub(r"(`[^`]*`)|\*", lambda found: found[1] or "\\*", said)
-        lines.append(f"| `{field.name}` | `{field.default!r}` | {said} |")
-    return "\n".join(lines)
+    fields = {field.name: field for field in dataclasses.fields(LoaderConfig)}
+    assert list(meaning) == ["dataset", *fields], "one has no docstring"
+    assert sorted(fields) == sorted(" ".join(THEMES.values()).split()), "one has no theme, or two"
+    lines = []
+    for theme, names in THEMES.items():
+        lines += [f"### {theme}", "", "| option | default | meaning |", "| --- | --- | --- |"]
+        for name in names.split():
+            # Outside of code, a single star or bar would be Markdown's.
+            said = meaning[name].replace("``", "`").replace("|", "\\|")
+            said = re.sub(r"(`[^`]*`)|\*", lambda found: found[1] or "\\*", said)
+            lines.append(f"| `{name}` | `{fields[name].default!r}` | {said} |")
+        lines.append("")
+    return "\n".join(lines[:-1])
 
 
 def with_options(readme: str) -> str:
-    """A README with the table put between its marks."""
+    """A page with the tables put between its marks."""
     before, _, rest = readme.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{options_table()}\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{options_table()}\n\n{END}{after}"
 
 
 def test_options_are_those_of_the_code() -> None:
     text = text_of(OPTIONS)
     same = text == with_options(text)
     assert same, "the options differ from LoaderConfig; run python tests/project/test_readme.py"
+
+
+def sentences(page: Path) -> Iterator[str]:
+    """Those outside of code and tables; what stands between backticks counts as one word."""
+    text = re.sub(r"<!--.*?-->", "", without_fenced(page), flags=re.DOTALL)
+    text = re.sub(r"^(?:#|\||    ).*$", "\n", text, flags=re.MULTILINE)
+    text = re.sub(r"`[^`]*`", "code", re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text))
+    for paragraph in re.split(r"\n\s*\n|\n\s*(?:-|\d+\.) ", text):
+        if " · " not in paragraph:  # a list of links
+            yield from re.split(r"[.!?][)*\"]*\s", paragraph)
+
+
+def test_sentences_are_short() -> None:
+    found = {(name, said) for name, page in PAGES.items() for said in sentences(page)}
+    assert not [each for each in found if len(each[1].split()) > 35]
+    assert len(text_of(TOP).split()) <= 600
 
 
 def anchors(path: Path) -> set[str]:
@@ -229,17 +265,33 @@ def test_python_compiles() -> None:
             compile(code, f"{name}, a Python block", "exec")
 
 
-@pytest.mark.parametrize("number", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_the_top_page_s_programs_run(number: int, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(fenced(TOP, "python")[number])
+@pytest.mark.parametrize(
+    ("page", "number"),
+    [
+        (GUIDE / "five_minutes.md", 0),
+        pytest.param(TOP, 1, marks=pytest.mark.slow),
+        pytest.param(GUIDE / "lightning.md", 0, marks=pytest.mark.slow),
+    ],
+)
+def test_programs_of_the_first_pages_run(page: Path, number: int, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(fenced(page, "python")[number])
     run_python(tmp_path, "program.py", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
 
 
-def test_the_top_page_s_loop_resumes(
+def test_the_top_page_shows_what_its_program_prints(tmp_path: Path) -> None:
+    """The bytes of the batches do not depend on workers, nor on the death of one."""
+    (tmp_path / "program.py").write_text(fenced(TOP, "python")[0])
+    said = run_python(tmp_path, "program.py", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
+    (shown,) = fenced(TOP, "text")
+    assert [line for line in said.splitlines() if line in shown] == shown.splitlines()
+    assert "was killed by SIGKILL" in said and not (tmp_path / "kill").exists()
+
+
+def test_a_loop_of_one_s_own_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Stopped between two checkpoints, and run again, it ends as if it had been left alone."""
-    program = fenced(TOP, "python")[1]
+    program = fenced(GUIDE / "resume.md", "python")[0]
     assert "torch.get_rng_state()" in program and program.count("step += 1\n") == 1
     stopped = program.replace("step += 1\n", "step += 1\n" + " " * 16 + "assert step < 47\n")
     ends = []

@@ -1,7 +1,7 @@
-"""Real jobs, end to end: torch's loader and lit_loader's, one import changed.
+"""Real jobs, end to end: torch's loader and lit_loader's (`objects` also marks its reads).
 
     python examples/benchmark/jobs/run.py [jobs=[detection,volumes]] [workers=[1,2,4]] [rounds=3]
-    python examples/benchmark/jobs/run.py out=found pages=.  # all, into the two pages of `pages`
+    python examples/benchmark/jobs/run.py out=found pages=.  # all, into the page beside this file
     python examples/benchmark/jobs/run.py quick=true  # as little as shows that it works
 
 All options: conf/jobs.yaml. Each trial is a process of its own. Its first batches are not clocked:
@@ -15,6 +15,7 @@ ended. It needs psutil; for the picture matplotlib.
 
 from __future__ import annotations
 
+import csv
 import json
 import multiprocessing
 import os
@@ -298,10 +299,10 @@ def every_setting(name, made, found):
     settings = sorted(found, key=lambda key: (order.index(key[0]), str(key[1])))
     return [
         [
-            "" if number else name, made.beside if key[0] == BESIDE else key[0], key[1],
+            name, made.beside if key[0] == BESIDE else key[0], key[1],
             *(number_(median(found[key], column)) for column in COLUMNS),
         ]
-        for number, key in enumerate(settings)
+        for key in settings
     ]  # fmt: skip
 
 
@@ -353,19 +354,6 @@ def summary(rows):
     return table(head, lines, left=2)
 
 
-def front(rows, said):
-    """The table of the top page: the jobs that are named there."""
-    named = {row["job"]: row for row in rows if row["job"] in said}
-    lines = []
-    for job in (job for job in said if job in named):
-        (times, low, high), row = named[job]["times"], named[job]
-        rates = (number_(row[loader]["samples/s"]) for loader in (THEIRS, OURS))
-        span = f"{times:.1f} ({low:.1f} to {high:.1f})"
-        lines.append([said[job], *rates, span, f"{100 * row['processor']:.0f} %"])
-    head = ["job", "torch, samples/s", "lit_loader", "times as fast"]
-    return table([*head, "processor time, of torch's"], lines)
-
-
 def replaced(page, **parts):
     """Write parts of a page anew: each stands between its mark and the next `<!-- end -->`."""
     text = page.read_text()
@@ -378,7 +366,7 @@ def replaced(page, **parts):
 
 
 def picture(rows, path):
-    """Bars, torch = 1: samples a second, and processor time a sample."""
+    """Bars on logarithmic axes, torch = 1: samples a second with their range, processor time."""
     from matplotlib.figure import Figure
 
     rows = sorted(rows, key=lambda row: row["times"][0])
@@ -386,15 +374,22 @@ def picture(rows, path):
     left, right = figure.subplots(1, 2, sharey=True)
     names = [row["job"].replace("_", " ") for row in rows]
     for axes, values, title in (
-        (left, [row["times"][0] for row in rows], "samples a second (torch = 1)"),
-        (right, [row["processor"] for row in rows], "processor time a sample (torch = 1)"),
+        (left, [row["times"][0] for row in rows], "samples a second, times torch's"),
+        (right, [row["processor"] for row in rows], "processor time a sample, of torch's"),
     ):
-        bars = axes.barh(names, values, color="tab:blue")
-        axes.bar_label(bars, [f"{value:.2g}" for value in values], padding=3, fontsize=9)
+        bars = axes.barh(names, [value - 1 for value in values], left=1, color="tab:blue")
+        axes.set_xscale("log")
+        axes.bar_label(bars, [f"{value:.2g}" for value in values], padding=4, fontsize=9)
         axes.axvline(1, color="black", lw=1)
         axes.set_title(title, fontsize=10)
-        axes.margins(x=0.14)
+        axes.margins(x=0.16)
+        ticks = (1, 2, 5, 10, 20, 50) if axes is left else (0.02, 0.05, 0.1, 0.2, 0.5, 1)
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
         axes.spines[["top", "right"]].set_visible(False)
+    for place, row in enumerate(rows):
+        _, low, high = row["times"]
+        left.plot([low, high], [place - 0.3] * 2, color="black", lw=1)
     figure.savefig(path, dpi=110)
 
 
@@ -434,10 +429,10 @@ def main(cfg):
         told += (
             "quick, so that it means little." if cfg.quick else f"{cfg.seconds:g} s and more each."
         )
-        settings = table(["job", "loader", "workers", *COLUMNS], lines, left=2)
         folder = pages / "examples" / "benchmark" / "jobs"
-        replaced(folder / "README.md", jobs=summary(rows), where=told, settings=settings)
-        replaced(pages / "README.md", front=front(rows, cfg.front))
+        replaced(folder / "README.md", jobs=summary(rows), where=told)
+        with (folder / "settings.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([["job", "loader", "workers", *COLUMNS], *lines])
         picture(rows, folder / "jobs.png")
     if failed:
         raise SystemExit("failed:\n" + "\n".join(failed))
