@@ -1,4 +1,4 @@
-"""The program of examples/guide/streams.md (its first block is apart), and what the page says of it."""
+"""The program of the page on streams (its first block is apart), and what the page says of it."""
 
 import importlib.util
 import json
