@@ -12,10 +12,11 @@ import signal
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, note, settings
+from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -26,7 +27,7 @@ from hypothesis.stateful import (
 )
 
 from lit_loader.errors import WorkerRestartWarning
-from tests.support.epoch_model import GENERATORS, Model, Pass, Place, source
+from tests.support.epoch_model import GENERATORS, Model, Pass, Place, Rules, source
 from tests.support.epoch_oracle import (
     DRAWS,
     KINDS,
@@ -86,6 +87,7 @@ class Epochs(RuleBasedStateMachine):
 
     kind: Kind
     with_workers: bool
+    notes: str
     oracle: Oracle
 
     def __init__(self) -> None:
@@ -93,13 +95,14 @@ class Epochs(RuleBasedStateMachine):
         self.before = generators()
         seeded_long_ago(100)
         self.seeded: dict[str, Any] = {}  # where generators were put, if they were seeded
-        self.put_back = generators()["torch"]
+        self.put_back: dict[str, Any] = {}
         self.readers: list[Reader] = []
+        Path(self.notes).write_text("")
         self.states: list[tuple[Any, Place]] = []
         self.known: dict[Any, Any] = {}  # what was drawn, by what it follows from
         self.passes: dict[Any, Any] = {}  # and the other way round
         self.loaders: list[Any] = []
-        self.since_kill, self.maker = 0, os.getpid()
+        self.since_kill = 0
 
     # --- loaders ---
 
@@ -116,18 +119,20 @@ class Epochs(RuleBasedStateMachine):
         if not self.kind.resizable:
             workers = 2
         workers = workers if self.with_workers else 0
-        self.loader = self.kind.loader(workers, self.seed, persistent_workers=persistent)
+        self.loader = self.kind.loader(
+            workers, self.seed, self.notes, persistent_workers=persistent
+        )
         self.loaders = [self.loader]
         sampler = self.loader.batch_sampler.place if self.kind.drawing else None
         run = (lambda place: drawn(place)[1]) if self.kind.drawing else None
         self.model = Model(self.seed, sampler, run, looked=generators())
 
-    @rule(workers=NUMBERS, persistent=st.booleans())
-    def another(self, workers: int, persistent: bool) -> None:
-        self.open(workers, persistent)
-
-    @rule()
-    def close(self) -> None:
+    @rule(workers=NUMBERS, persistent=st.booleans(), same=st.booleans())
+    def another(self, workers: int, persistent: bool, same: bool) -> None:
+        """Begin with another loader, or close this one and go on with it."""
+        if not same:
+            self.open(workers, persistent)
+            return
         for reader in self.readers[::-1]:
             self.drop(reader)
         self.loader.close()
@@ -140,21 +145,19 @@ class Epochs(RuleBasedStateMachine):
         self.readers.append(Reader(iter(self.loader)))
 
     @precondition(lambda self: self.readers)
-    @rule(which=NUMBERS, batches=st.integers(1, 3))
+    @rule(which=NUMBERS, batches=st.sampled_from([1, 1, 2, 3, 9]))
     def go_on(self, which: int, batches: int) -> None:
         reader = self.readers[which % len(self.readers)]
         for _ in range(batches):
             self.next(reader)
 
     @precondition(lambda self: self.readers)
-    @rule(which=NUMBERS)
-    def finish(self, which: int) -> None:
-        self.exhaust(self.readers[which % len(self.readers)])
-
-    @precondition(lambda self: self.readers)
-    @rule(which=NUMBERS)
-    def leave(self, which: int) -> None:
-        self.drop(self.readers[which % len(self.readers)])
+    @rule(which=NUMBERS, batches=st.sampled_from([0, 0, 2]))
+    def leave(self, which: int, batches: int) -> None:
+        reader = self.readers[which % len(self.readers)]
+        for _ in range(batches):
+            self.next(reader)
+        self.drop(reader)
 
     @rule()
     def peek(self) -> None:
@@ -163,20 +166,13 @@ class Epochs(RuleBasedStateMachine):
         self.drop(reader)
 
     @precondition(lambda self: len(self.readers) < 3 and not (self.kind.drawing and self.readers))
-    @rule(batches=st.integers(0, 4))
+    @rule(batches=st.sampled_from([1, 2, 3, 9, 9]))
     def loop(self, batches: int) -> None:
         """Read all, or break behind a few batches."""
         self.readers.append(reader := Reader(iter(self.loader)))
-        if batches:
-            for _ in range(batches):
-                self.next(reader)
-        else:
-            self.exhaust(reader)
+        while batches and self.next(reader):
+            batches -= 1
         self.drop(reader)
-
-    def exhaust(self, reader: Reader) -> None:
-        while self.next(reader):
-            pass
 
     def drop(self, reader: Reader) -> None:
         """Let go of an iterator."""
@@ -203,8 +199,7 @@ class Epochs(RuleBasedStateMachine):
             self.model.end(begun)
             return False
         assert found is not END, f"the end behind {begun.place.given} batches"
-        batch, self.maker = self.kind.split(found)
-        self.check(begun.place, batch)
+        self.check(begun.place, self.kind.split(found))
         self.model.give(begun)
         self.since_kill += 1
         return True
@@ -261,6 +256,8 @@ class Epochs(RuleBasedStateMachine):
     @precondition(lambda self: self.states and not any(r.begun for r in self.readers))
     @rule(which=st.integers(0, 9))
     def load(self, which: int) -> None:
+        if Rules.load_keeps_epoch is None and self.model.requested is not None:
+            return
         now = generators()
         state, place = self.states[-1 - which % len(self.states)]
         self.loader.load_state_dict(state)
@@ -271,39 +268,37 @@ class Epochs(RuleBasedStateMachine):
     # --- workers ---
 
     @precondition(lambda self: self.with_workers and self.kind.resizable)
-    @rule(workers=st.integers(1, 3))
-    def resize(self, workers: int) -> None:
-        self.loader.resize(workers)
-
-    @precondition(lambda self: self.with_workers and self.kind.resizable)
-    @rule(workers=NUMBERS)
-    def set_workers(self, workers: int) -> None:
-        if workers or not self.loader.persistent_workers:
+    @rule(workers=NUMBERS, now=st.booleans())
+    def resize(self, workers: int, now: bool) -> None:
+        if now and workers:
+            self.loader.resize(workers)
+        elif workers or not self.loader.persistent_workers:
             self.loader.num_workers = workers
 
     @precondition(lambda self: self.with_workers)
     @rule()
     def kill(self) -> None:
-        """Kill who made the last batch, if it is still there."""
-        if self.maker != os.getpid() and self.since_kill >= LONGEST:
+        """Kill who made the last sample, if it is still there."""
+        makers = Path(self.notes).read_text().split()
+        if makers and self.since_kill >= LONGEST:
             self.since_kill = 0
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.maker, signal.SIGKILL)
+                os.kill(int(makers[-1]), signal.SIGKILL)
 
     # --- the program's generators ---
 
-    @rule(name=st.sampled_from(GENERATORS), number=st.integers(0, 1))
-    def seed_generator(self, name: str, number: int) -> None:
-        SEEDS[name](number)
-        self.seeded[name] = generators()[name]
-
-    @rule(name=st.sampled_from([*GENERATORS, "put back"]))
-    def draw(self, name: str) -> None:
-        if name == "put back":  # where it was before the last draw
-            set_generator("torch", self.put_back)
-        else:
-            self.put_back = generators()["torch"]
+    @rule(name=st.sampled_from(GENERATORS), how=st.sampled_from([0, 1, "draw", "draw", "put back"]))
+    def use_generator(self, name: str, how: Any) -> None:
+        """Seed a generator, draw from it, or put it back to where it was before."""
+        if how == "put back":
+            set_generator(name, self.put_back.get(name, generators()[name]))
+            return
+        self.put_back[name] = generators()[name]
+        if how == "draw":
             DRAWS[name]()
+        else:
+            SEEDS[name](how)
+            self.seeded[name] = generators()[name]
 
     @precondition(lambda self: self.kind.drawing and not self.readers and not self.model.loaded)
     @rule(number=st.integers(0, 1))
@@ -328,9 +323,10 @@ class Epochs(RuleBasedStateMachine):
             set_generator(name, state)
 
 
-def run(name: str, workers: int, examples: int, steps: int) -> None:
+def run(name: str, workers: int, notes: str, examples: int, steps: int) -> None:
     kind = KINDS[name]
-    members = {"kind": kind, "with_workers": workers > 0, "oracle": Oracle(kind, workers)}
+    members = {"kind": kind, "with_workers": workers > 0, "notes": notes}
+    members["oracle"] = Oracle(kind, workers, notes + " of the oracle")
     options = settings(
         max_examples=examples,
         stateful_step_count=steps,
@@ -350,5 +346,5 @@ def run(name: str, workers: int, examples: int, steps: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_batches_are_those_of_the_model(kind: str, workers: int) -> None:
-    run(kind, workers, *((4, 25) if workers else (20, 40)))
+def test_batches_are_those_of_the_model(kind: str, workers: int, tmp_path: Path) -> None:
+    run(kind, workers, str(tmp_path / "notes"), *((4, 25) if workers else (20, 40)))

@@ -35,6 +35,9 @@ class Rules:
     current = "looks"
     # Whether a sampler's generators are put back behind a look, or go on from there.
     look_leaves_sampler = False
+    # Whether an epoch that was set before a state is loaded counts. Today it does with an order of
+    # the loader's own, and does not with a stream or a program's sampler; None: it is not tried.
+    load_keeps_epoch: bool | None = None
 
 
 class Place(NamedTuple):
@@ -220,7 +223,9 @@ class Model:
     def load(self, place: Place) -> None:
         """Go on at a state's place."""
         self.bases = place.order, place.drawn, place.first
-        self.loaded, self.next_epoch, self.requested = place, place.epoch, None
+        self.loaded, self.next_epoch = place, place.epoch
+        if not Rules.load_keeps_epoch:
+            self.requested = None
         self.origin = None
         if self.run is not None:
             self.sampler = self.run(place.sampler)[place.given]

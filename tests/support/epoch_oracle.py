@@ -12,20 +12,34 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, Sampler
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
 import lit_loader
 from lit_loader import DataLoader
 from tests.support.epoch_model import GENERATORS, Root
-from tests.support.samples import Cursor, OfLength, share
+from tests.support.samples import Cursor, share
 
-Sample = tuple[int, int, float, float, float, int]
+Sample = tuple[int, int, float, float, float]
+
+MAIN = os.getpid()
 
 
-def sample(number: int) -> Sample:
-    """A number, the epoch, a draw of each global generator, and who made it."""
-    drawn = float(torch.rand((), dtype=torch.float64)), np.random.random(), random.random()
-    return number, lit_loader.get_epoch(), *drawn, os.getpid()
+class Noting:
+    """Its samples are a number, the epoch and a draw of each global generator.
+
+    Workers note that they have made one.
+    """
+
+    def __init__(self, notes: str) -> None:
+        self.notes = notes
+
+    def sample(self, number: int) -> Sample:
+        """Make a sample."""
+        if os.getpid() != MAIN:
+            with open(self.notes, "a") as notes:
+                notes.write(f"{os.getpid()}\n")
+        drawn = float(torch.rand((), dtype=torch.float64)), np.random.random(), random.random()
+        return number, lit_loader.get_epoch(), *drawn
 
 
 class Batch(NamedTuple):
@@ -37,16 +51,17 @@ class Batch(NamedTuple):
     python: Any
 
 
-class Samples(OfLength):
+class Samples(Noting, Dataset[Sample]):
     """Of a map-style dataset."""
 
-    length = 10
+    def __len__(self) -> int:
+        return 10
 
     def __getitem__(self, index: int) -> Sample:
-        return sample(index)
+        return self.sample(index)
 
 
-class Stream(IterableDataset[Sample]):
+class Stream(Noting, IterableDataset[Sample]):
     """Its order is drawn as it begins, from Python's generator."""
 
     def numbers(self) -> list[int]:
@@ -55,14 +70,14 @@ class Stream(IterableDataset[Sample]):
         return numbers
 
     def __iter__(self) -> Iterator[Sample]:
-        return map(sample, self.numbers())
+        return map(self.sample, self.numbers())
 
 
 class StatefulStream(Stream):
     """Its iterator knows its place, and not the order."""
 
     def __iter__(self) -> Iterator[Sample]:
-        return Cursor(sample, self.numbers())
+        return Cursor(self.sample, self.numbers())
 
 
 class Drawing(Sampler[list[int]]):
@@ -105,30 +120,31 @@ def drawn(place: str) -> tuple[list[list[int]], list[str]]:
 class Kind(NamedTuple):
     """A dataset and its order."""
 
-    dataset: Callable[[], Any]
+    dataset: Callable[[str], Any]
     options: dict[str, Any] = {}
     drawing: bool = False  # whether there is a batch sampler with a generator
     resizable: bool = True  # whether the number of workers is no part of the data
     stream: bool = False
 
-    def loader(self, workers: int, seed: int | None, place: int = 0, **options: Any) -> Any:
+    def loader(self, workers: int, seed: int | None, notes: str, **options: Any) -> Any:
+        """Make a loader."""
         if self.drawing:
-            options["batch_sampler"] = Drawing(place)
+            options["batch_sampler"] = Drawing()
         if workers:
             options["max_worker_restarts"] = 1_000
         else:
             options.pop("persistent_workers", None)
         options = {**self.options, **options}
-        return DataLoader(self.dataset(), num_workers=workers, seed=seed, **options)
+        return DataLoader(self.dataset(notes), num_workers=workers, seed=seed, **options)
 
-    def split(self, batch: Any) -> tuple[Batch, int]:
-        """Part a batch by what its parts follow from; also say who made it."""
-        numbers, epochs, *drawn, makers = batch
+    def split(self, batch: Any) -> Batch:
+        """Part a batch by what its parts follow from."""
+        numbers, epochs, *drawn = batch
         columns = [tuple(each.tolist()) for each in drawn]
         order = tuple(zip(numbers.tolist(), epochs.tolist(), strict=True))
         if self.stream:  # whose order is drawn from Python's generator
             columns[2], order = (*columns[2], *numbers.tolist()), tuple(epochs.tolist())
-        return Batch(order, *columns), int(makers[0])
+        return Batch(order, *columns)
 
 
 KINDS = {
@@ -147,13 +163,14 @@ PLACES: dict[str, Any] = {}
 
 def generators() -> dict[str, str]:
     """Give where the process's own generators are: a name for the state of each."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    _, words, *rest = numpy = np.random.get_state()
+    drawn_from = torch.get_rng_state(), numpy, random.getstate()
+    data = drawn_from[0].numpy().tobytes(), words.tobytes() + repr(rest).encode()
     found = {}
-    for name, state in zip(GENERATORS, states, strict=True):
-        data = state.numpy().tobytes() if isinstance(state, torch.Tensor) else repr(state).encode()
-        if isinstance(state, tuple) and isinstance(state[1], np.ndarray):
-            data = state[1].tobytes() + repr(state[2:]).encode()
-        found[name] = hashlib.blake2b(data, digest_size=6).hexdigest()
+    for name, state, each in zip(
+        GENERATORS, drawn_from, (*data, repr(drawn_from[2]).encode()), strict=True
+    ):
+        found[name] = hashlib.blake2b(each, digest_size=6).hexdigest()
         PLACES[found[name]] = state
     return found
 
@@ -165,10 +182,14 @@ def set_generator(name: str, place: str) -> None:
 
 
 SEEDS: dict[str, Callable[[int], Any]] = {
-    "torch": torch.manual_seed, "numpy": np.random.seed, "python": random.seed
+    "torch": torch.manual_seed,
+    "numpy": np.random.seed,
+    "python": random.seed,
 }
 DRAWS: dict[str, Callable[[], Any]] = {
-    "torch": lambda: torch.rand(()), "numpy": np.random.random, "python": random.random
+    "torch": lambda: torch.rand(()),
+    "numpy": np.random.random,
+    "python": random.random,
 }
 
 
@@ -182,8 +203,8 @@ def seeded_long_ago(number: int) -> None:
 class Oracle:
     """What fresh loaders give: one for each root, read from the beginning."""
 
-    def __init__(self, kind: Kind, workers: int) -> None:
-        self._kind = kind
+    def __init__(self, kind: Kind, workers: int, notes: str) -> None:
+        self._kind, self._notes = kind, notes
         self._workers = 0 if kind.resizable else workers
         self._known: dict[tuple[Root, int], list[list[Batch]]] = {}
         self._again: dict[tuple[Root, int, int], list[Batch]] = {}
@@ -216,15 +237,16 @@ class Oracle:
         return self._again[key]
 
     def _loader(self, root: Root) -> Any:
+        make = functools.partial(self._kind.loader, notes=self._notes, persistent_workers=True)
         if root[0] == "seed":
-            return self._kind.loader(self._workers, root[1], persistent_workers=True)
+            return make(self._workers, root[1])
         seeded_long_ago(7)
         for name, place in zip(root[1::2], root[2::2], strict=True):
             set_generator(name, place)
-        return self._kind.loader(self._workers, None, persistent_workers=True)
+        return make(self._workers, None)
 
     def _read(self, loader: Any) -> list[Batch]:
-        return [self._kind.split(batch)[0] for batch in loader]
+        return [self._kind.split(batch) for batch in loader]
 
 
 __all__ = ["DRAWS", "KINDS", "SEEDS", "Batch", "Kind", "Oracle", "drawn", "generators"]
