@@ -1,0 +1,350 @@
+"""Iterators, states, seeds, resizes and kills in any order: the batches are those of the model.
+
+Hypothesis chooses what a program does with its loader; `support/epoch_model.py` says which batches
+come, in terms of loaders that are read straight through. Only what users have is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from lit_loader.errors import WorkerRestartWarning
+from tests.support.epoch_model import GENERATORS, Model, Pass, Place, Rules, source
+from tests.support.epoch_oracle import (
+    DRAWS,
+    KINDS,
+    SEEDS,
+    Batch,
+    Kind,
+    Oracle,
+    drawn,
+    generators,
+    seeded_long_ago,
+    set_generator,
+)
+from tests.support.exact import through_file
+
+SECONDS = 30  # that a step may take
+LONGEST = 8  # batches that may be in flight: no batch is to end two workers in a row
+END = object()
+
+SAID = (  # what is told on the way, and is not looked at here
+    "Stream has no state_dict and load_state_dict",
+    "a worker .*",
+    "the sampler Drawing begins epoch",
+    "a batch was looked at before the loop's first one",
+    "the loaded position, batch",
+)
+
+
+@contextlib.contextmanager
+def within(seconds: int) -> Iterator[None]:
+    """Let what hangs be an error."""
+
+    def raise_timeout(*_: object) -> None:
+        raise AssertionError(f"nothing has come of it in {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, raise_timeout)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@dataclass(eq=False)
+class Reader:
+    """An iterator, and what the model has of it once it has begun."""
+
+    iterator: Any
+    begun: Pass | None = None
+
+
+NUMBERS = st.integers(0, 3)
+
+
+class Epochs(RuleBasedStateMachine):
+    """A program with a loader."""
+
+    kind: Kind
+    with_workers: bool
+    notes: str
+    oracle: Oracle
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = generators()
+        seeded_long_ago(100)
+        self.seeded: dict[str, Any] = {}  # where generators were put, if they were seeded
+        self.put_back: dict[str, Any] = {}
+        self.readers: list[Reader] = []
+        Path(self.notes).write_text("")
+        self.states: list[tuple[Any, Place]] = []
+        self.known: dict[Any, Any] = {}  # what was drawn, by what it follows from
+        self.passes: dict[Any, Any] = {}  # and the other way round
+        self.loaders: list[Any] = []
+        self.since_kill = 0
+
+    # --- loaders ---
+
+    @initialize(seed=st.sampled_from([None, None, 1]), workers=NUMBERS, persistent=st.booleans())
+    def begin(self, seed: int | None, workers: int, persistent: bool) -> None:
+        self.seed = seed
+        self.open(workers, persistent)
+
+    def open(self, workers: int, persistent: bool) -> None:
+        """Begin with another loader."""
+        self.readers.clear()
+        for loader in self.loaders:
+            loader.close()
+        if not self.kind.resizable:
+            workers = 2
+        workers = workers if self.with_workers else 0
+        self.loader = self.kind.loader(
+            workers, self.seed, self.notes, persistent_workers=persistent
+        )
+        self.loaders = [self.loader]
+        sampler = self.loader.batch_sampler.place if self.kind.drawing else None
+        run = (lambda place: drawn(place)[1]) if self.kind.drawing else None
+        self.model = Model(self.seed, sampler, run, looked=generators())
+
+    @rule(workers=NUMBERS, persistent=st.booleans(), same=st.booleans())
+    def another(self, workers: int, persistent: bool, same: bool) -> None:
+        """Begin with another loader, or close this one and go on with it."""
+        if not same:
+            self.open(workers, persistent)
+            return
+        for reader in self.readers[::-1]:
+            self.drop(reader)
+        self.loader.close()
+
+    # --- iterators ---
+
+    @precondition(lambda self: len(self.readers) < 3 and not (self.kind.drawing and self.readers))
+    @rule()
+    def iterate(self) -> None:
+        self.readers.append(Reader(iter(self.loader)))
+
+    @precondition(lambda self: self.readers)
+    @rule(which=NUMBERS, batches=st.sampled_from([1, 1, 2, 3, 9]))
+    def go_on(self, which: int, batches: int) -> None:
+        reader = self.readers[which % len(self.readers)]
+        for _ in range(batches):
+            self.next(reader)
+
+    @precondition(lambda self: self.readers)
+    @rule(which=NUMBERS, batches=st.sampled_from([0, 0, 2]))
+    def leave(self, which: int, batches: int) -> None:
+        reader = self.readers[which % len(self.readers)]
+        for _ in range(batches):
+            self.next(reader)
+        self.drop(reader)
+
+    @rule()
+    def peek(self) -> None:
+        self.readers.append(reader := Reader(iter(self.loader)))
+        self.next(reader)
+        self.drop(reader)
+
+    @precondition(lambda self: len(self.readers) < 3 and not (self.kind.drawing and self.readers))
+    @rule(batches=st.sampled_from([1, 2, 3, 9, 9]))
+    def loop(self, batches: int) -> None:
+        """Read all, or break behind a few batches."""
+        self.readers.append(reader := Reader(iter(self.loader)))
+        while batches and self.next(reader):
+            batches -= 1
+        self.drop(reader)
+
+    def drop(self, reader: Reader) -> None:
+        """Let go of an iterator."""
+        self.readers.remove(reader)
+        reader.iterator = None
+        if reader.begun is not None:
+            self.model.drop(reader.begun)
+
+    def next(self, reader: Reader) -> bool:
+        """Ask for a batch; returns whether there was one."""
+        now, drew, begins = generators(), set[str](), reader.begun is None
+        is_loaded = self.model.loaded is not None
+        if reader.begun is None:
+            reader.begun, drew = self.model.begin(now, self.fresh(now))
+        begun = reader.begun
+        with within(SECONDS):
+            found = next(reader.iterator, END)
+        self.check_generators(now, drew)
+        if begins and not is_loaded:
+            self.model.looked = generators()
+        note(f"  {begun.place._replace(order=(), drawn=(), sampler=None)}")
+        if begun.place.ended or begun.place.given == self.length(begun.place):
+            assert found is END, f"more than {begun.place.given} batches"
+            self.model.end(begun)
+            return False
+        assert found is not END, f"the end behind {begun.place.given} batches"
+        self.check(begun.place, self.kind.split(found))
+        self.model.give(begun)
+        self.since_kill += 1
+        return True
+
+    def length(self, place: Place) -> int:
+        if self.kind.drawing:
+            return len(drawn(place.sampler)[0])
+        return len(self.oracle(("seed", 1), 0, 0))
+
+    def check(self, place: Place, batch: Batch) -> None:
+        """Compare a batch with what a loader gives that is read straight through."""
+        number = place.given
+        for name, root, epoch, repeats in self.model.columns(place):
+            found = getattr(batch, name)
+            if self.kind.drawing and name == "order":
+                indices = drawn(place.sampler)[0][number]
+                assert found == tuple((index, place.epoch) for index in indices), "order"
+                continue
+            key = name, root, epoch, repeats
+            if root[0] != "anew" and epoch >= 0:
+                expected = getattr(self.oracle(root, epoch, repeats)[number], name)
+                assert found == expected, f"{name} of batch {number}, {place}"
+            elif (key, number) in self.known:
+                assert found == self.known[key, number], f"{name} of batch {number}"
+            self.known[key, number] = found
+            if name != "order":
+                one = source(root), epoch, repeats
+                other = self.passes.setdefault((name, found[0]), one)
+                assert other == one, f"{name} drawn before, {other}"
+
+    # --- positions ---
+
+    @rule(epoch=st.integers(0, 3))
+    def set_epoch(self, epoch: int) -> None:
+        self.loader.set_epoch(epoch)
+        self.model.requested = epoch
+
+    @rule()
+    def save(self) -> None:
+        now = generators()
+        place, drew = self.model.state(now, self.fresh(now))
+        state = self.loader.state_dict()
+        self.check_generators(now, drew)
+        if drew:
+            self.model.looked = generators()
+        self.states.append((through_file(state), place))
+
+    @precondition(lambda self: self.states)
+    @rule(which=st.integers(0, 9), workers=NUMBERS, persistent=st.booleans())
+    def resume(self, which: int, workers: int, persistent: bool) -> None:
+        self.open(workers, persistent)
+        self.load(which)
+
+    @precondition(lambda self: self.states and not any(r.begun for r in self.readers))
+    @rule(which=st.integers(0, 9))
+    def load(self, which: int) -> None:
+        if Rules.load_keeps_epoch is None and self.model.requested is not None:
+            return
+        now = generators()
+        state, place = self.states[-1 - which % len(self.states)]
+        self.loader.load_state_dict(state)
+        self.model.load(place)
+        self.check_generators(now, set())
+        self.model.looked = now
+
+    # --- workers ---
+
+    @precondition(lambda self: self.with_workers and self.kind.resizable)
+    @rule(workers=NUMBERS, now=st.booleans())
+    def resize(self, workers: int, now: bool) -> None:
+        if now and workers:
+            self.loader.resize(workers)
+        elif workers or not self.loader.persistent_workers:
+            self.loader.num_workers = workers
+
+    @precondition(lambda self: self.with_workers)
+    @rule()
+    def kill(self) -> None:
+        """Kill who made the last sample, if it is still there."""
+        makers = Path(self.notes).read_text().split()
+        if makers and self.since_kill >= LONGEST:
+            self.since_kill = 0
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(makers[-1]), signal.SIGKILL)
+
+    # --- the program's generators ---
+
+    @rule(name=st.sampled_from(GENERATORS), how=st.sampled_from([0, 1, "draw", "draw", "put back"]))
+    def use_generator(self, name: str, how: Any) -> None:
+        """Seed a generator, draw from it, or put it back to where it was before."""
+        if how == "put back":
+            set_generator(name, self.put_back.get(name, generators()[name]))
+            return
+        self.put_back[name] = generators()[name]
+        if how == "draw":
+            DRAWS[name]()
+        else:
+            SEEDS[name](how)
+            self.seeded[name] = generators()[name]
+
+    @precondition(lambda self: self.kind.drawing and not self.readers and not self.model.loaded)
+    @rule(number=st.integers(0, 1))
+    def seed_sampler(self, number: int) -> None:
+        self.loader.batch_sampler.generator.manual_seed(number)
+        self.model.sampler = self.loader.batch_sampler.place
+
+    def fresh(self, now: dict[str, Any]) -> set[str]:
+        """Give the generators that have not been drawn from since they were seeded."""
+        return {name for name, state in self.seeded.items() if now[name] == state}
+
+    def check_generators(self, before: dict[str, Any], drew: set[str]) -> None:
+        now = generators()
+        assert {name for name in GENERATORS if now[name] != before[name]} == drew
+
+    def teardown(self) -> None:
+        self.readers.clear()
+        with within(SECONDS):
+            for loader in self.loaders:
+                loader.close()
+        for name, state in self.before.items():
+            set_generator(name, state)
+
+
+def run(name: str, workers: int, notes: str, examples: int, steps: int) -> None:
+    kind = KINDS[name]
+    members = {"kind": kind, "with_workers": workers > 0, "notes": notes}
+    members["oracle"] = Oracle(kind, workers, notes + " of the oracle")
+    options = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", WorkerRestartWarning)
+        for text in SAID:
+            warnings.filterwarnings("ignore", text)
+        run_state_machine_as_test(  # type: ignore[no-untyped-call]
+            type("Epochs", (Epochs,), members), settings=options
+        )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_are_those_of_the_model(kind: str, workers: int, tmp_path: Path) -> None:
+    run(kind, workers, str(tmp_path / "notes"), *((4, 25) if workers else (20, 40)))

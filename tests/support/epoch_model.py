@@ -1,0 +1,242 @@
+"""What a loader gives, said without a loader: its passes, its places, and which iterator is current.
+
+A `Place` is a value: what the batches of a pass follow from, and how many were given. A state holds
+one. `Model` says which place each iterator begins at, and which one a state has. The numbers
+themselves are the oracle's (`support/epoch_oracle.py`): a root names a seed, and what a fresh
+loader with that seed gives, read from the beginning, is what is expected.
+
+Where the rule of the package is to change, it is in `Rules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+GENERATORS = ("torch", "numpy", "python")
+
+Root = tuple[Any, ...]
+"""What numbers follow from: ("seed", number); ("places", generator, its place, ...), where seeded or
+drawn from; ("anew", generators, a root), of which is known only that nothing else has it."""
+
+
+def source(root: Root) -> Root:
+    """Give the root whose own these numbers are: others that follow from it may have the same."""
+    return ("anew", source(root[-1])) if root[0] == "anew" else root[:3]
+
+
+class Rules:
+    """What may be decided otherwise, in one place."""
+
+    # "looks": whoever gave a batch last is current. An iterator begun beside others that is dropped
+    # behind its first batch was a look: as if it had not been.
+    # "second": an iterator that begins beside another is current from its second batch on.
+    current = "looks"
+    # Whether a sampler's generators are put back behind a look, or go on from there.
+    look_leaves_sampler = False
+    # Whether an epoch that was set before a state is loaded counts. Today it does with an order of
+    # the loader's own, and does not with a stream or a program's sampler; None: it is not tried.
+    load_keeps_epoch: bool | None = None
+
+
+class Place(NamedTuple):
+    """A moment in a pass, as a state has it."""
+
+    order: Root  # what the order follows from, with the epoch
+    drawn: tuple[Root, ...]  # what is drawn from each generator, with the epoch and `repeats`
+    first: int  # the epoch that draws are counted from
+    epoch: int
+    repeats: int = 0  # passes so far that began at no later epoch than the one before
+    passed: int = -1  # the epoch of the last pass that was more than a look
+    given: int = 0
+    ended: bool = False
+    sampler: Any = None  # where the generator of the program's sampler was at the pass's start
+
+    def next_at(self, epoch: int) -> Place:
+        """Give the start of a pass that follows."""
+        repeats, passed = self.repeats, self.epoch
+        if not (self.ended or self.given > 1):  # a look, which is no pass
+            repeats, passed = repeats - (self.epoch <= self.passed), self.passed
+        repeats += epoch <= passed
+        return self._replace(epoch=epoch, repeats=repeats, passed=passed, given=0, ended=False)
+
+
+@dataclass(eq=False)
+class Pass:
+    """An iterator that has begun."""
+
+    place: Place
+    beside: Sequence[Pass]  # those that were in mid-epoch then
+    next_epoch: int  # the loader's, and its sampler's generator, before
+    sampler: Any
+    looked: int = 0
+    alive: bool = True
+
+    @property
+    def is_midway(self) -> bool:
+        """Whether it lives, and has not come to its end."""
+        return self.alive and not self.place.ended
+
+
+@dataclass
+class Model:
+    """One loader.
+
+    ``run`` gives, for a place of the program's own sampler's generator, where it is behind each
+    batch of the epoch that begins there; the last is behind the whole epoch.
+    """
+
+    seed: int | None = None
+    sampler: Any = None
+    run: Callable[[Any], Sequence[Any]] | None = None
+    bases: tuple[Root, tuple[Root, ...], int] | None = None
+    next_epoch: int = 0
+    requested: int | None = None
+    loaded: Place | None = None
+    current: Pass | None = None
+    passes: list[Pass] = field(default_factory=list)
+    looks: int = 0  # since an epoch has been running
+    looked: Mapping[str, Any] = field(default_factory=dict)  # the generators, when last looked at
+    origin: Any = None  # where torch's was when the bases were drawn from it
+
+    # --- seeds ---
+
+    def draw(self, now: Mapping[str, Any], fresh: set[str], first: int = 0) -> set[str]:
+        """Draw the bases; returns the generators that are drawn from."""
+        if self.seed is not None:
+            root: Root = ("seed", self.seed)
+            self.bases = root, (root,) * 3, first
+            return set()
+        root, self.origin = ("places", "torch", now["torch"]), now["torch"]
+        drew = [name for name in GENERATORS if name == "torch" or name in fresh]
+        follow = ("places", *(part for name in drew for part in (name, now[name])))
+        own = (("places", name, now[name]) if name in drew else follow for name in GENERATORS)
+        self.bases = root, tuple(own), first
+        return set(drew)
+
+    def renew(self, now: Mapping[str, Any], fresh: set[str]) -> tuple[bool, bool, set[str]]:
+        """As a pass begins: what the program has seeded for it counts from now on.
+
+        Returns whether the order is new, whether what is drawn is, and what is drawn from.
+        """
+        if self.bases is None:
+            return False, False, self.draw(now, fresh)
+        if self.seed is not None:
+            return False, False, set()
+        new = {name for name in fresh if now[name] != self.looked[name]}
+        if "torch" in new or now["torch"] == self.origin:
+            return True, True, self.draw(now, fresh)
+        if new:
+            order, drawn, first = self.bases
+            own = (
+                ("places", name, now[name]) if name in new else ("anew", *sorted(new), root)
+                for name, root in zip(GENERATORS, drawn, strict=True)
+            )
+            self.bases = order, tuple(own), first
+        return False, bool(new), new
+
+    # --- passes ---
+
+    def start(self, epoch: int) -> Place:
+        """Give the start of the pass that is next, at an epoch."""
+        assert self.bases is not None
+        order, drawn, first = self.bases
+        fresh = Place(order, drawn, first, epoch, sampler=self.sampler)
+        if self.current is None:
+            return fresh
+        before = self.current.place.next_at(epoch)
+        return fresh._replace(repeats=before.repeats, passed=before.passed)
+
+    def begin(self, now: Mapping[str, Any], fresh: set[str]) -> tuple[Pass, set[str]]:
+        """Begin at an iterator's first ``next()``; also say which generators are drawn from."""
+        beside = [each for each in self.passes if each.is_midway]
+        requested, self.requested = self.requested, None
+        before, self.looks = self.next_epoch, self.looks if beside else 0
+        looks, drew = self.looks, set[str]()
+        if self.loaded is not None:
+            place = self.loaded
+            if requested not in (None, place.epoch):
+                assert requested is not None
+                place = place.next_at(requested)._replace(sampler=self.sampler)
+            beside = []
+        else:
+            is_all, is_drawn, drew = self.renew(now, fresh)
+            if is_all:
+                before = looks = self.looks = 0
+            epoch = (before + looks) if requested is None else requested
+            if is_drawn:
+                assert self.bases is not None
+                self.bases = (*self.bases[:2], epoch)
+            place = self.start(epoch)
+            if is_drawn:
+                place = place._replace(repeats=0, passed=-1)
+        begun = Pass(place, beside, before, self.sampler)
+        self.loaded, self.next_epoch = None, place.epoch + 1
+        self.passes.append(begun)
+        if not beside or Rules.current == "looks":
+            self.current = begun
+        return begun, drew
+
+    def give(self, one: Pass) -> None:
+        """Let an iterator give a batch."""
+        one.place = one.place._replace(given=one.place.given + 1)
+        one.looked += 1
+        if Rules.current == "looks" or one.looked > 1 or not one.beside:
+            self.current = one
+        if self.run is not None:
+            self.sampler = self.run(one.place.sampler)[one.place.given]
+
+    def end(self, one: Pass) -> None:
+        """Let an iterator come to its end."""
+        one.place = one.place._replace(ended=True)
+        self.current = one
+
+    def drop(self, one: Pass) -> None:
+        """Let go of an iterator; behind its first batch, beside another, it was a look."""
+        is_look = one.looked == 1 and not one.place.ended and one is self.current
+        outlived = [each for each in one.beside if each.is_midway]
+        if one.is_midway and is_look and outlived:
+            self.current = outlived[-1]
+            if self.requested is None:
+                self.next_epoch = one.next_epoch
+                self.looks += 1
+            if not Rules.look_leaves_sampler:
+                self.sampler = one.sampler
+        one.alive = False
+
+    # --- states ---
+
+    def state(self, now: Mapping[str, Any], fresh: set[str]) -> tuple[Place, set[str]]:
+        """Give what a state has; also say which generators are drawn from: before the first pass."""
+        drew = self.draw(now, fresh) if self.bases is None else set[str]()
+        requested, current = self.requested, self.current
+        if self.loaded is not None:
+            if requested in (None, self.loaded.epoch):
+                return self.loaded, drew
+            assert requested is not None
+            return self.loaded.next_at(requested)._replace(sampler=self.sampler), drew
+        if current is not None and not current.place.ended:
+            return current.place, drew
+        return self.start(self.next_epoch if requested is None else requested), drew
+
+    def load(self, place: Place) -> None:
+        """Go on at a state's place."""
+        self.bases = place.order, place.drawn, place.first
+        self.loaded, self.next_epoch = place, place.epoch
+        if not Rules.load_keeps_epoch:
+            self.requested = None
+        self.origin = None
+        if self.run is not None:
+            self.sampler = self.run(place.sampler)[place.given]
+
+    def columns(self, place: Place) -> list[tuple[str, Root, int, int]]:
+        """Give what the columns of a pass's batches follow from: order, then each generator."""
+        drawn = zip(GENERATORS, place.drawn, strict=True)
+        return [
+            ("order", place.order, place.epoch, 0),
+            *((name, root, place.epoch - place.first, place.repeats) for name, root in drawn),
+        ]
+
+
+__all__ = ["GENERATORS", "Model", "Pass", "Place", "Root", "Rules", "replace"]

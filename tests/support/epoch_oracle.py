@@ -1,0 +1,252 @@
+"""The data of the state machine of epochs, and the oracle: loaders that are read straight through."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import os
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, Sampler
+
+import lit_loader
+from lit_loader import DataLoader
+from tests.support.epoch_model import GENERATORS, Root
+from tests.support.samples import Cursor, share
+
+Sample = tuple[int, int, float, float, float]
+
+MAIN = os.getpid()
+
+
+class Noting:
+    """Its samples are a number, the epoch and a draw of each global generator.
+
+    Workers note that they have made one.
+    """
+
+    def __init__(self, notes: str) -> None:
+        self.notes = notes
+
+    def sample(self, number: int) -> Sample:
+        """Make a sample."""
+        if os.getpid() != MAIN:
+            with open(self.notes, "a") as notes:
+                notes.write(f"{os.getpid()}\n")
+        drawn = float(torch.rand((), dtype=torch.float64)), np.random.random(), random.random()
+        return number, lit_loader.get_epoch(), *drawn
+
+
+class Batch(NamedTuple):
+    """A batch, by what its parts follow from."""
+
+    order: Any
+    torch: Any
+    numpy: Any
+    python: Any
+
+
+class Samples(Noting, Dataset[Sample]):
+    """Of a map-style dataset."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.sample(index)
+
+
+class Stream(Noting, IterableDataset[Sample]):
+    """Its order is drawn as it begins, from Python's generator."""
+
+    def numbers(self) -> list[int]:
+        numbers = share(list(range(11)))
+        random.shuffle(numbers)
+        return numbers
+
+    def __iter__(self) -> Iterator[Sample]:
+        return map(self.sample, self.numbers())
+
+
+class StatefulStream(Stream):
+    """Its iterator knows its place, and not the order."""
+
+    def __iter__(self) -> Iterator[Sample]:
+        return Cursor(self.sample, self.numbers())
+
+
+class Drawing(Sampler[list[int]]):
+    """A batch sampler of the program's: draws each batch as it is asked for, and once at the end."""
+
+    SIZES = (3, 1, 2, 3)
+
+    def __init__(self, seed: int = 0) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __len__(self) -> int:
+        return len(self.SIZES)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for size in self.SIZES:
+            yield torch.randint(10, (size,), generator=self.generator).tolist()
+        torch.rand((), generator=self.generator)
+
+    @property
+    def place(self) -> str:
+        """Where its generator is."""
+        state = self.generator.get_state()
+        name = hashlib.blake2b(state.numpy().tobytes(), digest_size=6).hexdigest()
+        PLACES[name] = state
+        return name
+
+
+@functools.cache
+def drawn(place: str) -> tuple[list[list[int]], list[str]]:
+    """Give an epoch's batches of a `Drawing` that is at a place, and its places behind each."""
+    sampler = Drawing()
+    sampler.generator.set_state(PLACES[place])
+    batches, places = [], [sampler.place]
+    for batch in sampler:
+        batches.append(batch)
+        places.append(sampler.place)
+    return batches, [*places[:-1], sampler.place]
+
+
+class Kind(NamedTuple):
+    """A dataset and its order."""
+
+    dataset: Callable[[str], Any]
+    options: dict[str, Any] = {}
+    drawing: bool = False  # whether there is a batch sampler with a generator
+    resizable: bool = True  # whether the number of workers is no part of the data
+    stream: bool = False
+
+    def loader(self, workers: int, seed: int | None, notes: str, **options: Any) -> Any:
+        """Make a loader."""
+        if self.drawing:
+            options["batch_sampler"] = Drawing()
+        if workers:
+            options["max_worker_restarts"] = 1_000
+        else:
+            options.pop("persistent_workers", None)
+        options = {**self.options, **options}
+        return DataLoader(self.dataset(notes), num_workers=workers, seed=seed, **options)
+
+    def split(self, batch: Any) -> Batch:
+        """Part a batch by what its parts follow from."""
+        numbers, epochs, *drawn = batch
+        columns = [tuple(each.tolist()) for each in drawn]
+        order = tuple(zip(numbers.tolist(), epochs.tolist(), strict=True))
+        if self.stream:  # whose order is drawn from Python's generator
+            columns[2], order = (*columns[2], *numbers.tolist()), tuple(epochs.tolist())
+        return Batch(order, *columns)
+
+
+KINDS = {
+    "shuffled": Kind(Samples, {"batch_size": 3, "shuffle": True}),
+    "drawing": Kind(Samples, drawing=True),
+    "shards": Kind(Stream, {"batch_size": 2, "num_shards": 2}, stream=True),
+    "stateful shards": Kind(StatefulStream, {"batch_size": 2, "num_shards": 2}, stream=True),
+    "stream": Kind(Stream, {"batch_size": 2}, resizable=False, stream=True),
+    "stateful stream": Kind(StatefulStream, {"batch_size": 2}, resizable=False, stream=True),
+}
+
+
+PLACES: dict[str, Any] = {}
+"""States of generators by their short names."""
+
+
+def generators() -> dict[str, str]:
+    """Give where the process's own generators are: a name for the state of each."""
+    _, words, *rest = numpy = np.random.get_state()
+    drawn_from = torch.get_rng_state(), numpy, random.getstate()
+    data = drawn_from[0].numpy().tobytes(), words.tobytes() + repr(rest).encode()
+    found = {}
+    for name, state, each in zip(
+        GENERATORS, drawn_from, (*data, repr(drawn_from[2]).encode()), strict=True
+    ):
+        found[name] = hashlib.blake2b(each, digest_size=6).hexdigest()
+        PLACES[found[name]] = state
+    return found
+
+
+def set_generator(name: str, place: str) -> None:
+    """Put a generator where it was."""
+    set_state = {"torch": torch.set_rng_state, "numpy": np.random.set_state}
+    set_state.get(name, random.setstate)(PLACES[place])
+
+
+SEEDS: dict[str, Callable[[int], Any]] = {
+    "torch": torch.manual_seed,
+    "numpy": np.random.seed,
+    "python": random.seed,
+}
+DRAWS: dict[str, Callable[[], Any]] = {
+    "torch": lambda: torch.rand(()),
+    "numpy": np.random.random,
+    "python": random.random,
+}
+
+
+def seeded_long_ago(number: int) -> None:
+    """Let the program have seeded its generators, and drawn from them since."""
+    for name in GENERATORS:
+        SEEDS[name](number)
+        DRAWS[name]()
+
+
+class Oracle:
+    """What fresh loaders give: one for each root, read from the beginning."""
+
+    def __init__(self, kind: Kind, workers: int, notes: str) -> None:
+        self._kind, self._notes = kind, notes
+        self._workers = 0 if kind.resizable else workers
+        self._known: dict[tuple[Root, int], list[list[Batch]]] = {}
+        self._again: dict[tuple[Root, int, int], list[Batch]] = {}
+
+    def __call__(self, root: Root, epoch: int, repeats: int) -> list[Batch]:
+        """Give the batches of an epoch; of its so many-th repetition."""
+        before = generators()
+        try:
+            if repeats:
+                return self._repeated(root, epoch, repeats)
+            known = self._known.get((root, 0), [])
+            if len(known) <= epoch:
+                with self._loader(root) as loader:
+                    known = [self._read(loader) for _ in range(max(epoch, 3) + 1)]
+                self._known[root, 0] = known
+            return known[epoch]
+        finally:
+            for name, state in before.items():
+                set_generator(name, state)
+
+    def _repeated(self, root: Root, epoch: int, repeats: int) -> list[Batch]:
+        key = root, epoch, repeats
+        if key not in self._again:
+            with self._loader(root) as loader:
+                for _ in range(repeats):
+                    loader.set_epoch(epoch)
+                    assert len([*itertools.islice(iter(loader), 2)]) == 2  # more than a look
+                loader.set_epoch(epoch)
+                self._again[key] = self._read(loader)
+        return self._again[key]
+
+    def _loader(self, root: Root) -> Any:
+        make = functools.partial(self._kind.loader, notes=self._notes, persistent_workers=True)
+        if root[0] == "seed":
+            return make(self._workers, root[1])
+        seeded_long_ago(7)
+        for name, place in zip(root[1::2], root[2::2], strict=True):
+            set_generator(name, place)
+        return make(self._workers, None)
+
+    def _read(self, loader: Any) -> list[Batch]:
+        return [self._kind.split(batch) for batch in loader]
+
+
+__all__ = ["DRAWS", "KINDS", "SEEDS", "Batch", "Kind", "Oracle", "drawn", "generators"]
