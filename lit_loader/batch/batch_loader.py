@@ -211,7 +211,10 @@ class BatchLoader:
         rng, fetcher = self.rng, self._fetcher
         if fetcher is None:
             fetcher = self._fetcher = self._new_map_fetcher()
-        self._reseed_batch(number)
+        if self._seeds:
+            self._reseed_batch(number)
+        else:
+            rng.begin(self._position(number))
         rng.indices, rng.progress = indices, progress
         if self.reads is None:
             samples = fetcher.fetch(indices, progress)
@@ -275,10 +278,10 @@ class BatchLoader:
         return batch
 
     def _drawn_in(self, number: int) -> set[int]:
-        held, position = self._watch.held, number * self._spec.num_replicas + self._spec.rank
+        held = self._watch.held
 
         def reseed() -> None:
-            held.reseed(self._reseed_globals(position))
+            held.reseed(self._reseed_globals(self._position(number)))
 
         return drawn_since(reseed, held.states)
 
@@ -346,11 +349,13 @@ class BatchLoader:
         return self._mark_of(())
 
     def _reseed_batch(self, number: int) -> None:
-        spec = self._spec
-        position = number * spec.num_replicas + spec.rank
+        position = self._position(number)
         self.rng.begin(position)
-        if spec.seeding != "worker":
+        if self._spec.seeding != "worker":
             self._reseed(position)
+
+    def _position(self, number: int) -> int:
+        return number * self._spec.num_replicas + self._spec.rank
 
     def _reseed_for(self, index: Any) -> None:
         if self._seeds:

@@ -50,7 +50,7 @@ class _Streams(NamedTuple):
 
 def _capture() -> _Streams:
     bits = _numpy.get_bit_generator()
-    return _Streams(python_state(), torch.default_generator.get_state(), numpy_state(bits), bits)
+    return _Streams(python_state(), torch.default_generator.get_state(), numpy_state(), bits)
 
 
 def _install(streams: _Streams) -> None:
@@ -69,10 +69,10 @@ _NONE: tuple[Any, bytes, dict[str, Any]] = (None, b"", {})
 _known = _NONE
 
 
-def numpy_state(bits: Any) -> dict[str, Any]:
-    """Read the state of NumPy's global generator, whose bit generator this is."""
+def numpy_state(memory: bytes | None = None) -> dict[str, Any]:
+    """Read the state of NumPy's global generator; ``memory``: its `numpy_memory`, if known."""
     global _known
-    memory = numpy_memory(bits)
+    bits, memory = _numpy.get_bit_generator(), numpy_memory() if memory is None else memory
     # A normal deviate in reserve may be used up without a word being drawn.
     if memory and _known[0] is bits and _known[1] == memory and not _known[2]["has_gauss"]:
         return _known[2]
@@ -136,7 +136,7 @@ class Loan(AbstractContextManager[None]):
         self._turn.take()
         if self._idle:
             now = GlobalStates.now()
-            if now is not None and not numpy_state(now.bits)["has_gauss"]:  # which it does not see
+            if now is not None and not numpy_state(now.numpy)["has_gauss"]:  # which it does not see
                 self.before = now
                 return
         self.lend()
@@ -301,7 +301,7 @@ class Draws:
 
 _GLOBAL_READERS: list[_Reader] = [
     ("random", random.getstate),
-    ("numpy.random", lambda: numpy_state(_numpy.get_bit_generator())),
+    ("numpy.random", numpy_state),
     ("torch", torch.default_generator.get_state),
 ]
 

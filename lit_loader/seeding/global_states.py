@@ -30,7 +30,12 @@ import torch
 __all__ = ["GlobalStates", "note_use", "numpy_memory", "python_state", "set_python_state"]
 
 _numpy: Any = np.random  # its stubs do not know all of its functions
+_bits: Final = _numpy.get_bit_generator
 
+_new: Final = tuple.__new__
+_torch: Final = torch.default_generator
+_torch_state: Final = _torch.get_state
+_TORCH_BYTES: Final = _torch_state().nbytes
 _WORDS: Final = 624
 _BYTES: Final = 4 * _WORDS + 4
 
@@ -52,24 +57,22 @@ class GlobalStates(NamedTuple):
     @classmethod
     def now(cls) -> GlobalStates | None:
         """Look where they are; None: that cannot be seen."""
-        bits = _numpy.get_bit_generator()
-        python, numpy = _python_memory(), numpy_memory(bits)
-        if not (python and numpy):
+        python = _python_memory()
+        if not python or (_bits() is not _view[0] and not numpy_memory()):
             return None
-        state = torch.default_generator.get_state()
-        torchs = ctypes.string_at(state.data_ptr(), state.nbytes)
-        return cls(python, _PYTHON.gauss_next, numpy, bits, torchs, _uses)
+        (bits, words), state = _view, _torch_state()
+        numpy, torchs = bytes(words), ctypes.string_at(state.data_ptr(), _TORCH_BYTES)
+        # Without the call of a constructor that is written in Python.
+        return _new(cls, (python, _PYTHON.gauss_next, numpy, bits, torchs, _uses))
 
     def put_back(self) -> None:
         """Set them to where they were; may be called again."""
         set_python_state((self.python, self.reserve))
-        if _numpy.get_bit_generator() is not self.bits:
+        if _bits() is not self.bits:
             _numpy.set_bit_generator(self.bits)
         *words, place = np.frombuffer(self.numpy, np.uint32).tolist()
         _numpy.set_state(("MT19937", words, place, 0, 0.0))
-        torch.default_generator.set_state(
-            torch.frombuffer(bytearray(self.torch), dtype=torch.uint8)
-        )
+        _torch.set_state(torch.frombuffer(bytearray(self.torch), dtype=torch.uint8))
 
 
 # --- what shows in no state ---
@@ -93,11 +96,36 @@ _PYTHON: Final[Any] = random._inst
 _LAYOUT: Final = struct.Struct(f"i{_WORDS}I")
 
 
+def _view_of_python() -> memoryview | None:
+    """Give a view of the memory, if a generator of that kind has its words there.
+
+    That is checked on one of our own, and on the global one.
+    """
+    start = object.__basicsize__
+    if (
+        sys.implementation.name != "cpython"
+        or sysconfig.get_config_var("Py_GIL_DISABLED")
+        or random.Random.__basicsize__ < start + _BYTES
+        or type(_PYTHON) is not random.Random
+    ):
+        return None
+    probe = random.Random(1)
+    probe.getrandbits(32 * 700)
+    for each in (probe, _PYTHON):
+        view = memoryview((ctypes.c_char * _BYTES).from_address(id(each) + start))
+        _, (*words, place), _ = each.getstate()
+        if bytes(view) != _LAYOUT.pack(place, *words):
+            return None
+    return view
+
+
+_python_view: Final = _view_of_python()
+
+
 def _python_memory() -> bytes:
     """Give the place in the words of Python's generator, and these; empty: they cannot be seen."""
-    memory = _memory_of_python()
     # reach: python: reloading the module makes another one
-    return bytes(memory) if memory is not None and random._inst is _PYTHON else b""
+    return b"" if _python_view is None or random._inst is not _PYTHON else bytes(_python_view)
 
 
 def python_state() -> Any:
@@ -123,41 +151,16 @@ _VERSION: Final = random.getstate()[0]
 _numbers: tuple[bytes, tuple[int, ...]] = (b"", ())
 
 
-@cache
-def _memory_of_python() -> memoryview | None:
-    """Give a view of the memory, if a generator of that kind has its words there.
-
-    Checked once a process, on one of our own and on the global one.
-    """
-    start = object.__basicsize__
-    if (
-        sys.implementation.name != "cpython"
-        or sysconfig.get_config_var("Py_GIL_DISABLED")
-        or random.Random.__basicsize__ < start + _BYTES
-        or type(_PYTHON) is not random.Random
-    ):
-        return None
-    probe = random.Random(1)
-    probe.getrandbits(32 * 700)
-    for each in (probe, _PYTHON):
-        view = memoryview((ctypes.c_char * _BYTES).from_address(id(each) + start))
-        _, (*words, place), _ = each.getstate()
-        if bytes(view) != _LAYOUT.pack(place, *words):
-            return None
-    return view
-
-
 # --- NumPy's ---
 
 
-def numpy_memory(bits: Any = None) -> bytes:
+def numpy_memory() -> bytes:
     """Give the words of NumPy's global generator and the place in them; empty: of another kind.
 
-    ``bits``: what is behind it, if that is known. Takes no lock, which a thread of the program's
-    may hold.
+    Takes no lock, which a thread of the program's may hold.
     """
     global _view
-    bits = bits or _numpy.get_bit_generator()
+    bits = _bits()
     if _view[0] is not bits:
         if type(bits) is not np.random.MT19937 or not _memory_is_the_state():
             return b""
