@@ -80,6 +80,7 @@ class BatchLoader:
         # Whether generators are looked for after the next batch, too.
         self._first = spec.seeding != "worker"
         self._tables: DrawnTables | None = None  # while batches are looked at for them
+        self._late_tables: DrawnTables | None = None  # those of batches without a seed
         self._rewind: Rewind | None = None
         self._rewound: HeldGenerators | None = None  # those that it takes back
         may_rest = not spec.iterable and spec.seeding != "worker" and spec.reseed_fn is None
@@ -165,9 +166,11 @@ class BatchLoader:
         """Make a batch for which generators are seeded, and see whether it draws."""
         self._seeded = None
         batch = self._read(indices, number, progress)
-        if self._quiet >= 0:
+        if self._seeded is not None:
             self._look()
             self._quiet += self._quiet >= 0
+            if self._quiet == QUIET:
+                self._late_tables = DrawnTables(self._watch.objects)
         return batch
 
     def _make_unseeded(self, indices: Any, number: int, progress: Progress) -> Any:
@@ -189,8 +192,14 @@ class BatchLoader:
                 raise
         finally:
             self._seeds = True
-        self._quiet = _DRAWS
-        return self._make_again(indices, number, progress)
+        self._quiet = 0
+        try:
+            batch = self._make_again(indices, number, progress)
+        finally:
+            drew, self._quiet = self._quiet < 0, _DRAWS
+        if not drew and self._late_tables is not None:  # it has kept what it drew at first
+            self._watch.note_tables(self._late_tables.made(), "a later batch")
+        return self._noted(batch)
 
     def _make_again(self, indices: Any, number: int, progress: Progress) -> Any:
         empty, progress.empty = progress.empty, None  # what it gives lies behind the first one
@@ -272,10 +281,14 @@ class BatchLoader:
             if type(batch) is BatchWithReport:
                 watch.notes += batch.notes
             batch = self._make_again(indices, number, progress)
-        if watch.notes:
-            made = batch if type(batch) is BatchWithReport else BatchWithReport(batch, None, None)
-            batch = made._replace(notes=(*made.notes, *self._notes()))
-        return batch
+        return self._noted(batch)
+
+    def _noted(self, batch: Any) -> Any:
+        """Put what is to be told beside a batch."""
+        if not self._watch.notes:
+            return batch
+        made = batch if type(batch) is BatchWithReport else BatchWithReport(batch, None, None)
+        return made._replace(notes=(*made.notes, *self._notes()))
 
     def _drawn_in(self, number: int) -> set[int]:
         held = self._watch.held

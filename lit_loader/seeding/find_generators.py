@@ -740,11 +740,11 @@ class GeneratorWatch:
                 )
         return not known.issuperset(map(id, held.generators))
 
-    def note_tables(self, tables: Iterable[str]) -> None:
-        """Note attributes that were drawn in the first batch."""
+    def note_tables(self, tables: Iterable[str], batch: str = "the first batch") -> None:
+        """Note attributes that were drawn in a batch."""
         for name in tables:
             self._note(
-                f"{name} was drawn from a random generator in the first batch: generators are "
+                f"{name} was drawn from a random generator in {batch}: generators are "
                 "seeded for each batch, so each worker has other numbers there, and a resumed run "
                 "too; build it in __init__"
             )
