@@ -59,10 +59,6 @@ QUIET: Final = 16
 _DRAWS: Final = -1
 
 
-class _Drawn(Exception):
-    """A batch without a seed has drawn: it is to be made again."""
-
-
 class BatchLoader:
     """Makes batches by a spec, in whichever process it lives.
 
@@ -440,11 +436,8 @@ class BatchLoader:
         self.rng.attempt(index)
 
     def _undo(self) -> None:
-        """Take back what a failed attempt has drawn; raises in a batch that is to draw nothing."""
-        if not self._seeds:
-            if not self._untouched():
-                raise _Drawn
-        elif self._rewind is not None:
+        """Take back what a failed attempt has drawn; without a seed the batch is made again."""
+        if self._seeds and self._rewind is not None:
             self._look()
             self._rewind.back()
 

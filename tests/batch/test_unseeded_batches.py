@@ -164,18 +164,19 @@ def test_a_stream_is_read_once() -> None:
 # --- the program's own generators ---
 
 
-def drawn() -> list[float]:
-    return [draw() for draw in DRAWS.values()]
-
-
+@pytest.mark.parametrize("reserve", ["", *(draw for draw in DRAWS if "deviates" in draw)])
 @pytest.mark.parametrize("draw", DRAWS)
-def test_generators_of_the_program_are_left_alone(draw: str) -> None:
+def test_generators_of_the_program_are_left_alone(draw: str, reserve: str) -> None:
+    """The program has a normal deviate in reserve as the dataset begins to draw, or none."""
+
     def program(each: Iterator[Any]) -> list[Any]:
         torch.manual_seed(2), np.random.seed(3), random.seed(4)
-        # With a normal deviate in reserve every other time.
-        return [(drawn() if number % 3 else random.gauss(0, 1)) for number, _ in enumerate(each)]
+        found = [DRAWS[reserve]() if reserve else 0.0]
+        for _ in each:
+            found += [draw() for draw in DRAWS.values()]
+        return found
 
-    loader = DataLoader(Data(draw, "late ones"), SIZE, seed=1, num_workers=0)
+    loader = DataLoader(Data(draw, "one"), SIZE, seed=1, num_workers=0)
     assert program(iter(loader)) == program(iter(range(BATCHES)))
 
 
@@ -297,5 +298,29 @@ class Holder(Data):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_generator_of_the_datasets_own(num_workers: int) -> None:
-    options = {"num_workers": num_workers}
+    options: dict[str, Any] = {"num_workers": num_workers}
     assert batches(Holder(), **options) == batches(Holder(), reseed_fn=leave, **options)
+
+
+class New(Holder):
+    """Makes another one for each epoch but the first."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.rng: Any = np.random.default_rng(1) if epoch else None
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        return index, self.rng.random() if self.rng else 0.0
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_generator_that_comes_with_an_epoch(num_workers: int) -> None:
+    def run(**options: Any) -> list[Any]:
+        options |= {"seed": 1, "num_workers": num_workers, "persistent_workers": num_workers > 0}
+        found = []
+        with DataLoader(New(), SIZE, **options) as loader:
+            for epoch in range(2):
+                loader.set_epoch(epoch)
+                found += [numbers(batch) for batch in loader]
+        return found
+
+    assert run() == run(reseed_fn=leave)
