@@ -116,10 +116,13 @@ def test_a_dataset_that_draws_nothing_is_no_longer_seeded(monkeypatch: pytest.Mo
     assert set(data.read.values()) == {1}
 
 
+@pytest.mark.parametrize("seeding", ["batch", "sample"])
 @pytest.mark.parametrize("when", BATCHES_THAT_DRAW)
-def test_only_the_batch_at_which_a_dataset_begins_to_draw_is_read_twice(when: str) -> None:
+def test_only_the_batch_at_which_a_dataset_begins_to_draw_is_read_twice(
+    when: str, seeding: str
+) -> None:
     data = Data("torch", when)
-    batches(data, num_workers=0)
+    batches(data, num_workers=0, seeding=seeding)
     twice = {index // SIZE for index, times in data.read.items() if times > 1}
     assert twice == ({LATE} if when in ("late ones", "one") else set())
     assert max(data.read.values()) <= 2
@@ -303,24 +306,24 @@ def test_a_generator_of_the_datasets_own(num_workers: int) -> None:
 
 
 class New(Holder):
-    """Makes another one for each epoch but the first."""
+    """Makes one after many batches, of which a worker learns at the next epoch's start."""
 
-    def set_epoch(self, epoch: int) -> None:
-        self.rng: Any = np.random.default_rng(1) if epoch else None
+    rng: Any = None
+
+    def __init__(self) -> None:
+        Data.__init__(self, "numpy", "late ones")
 
     def __getitem__(self, index: int) -> tuple[int, float]:
+        if index == SIZE * LATE:
+            self.rng = self.rng or np.random.default_rng(1)
         return index, self.rng.random() if self.rng else 0.0
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_generator_that_comes_with_an_epoch(num_workers: int) -> None:
+@pytest.mark.filterwarnings("ignore:.*New.rng is a random generator that was made after")
+def test_a_generator_that_is_made_late() -> None:
     def run(**options: Any) -> list[Any]:
-        options |= {"seed": 1, "num_workers": num_workers, "persistent_workers": num_workers > 0}
-        found = []
+        options |= {"seed": 1, "num_workers": 1, "persistent_workers": True}
         with DataLoader(New(), SIZE, **options) as loader:
-            for epoch in range(2):
-                loader.set_epoch(epoch)
-                found += [numbers(batch) for batch in loader]
-        return found
+            return [numbers(batch) for _ in range(2) for batch in loader]
 
     assert run() == run(reseed_fn=leave)
