@@ -10,12 +10,17 @@
 What comes in is what a task says (indices, batch number, epoch, seeds); what goes out is a batch,
 or a `BatchWithReport` where the parent is to know more. Generators that a batch has made on first
 use are found afterwards, and the batch is made again with them seeded.
+
+Most datasets draw nothing. So where the first `QUIET` batches have not moved a global generator,
+batches are made without a seed, and it is seen behind each whether one has moved. Then that batch
+is made again with a seed, as are all that follow. Which of this happens changes no byte. Streams
+are always seeded: they cannot be read again.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Final
 
 from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.batch.collate import default_collate
@@ -27,7 +32,8 @@ from lit_loader.seeding import generator_lock
 from lit_loader.seeding.bases import PassSeeds
 from lit_loader.seeding.drawn_tables import DrawnTables
 from lit_loader.seeding.find_generators import HeldGenerators
-from lit_loader.seeding.generator_state import Rewind, drawn_since
+from lit_loader.seeding.generator_state import Loan, OwnStreams, Rewind, drawn_since
+from lit_loader.seeding.global_states import GlobalStates
 from lit_loader.seeding.seeds import (
     BatchRng,
     extend,
@@ -40,12 +46,17 @@ from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.remote_error import ReaderShare
 from lit_loader.transport.status_board import Progress
 
-__all__ = ["BatchLoader", "make_batch"]
+__all__ = ["QUIET", "BatchLoader", "make_batch"]
 
 _REPLACEMENTS = 0x4E72  # keeps the choice of replacements apart from what samples draw
 BEGINNING = 0xBE61  # … and what comes before an epoch's first sample
 SET_EPOCH = 0
 """A stage of what comes before the first sample; see `streams/reader.py`."""
+
+QUIET: Final = 16
+"""Batches that have drawn from no global generator, after which these are no longer seeded."""
+
+_DRAWS: Final = -1
 
 
 class BatchLoader:
@@ -65,8 +76,15 @@ class BatchLoader:
         # Whether generators are looked for after the next batch, too.
         self._first = spec.seeding != "worker"
         self._tables: DrawnTables | None = None  # while batches are looked at for them
+        self._late_tables: DrawnTables | None = None  # those of batches without a seed
         self._rewind: Rewind | None = None
         self._rewound: HeldGenerators | None = None  # those that it takes back
+        may_rest = not spec.iterable and spec.seeding != "worker" and spec.reseed_fn is None
+        # How many batches were seen to draw nothing, or _DRAWS.
+        self._quiet = 0 if may_rest else _DRAWS
+        self._seeds = True  # False: within a batch that is made without
+        self._seeded: GlobalStates | None = None  # where a seed has put the generators, if known
+        self._loan: Loan | None = None  # where they are the program's, and not this process's own
         self.rng = BatchRng(spec.batched)
         self._attempts = self._new_attempts()
         self.reads = spec.read_ahead()
@@ -130,11 +148,78 @@ class BatchLoader:
         if self._epoch != (seeds, epoch):
             self._enter(seeds, epoch, progress)
         if self._first or self._tables is not None:
-            return self._load_watched((indices, number, epoch, seeds, progress))
+            return self._load_watched(indices, number, progress)
+        if self._quiet < QUIET or self._watch.held.needs_seeds:
+            return self._make(indices, number, progress)
+        return self._make_unseeded(indices, number, progress)
+
+    def lend(self, own: OwnStreams | None) -> Loan:
+        """Give the loan of the program's generators within which the next batch is to be made."""
+        self._loan = Loan(own, idle=self._quiet >= QUIET)
+        return self._loan
+
+    def _make(self, indices: Any, number: int, progress: Progress) -> Any:
+        """Make a batch for which generators are seeded, and see whether it draws."""
+        self._seeded = None
+        batch = self._read(indices, number, progress)
+        if self._seeded is not None:
+            self._look()
+            self._quiet += self._quiet >= 0
+            if self._quiet == QUIET:
+                self._late_tables = DrawnTables(self._watch.objects)
+        return batch
+
+    def _make_unseeded(self, indices: Any, number: int, progress: Progress) -> Any:
+        """Make a batch that is not expected to draw; if it has, again, with a seed."""
+        if (self._seeded if self._loan is None else self._loan.before) is None:
+            return self._make(indices, number, progress)
+        self._seeds = False
+        try:
+            batch = self._read(indices, number, progress)
+            if self._untouched():
+                if self._loan is not None:
+                    self._loan.before = None
+                return batch
+            if type(batch) is BatchWithReport:
+                self._watch.notes += batch.notes
+        except Exception as error:  # which may follow from what was drawn
+            let_handlers_through(error)
+            if self._untouched():
+                raise
+        finally:
+            self._seeds = True
+        self._quiet = 0
+        try:
+            batch = self._make_again(indices, number, progress)
+        finally:
+            drew, self._quiet = self._quiet < 0, _DRAWS
+        if not drew and self._late_tables is not None:  # it has kept what it drew at first
+            self._watch.note_tables(self._late_tables.made(), "a later batch")
+        return self._noted(batch)
+
+    def _make_again(self, indices: Any, number: int, progress: Progress) -> Any:
+        empty, progress.empty = progress.empty, None  # what it gives lies behind the first one
+        batch = self._make(indices, number, progress)
+        progress.empty = empty
+        return batch
+
+    def _untouched(self) -> bool:
+        """Whether a batch without a seed has left the global generators where they were."""
+        return GlobalStates.now() == (self._seeded if self._loan is None else self._loan.before)
+
+    def _look(self) -> None:
+        """See whether anything was drawn since the seed."""
+        if self._seeded is not None and GlobalStates.now() != self._seeded:
+            self._quiet = _DRAWS
+
+    def _read(self, indices: Any, number: int, progress: Progress) -> Any:
         rng, fetcher = self.rng, self._fetcher
         if fetcher is None:
             fetcher = self._fetcher = self._new_map_fetcher()
-        self._reseed_batch(number)
+        if self._seeds:
+            self._reseed_batch(number)
+        else:
+            rng.begin(self._position(number))
         rng.indices, rng.progress = indices, progress
         if self.reads is None:
             samples = fetcher.fetch(indices, progress)
@@ -175,40 +260,37 @@ class BatchLoader:
             return default_collate(samples, progress.empty)
         return spec.collate_fn(samples)
 
-    def _load_watched(self, task: tuple[Any, int, int, PassSeeds, Progress]) -> Any:
-        """Do as :meth:`load` does, and look for generators and tables that the batch has made."""
+    def _load_watched(self, indices: Any, number: int, progress: Progress) -> Any:
+        """Make a batch, and look for generators and tables that it has made."""
         watch, spec, first, tables = self._watch, self._spec, self._first, self._tables
         if first and spec.seeding == "batch":
             tables = DrawnTables(watch.objects)
-        self._first, self._tables = False, None
-        try:
-            batch = self.load(*task)
-        except BaseException:
-            self._first = first
-            raise
+        self._tables = None
+        batch = self._make(indices, number, progress)
+        self._first = False
         if tables is not None:
-            found = tables.after_batch(lambda: self._drawn_in(task[1]))
+            found = tables.after_batch(lambda: self._drawn_in(number))
             self._tables = tables if found is None else None
             watch.note_tables(found or ())
         # On first use it has made one, which was not seeded.
         if first and watch.search(first_batch=True):
-            progress, empty = task[-1], task[-1].empty
             if type(batch) is BatchWithReport:
                 watch.notes += batch.notes
-            progress.empty = None  # what it gives lies behind the first one
-            tables, self._tables = self._tables, None
-            batch = self.load(*task)
-            progress.empty, self._tables = empty, tables
-        if watch.notes:
-            made = batch if type(batch) is BatchWithReport else BatchWithReport(batch, None, None)
-            batch = made._replace(notes=(*made.notes, *self._notes()))
-        return batch
+            batch = self._make_again(indices, number, progress)
+        return self._noted(batch)
+
+    def _noted(self, batch: Any) -> Any:
+        """Put what is to be told beside a batch."""
+        if not self._watch.notes:
+            return batch
+        made = batch if type(batch) is BatchWithReport else BatchWithReport(batch, None, None)
+        return made._replace(notes=(*made.notes, *self._notes()))
 
     def _drawn_in(self, number: int) -> set[int]:
-        held, position = self._watch.held, number * self._spec.num_replicas + self._spec.rank
+        held = self._watch.held
 
         def reseed() -> None:
-            held.reseed(self._reseed_globals(position))
+            held.reseed(self._reseed_globals(self._position(number)))
 
         return drawn_since(reseed, held.states)
 
@@ -257,7 +339,7 @@ class BatchLoader:
         ranks, must draw the same.
         """
         self.rng.begin(BEGINNING, stage)
-        self.rng.progress = None
+        self.rng.progress = self._seeded = None
         if self._spec.seeding != "worker":
             self._reseed(BEGINNING, stage)
 
@@ -276,18 +358,23 @@ class BatchLoader:
         return self._mark_of(())
 
     def _reseed_batch(self, number: int) -> None:
-        spec = self._spec
-        position = number * spec.num_replicas + spec.rank
+        position = self._position(number)
         self.rng.begin(position)
-        if spec.seeding != "worker":
+        if self._spec.seeding != "worker":
             self._reseed(position)
 
+    def _position(self, number: int) -> int:
+        return number * self._spec.num_replicas + self._spec.rank
+
     def _reseed_for(self, index: Any) -> None:
-        self._reseed(index_number(index))
+        if self._seeds:
+            self._reseed(index_number(index))
         self.rng.attempt(index)
 
     def _reseed_globals(self, *parts: int) -> int:
         """Set the global generators by these parts of the pass; returns the seed."""
+        if self._loan is not None:
+            self._loan.lend()
         own = self._globals
         if own is None:
             seed = extend(self._epoch_seed, *parts)
@@ -299,9 +386,18 @@ class BatchLoader:
         return seeds[0] if same else extend(self._epoch_seed, *parts)
 
     def _reseed(self, *parts: int) -> None:
-        """Set every generator that the dataset may draw from."""
-        seed = self._reseed_globals(*parts)
+        """Set every generator that the dataset may draw from, unless it is not expected to draw."""
+        if not self._seeds:
+            return
         held = self._watch.held
+        looks = self._quiet >= 0 and not held.needs_seeds
+        if looks:
+            self._look()
+        seed = self._reseed_globals(*parts)
+        if looks:
+            self._seeded = GlobalStates.now()
+            if self._seeded is None:  # this cannot be seen here
+                self._quiet = _DRAWS
         if held.generators:
             held.reseed(seed)
         if self._spec.reseed_fn is not None:
@@ -328,15 +424,22 @@ class BatchLoader:
         if spec.seeding == "sample" and not spec.iterable:
             # Whatever a failed attempt has drawn: the next one, the next sample and the collate_fn
             # are seeded anew.
-            return Attempts(spec.tolerance, before=self._reseed_for, undo=lambda: None)
-        return Attempts(spec.tolerance, self._mark, lambda: self._rewind.back())  # type: ignore[union-attr]
+            return Attempts(spec.tolerance, self._reseed_for, self._undo)
+        return Attempts(spec.tolerance, self._mark, self._undo)
 
     def _mark(self, index: Any) -> None:
         held = self._watch.held
-        if self._rewind is None or self._rewound is not held:
-            self._rewind, self._rewound = Rewind(held.states), held
-        self._rewind.mark()
+        if self._seeds:
+            if self._rewind is None or self._rewound is not held:
+                self._rewind, self._rewound = Rewind(held.states), held
+            self._rewind.mark()
         self.rng.attempt(index)
+
+    def _undo(self) -> None:
+        """Take back what a failed attempt has drawn; without a seed the batch is made again."""
+        if self._seeds and self._rewind is not None:
+            self._look()
+            self._rewind.back()
 
     def _replacement_seed(self, index: Any) -> int:
         return sample_seed(extend(self._epoch_seed, _REPLACEMENTS), index)

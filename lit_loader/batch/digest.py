@@ -105,8 +105,6 @@ def _hash(data: bytes | memoryview) -> bytes:
 # draws more or less often, or reads other samples gets another mark. Two states are compared as a
 # whole: of a shuffle buffer, a single sample may be another.
 
-_numpy: Any = np.random  # its stubs do not know all of its functions
-
 _SAMPLES: Final = 4
 """Samples that are looked at, the first and the last among them."""
 
@@ -121,7 +119,7 @@ def mark_of(samples: Any, generators: Iterable[Any]) -> str:
     found: list[bytes] = []
     _, words, reserve = random.getstate()
     found.append(b"%d %d %r" % (words[0], words[-1], reserve))  # a word, and the place among them
-    numpy = numpy_state(_numpy.get_bit_generator())
+    numpy = numpy_state()
     inner = numpy["state"]
     if "key" in inner:
         found.append(b"%d %d %r" % (inner["key"][0], inner["pos"], numpy["gauss"]))

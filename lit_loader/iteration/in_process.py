@@ -141,7 +141,7 @@ class InProcessIterator(LoaderIterator[T_co]):
         batch = loader.take(task, self._progress)
         if batch is not None:
             return number, batch, None, loader.samples
-        place, loan = (reading.leave(), shown()), Loan(self._streams)
+        place, loan = (reading.leave(), shown()), loader.lend(self._streams)
         try:
             loan.begin()
             batch = loader.load(task, number, start.epoch, start.seeds, self._progress)

@@ -37,7 +37,8 @@ from torch import Generator
 
 from lit_loader.context import reading
 from lit_loader.seeding import generator_lock, job
-from lit_loader.seeding.generator_state import Rewind, numpy_memory
+from lit_loader.seeding.generator_state import Rewind
+from lit_loader.seeding.global_states import note_use, numpy_memory
 from lit_loader.seeding.seeds import derive, extend
 from lit_loader.seeding.twister import was_just_seeded
 
@@ -213,6 +214,8 @@ class LoaderSeeds:
         return torch.default_generator if self._generator is None else self._generator
 
     def _look(self) -> Place:
+        if reading.maker is not None:  # within a sample, which depends on where they are
+            note_use()
         return Place.now(self._torch())
 
     def _draw(self) -> Bases:

@@ -5,6 +5,9 @@ on which batch a process made first: each worker has another one. What is seen o
 that was not set before the batch and holds numbers after it and two more, beside a generator that
 was drawn from in the first batch alone. One that samples draw from anyway says nothing: the
 attribute may be read from a file.
+
+One that is made in a later batch is seen where that batch is made again with a seed, for it has
+drawn: if it draws no more then, the table has the numbers of the first time.
 """
 
 from __future__ import annotations
@@ -38,12 +41,7 @@ class DrawnTables:
         """
         self._batches += 1
         if self._batches == 1:
-            self._tables = [
-                (owner, name, value)
-                for owner, before in self._objects
-                for name, value in instance_dict(owner).items()
-                if name not in before and _holds_numbers(value)
-            ]
+            self._tables = self._made()
             self._drawn = drawn() if self._tables else set()
         else:
             self._tables = [
@@ -56,11 +54,27 @@ class DrawnTables:
             return []
         if self._batches < _BATCHES:
             return None
-        return [f"{type(owner).__name__}.{name}" for owner, name, _ in self._tables]
+        return _names(self._tables)
+
+    def made(self) -> list[str]:
+        """Give the attributes that hold numbers and were not set before, as "class.attribute"."""
+        return _names(self._made())
+
+    def _made(self) -> list[tuple[Any, str, Any]]:
+        return [
+            (owner, name, value)
+            for owner, before in self._objects
+            for name, value in instance_dict(owner).items()
+            if name not in before and _holds_numbers(value)
+        ]
 
     @staticmethod
     def _set_in(owner: Any) -> set[str]:
         return {name for name, value in instance_dict(owner).items() if value is not None}
+
+
+def _names(tables: list[tuple[Any, str, Any]]) -> list[str]:
+    return [f"{type(owner).__name__}.{name}" for owner, name, _ in tables]
 
 
 def _holds_numbers(value: Any) -> bool:

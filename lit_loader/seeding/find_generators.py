@@ -98,6 +98,11 @@ _KINDS = (
     *(np.random.BitGenerator, np.random.SeedSequence),
 )
 
+_COPYING = frozenset(
+    ("clone_state", "fork_rng", "get_rng_state", "get_state", "getstate", "isolate_rng")
+)
+"""Names by which a function reads where a generator is, to draw from a copy, or to put it back."""
+
 _SHARING = frozenset(
     f"multiprocessing.{name}" for name in ("sharedctypes", "shared_memory", "managers", "queues")
 )
@@ -111,15 +116,22 @@ class HeldGenerators:
     """The generators that `find_generators` found, and the ``paths`` at which it did first.
 
     A path is such as ``Digits.transform.rng``. ``cuts`` says where the search ended at one of its
-    limits, in words; ``shared`` where it came across something that another process may change.
+    limits, in words; ``shared`` where it came across something that another process may change;
+    ``copies`` whether the program's code names what reads where a generator is.
     """
 
     def __init__(
-        self, pairs: Iterable[tuple[str, Any]], cuts: Iterable[str] = (), shared: str | None = None
+        self,
+        pairs: Iterable[tuple[str, Any]],
+        cuts: Iterable[str] = (),
+        shared: str | None = None,
+        copies: bool = False,
     ) -> None:
         self.pairs, self.cuts, self.shared = list(pairs), [*cuts], shared
         self.paths = [path for path, _ in self.pairs]
         self.generators = [generator for _, generator in self.pairs]
+        # Whether a batch must be seeded, although no global generator is seen to be drawn from.
+        self.needs_seeds = bool(self.generators) or copies
         # By path and not by number: what else is found must not change a generator's stream.
         known = ((path, controls(generator)) for path, generator in self.pairs)
         self._reseeds = [(_hash(path), found[2]) for path, found in known if found]
@@ -165,6 +177,7 @@ class _Search:
     ) -> None:
         self.cuts: list[str] = []
         self.shared: str | None = None
+        self.copies = False
         self._for_shared = for_shared
         self._before = passed or {}
         self._found: list[int] = []
@@ -217,6 +230,8 @@ class _Search:
                     self._long.append((left_out, number, depth))
             elif _is(value, _LIBRARY_CODE) and _leads_nowhere(value):
                 continue
+            elif kind is types.FunctionType and _is_users(value):
+                self.copies |= not _COPYING.isdisjoint(_names(value.__code__))
             for step, child in chain(leads, _leads(value, kind)):
                 if self._for_shared and self.shared is None and _is_shared(child):
                     self.shared = self._path(number) + step
@@ -275,7 +290,7 @@ class _Search:
             elif counts[number] >= LARGE or id(value) in self._before:
                 within.add(number)
                 passed[id(value)] = value, _length(value, kind)
-        return {} if within.intersection(self._back) else passed
+        return {} if self.copies or within.intersection(self._back) else passed
 
 
 _passed_in: dict[int, tuple[weakref.ref[Any], _Passed]] = {}  # by a dataset's id
@@ -703,7 +718,7 @@ class GeneratorWatch:
         if first_batch or passed is not None:
             _remember(self.roots[0], search.passed())
         self.objects = search.objects()
-        held = self.held = HeldGenerators(search.pairs, search.cuts)
+        held = self.held = HeldGenerators(search.pairs, search.cuts, copies=search.copies)
         if held.paths:
             _log.debug("generators seeded with the global ones: %s", ", ".join(held.paths))
         for where in held.cuts[:1]:
@@ -725,11 +740,11 @@ class GeneratorWatch:
                 )
         return not known.issuperset(map(id, held.generators))
 
-    def note_tables(self, tables: Iterable[str]) -> None:
-        """Note attributes that were drawn in the first batch."""
+    def note_tables(self, tables: Iterable[str], batch: str = "the first batch") -> None:
+        """Note attributes that were drawn in a batch."""
         for name in tables:
             self._note(
-                f"{name} was drawn from a random generator in the first batch: generators are "
+                f"{name} was drawn from a random generator in {batch}: generators are "
                 "seeded for each batch, so each worker has other numbers there, and a resumed run "
                 "too; build it in __init__"
             )

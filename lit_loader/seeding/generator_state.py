@@ -5,19 +5,17 @@ they are lent out and taken back unchanged (`preserved`, `OwnStreams`), to one t
 attempt to read a sample that failed must not have drawn anything: `Rewind`. What is kept must not
 depend on random numbers: `Draws`.
 
-Nothing but what the three libraries document is used to read and write their states. Reading the
-624 words of NumPy's generator takes 35 us; so that is done only if they have changed since the last
-time, which its raw memory shows, and in the body another bit generator stands behind
-``numpy.random``.
+Reading the 624 words of NumPy's generator takes 35 us; so that is done only if they have changed
+since the last time, which its raw memory shows, and in the body another bit generator stands behind
+``numpy.random``. A body that is not expected to draw has the generators where they are, and it is
+seen afterwards whether it has drawn (`global_states.py`).
 """
 
 from __future__ import annotations
 
-import ctypes  # reach: numpy: 624 words at the documented address show whether anybody has drawn
 import random
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +23,12 @@ import torch
 
 from lit_loader.seeding.find_generators import controls, find_generators, states_of
 from lit_loader.seeding.generator_lock import Turn
+from lit_loader.seeding.global_states import (
+    GlobalStates,
+    numpy_memory,
+    python_state,
+    set_python_state,
+)
 from lit_loader.seeding.seeds import seed_streams
 
 __all__ = [
@@ -46,7 +50,7 @@ class _Streams(NamedTuple):
 
 def _capture() -> _Streams:
     bits = _numpy.get_bit_generator()
-    return _Streams(random.getstate(), torch.default_generator.get_state(), numpy_state(bits), bits)
+    return _Streams(python_state(), torch.default_generator.get_state(), numpy_state(), bits)
 
 
 def _install(streams: _Streams) -> None:
@@ -58,52 +62,26 @@ def _install(streams: _Streams) -> None:
         _numpy.set_state(streams.numpy)
         _known = _NONE  # what is in reserve may have changed, and no word
     torch.default_generator.set_state(streams.torch)
-    random.setstate(streams.python)
+    set_python_state(streams.python)
 
 
 _NONE: tuple[Any, bytes, dict[str, Any]] = (None, b"", {})
 _known = _NONE
 
 
-def numpy_state(bits: Any) -> dict[str, Any]:
-    """Read the state of NumPy's global generator, whose bit generator this is."""
+def numpy_state(memory: bytes | None = None) -> dict[str, Any]:
+    """Read the state of NumPy's global generator; ``memory``: its `numpy_memory`, if known."""
     global _known
-    memory = b""
-    if type(bits) is np.random.MT19937 and _memory_is_the_state():
-        memory = ctypes.string_at(bits.ctypes.state_address, _TWISTER_BYTES)
-        # A normal deviate in reserve may be used up without a word being drawn.
-        if _known[0] is bits and _known[1] == memory and not _known[2]["has_gauss"]:
-            return _known[2]
+    bits, memory = _numpy.get_bit_generator(), numpy_memory() if memory is None else memory
+    # A normal deviate in reserve may be used up without a word being drawn.
+    if memory and _known[0] is bits and _known[1] == memory and not _known[2]["has_gauss"]:
+        return _known[2]
     state: dict[str, Any] = _numpy.get_state(legacy=False)
     if isinstance(key := state["state"].get("key"), np.ndarray):
         # What puts it back goes through the words one by one: 2 us for a list, 36 for an array.
         state["state"]["key"] = key.tolist()
     _known = (bits, memory, state) if memory else _NONE
     return state
-
-
-_TWISTER_BYTES = 624 * 4 + 4
-
-
-def numpy_memory() -> bytes:
-    """Give the words of NumPy's global generator and the place in them; empty: of another kind.
-
-    Takes no lock, which a thread of the program's may hold.
-    """
-    bits = _numpy.get_bit_generator()
-    if type(bits) is not np.random.MT19937 or not _memory_is_the_state():
-        return b""
-    return ctypes.string_at(bits.ctypes.state_address, _TWISTER_BYTES)
-
-
-@cache
-def _memory_is_the_state() -> bool:
-    """Check once a process that the words and the place in them lie where NumPy says."""
-    bits = np.random.MT19937(1)
-    bits.random_raw(700, output=False)
-    state: Any = bits.state["state"]
-    words = np.append(state["key"], state["pos"]).astype(np.uint32)
-    return ctypes.string_at(bits.ctypes.state_address, _TWISTER_BYTES) == words.tobytes()
 
 
 class OwnStreams:
@@ -135,25 +113,42 @@ class Loan(AbstractContextManager[None]):
     ``random.gauss`` or NumPy keep in reserve, and ``torch.initial_seed()``; those of accelerators
     are not touched. Without ``own`` the body must seed before it draws. May be nested.
 
+    ``idle``: the body is not expected to draw, so they stay where they are, as long as it does not
+    ask for them (`lend`). Whether it has drawn, `untouched` says.
+
     A context; or by `begin` and `end` in ``try`` and ``finally``. Not contextlib's, which sets the
     traceback of exceptions (frozen ones do not take it), and would end when it is collected if an
     exception out of a signal handler breaks off its beginning.
     """
 
-    __slots__ = ("_outside", "_own", "_spare", "_turn")
+    __slots__ = ("_idle", "_outside", "_own", "_spare", "_turn", "before")
 
-    def __init__(self, own: OwnStreams | None = None) -> None:
+    def __init__(self, own: OwnStreams | None = None, idle: bool = False) -> None:
         self._turn = Turn()
-        self._own = own
+        self._own, self._idle = own, idle
         self._outside: _Streams | None = None
         self._spare: Any = None
+        # Where they were, as long as they stay there; None: they are lent.
+        self.before: GlobalStates | None = None
 
     def begin(self) -> None:
-        """Note where they are, as soon as no other thread has them.
+        """Note where they are, as soon as no other thread has them."""
+        self._turn.take()
+        if self._idle:
+            now = GlobalStates.now()
+            if now is not None and not numpy_state(now.numpy)["has_gauss"]:  # which it does not see
+                self.before = now
+                return
+        self.lend()
+
+    def lend(self) -> None:
+        """Lend them, if they are not lent yet.
 
         Behind ``numpy.random`` there is a twister of its own then, as in a new process.
         """
-        self._turn.take()
+        if self._outside is not None:
+            return
+        self._put_back()
         self._outside = _capture()
         spare = _spares.pop() if _spares else np.random.MT19937(0)
         _numpy.set_bit_generator(spare)
@@ -161,11 +156,25 @@ class Loan(AbstractContextManager[None]):
             self._own.install()
         self._spare = spare
 
+    def untouched(self) -> bool:
+        """Whether they were left where they are: not lent, and not drawn from."""
+        if self.before is None or GlobalStates.now() != self.before:
+            return False
+        self.before = None
+        return True
+
+    def _put_back(self) -> None:
+        if self.before is not None:
+            if GlobalStates.now() != self.before:
+                self.before.put_back()
+            self.before = None
+
     def end(self) -> None:
         """Put them back; may be called again, and does then what was not done."""
         if self._spare is not None and self._own is not None:
             self._own.capture(self._spare)
             self._own = None
+        self._put_back()
         if self._outside is not None:
             _install(self._outside)
             self._outside = None
@@ -292,7 +301,7 @@ class Draws:
 
 _GLOBAL_READERS: list[_Reader] = [
     ("random", random.getstate),
-    ("numpy.random", lambda: numpy_state(_numpy.get_bit_generator())),
+    ("numpy.random", numpy_state),
     ("torch", torch.default_generator.get_state),
 ]
 

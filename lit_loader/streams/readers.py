@@ -31,6 +31,7 @@ from lit_loader.batch.worker_info import WorkerInfo, show, shown
 from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.checkpoint.stateful import StateMeter
 from lit_loader.seeding.bases import PassSeeds
+from lit_loader.seeding.generator_state import Loan, OwnStreams
 from lit_loader.streams.copies import DatasetCopies
 from lit_loader.streams.reader import Reader
 from lit_loader.transport.remote_error import ReaderShare
@@ -93,6 +94,10 @@ class Readers:
     def take(self, indices: Any, progress: Progress) -> Any:
         """Give None: a batch of an iterable dataset is for :meth:`load` to make."""
         return None
+
+    def lend(self, own: OwnStreams | None) -> Loan:
+        """See `BatchLoader.lend`."""
+        return Loan(own)
 
     def load(
         self, indices: Any, number: int, epoch: int, seeds: PassSeeds, progress: Progress
