@@ -13,8 +13,8 @@ every batch (`StateMeter`). These batches are read again, and known by one mark 
 3. from the epoch's start, which is right for every stream that depends on nothing but its seeds.
 
 If not even that gives the batches again, the user is told, and 1. goes on. What is opened later (a
-source of a mixture) may draw before its own first sample: so a mixture's state is not believed
-until each source that draws as it begins has given a sample again.
+source of a mixture) may draw before its own first sample: so a mixture is not tried by 2., and not
+believed in 1. until each source that draws as it begins has given a sample again.
 
 One mark of them all, for the first of them shows best what draws before its first sample, and the
 last what a state has left out. Two batches at least, for a single small one may be like another.
@@ -269,8 +269,10 @@ class Reader(BatchLoader):
                         raise
                 # Else it is that batch's outcome, which was given out.
             self._reseed_batch(earlier + readers)
-        known = _are_known(point, found)
-        return fetcher, known and not (point.marks and fetcher.opened.unproven)
+        opened = fetcher.opened
+        if point.skipped and point.marks and opened.composed and (opened.unproven or not midst):
+            return fetcher, False
+        return fetcher, _are_known(point, found)
 
     def _new_fetcher(self, state: Any) -> IterableFetcher:
         """Open the dataset, at its start or where a state says."""
