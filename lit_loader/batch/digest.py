@@ -19,7 +19,7 @@ from lit_loader.seeding.generator_state import numpy_state, tape
 from lit_loader.seeding.seeds import canonical_pickle, tensor_bytes
 from lit_loader.system.interrupts import let_handlers_through
 
-__all__ = ["Digest", "difference", "digest", "mark_of", "place_of"]
+__all__ = ["Digest", "difference", "digest", "mark_of"]
 
 Digest = dict[str, tuple[str, bytes]]
 """Path in a batch to what is there, in words, and a hash of its value."""
@@ -102,8 +102,7 @@ def _hash(data: bytes | memoryview) -> bytes:
 # A mark is made of every batch of a stream and kept in its position (`ReadPoint.marks`), so it
 # costs tens of microseconds, however large the batch is: it looks at where the random generators
 # are after the batch was read, and at some values of some of its samples. Who draws anything else,
-# draws more or less often, or reads other samples gets another mark. Two states are compared as a
-# whole: of a shuffle buffer, a single sample may be another.
+# draws more or less often, or reads other samples gets another mark.
 
 _SAMPLES: Final = 4
 """Samples that are looked at, the first and the last among them."""
@@ -131,20 +130,7 @@ def mark_of(samples: Any, generators: Iterable[Any]) -> str:
         if (reads_and_writes := tape(each)) is not None:
             _look(reads_and_writes[0](), found, 0, _VALUES)
     _look(samples, found, 0, _SAMPLES)
-    return _in_digits(b"\0".join(found))
-
-
-def place_of(state: Any) -> str:
-    """Say what a stream's state is, all of it; empty: that cannot be said."""
-    try:
-        return _in_digits(canonical_pickle(state))
-    except Exception as error:  # it contains itself, or cannot be pickled
-        let_handlers_through(error)
-        return ""
-
-
-def _in_digits(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
+    return hashlib.blake2b(b"\0".join(found), digest_size=8).hexdigest()
 
 
 def _look(value: Any, found: list[bytes], depth: int, most: int) -> None:

@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from lit_loader.checkpoint.fingerprint import Fingerprint
-from lit_loader.checkpoint.position import COUNT, Marks, Position, ReadPoint, Shards
+from lit_loader.checkpoint.position import COUNT, Mark, Position, ReadPoint, Shards
 from lit_loader.checkpoint.sampler_state import DIGEST, checked_sampler_state
 from lit_loader.checkpoint.stateful import checked_parts, unpickled
 from lit_loader.checkpoint.untrusted_state import (
@@ -66,6 +66,8 @@ _OR_SHUFFLED = (
     ". In Lightning, which shuffles a training loader on several ranks, and not on one: resume "
     "with as many ranks, or train with shuffle=True from the beginning"
 )
+_DIGITS: Final = 16
+"""Of a mark."""
 _MAX_READ = 2**32
 """Batches of one reader are below it: their numbers, of all readers, are below `MAX_BATCHES`."""
 
@@ -457,7 +459,7 @@ def _checked_part(name: str, part: Any) -> ReadPoint:
         not (whole and is_count(part[0], _MAX_READ) and type(part[2]) is bool)
         or not all(map(is_count, part[3:5]))
         or any(behind > part[0] for behind in part[3:4])
-        or not all(_are_marks(marks, part[1], part[3]) for marks in part[5:])
+        or not all(isinstance(marks, (list, tuple)) for marks in part[5:])
     ):
         raise damaged(f"{name} must be [batches, the dataset's state, whether it has ended]", part)
     own = checked_parts(f"{name}[1]", part[1], "dataset")
@@ -465,30 +467,28 @@ def _checked_part(name: str, part: Any) -> ReadPoint:
     # A state that is noted is that before a batch which was given out; an empty one, the first.
     if own is not None and not (behind >= 1 and (own or behind == part[0])):
         raise damaged(f"{name} must have the dataset's state of a batch that was given out", part)
-    return ReadPoint(part[0], own, *part[2:5], *(_marks(marks, part[0]) for marks in part[5:]))
+    return ReadPoint(part[0], own, *part[2:5], *(_marks(name, each, part[0]) for each in part[5:]))
 
 
-def _are_marks(marks: Any, own: Any, behind: int) -> bool:
-    """Whether these may be marks of the batches behind a state, or of the last one without."""
-    if not (isinstance(marks, (list, tuple)) and len(marks) <= (1 if own is None else behind)):
-        return False
-    return all(type(mark) is str for mark in marks) or all(
-        isinstance(mark, (list, tuple))
-        and len(mark) == 2
-        and is_count(mark[0], _MAX_READ)
-        and type(mark[1]) is str
-        for mark in marks
-    )
+def _marks(name: str, marks: Any, batches: int) -> tuple[Mark, ...]:
+    """Take in what a reader's batches are known by: each with the first and last of its batches.
 
-
-def _marks(marks: Any, batches: int) -> Marks:
-    """Take in marks with their batches' numbers; an older version's are those of the last ones.
-
-    Whichever they are: what is not read again is not compared.
+    In older versions with one number, or as one of the last batches; and that of a state behind it.
     """
-    first = batches - len(marks)
-    pairs = ((first + k, m) if type(m) is str else tuple(m) for k, m in enumerate(marks))
-    return tuple(sorted(pair for pair in pairs if pair[1]))
+    found = []
+    for place, mark in enumerate(marks, batches - len(marks)):
+        part = (place, mark) if type(mark) is str else mark
+        if not (
+            isinstance(part, (list, tuple))
+            and len(part) in (2, 3)
+            and all(is_count(number, batches) for number in part[:-1])
+            and part[0] <= part[-2]
+            and type(part[-1]) is str
+        ):
+            raise damaged(f"{name} must have marks of batches that were given out", marks)
+        if part[-1]:
+            found.append(Mark(part[0], part[-2], part[-1][:_DIGITS]))
+    return tuple(found)
 
 
 # --- the states of several ranks ---

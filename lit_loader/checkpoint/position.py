@@ -6,7 +6,9 @@ it can be taken back as a whole, when a signal handler raises before the consume
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, NamedTuple
 
@@ -14,7 +16,10 @@ from lit_loader.checkpoint.untrusted_state import brief
 from lit_loader.errors import StateError
 from lit_loader.seeding.bases import Bases, PassSeeds
 
-__all__ = ["COUNT", "NOT_TAKEN", "EpochPosition", "Marks", "Position", "ReadPoint", "Shards"]
+__all__ = [
+    *("COUNT", "NOT_TAKEN", "EpochPosition", "Mark", "Position", "ReadPoint", "Shards"),
+    "marks_joined",
+]
 
 COUNT: Final = "num_shards"
 """The number of readers among what a fingerprint has, where it is given."""
@@ -22,20 +27,22 @@ COUNT: Final = "num_shards"
 NOT_TAKEN: Final = ...
 """In the place of a stream's state before a batch, where none was taken (`StateMeter`)."""
 
-Marks = tuple[tuple[int, str], ...]
-"""Numbers of a reader's batches, rising, and what `mark_of` gave for each."""
+
+class Mark(NamedTuple):
+    """What batches of a reader, one after the other, are known by: `marks_joined` of `mark_of`."""
+
+    first: int  # number of the first of them
+    last: int
+    digest: str
 
 
-class _Lead(NamedTuple):
-    """A state, how many batches came after it, and marks of the first two and the last of them."""
+def marks_joined(marks: Iterable[str]) -> str:
+    """Make one digest of those of several batches; that of a single one is its own."""
+    return functools.reduce(_joined, marks)
 
-    state: Any
-    behind: int
-    marks: Marks
 
-    def followed_by(self, mark: Marks) -> _Lead:
-        """Give the same behind one more batch."""
-        return _Lead(self.state, self.behind + 1, (*self.marks[:2], *mark) if mark else self.marks)
+def _joined(one: str, other: str) -> str:
+    return hashlib.blake2b((one + other).encode(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -53,11 +60,11 @@ class ReadPoint:
     # Batches that it had given before it began again, for the sake of other ranks
     # (``shard_tail="pad"``); all above counts from there. Else 0.
     before: int = 0
-    # Of the first two batches behind ``state`` that were made, and of the last; without a state, of
-    # the last one alone.
-    marks: Marks = ()
-    # The state that was taken since, until two batches have come after it; not saved.
-    later: _Lead | None = field(default=None, compare=False)
+    # What the batches behind ``state`` are known by, or the last one if there is none: one mark,
+    # and up to three in states of older versions. Behind an exception it does not grow.
+    marks: tuple[Mark, ...] = ()
+    # The same by a newer state, until its mark is of two batches; not saved.
+    newer: ReadPoint | None = field(default=None, compare=False)
 
     def __reduce__(self) -> Any:
         """Leave out what is kept for the next batch: a worker needs the rest."""
@@ -69,30 +76,30 @@ class ReadPoint:
         ``state`` is NOT_TAKEN where that was not asked for. Without a mark there is nothing to be
         compared, and the newest state is the one that is kept.
         """
-        own: Marks = () if mark is None else ((self.batches, mark),)
-        lead = _Lead(self.state, self.behind, self.marks).followed_by(own)
-        later = self.later and self.later.followed_by(own)
-        if later is not None and len(later.marks) > 1:
-            lead, later = later, None
+        point, newer = self._followed(mark), self.newer and self.newer._followed(mark)
+        if newer is not None and newer.marks and newer.marks[0].last > newer.marks[0].first:
+            point, newer = newer, None
         if state is not NOT_TAKEN:
-            later = _Lead(state, 1, own)
-            if mark is None or not self.batches:
-                lead = later
-        if lead.state is None:
-            lead = _Lead(None, 0, own)
-        state, behind, marks = lead
-        return replace(
-            self, batches=self.batches + 1, state=state, behind=behind, marks=marks, later=later
-        )
+            newer = ReadPoint(self.batches, state, before=self.before)._followed(mark)
+            if mark is None or state is None or not self.batches:
+                point, newer = newer, None
+        return point if newer is None else replace(point, newer=newer)
 
     def after_error(self) -> ReadPoint:
         """Give the point behind an exception: no state came with it."""
-        return replace(
-            self,
-            batches=self.batches + 1,
-            behind=self.behind + 1,
-            marks=() if self.state is None else self.marks,
-            later=self.later and self.later.followed_by(()),
+        return replace(self._followed(None), newer=self.newer and self.newer._followed(None))
+
+    def _followed(self, mark: str | None) -> ReadPoint:
+        """Give the same behind one more batch."""
+        at, marks, has_state = self.batches, self.marks, self.state is not None
+        if mark is not None:
+            if not (marks and has_state):
+                marks = (Mark(at, at, mark),)
+            elif marks[-1].last + 1 == at:
+                last = marks[-1]
+                marks = (*marks[:-1], Mark(last.first, at, _joined(last.digest, mark)))
+        return ReadPoint(
+            at + 1, self.state, False, self.behind + has_state, self.before, marks, None
         )
 
     @property

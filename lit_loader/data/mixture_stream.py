@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Final
 
 from torch.utils.data import IterableDataset
@@ -286,6 +287,7 @@ class _Source:
         self._loaded: Any = None
         self._again = 0
         self.draws = False  # with its first sample, or before it
+        self._began_otherwise = False  # from its state, it has drawn other numbers in iter()
         self.taken, self.ended = 0, False
 
     def next(self) -> Any:
@@ -316,7 +318,7 @@ class _Source:
     def unproven(self) -> bool:
         """Whether nobody knows yet that its state leads to where it was."""
         if self._opened is not None:
-            return self._opened.unproven
+            return self._began_otherwise or self._opened.unproven
         return bool(self._loaded) and self.draws and not self.ended
 
     def state(self) -> list[Any]:
@@ -327,13 +329,19 @@ class _Source:
     def load(self, state: Sequence[Any]) -> None:
         """Go on where `state` was asked for."""
         self.taken, self.ended, self._loaded, self.draws = state
-        self._opened, self._again = None, 0
+        self._opened, self._again, self._began_otherwise = None, 0, False
 
     def _open_again(self) -> None:
         # In the run that is resumed, this batch was made without any of what follows.
-        with preserved(), reading.aside(), reading.beginning(self._number):
+        beginning = reading.beginning(self._number)
+        with preserved(), reading.aside(), beginning:
+            before = reading.drawn()
             self._opened = Opened(self._dataset, _KEY, self._loaded, role=_ROLE)
-            if not self._loaded:
+            if self._loaded:
+                # It began in another batch; what a buffer has in reserve would hide that.
+                drew = reading.drawn() != before
+                self._began_otherwise = drew and isinstance(beginning, nullcontext)
+            else:
                 self._again = self.taken
                 self._read_one_again(self._opened)
         self._loaded = None  # not sooner: a source that refuses it is asked again

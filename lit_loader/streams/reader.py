@@ -4,20 +4,20 @@ How a stream is resumed: whatever it draws between ``iter()`` and the place must
 an epoch that is left alone, what comes before the first sample (a generator's body begins with the
 first ``next()``) and that sample draw from the epoch's beginning, all else from its batch's seed. A
 restored stream does both in one ``next()``: what comes before a first sample, and a sample of the
-midst. No seed is right for both, and nobody can tell from outside who of the two draws. So a state
-leads to a place two batches back, or more: it is not taken before every batch (`StateMeter`). They
-are read again; the first two and the last are known by their marks (`mark_of`):
+midst. No seed is right for both, and nobody can tell from outside who of the two draws, or whether
+a state says all. So a state leads to a place two batches back, or more: it is not taken before
+every batch (`StateMeter`). These batches are read again, and known by one mark of them all:
 
-1. from the state, with these batches' seeds: right if nothing is drawn before the first sample.
-   All must have their marks;
-2. from the state, up to the first sample with the beginning's seeds: right if the place does not
-   depend on what that sample draws. The second must have its mark, for it is past all that, and
-   begin with the state that it began with (`place_of`);
+1. from the state, with these batches' seeds: right if nothing is drawn before the first sample;
+2. from the state, up to the first sample with the beginning's seeds: right if that draws nothing;
 3. from the epoch's start, which is right for every stream that depends on nothing but its seeds.
 
 If not even that gives the batches again, the user is told, and 1. goes on. What is opened later (a
 source of a mixture) may draw before its own first sample: so a mixture is not tried by 2., and not
 believed in 1. until each source that draws as it begins has given a sample again.
+
+One mark of them all, for the first of them shows best what draws before its first sample, and the
+last what a state has left out. Two batches at least, for a single small one may be like another.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -33,11 +32,10 @@ from torch.utils.data import IterDataPipe
 
 from lit_loader.batch.batch_loader import BEGINNING, SET_EPOCH, BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec
-from lit_loader.batch.digest import place_of
 from lit_loader.batch.fetch import EndOfData, GoodSamples, IterableFetcher
 from lit_loader.batch.sample_errors import OMITTED
 from lit_loader.batch.worker_info import show_in_place_of
-from lit_loader.checkpoint.position import NOT_TAKEN, ReadPoint
+from lit_loader.checkpoint.position import NOT_TAKEN, ReadPoint, marks_joined
 from lit_loader.checkpoint.stateful import StateMeter, pickled, unpickled
 from lit_loader.checkpoint.untrusted_state import resuming
 from lit_loader.context import READERS, WORKERS, reading
@@ -52,7 +50,6 @@ from lit_loader.transport.status_board import Cancelled, Progress
 __all__ = ["Reader"]
 
 _ITER, _FIRST_NEXT = 1, 2  # stages of a beginning; 0 is that of set_epoch
-_SHORT = 16  # digits of a mark; those of a state follow
 
 _log = logging.getLogger("lit_loader.generator_watch")
 
@@ -81,10 +78,8 @@ class Reader(BatchLoader):
         self._copies = copies
         self._is_first = number == 0  # which looks for what others would find, too
         self._stale = self._begun = False
-        self._draws_first = False  # with the first next(), as far as it matters
         self.meter = StateMeter()
         self._ended_at: int | None = None  # the batch at which it has ended while it was read again
-        self._second = False  # whether a state was taken, and no batch was made but that behind it
 
     def begin_epoch(self) -> None:
         """Take up an epoch: the next :meth:`load` iterates the dataset anew."""
@@ -116,13 +111,13 @@ class Reader(BatchLoader):
         fetcher = self._fetcher
         if fetcher is None:
             raise EndOfData
-        state, place = self._take_state(fetcher, progress)
+        state = self._take_state(fetcher, progress)
         self.rng.progress = progress
         samples = fetcher.fetch(indices, progress)
         self.rng.progress = None
         if self.reads is not None:
             progress.waited, self.reads.waited = self.reads.waited, 0
-        mark = self._mark_of_next(samples, place)
+        mark = self._mark_of(samples)
         omitted, batch = samples is OMITTED, None
         if omitted:
             self.samples = 0
@@ -134,26 +129,17 @@ class Reader(BatchLoader):
         self.meter.made += time.monotonic_ns() - progress.began - progress.state
         return self._with_report(batch, state, mark, divided, omitted)
 
-    def _take_state(self, fetcher: IterableFetcher, progress: Progress) -> tuple[Any, str]:
-        """Take the stream's state before a batch, if it is due; and say what place it is.
-
-        The place, where that matters, is also that of the batch which follows.
-        """
+    def _take_state(self, fetcher: IterableFetcher, progress: Progress) -> Any:
+        """Take the stream's state before a batch, if it is due."""
         # A mixture's is believed only where each source has given a sample since: as new as can be.
-        due = self.meter.due or fetcher.opened.composed
-        second = self._second and self._draws_first
-        if not (due or second):
-            return NOT_TAKEN, ""
+        if not (self.meter.due or fetcher.opened.composed):
+            return NOT_TAKEN
         began = time.monotonic_ns()
-        now = fetcher.state()
-        place = place_of(now) if now and self._draws_first else ""
-        state = pickled(now) if due else NOT_TAKEN
-        self._second = due
-        if now:
+        state = pickled(fetcher.state())
+        if state:
             progress.state = time.monotonic_ns() - began
-            if due:
-                self.meter.taken(progress.state)
-        return state, place
+            self.meter.taken(progress.state)
+        return state
 
     def _divided(self) -> int | None:
         """Say among whom the dataset has divided itself, if there are more; else None."""
@@ -217,80 +203,64 @@ class Reader(BatchLoader):
 
         See the head of this file. None: it ends before that.
         """
-        # More may have been made, and not given out: of these there are no marks.
-        readers, marks = self._num_readers, point.marks
-        wanted = {number % readers + batch * readers: mark for batch, mark in marks}
-        if not (point.skipped and marks):  # from the epoch's start; or an older version's state
-            fetcher, alike = self._read_to(number, progress, point, wanted)
-        else:
-            copies = self._copies or self._copies_now()
-            fetcher, alike = self._read_to(number, progress, point, wanted, midst=True)
-            second = dict([*wanted.items()][1:])
-            if not alike and any(len(mark) > _SHORT for mark in second.values()):
-                fetcher, alike = self._read_to(number, progress, point, second)
-            if not alike:
+        ways, copies = [(point, False)], self._copies
+        if point.skipped and point.marks:  # else from the start, or there is nothing to compare
+            copies = copies or self._copies_now()
+            ways = [(point, True), *ways, (dataclasses.replace(point, state=None), False)]
+        for place, midst in ways:
+            if place is not point:
                 _log.info(
                     "%s is read again from the epoch's start: its state does not lead to where it "
                     "was, for it draws before its first sample",
                     type(self._spec.dataset).__name__,
                 )
                 self._take_copy(copies, progress)
-                start = dataclasses.replace(point, state=None)
-                fetcher, alike = self._read_to(number, progress, start, wanted)
-            if not (alike or isinstance(fetcher, EndOfData)):
-                fetcher, _ = self._read_to(number, progress, point, {}, midst=True)
+            fetcher, alike = self._read_to(number, progress, place, midst)
+            if alike:
+                break
         if isinstance(fetcher, EndOfData):
             return None
         if not alike:
+            if len(ways) > 1:
+                fetcher, _ = self._read_to(number, progress, point, midst=True)
             self._watch.notes.append(
                 "the batches before a resume were read again, and were others: it may lose samples "
                 "and give some twice; have it draw from generators that its state or the loader "
                 "sets (in its attributes, or global), and from nothing else"
             )
-        return fetcher
+        return None if isinstance(fetcher, EndOfData) else fetcher
 
     def _read_to(
-        self,
-        number: int,
-        progress: Progress,
-        point: ReadPoint,
-        wanted: Mapping[int, str],
-        midst: bool = False,
+        self, number: int, progress: Progress, point: ReadPoint, midst: bool
     ) -> tuple[IterableFetcher | EndOfData, bool]:
         """Read from a point's state up to where batch ``number`` comes next.
 
         ``midst``: the first sample finds generators as in the epoch's midst. Returns what goes on
-        there, or why there is nothing; and whether the batches have the marks that are wanted. A
-        StateError if the dataset cannot begin where the state says.
+        there, or why there is nothing; and whether the batches have their marks. A StateError if
+        the dataset cannot begin where the state says.
         """
-        state, done, readers = unpickled(point.state), point.skipped, self._num_readers
-        fetcher, alike = self._new_fetcher(state), True
-        first = number % readers + done * readers
+        state, readers = unpickled(point.state), self._num_readers
+        fetcher, first = self._new_fetcher(state), number % readers + point.skipped * readers
         if midst:
-            self._draws_first = False
             self._reseed_batch(first)
         else:
             self._reseed_beginning(_FIRST_NEXT)
-            before = self._mark_of(())
-
-            def after_first() -> None:
-                self._draws_first = self._mark_of(()) != before and not fetcher.opened.composed
-                self._reseed_batch(first)
-
-            fetcher.after_first = after_first
+            fetcher.after_first = lambda: self._reseed_batch(first)
+        # More may have been made, and not given out: of these there are no marks.
+        marked = min((mark.first for mark in point.marks), default=number)
+        found: dict[int, str] = {}
         for earlier in range(first, number, readers):
-            mark = None
+            batch = earlier // readers
             try:
                 self.rng.progress = progress
-                with_place = self._draws_first and len(wanted.get(earlier, "")) > _SHORT
-                own = fetcher.state() if with_place else None
-                own_place = place_of(own) if own else ""
-                mark = self._mark_of_next(fetcher.fetch(None, progress), own_place)
+                samples = fetcher.fetch(None, progress)
+                if marked <= batch < point.batches:
+                    found[batch] = self._mark_of(samples) or ""
             except (Cancelled, StateError):
                 raise
             except EndOfData as end:  # right, behind all that was given out
-                self._ended_at = earlier // readers
-                return end, alike and self._ended_at >= point.batches
+                self._ended_at = batch
+                return end, batch >= point.batches and _are_known(point, found)
             except Exception as error:
                 let_handlers_through(error)
                 if state is not None and earlier == first:
@@ -298,13 +268,11 @@ class Reader(BatchLoader):
                     with resuming(self._spec.dataset, "dataset"):
                         raise
                 # Else it is that batch's outcome, which was given out.
-            if earlier in wanted:
-                asked = wanted[earlier][: None if done and not midst else _SHORT]
-                alike = alike and mark is not None and asked == mark[: len(asked)]
-            if midst and not alike:
-                break
             self._reseed_batch(earlier + readers)
-        return fetcher, alike and not (wanted and fetcher.opened.unproven)
+        opened = fetcher.opened
+        if point.skipped and point.marks and opened.composed and (opened.unproven or not midst):
+            return fetcher, False
+        return fetcher, _are_known(point, found)
 
     def _new_fetcher(self, state: Any) -> IterableFetcher:
         """Open the dataset, at its start or where a state says."""
@@ -323,11 +291,6 @@ class Reader(BatchLoader):
         if state:
             watch.follow()
         return fetcher
-
-    def _mark_of_next(self, samples: Any, place: str) -> str | None:
-        """What a batch is known by, with the place of the state before it where that matters."""
-        mark = self._mark_of(samples)
-        return mark and mark + place
 
     def _copies_now(self) -> DatasetCopies | None:
         """Keep the dataset as it is before it takes a state; None: it cannot be copied."""
@@ -349,3 +312,12 @@ class Reader(BatchLoader):
         entered, self._epoch = self._epoch, None
         if entered is not None:
             self._enter(*entered, progress)
+
+
+def _are_known(point: ReadPoint, found: dict[int, str]) -> bool:
+    """Whether the batches that were read again are those that were given out, by their marks."""
+    return all(
+        marks_joined(found.get(batch, "") for batch in range(mark.first, mark.last + 1))
+        == mark.digest
+        for mark in point.marks
+    )
