@@ -53,7 +53,7 @@ from lit_loader.lightning.trainer_progress import (
 from lit_loader.seeding.bases import rehearsal
 
 if TYPE_CHECKING:
-    from lit_loader.iteration.base import LoaderIterator
+    from lit_loader.iteration.iterator import LoaderIterator
     from lit_loader.loader import DataLoader
 
 __all__ = ["LoaderStateCallback", "our_loaders"]
@@ -459,7 +459,7 @@ def _count_on(loader: DataLoader[Any], before: DataLoader[Any]) -> None:
 
 def _iterators(trainer: Trainer) -> list[LoaderIterator[Any]]:
     """Those over our loaders that Lightning has made for the epoch."""
-    from lit_loader.iteration.base import LoaderIterator
+    from lit_loader.iteration.iterator import LoaderIterator
 
     fit_loop: Any = trainer.fit_loop
     # reach: lightning: the iterators that it is going to ask for batches
