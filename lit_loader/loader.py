@@ -49,8 +49,8 @@ from lit_loader.config.loader_config import (
 from lit_loader.config.ray_workers import RayWorkers
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
-from lit_loader.iteration.base import LoaderIterator
 from lit_loader.iteration.core import DEFAULT_PREFETCH, ITERATED, LoaderCore
+from lit_loader.iteration.iterator import LoaderIterator
 from lit_loader.iteration.ledger import indices_of, state_at
 from lit_loader.iteration.loader_checkpoint import load_state, take_state
 from lit_loader.sampling.orders import epoch_number

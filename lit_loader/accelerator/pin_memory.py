@@ -1,6 +1,6 @@
 """`PinMemoryThread`: copies batches into page-locked memory, from where accelerators copy fast.
 
-Used by `iteration/pipeline.py`; `iteration/in_process.py` pins without a thread (`pin_batch`).
+Used by `iteration/iterator.py`; with ``num_workers=0`` batches are pinned without a thread.
 
 ::
 
@@ -28,9 +28,12 @@ import torch
 from lit_loader.batch.collate import like
 from lit_loader.errors import LoaderError, PinMemoryError
 
-__all__ = ["PinMemoryThread", "choose", "find_accelerator", "pin_batch", "pin_tensor"]
+__all__ = ["Pin", "PinMemoryThread", "choose", "find_accelerator", "pin_batch", "pin_tensor"]
 
 T = TypeVar("T")
+
+Pin = Callable[[Any], Any]
+"""Copies a batch into page-locked memory."""
 
 
 def pin_tensor(tensor: torch.Tensor) -> torch.Tensor:

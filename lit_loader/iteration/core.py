@@ -2,15 +2,15 @@
 
 ::
 
-    DataLoader ── _core ─▶ LoaderCore ──▶ InProcessIterator, or EpochRun ─▶ Pipeline ─▶ WorkerPool
+    DataLoader ── _core ─▶ LoaderCore ──▶ LoaderIterator ─▶ Inline, or PoolExecutor ─▶ WorkerPool
        options, which may be changed         an iterator holds the loader and its core:
        at any time, are its attributes       a loader lives as long as it is iterated
 
 All that changes after a loader's construction is in here, and not set on the loader itself. The
 core does not hold the loader, so that no cycle delays the end of its workers. Persistent workers
-are lent to one run at a time, the one that was begun last; an earlier one that is used again has
-workers of its own. What they have begun of the next epoch is a :class:`Pipeline` that waits for
-that epoch's run.
+are lent to one iterator at a time, the one that was begun last; an earlier one that is used again
+has workers of its own. What they have begun of the next epochs (`Ahead`) waits here for the next
+iterator.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from lit_loader.config.checks import check_dataset
 from lit_loader.data.cached_dataset import figures_of
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import OptionError
-from lit_loader.iteration.base import LoaderIterator
-from lit_loader.iteration.epoch_run import EpochRun
+from lit_loader.iteration.epoch import Ahead, Epoch
 from lit_loader.iteration.exactness_check import ExactnessCheck
-from lit_loader.iteration.in_process import InProcessIterator
-from lit_loader.iteration.pipeline import Pipeline, Release
+from lit_loader.iteration.executor import Inline
+from lit_loader.iteration.iterator import LoaderIterator
+from lit_loader.iteration.pool_executor import PoolExecutor
 from lit_loader.iteration.shown import ShownLoader
 from lit_loader.iteration.torch_surface import run_patches
 from lit_loader.remote.starter import RemoteWorkers
@@ -59,7 +59,7 @@ from lit_loader.seeding.bases import Bases, LoaderSeeds
 from lit_loader.seeding.find_generators import find_generators
 from lit_loader.statistics.auto_workers import AutoWorkers
 from lit_loader.statistics.recorder import WINDOW, Recorder
-from lit_loader.statistics.records import BatchRecord, LoaderStatistics, MemoryUse, Surroundings
+from lit_loader.statistics.records import LoaderStatistics, MemoryUse, Surroundings, Timings
 from lit_loader.statistics.worker_waits import LONG
 from lit_loader.streams.tail import ShardTail, Talks, tail_of
 from lit_loader.system.cgroups import own_memory
@@ -147,8 +147,9 @@ class LoaderCore:
         self._started_with: list[Any] = []  # options
         self._shares: bool | None = None  # whether the dataset holds what others may change
         self._table: Any = None  # in their stead: the dataset as it was when they would have begun
-        self.begun: Pipeline | None = None  # what the workers are at for the next epoch
-        self.runs: weakref.WeakSet[EpochRun[Any]] = weakref.WeakSet()  # those that are alive
+        self.begun: Ahead | None = None  # what the workers are at for the next epoch
+        # The iterators with workers that are alive.
+        self.runs: weakref.WeakSet[LoaderIterator[Any]] = weakref.WeakSet()
         self.latest: Callable[[], Any] = lambda: None  # the iterator made last, while it lives
         self.talks = Talks()
         self._shown = ShownLoader()
@@ -308,11 +309,11 @@ class LoaderCore:
     def restart(self, iterator: LoaderIterator[Any]) -> None:
         """Let an iterator be as one that is new, with the options that the loader has now."""
         with self.lock:
-            if isinstance(iterator, EpochRun):
+            if iterator in self.runs:
                 iterator.close()
             made = self._make()
-            iterator.__class__, iterator.__dict__ = type(made), vars(made)
-            if isinstance(iterator, EpochRun):
+            iterator.__dict__ = vars(made)
+            if made in self.runs:
                 self.runs.add(iterator)
 
     def _make(self) -> LoaderIterator[Any]:
@@ -336,15 +337,14 @@ class LoaderCore:
             if idle is not None:
                 self.warn_once(idle)
         workers = loader.num_workers or loader.remote_workers
+        here: Callable[[], BatchSpec] | None = None
         if workers == 0 or (loader.num_workers and pin is None and self._is_best_in_process()):
-            spec = self._spec_of_workers if workers else self.spec
-            here: InProcessIterator[Any] = InProcessIterator(self, pin, spec)
-            here.observer = self._exactness_check(in_process=True)
-            return here
-        run: EpochRun[Any] = EpochRun(self, pin, device)
-        run.observer = self._exactness_check(in_process=False)
-        self.runs.add(run)
-        return run
+            here = self._spec_of_workers if workers else self.spec
+        made: LoaderIterator[Any] = LoaderIterator(self, here, pin, device)
+        made.observer = self._exactness_check(here is not None)
+        if here is None:
+            self.runs.add(made)
+        return made
 
     def _is_best_in_process(self) -> bool:
         """Whether batches are of a table, and so small that workers are only in the way."""
@@ -464,19 +464,26 @@ class LoaderCore:
 
     # --- workers ---
 
-    def claim(
-        self, run: EpochRun[Any], start: EpochStart, from_start: bool
-    ) -> tuple[WorkerPool, Release, Pipeline | None]:
-        """Give workers that know its epoch to a run, how to give them back, and what they are at.
+    def inline(self, spec: BatchSpec, start: EpochStart, pin: Any) -> Inline:
+        """Give what makes batches in this process."""
+        return Inline(spec, self.worker_seed(start), pin)
 
-        ``from_start``: it has sent no task and begins with the epoch's first batch, so that it can
-        go on with what the workers have begun of that.
-        """
-        remote, holder = self._remote, self._holder
+    def hire(self, run: LoaderIterator[Any], epoch: Epoch) -> tuple[PoolExecutor, Ahead | None]:
+        """Give workers to an iterator; and what they have begun of its epoch, if that fits."""
+        pool, begun = self._claim(run, epoch)
+        loader, start = self.loader, epoch.start
+        executor = PoolExecutor(pool, run.healer, self.depth, loader.memory_budget is not None)
+        pool.patient = bool(loader.timeout)
+        pool.page.begin_epoch(start.epoch, start.position.now().delivered)
+        if begun is not None:
+            executor.adopt(begun.tasks)
+        return executor, begun
+
+    def _claim(self, run: LoaderIterator[Any], epoch: Epoch) -> tuple[WorkerPool, Ahead | None]:
+        remote, holder, start = self._remote, self._holder, epoch.start
         workers = self.loader.num_workers or (0 if remote else 1)  # 0: from the next one on
         if not self.loader.persistent_workers or (holder is not None and run.superseded):
-            pool = self.start_pool(self.worker_seed(start), workers, remote)
-            return pool, lambda line, reusable: pool.close(), None
+            return self.start_pool(self.worker_seed(start), workers, remote), None
         if holder is not None:
             holder.revoke()
         now = [self._found.get(name, getattr(self.loader, name)) for name in _OF_WORKERS]
@@ -487,31 +494,27 @@ class LoaderCore:
         ):
             self._end_workers()
         begun, self.begun = self.begun, None
-        if self.pool is None:
+        pool = self.pool
+        if pool is None:
             self._started_with = now
             pool = self.pool = self.start_pool(self.worker_seed(start), workers, remote)
+            return pool, None
+        # A forgotten iterator is collected at any time, also when others have used the workers.
+        known = begun is not None and begun.token == pool.token
+        if known and begun is not None and epoch.is_new and begun.fits(start, self.plan):
+            pool.trim()
+            return pool, begun
+        pool.resume()  # which calls off what they were at
+        return pool, None
+
+    def give_back(self, executor: PoolExecutor, begun: Ahead | None, reusable: bool) -> None:
+        """Take workers back; those that are persistent go on, with what they have ``begun``."""
+        if not reusable or self.pool is not executor.pool:  # the loader has, or will have, others
+            executor.close()
+        elif begun is not None:
+            begun.token, self.begun = executor.token, begun
         else:
-            pool = self.pool
-            # A forgotten iterator is collected at any time, also when others have used the workers.
-            if begun is not None and from_start and begun.token == pool.token:
-                begun = begun if begun.begins(start, self.plan) else None
-            else:
-                begun = None
-            if begun is None:
-                pool.resume()
-            else:
-                pool.trim()
-        token = pool.token
-
-        def release(line: Pipeline, reusable: bool) -> None:
-            if not reusable or self.pool is not pool:  # the loader has, or will have, others
-                pool.close()
-            elif line.handed_on:
-                self.begun = line
-            else:
-                pool.cancel(token)
-
-        return pool, release, begun
+            executor.call_off()
 
     def worker_seed(self, start: EpochStart) -> int:
         """Give what ``torch.initial_seed()`` is in worker 0: of the pass that has it started.
@@ -526,7 +529,7 @@ class LoaderCore:
     ) -> WorkerPool:
         """Start workers for batches of a base seed."""
         loader = self.loader
-        return WorkerPool(
+        pool = WorkerPool(
             self.spec(),
             num_workers,
             loader.multiprocessing_context or default_context(),
@@ -536,6 +539,8 @@ class LoaderCore:
             memory_budget=loader.memory_budget,
             remote=remote,
         )
+        pool.of_readers = self.iterable
+        return pool
 
     def _renew_workers(self) -> None:
         """Let the next iterator start workers; one that has those of now keeps them as its own."""
@@ -555,7 +560,7 @@ class LoaderCore:
             if not any(run.pool for run in self.alive()):
                 self._end_workers()
 
-    def alive(self) -> list[EpochRun[Any]]:
+    def alive(self) -> list[LoaderIterator[Any]]:
         """The iterators with workers that are alive; another thread may be making one."""
         while True:  # another thread may add one meanwhile, and nobody would hear of an exception
             with contextlib.suppress(RuntimeError):
@@ -566,15 +571,14 @@ class LoaderCore:
         return self.pool if self._holder is None else None
 
     @property
-    def _holder(self) -> EpochRun[Any] | None:
+    def _holder(self) -> LoaderIterator[Any] | None:
         """The iterator that has the persistent workers; None: it is over, or there are none."""
         pool = self.pool
         return next((run for run in self.alive() if pool is not None and run.pool is pool), None)
 
     def workers(self, iterator: LoaderIterator[Any]) -> list[WorkerProcess]:
         """The processes of the workers that are an iterator's, or idle, for others to watch."""
-        own = iterator.pool if isinstance(iterator, EpochRun) else None
-        pool = own or self._idle()
+        pool = iterator.pool or self._idle()
         return [] if pool is None or pool.closed else pool.workers.twins
 
     def close(self) -> None:
@@ -646,9 +650,7 @@ class LoaderCore:
 
     # --- records ---
 
-    def note(
-        self, record: BatchRecord, pool: WorkerPool | None = None, again: bool = False
-    ) -> None:
+    def note(self, record: Timings, pool: WorkerPool | None = None, again: bool = False) -> None:
         """Record a batch that is given out; and have another number of workers, if that helps.
 
         ``pool``: who makes batches; None: they are gone. ``again``: a reader that moves reads again
@@ -690,7 +692,7 @@ class LoaderCore:
                 **figures_of(self.dataset),
             )
 
-    def show(self, page: LoaderPage, run: EpochRun[Any]) -> None:
+    def show(self, page: LoaderPage, run: LoaderIterator[Any]) -> None:
         """Write down, for viewers in other processes, what the loader is at."""
         now = time.monotonic_ns()
         page.due = now + loader_page.EVERY

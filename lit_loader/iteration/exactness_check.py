@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchWithReport
@@ -29,16 +29,13 @@ from lit_loader.transport.status_board import Progress
 from lit_loader.workers.outcome import Outcome, WorkerDeath
 from lit_loader.workers.worker_pool import WorkerPool
 
-if TYPE_CHECKING:
-    from lit_loader.iteration.core import LoaderCore
-
 __all__ = ["ExactnessCheck"]
 
 
 class ExactnessCheck:
     """Compares an epoch's first batches with what they are when they are made again; once."""
 
-    def __init__(self, core: LoaderCore, in_process: bool) -> None:
+    def __init__(self, core: Any, in_process: bool) -> None:
         self._core, self._in_process = core, in_process
         self._start: EpochStart | None = None
         self._made: dict[int, tuple[Any, Digest]] = {}  # indices and digests, of batches given out

@@ -22,11 +22,11 @@ import numpy as np
 from lit_loader.loader import DataLoader
 from lit_loader.statistics.recorder import WINDOW, Recorder, Stopwatch
 from lit_loader.statistics.records import (
-    BatchRecord,
     LoaderStatistics,
     LoaderTrace,
     StageTimes,
     StepRecord,
+    Timings,
 )
 from lit_loader.statistics.verdict import verdict
 
@@ -71,7 +71,7 @@ class LoaderHistory:
 
     def __init__(self, began: int, keep: int) -> None:
         self.count = 0  # batches so far
-        self.kept: deque[BatchRecord] = deque(maxlen=keep)  # the last batches' records
+        self.kept: deque[Timings] = deque(maxlen=keep)  # the last batches' records
         self._began = began  # when watching the loop began, by time.monotonic_ns()
         self._sums = self._source = Recorder()
         self._before = self._first = self._last = LoaderStatistics()
@@ -92,7 +92,7 @@ class LoaderHistory:
             self._besides[name] += getattr(now, name) - getattr(self._first, name)
         self._besides.update({name: getattr(now, name) for name in _KEPT})
 
-    def _take(self, records: Sequence[BatchRecord]) -> None:
+    def _take(self, records: Sequence[Timings]) -> None:
         # A loader that was used before has given out batches that do not belong to this loop.
         records = [record for record in records if record.asked >= self._began]
         self._sums.first_remote, self._sums.nodes = self._source.first_remote, self._source.nodes

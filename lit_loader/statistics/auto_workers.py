@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 
 from lit_loader.errors import OptionError
 from lit_loader.statistics.controller import Bounds, Controller, Load, Setting
-from lit_loader.statistics.records import BatchRecord
+from lit_loader.statistics.records import Timings
 from lit_loader.system.cgroups import memory_left, own_memory
 from lit_loader.system.processors import processors_of_this_rank
 
@@ -83,7 +83,7 @@ class AutoWorkers:
         self._most = workers
         self._controller.bound(workers)
 
-    def add(self, record: BatchRecord, again: bool = False) -> bool:
+    def add(self, record: Timings, again: bool = False) -> bool:
         """Take in a batch that is given out; returns whether :meth:`decide` is to be called.
 
         Where readers that move to another worker read ``again`` what they have given, an epoch's
@@ -104,7 +104,7 @@ class AutoWorkers:
     def _begin(self, moment: int) -> None:
         """Begin a window: count what workers take up from this moment on."""
         self._since = moment
-        self._records: list[BatchRecord] = []
+        self._records: list[Timings] = []
         self._here = 0  # batches of it that workers of this machine have made
 
     def decide(
@@ -166,7 +166,7 @@ def _most_on(processors: float) -> int:
     return max(MOST, 8 * math.ceil(processors))
 
 
-def measured(records: list[BatchRecord], workers: int) -> Load:
+def measured(records: list[Timings], workers: int) -> Load:
     """Say what a window's batches have cost so many workers of this machine.
 
     Batches of workers on other machines, whose processor time is not measured, count as the

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lit_loader.statistics.records import BatchRecord, LoaderTrace, StepRecord
+from lit_loader.statistics.records import LoaderTrace, StepRecord, Timings
 
 __all__ = ["trace_events", "write_trace"]
 
@@ -86,7 +86,7 @@ def trace_events(loaders: Sequence[LoaderTrace], origin: int = 0) -> Iterator[di
             yield event("C", "ready batches", _COUNTER, moment, {"batches": ready})
 
 
-def _batch_slices(records: Iterable[BatchRecord]) -> Iterator[_Slice]:
+def _batch_slices(records: Iterable[Timings]) -> Iterator[_Slice]:
     pinned = 0
     for record in records:
         args: dict[str, Any] = {"epoch": record.epoch, "batch": record.number}
@@ -137,7 +137,7 @@ def _slices(loader: LoaderTrace) -> list[_Slice]:
     return lined
 
 
-def _ready(records: Iterable[BatchRecord]) -> Iterator[tuple[int, int]]:
+def _ready(records: Iterable[Timings]) -> Iterator[tuple[int, int]]:
     """How many batches were made and not given out, at every moment at which that changed."""
     changes = []
     for record in records:
@@ -150,7 +150,7 @@ def _ready(records: Iterable[BatchRecord]) -> Iterator[tuple[int, int]]:
         yield moment, ready
 
 
-def _slowest(record: BatchRecord) -> dict[str, Any]:
+def _slowest(record: Timings) -> dict[str, Any]:
     if not record.slowest:
         return {}
     shown = {"slowest sample ms": record.slowest / 1e6}

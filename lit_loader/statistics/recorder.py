@@ -16,17 +16,19 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_loader.statistics.records import (
-    BatchRecord,
     LoaderStatistics,
     NodeTimes,
     SlowSample,
     StageTimes,
+    Timings,
     WorkerTimes,
 )
 from lit_loader.statistics.worker_waits import WorkerWaits
@@ -53,9 +55,10 @@ ACTIVE: Final = 0.2
 
 STAGES: Final = ("fetch", "collate", "encode", "wait", "decode", "pin", "step", "read", "state")
 
-_NUMBERS: Final = slice(1, -1)
-"""The fields of a record that fit into int64: not the first, the epoch, which is any integer, nor
-the last, a sample's index, which is any object."""
+_NUMBERS: Final = tuple(field.name for field in fields(Timings))[:-2]
+"""The fields that fit into int64: not an epoch, which is any integer, nor a sample's index."""
+
+_numbers = attrgetter(*_NUMBERS)
 
 
 class Stopwatch:
@@ -97,12 +100,12 @@ class Recorder:
 
     def __init__(self) -> None:
         self.worker_restarts = self.sample_errors = self.sample_retries = 0
-        self._last: BatchRecord | None = None
+        self._last: Timings | None = None
         self.first_remote = math.inf
         self.nodes: dict[int, str] = {}
         self.events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS)
-        self.listener: Callable[[Sequence[BatchRecord]], object] | None = None
-        self.records: list[BatchRecord] = []
+        self.listener: Callable[[Sequence[Timings]], object] | None = None
+        self.records: list[Timings] = []
         self._stages = Stopwatch(len(STAGES))
         self._sums: Counter[str] = Counter()
         self._workers: dict[int, NDArray[np.int64]] = {}
@@ -119,7 +122,7 @@ class Recorder:
         self.events.append((time.time(), kind, text[:_TEXT]))
 
     @property
-    def last(self) -> BatchRecord | None:
+    def last(self) -> Timings | None:
         """That of the batch given out last."""
         return self.records[-1] if self.records else self._last
 
@@ -145,10 +148,10 @@ class Recorder:
             self._last = records[-1]
             self.extend(records)
 
-    def extend(self, records: Sequence[BatchRecord]) -> None:
+    def extend(self, records: Sequence[Timings]) -> None:
         """Sum up the records of several batches at once."""
-        table = np.array([record[_NUMBERS] for record in records], np.int64).T
-        column = dict(zip(BatchRecord._fields[_NUMBERS], table, strict=True))
+        table = np.array([_numbers(record) for record in records], np.int64).T
+        column = dict(zip(_NUMBERS, table, strict=True))
         self._stages.add(np.stack([column[name] for name in STAGES]))
         busy = column["fetch"] + column["collate"] + column["encode"]
         waited = _waited(column)
@@ -178,7 +181,7 @@ class Recorder:
             self._workers[worker] = self._workers.get(worker, np.zeros(5, np.int64)) + sums
 
     def _note_slow_samples(
-        self, column: dict[str, NDArray[np.int64]], records: Sequence[BatchRecord]
+        self, column: dict[str, NDArray[np.int64]], records: Sequence[Timings]
     ) -> None:
         slowest, others = column["slowest"], column["samples"] - 1
         mean = (column["fetch"] - slowest) / np.maximum(others, 1)
@@ -249,7 +252,7 @@ def _node(name: str, workers: Sequence[WorkerTimes]) -> NodeTimes:
 
 
 def _waited(column: dict[str, NDArray[np.int64]]) -> NDArray[np.int64]:
-    """`BatchRecord.waited`, of many at once."""
+    """`Timings.waited`, of many at once."""
     wait, decode, pin = column["wait"], column["decode"], column["pin"]
     own = np.where(column["worker"] < 0, pin, np.where(pin > 0, 0, decode))
     return wait + own

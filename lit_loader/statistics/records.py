@@ -1,6 +1,6 @@
 """The records of where time goes: of one batch, of one step, and summed up for a loader.
 
-Iterators make a `BatchRecord` for each batch, `statistics/recorder.py` sums them up as
+Each batch has its `Timings`, `statistics/recorder.py` sums them up as
 `LoaderStatistics`, which ``loader.statistics()`` returns to users. All clocks are
 ``time.monotonic_ns()``, which is the same in all processes.
 """
@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from lit_loader.describe import public
 from lit_loader.statistics.sentences import counted
 
 __all__ = [
-    "BatchRecord",
     "LoaderStatistics",
     "LoaderTrace",
     "MemoryUse",
@@ -24,43 +23,66 @@ __all__ = [
     "StageTimes",
     "StepRecord",
     "Surroundings",
+    "Timings",
     "WorkerTimes",
 ]
 
 
-class BatchRecord(NamedTuple):
-    """What one batch has cost; times in nanoseconds, moments by ``time.monotonic_ns()``."""
+_MEASURED: Final = 6
+"""The place in a `Reply` from which on it is what was measured."""
 
-    epoch: int
-    number: int  # in the epoch
-    worker: int  # that made it; -1: the consumer's own process
-    samples: int
-    nbytes: int  # of shared memory that it takes; 0 in the consumer's own process
-    began: int  # when the worker took it up
-    fetch: int  # reading its samples
-    collate: int
-    encode: int  # writing what is not there yet into shared memory
-    arrived: int  # when its result came in at the parent
-    asked: int  # when the consumer asked for a batch
-    wait: int  # how long the consumer waited for the workers then
-    decode: int  # rebuilding it in the parent
-    pin: int  # copying it into page-locked memory
-    step: int  # how long the consumer was busy since the batch before; 0 for an iterator's first
-    slowest: int  # reading its slowest sample; 0: not known
+
+@dataclass(slots=True, eq=False)
+class Timings:
+    """What one batch has cost: filled on its way, and read by all that shows figures.
+
+    Durations in nanoseconds, moments by ``time.monotonic_ns()``. The first fields, up to ``state``,
+    are measured where the batch is made, in the order of a `Reply` (`transport/messages.py`); the
+    others where it comes in, and is given out.
+    """
+
+    worker: int = -1  # that made it; -1: the consumer's own process
+    nbytes: int = 0  # of shared memory that it takes; 0 in the consumer's own process
+    samples: int = 0
+    began: int = 0  # when the worker took it up
+    fetch: int = 0  # reading its samples
+    collate: int = 0
+    encode: int = 0  # writing what is not there yet into shared memory
+    slowest: int = 0  # reading its slowest sample; 0: not known
+    slowest_at: int = 0  # that sample's place in the batch
     processor: int = 0  # time of the worker's process, all threads, for it; 0: not measured
     queued: int = 0  # how long the worker waited for a processor meanwhile; 0: not measured
     read: int = 0  # how much of ``fetch`` samples waited for what `lit_loader.reads_ahead` marks
     state: int = 0  # how much of ``fetch`` the state of a stream was taken
+    number: int = 0  # in the epoch
+    arrived: int = 0  # when its result came in at the parent
+    asked: int = 0  # when the consumer asked for a batch
+    wait: int = 0  # how long the consumer waited for the workers then
+    decode: int = 0  # rebuilding it in the parent
+    pin: int = 0  # copying it into page-locked memory
+    step: int = 0  # how long the consumer was busy since the batch before; 0 for the first
+    epoch: int = 0
     slowest_index: Any = None  # the slowest sample's index; None: not known
+
+    @classmethod
+    def of(cls, reply: Any) -> Timings:
+        """Take what a worker's `Reply` says of a batch."""
+        return cls(reply.worker, reply.at + reply.nbytes, *reply[_MEASURED:])
+
+    @property
+    def own(self) -> int:
+        """How much of the work behind the wait was done by the consumer's own thread.
+
+        A pin-memory thread has decoded a batch that it pins.
+        """
+        if self.pin:
+            return self.pin if self.worker < 0 else 0
+        return self.decode
 
     @property
     def waited(self) -> int:
         """How long the consumer was kept from its own work, in nanoseconds."""
-        if self.worker < 0:
-            return self.wait + self.pin
-        # A pin-memory thread has decoded it meanwhile: that is in the wait, as far as there was
-        # one.
-        return self.wait if self.pin else self.wait + self.decode
+        return self.wait + self.own
 
     @property
     def making(self) -> dict[str, int]:
@@ -94,7 +116,7 @@ class LoaderTrace(NamedTuple):
     """The records of one loader that a timeline or picture is made of."""
 
     name: str
-    records: Sequence[BatchRecord]  # in the order in which the batches were given out
+    records: Sequence[Timings]  # in the order in which the batches were given out
     steps: Sequence[StepRecord] = ()  # what was done with them, in order
     left_out: int = 0  # how many earlier batches there were, whose records were not kept
 

@@ -15,12 +15,21 @@ structure: it knows numbers only.
 from __future__ import annotations
 
 from collections.abc import Collection
+from enum import Enum
 from typing import Final
 
-__all__ = ["ReaderHomes"]
+__all__ = ["Place", "ReaderHomes"]
 
 _BEGINS: Final = -1
 _UNKNOWN: Final = -2
+
+
+class Place(Enum):
+    """Where a reader is in its home, before a task."""
+
+    BEGINS = 0  # at its start, or where the task says
+    GOES_ON = 1  # at this very task
+    LOST = 2  # not there, or elsewhere: the task has to say where it is
 
 
 class ReaderHomes:
@@ -38,12 +47,16 @@ class ReaderHomes:
         """Give the worker that a reader's task goes to."""
         return self._homes[turn % len(self._homes)]
 
-    def send(self, turn: int) -> bool:
-        """Note that a turn's task is sent; whether it has to say where its reader is."""
-        reader = turn % len(self._homes)
-        # Not if it is what comes next there.
-        expected, self._next[reader] = self._next[reader], turn + len(self._homes)
-        return expected not in (_BEGINS, turn)
+    def place(self, turn: int) -> Place:
+        """Say what is known, in its home, of where a reader is before a turn."""
+        expected = self._next[turn % len(self._homes)]
+        if expected == turn:
+            return Place.GOES_ON
+        return Place.BEGINS if expected == _BEGINS else Place.LOST
+
+    def send(self, turn: int) -> None:
+        """Note that a turn's task is sent, which says where its reader is if it has to."""
+        self._next[turn % len(self._homes)] = turn + len(self._homes)
 
     def lose(self, worker: int) -> None:
         """Note that a worker is gone, with the places of its readers."""

@@ -332,6 +332,18 @@ class Progress:
         words[row + MADE] += made
         return now
 
+    def stages(self, now: int, processor: int = 0, queued: int = 0) -> tuple[int, ...]:
+        """Give what making the batch has taken, in the order of the last fields of a `Reply`.
+
+        One that failed, or was omitted, has not been through all stages.
+        """
+        collated = self.collated or now
+        fetched = self.fetched or collated
+        return (
+            *(self.began, fetched - self.began, collated - fetched, now - collated),
+            *(self.slowest, self.slowest_at, processor, queued, self.waited, self.state),
+        )
+
     def step(self, position: int) -> None:
         """Note that the sample at ``position`` of the batch comes next; called for every sample.
 

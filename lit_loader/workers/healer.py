@@ -23,6 +23,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any, Final
 
+from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import (
     LoaderError,
@@ -67,8 +68,6 @@ _ADVICE: Final = {
     WorkerTimeoutError: "Mend what keeps it from getting on, or raise timeout.",
 }
 
-_DONE: Final = object()
-
 _REQUEST: Final = "at the request of another process (a scheduler, perhaps)"
 
 _CAUSES: dict[int, str] = {
@@ -108,8 +107,7 @@ class Healer:
         self._iterable = iterable
         # Readers may wait for one another where they begin; one that begins anew is alone there.
         self._may_meet = iterable and timeout is None
-        # Task number to indices, of the tasks in flight; for messages.
-        self.assigned: Mapping[int, Any] = {}
+        self.assigned: Mapping[int, Any] = {}  # the tasks in flight, by number; for messages
         self.restarts = 0  # workers replaced so far
         self.notices: deque[Notice] = deque()  # texts for the consumer, of what was replaced
 
@@ -313,10 +311,10 @@ def _doing(row: BoardRow, assigned: Mapping[int, Any]) -> str:
     """Say what a worker is at: ``fetching sample 2 (index 17) of batch 3, indices [...]``."""
     if row.number < 0:
         return doing(row.stage, None)
-    indices = assigned.get(row.number, _DONE)  # the consumer's thread may take it away just now
-    if indices is _DONE:
+    task = assigned.get(row.number)  # another thread may take it away just now
+    if task is None:
         return f"done with batch {position_of(row.number)}"
-    indices = listed(indices)
+    indices = task.whose if isinstance(task.indices, ReadPoint | None) else listed(task.indices)
     batch = f"batch {position_of(row.number)}, {describe_indices(indices)}"
     known = isinstance(indices, list) and 0 <= row.position < len(indices)
     index = indices[row.position] if known else NOT_KNOWN

@@ -245,31 +245,11 @@ class _Worker:
             used = len(packed)
             self._arena.memory(slot, capacity)[:used] = np.frombuffer(packed, np.uint8)
         now = progress.idle(made=status != Status.DROPPED)
-        # A batch that failed, or was omitted, has not been through all stages.
-        collated = progress.collated or now
-        fetched = progress.fetched or collated
         clocked = self._clock.used() if self._clocked else _NOT_CLOCKED
         self._clocked = now - progress.began > CLOCKED_FROM
-        self._send(
-            packed_reply(
-                status,
-                self._id,
-                slot,
-                offset,
-                at,
-                used,
-                0 if loader is None else loader.samples,
-                progress.began,
-                fetched - progress.began,
-                collated - fetched,
-                now - collated,
-                progress.slowest,
-                progress.slowest_at,
-                *clocked,
-                progress.waited,
-                progress.state,
-            )
-        )
+        samples = 0 if loader is None else loader.samples
+        where = status, self._id, slot, offset, at, used, samples
+        self._send(packed_reply(*where, *progress.stages(now, *clocked)))
 
     def _encode_elsewhere(
         self, batch: Any, task: Task, full: SlotFull | None

@@ -1,12 +1,14 @@
-"""What a pool reports: `Outcome`, which it returns; `WorkerDeath`, raised; `FewerWorkers`, told."""
+"""What a pool reports: `Outcome`, which it returns; `WorkerDeath`, raised; notices, told."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
+from lit_loader.accelerator.pin_memory import Pin
 from lit_loader.batch.batch_spec import BatchWithReport
 from lit_loader.errors import TransportError
+from lit_loader.statistics.records import Timings
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.arena import Lease
 from lit_loader.transport.codec import decode
@@ -15,18 +17,15 @@ from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import BoardRow
 from lit_loader.workers.starters import Loss
 
-__all__ = ["FewerWorkers", "Outcome", "WorkerDeath"]
+__all__ = ["FewerWorkers", "Outcome", "Overrun", "WorkerDeath"]
 
 
 class Outcome:
-    """What became of a task: the one record of a batch, filled on its way to the consumer.
-
-    Neither batch, memory, failure nor error: the reader of an iterable dataset has ended.
-    """
+    """What became of a task: batch, error, or a reader's end; with what it has cost."""
 
     __slots__ = (
-        *("arrived", "batch", "decode", "ended", "error", "failure"),
-        *("made", "memory", "number", "pin", "reply"),
+        *("batch", "ended", "error", "failure", "lost", "made", "memory", "number", "reply"),
+        "timings",
     )
 
     def __init__(
@@ -40,14 +39,23 @@ class Outcome:
         self.number = number  # the task's
         # Whether its reader, of an iterable dataset, has nothing more to give.
         self.ended = reply is not None and reply.status == Status.ENDED
-        self.reply = reply  # the worker's message; None: the parent itself gives the task up
+        # Whether the task, of a reader, has to be given again, with that reader's place.
+        self.lost = False
+        self.reply = reply  # the worker's message; None: there is none
+        self.timings = Timings() if reply is None else Timings.of(reply)
         self.memory = memory  # the batch's slot (uint8), until the batch is decoded
         self.failure = failure  # what went wrong in the worker, or None
         self.error = error  # what is raised in the batch's place, or None
-        self.arrived = time.monotonic_ns()  # when the reply was read
+        self.timings.arrived = time.monotonic_ns()
         self.batch: Any = None  # the batch, when it is decoded; perhaps pinned, or on its device
         self.made: BatchWithReport | None = None  # what came with the batch, or None
-        self.decode = self.pin = 0  # nanoseconds for rebuilding the batch, and for pinning it
+
+    @classmethod
+    def of_lost(cls, number: int) -> Outcome:
+        """Give what is said of a task that is to be given again."""
+        outcome = cls(number)
+        outcome.lost = True
+        return outcome
 
     def unpack(self) -> None:
         """Rebuild the batch, or the exception in its place.
@@ -74,7 +82,19 @@ class Outcome:
             self.made = batch._replace(batch=None)  # what is pinned is another object
             batch = batch.batch
         self.batch = batch
-        self.decode = time.monotonic_ns() - began
+        self.timings.decode = time.monotonic_ns() - began
+
+    def pin(self, pin: Pin) -> None:
+        """Have the batch pinned; what that raises is the outcome."""
+        if self.error is not None or self.ended or self.lost or (self.made and self.made.omitted):
+            return
+        began = time.monotonic_ns()
+        try:
+            self.batch = pin(self.batch)
+        except Exception as error:
+            let_handlers_through(error)
+            self.batch, self.error = None, error
+        self.timings.pin = time.monotonic_ns() - began
 
 
 class WorkerDeath(Exception):
@@ -116,3 +136,7 @@ class FewerWorkers(str):
         notice = cls(text)
         notice.workers = workers
         return notice
+
+
+class Overrun(str):
+    """What the consumer is told where a single batch exceeds the memory budget."""

@@ -38,7 +38,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from typing import Any, Final
@@ -46,7 +46,7 @@ from typing import Any, Final
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
 from lit_loader.seeding.bases import PassSeeds
-from lit_loader.streams.homes import ReaderHomes
+from lit_loader.streams.homes import Place, ReaderHomes
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.transport.arena import Arena, Slot
 from lit_loader.transport.loader_page import PAGE_BYTES, LoaderPage
@@ -185,9 +185,8 @@ class WorkerPool:
         self._ready: deque[Outcome] = deque()  # not received yet
         self._awaited = 0  # how many workers have not begun the epoch of this token
         self._begun = 1  # the token that the tasks are of; another one is shown when they are not
-        # Gives where a reader of an iterable dataset is that begins in another process: a
-        # place at its next task, or before; None: nobody has said.
-        self.point: Callable[[int], Any] | None = None
+        # Whether those who take turns are readers of a stream, whose tasks may say where they are.
+        self.of_readers = False
         self._due = self._resized = False
         self._idle = False  # whether a worker may have nothing to do
         self._dead: int | None = None  # the sentinel of a worker that is gone
@@ -229,7 +228,8 @@ class WorkerPool:
         """Have the batch of a task's number made (`transport/messages.py`).
 
         ``indices``, of an order of the loader's ``own``, are an array; for an iterable dataset they
-        say where its reader is to begin, or are None.
+        say where its reader is to begin, or are None. One that has to say it and does not comes out
+        as lost.
         """
         packed = b"" if indices is None else pack_indices(indices, own)
         task = _Task(number, packed, epoch, seeds)
@@ -257,12 +257,18 @@ class WorkerPool:
         return found
 
     def _assign(self, task: _Task, worker: _Worker) -> None:
-        """Send a copy of a task to a worker."""
-        if self._homes is not None:
-            turn = position_of(task.number)
-            if self._homes.send(turn) and self.point is not None and not task.packed:
-                task.packed = pack_indices(self.point(self._homes.whose(turn)))
+        """Send a copy of a task to a worker; a reader's whose place is not known there is lost."""
         packed = task.packed
+        if self.of_readers and self._homes is not None:
+            there = self._homes.place(position_of(task.number))
+            if there is Place.GOES_ON:
+                packed = b""
+            elif there is Place.LOST and not packed:
+                del self._tasks[task.number]
+                self._ready.append(Outcome.of_lost(task.number))
+                self.pipes.wake()  # another thread may be waiting
+                return
+            self._homes.send(position_of(task.number))
         nbytes = len(packed)
         slot = self.arena.acquire(nbytes)
         offset = slot.offset
@@ -671,7 +677,7 @@ class WorkerPool:
             copy.task.copies.remove(copy.slot.offset)
             if self._is_wanted(copy.task) and not copy.task.copies:
                 lost.append(copy.task)
-                if self._homes and self.point:  # its reader's place is another one by now
+                if self.of_readers:  # its reader's place is another one by now
                     copy.task.packed = b""
         self._put_back(lost)
         if self._homes is not None:

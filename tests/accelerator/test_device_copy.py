@@ -7,7 +7,7 @@ import torch
 
 from lit_loader import DataLoader
 from lit_loader.accelerator.device_copy import Staged
-from lit_loader.iteration import epoch_run
+from lit_loader.iteration import iterator as iterator_module
 from tests.support.exact import loaded
 from tests.support.samples import Call, Rows
 
@@ -35,7 +35,7 @@ class Recorded:
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> type[Recorded]:
     Recorded.made = []
-    monkeypatch.setattr(epoch_run, "DeviceCopy", Recorded)
+    monkeypatch.setattr(iterator_module, "DeviceCopy", Recorded)
     return Recorded
 
 
@@ -55,8 +55,10 @@ def test_what_is_there_is_staged_before_the_one_before_is_given(
     iterator = iter(loader)
     found = [next(iterator)]
     # Until all of them are made, and pinned: the copies' order is then certain.
-    line = iterator.line  # type: ignore[attr-defined]
-    while (line._thread.pinned + len(line.ready) if pin else line.made) < 5:
+    def made() -> int:
+        return iterator._thread.pinned + len(iterator._arrived) if pin else iterator.ready  # type: ignore[attr-defined,no-any-return]
+
+    while made() < 5:
         pass
     found += list(iterator)
     assert [int(batch[0, 0]) for batch in found] == [0, 2, 4, 6, 8, 10]

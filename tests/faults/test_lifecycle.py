@@ -160,7 +160,7 @@ def test_a_forked_child_takes_nothing_from_its_parent(persistent: bool, how: str
             if how == "close":
                 loader.close()
             elif how == "del":
-                iterator.line._finalizer()
+                iterator._finalizer()
                 if loader._core.pool is not None:
                     loader._core.pool.cancel()
                 holder.clear()

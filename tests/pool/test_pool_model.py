@@ -317,7 +317,7 @@ class PoolMachine(RuleBasedStateMachine):
                 turns,
                 slot_bytes=SLOT,
             )
-        self.pool.point = lambda reader: reader
+        self.pool.of_readers = bool(turns)
 
     @rule(count=st.integers(1, 4))
     def submit(self, count: int) -> None:
@@ -404,6 +404,11 @@ class PoolMachine(RuleBasedStateMachine):
 
     def _deliver(self, outcome: Outcome) -> None:
         assert outcome.number in self.outstanding, "a batch came twice, or after it was given up"
+        if outcome.lost:  # as lit_loader.iteration.epoch does: again, with its reader's place
+            assert self.turns
+            reader = outcome.number % self.turns
+            self.pool.submit(outcome.number, reader, 0, PassSeeds(0, 0, 0))
+            return
         self.outstanding.remove(outcome.number)
         assert outcome.failure is None
         assert outcome.memory is not None

@@ -61,7 +61,7 @@ SHOWN: list[tuple[Any, str]] = [
     ),
     (
         lambda: iter(DataLoader(Counting(), 2, num_workers=2)),
-        "<EpochRun of DataLoader(Counting, batch_size=2, num_workers=2): not begun>",
+        "<LoaderIterator of DataLoader(Counting, batch_size=2, num_workers=2): not begun>",
     ),
     (
         lambda: LoaderConfig(sampler=list(range(1000)), drop_last=True),

@@ -7,7 +7,7 @@ import pytest
 
 from lit_loader import DataLoader
 from lit_loader.statistics.chrome_trace import trace_events
-from lit_loader.statistics.records import BatchRecord, LoaderTrace
+from lit_loader.statistics.records import Timings, LoaderTrace
 from tests.support.samples import Rows
 
 Event = dict[str, Any]
@@ -70,7 +70,7 @@ def test_a_loaders_own_records(pinned: None, num_workers: int, pin: bool) -> Non
     loader = DataLoader(
         Rows(60, 1_000), batch_size=4, shuffle=True, num_workers=num_workers, pin_memory=pin
     )
-    records: list[BatchRecord] = []
+    records: list[Timings] = []
     loader._core.recorder.listener = records.extend
     for _ in range(2):
         list(loader)

@@ -12,7 +12,7 @@ from typing import Any
 
 from lit_loader.statistics.auto_workers import AutoWorkers
 from lit_loader.statistics.controller import Bounds, Setting
-from lit_loader.statistics.records import BatchRecord
+from lit_loader.statistics.records import Timings
 from tests.tuning.simulation import Draw, Loader, Machine, Work, draws
 
 FIXED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48)
@@ -156,7 +156,7 @@ class Tuned:
         self.loader.resize(setting.workers, setting.workers * setting.prefetch)
         self.decided.append((self.loader.given, setting))
 
-    def on_batch(self, record: BatchRecord) -> None:
+    def on_batch(self, record: Timings) -> None:
         if self.auto.add(record):
             setting = self.auto.decide(self, "a scene", None)
             if setting is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lit_loader.statistics.records import BatchRecord
+from lit_loader.statistics.records import Timings
 
 Draw = Callable[[int], float]
 """A number for each batch."""
@@ -46,7 +46,7 @@ class Loader:
     """A loader on a machine."""
 
     work: Work
-    on_batch: Callable[[BatchRecord], object] = lambda record: None
+    on_batch: Callable[[Timings], object] = lambda record: None
     start: float = 0.1  # seconds until a new worker takes its first batch
     epoch: int = 0  # batches of an epoch, with workers of its own; 0: it never ends
     workers: int = 0
@@ -179,12 +179,13 @@ class Machine:
         batch = loader.given
         worker, began, took, computed, queued = loader.done.pop(batch)
         epoch, number = divmod(batch, loader.epoch) if loader.epoch else (0, batch)
-        record = BatchRecord(
-            *(epoch, number, worker, 1, 0, round(began * 1e9), round(took * 1e9), 0, 0),
-            *(round((began + took) * 1e9), round(loader.asked * 1e9)),
-            *(round((self.now - loader.asked) * 1e9), 0, 0),
-            *(round(loader.step * 1e9) if number else 0, 0),
-            *(round(computed * 1e9), round(queued * 1e9)),
+        made, step = round((began + took) * 1e9), round(loader.step * 1e9) if number else 0
+        asked = round(loader.asked * 1e9)
+        record = Timings(
+            **{"worker": worker, "samples": 1, "epoch": epoch, "number": number, "step": step},
+            **{"began": round(began * 1e9), "fetch": round(took * 1e9), "arrived": made},
+            **{"asked": asked, "wait": round((self.now - loader.asked) * 1e9)},
+            **{"processor": round(computed * 1e9), "queued": round(queued * 1e9)},
         )
         loader.given += 1
         loader.step, loader.stepping = loader.work.step(batch), True

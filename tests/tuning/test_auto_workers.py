@@ -17,7 +17,7 @@ from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.statistics import auto_workers
 from lit_loader.statistics.auto_workers import AutoWorkers
 from lit_loader.statistics.controller import Bounds, Load, Setting
-from lit_loader.statistics.records import BatchRecord
+from lit_loader.statistics.records import Timings
 from tests.support.exact import Augmented
 
 
@@ -193,9 +193,10 @@ def test_reads_come_before_processes(
     auto, ms = AutoWorkers(), 1_000_000
     for number in range(100):
         now = number * 11 * ms
-        record = BatchRecord(
-            *(0, number, number % 2, 16, 1000, now, 20 * ms, 0, 0, now + 20 * ms, now + 11 * ms),
-            *(10 * ms, 0, 0, ms // 10, 0, ms // 10, 0, read * ms),
+        record = Timings(
+            **{"worker": number % 2, "number": number, "samples": 16, "nbytes": 1000},
+            **{"began": now, "fetch": 20 * ms, "arrived": now + 20 * ms, "asked": now + 11 * ms},
+            **{"wait": 10 * ms, "step": ms // 10, "processor": ms // 10, "read": read * ms},
         )
         if auto.add(record) and auto.decide(Two(), "a loader", None, 0, reads):
             break

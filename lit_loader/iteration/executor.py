@@ -1,0 +1,212 @@
+"""`Executor`: makes batches, and knows no epoch; `Inline` makes them in the consumer's own thread.
+
+::
+
+    LoaderIterator ── submit(task) ─▶ executor … inline, in processes, elsewhere … ─▶ receive()
+
+The one by worker processes is in `iteration/pool_executor.py`.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from lit_loader.accelerator.pin_memory import Pin
+from lit_loader.batch.batch_loader import BatchLoader
+from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
+from lit_loader.batch.fetch import EndOfData
+from lit_loader.batch.sample_errors import annotate
+from lit_loader.batch.worker_info import show, shown
+from lit_loader.context import reading
+from lit_loader.errors import WorkerError
+from lit_loader.seeding.bases import PassSeeds
+from lit_loader.seeding.generator_state import Loan, OwnStreams
+from lit_loader.statistics.records import Timings
+from lit_loader.streams.readers import Readers, maker_of
+from lit_loader.system.interrupts import let_handlers_through
+from lit_loader.transport.loader_page import LoaderPage
+from lit_loader.transport.messages import POSITION, listed
+from lit_loader.transport.remote_error import describe_batch
+from lit_loader.transport.status_board import Progress
+from lit_loader.workers.outcome import Outcome
+
+__all__ = ["Executor", "Inline", "Task"]
+
+
+class Task(NamedTuple):
+    """A batch to be made: a pure function of what is here and of what the executor reads."""
+
+    number: int  # of epoch and batch, see `task_number`; no two of an iterator have the same
+    # The samples' indices; or a `ReadPoint`, where its reader is to begin; None: it goes on.
+    indices: Any
+    epoch: int
+    seeds: PassSeeds
+    own: bool = False  # whether the indices are of the loader's own order: an int64 array
+    whose: Any = None  # for messages: the reader, where these have numbers of their own
+
+
+class Executor:
+    """Makes the batches of tasks, each once, in any order; for one iterator at a time.
+
+    For whoever writes another one:
+
+    - `submit` takes a task and returns at once. What it cannot begin yet waits in the executor.
+      Tasks of one reader of a stream (``number % readers``) are done one after another, in order.
+    - `receive` waits, ``timeout`` seconds at most, and gives one task's `Outcome`: batch, error,
+      or the reader's end, and its `Timings`. An exception of the user's code is an outcome. What
+      `receive` itself raises is the executor's own end: the iterator closes it, and sends all that
+      is outstanding to another one.
+    - A lost map-style task (a worker died) is sent again by the executor, unseen. The task of a
+      reader whose place is lost comes back as an outcome that is ``lost``: it is submitted again,
+      then with a place. A place that a reader has anyway is to be ignored.
+    - An exception may come out of a signal handler at any instruction. If ``waiting`` was set then,
+      nothing was broken into, and all goes on. Else the iterator calls `call_off` where
+      ``recovers`` says that this brings the executor in order, and else `close`.
+    - One thread submits while another one may receive. `resize` and `stop` come from any thread.
+
+    Attributes:
+        eager: Whether tasks are begun before they are received.
+        recovers: Whether an exception at any instruction leaves it in use.
+        draws: Whether it needs the process's own random generators, for which threads take turns.
+        closed: Whether it makes no more batches.
+        notices: What the user is to be told, as warnings.
+        restarts: Workers that have been replaced.
+        page: Where viewers in other processes look; None: nowhere.
+        pool: Its worker processes; None: it has none.
+    """
+
+    eager = recovers = draws = closed = elsewhere = False
+    waiting = False
+    notices: Collection[Any] = ()
+    restarts = 0
+    page: LoaderPage | None = None
+    pool: Any = None
+    unread = 0
+
+    def submit(self, task: Task) -> None:
+        """Have a task done; does not wait."""
+        raise NotImplementedError
+
+    def receive(self, timeout: float | None = None) -> Outcome | None:
+        """Wait for the next outcome; None: the time is up, or `stop` was called."""
+        raise NotImplementedError
+
+    def room(self, outstanding: int) -> int:
+        """How many more tasks may be submitted, where so many are outstanding (not given out)."""
+        raise NotImplementedError
+
+    def resize(self, num_workers: int, depth: int) -> None:
+        """Have another number of workers, and of batches that may be outstanding."""
+
+    def call_off(self) -> None:
+        """Forget all tasks; no outcome of theirs comes out any more."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Let a `receive` in another thread end."""
+
+    def close(self) -> None:
+        """End it; a second call does nothing."""
+
+
+class Inline(Executor):
+    """``num_workers=0``: makes each batch in `receive`, in the thread that calls it.
+
+    The global random generators are, after that, as they were before. Loaders in other threads wait
+    meanwhile, unless they read tables: the generators are one resource of the process.
+    """
+
+    recovers = True
+
+    def __init__(self, spec: BatchSpec, seed: int, pin: Pin | None) -> None:
+        self._pin, self._iterable = pin, spec.iterable
+        self._tasks: deque[Task] = deque()
+        self._progress = Progress()
+        self._progress.each = False  # nobody looks at the time
+        self._maker: BatchLoader | Readers = maker_of(spec)
+        self._streams = OwnStreams(seed) if spec.seeding == "worker" else None
+        self.draws = not self._maker.reads_table
+        self._end_reads()
+
+    def submit(self, task: Task) -> None:
+        """Keep the task until it is asked for."""
+        self._tasks.append(task)
+
+    def room(self, outstanding: int) -> int:
+        """One at a time."""
+        return 1 - outstanding
+
+    def receive(self, timeout: float | None = None) -> Outcome | None:
+        """Make a batch."""
+        if not self._tasks:
+            return None
+        task, progress, maker = self._tasks.popleft(), self._progress, self._maker
+        indices = listed(task.indices) if task.own else task.indices
+        outcome = Outcome(task.number)
+        progress.begin(-1)
+        batch = maker.take(indices, progress)
+        if batch is None:
+            batch = self._load(task, indices, outcome)
+        now = time.monotonic_ns()
+        outcome.timings = timings = Timings(-1, 0, maker.samples, *progress.stages(now))
+        timings.arrived = now
+        if type(batch) is BatchWithReport:
+            outcome.made, batch = batch, batch.batch
+        outcome.batch = batch
+        if self._pin is not None:
+            outcome.pin(self._pin)
+        return outcome
+
+    def _load(self, task: Task, indices: Any, outcome: Outcome) -> Any:
+        """Make a batch by the user's code, with the generators lent; or note what it has raised."""
+        maker, number = self._maker, task.number & POSITION
+        place, loan = (reading.leave(), shown()), maker.lend(self._streams)
+        try:
+            loan.begin()
+            return maker.load(indices, number, task.epoch, task.seeds, self._progress)
+        except EndOfData:
+            outcome.ended = True
+        except StopIteration as error:
+            # As it is, it would end the consumer's loop as if the epoch were over.
+            outcome.error = WorkerError(
+                f"the dataset or collate_fn raised StopIteration({error}), which would end the "
+                "loop over the loader: raise another exception there"
+            )
+            outcome.error.__cause__ = error
+        except Exception as error:
+            let_handlers_through(error)
+            # What an exception from a worker has in its message.
+            read = maker.whose(number) if self._iterable else indices
+            annotate(error, f"in {describe_batch(number, read, self._progress)}")
+            outcome.error = error
+        finally:
+            try:
+                _return(loan, place)
+            except BaseException:  # out of a signal handler, which has broken into it
+                _return(loan, place)
+                raise
+        return None
+
+    def call_off(self) -> None:
+        """Forget the task, what was read ahead, and where readers are."""
+        self._tasks.clear()
+        self._maker.forget_reads()
+        self._end_reads()
+        if self._iterable:
+            self._maker.begin_epoch()  # an iterator that was interrupted has often ended
+
+    def _end_reads(self) -> None:
+        """Have the threads that read ahead end with this pass."""
+        if self._maker.reads is not None:
+            weakref.finalize(self, self._maker.reads.background.end)
+
+
+def _return(loan: Loan, place: tuple[Any, Any]) -> None:
+    """Put back what was changed in this process to make a batch; may be called again."""
+    reading.return_to(place[0])
+    show(place[1])
+    loan.end()
