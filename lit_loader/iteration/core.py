@@ -86,7 +86,7 @@ dataset as it is now.
 
 _AS_THE_LOADER: Final = (
     *("dataset", "batch_size", "drop_last", "collate_fn", "worker_init_fn", "seeding", "reseed_fn"),
-    *("remote_workers", "share", "reads"),
+    *("remote_workers", "share", "reads", "stall_warning"),
 )
 """What a spec has as ``iter(loader)`` finds it: within, subclasses may show others than outside."""
 

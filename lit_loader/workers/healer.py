@@ -40,24 +40,21 @@ from lit_loader.workers.payload import NO_ROOM
 from lit_loader.workers.starters import Notice
 from lit_loader.workers.worker_pool import WorkerPool
 
-__all__ = ["Healer"]
+__all__ = ["Healer", "doing_task"]
 
 _SUSPICIOUS: Final = 60.0
 """Seconds at one sample after which a reader is told of, where another one has been replaced."""
 
 _SECOND_LOOK: Final = 0.5
 """Seconds between the two looks that must find a worker in the same place, before it is said to
-hang. After the whole process group has been stopped for a while (Ctrl-Z), it will not be."""
+hang."""
+
+_SLICE: Final = 1.0
+"""Seconds from one look to the next at most: where one comes late by as much, all processes were
+stopped meanwhile (Ctrl-Z, a scheduler), and waiting is counted from then on."""
 
 Fault = type[WorkerDiedError] | type[WorkerTimeoutError]
 """What has befallen a worker, as the error that is raised if it may not be replaced."""
-
-_REQUESTS: Final = frozenset({-signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT})
-"""Exit codes of workers that were asked to end, from outside: no sample is to blame."""
-
-_ONE_REQUEST: Final = 2.0
-"""Seconds within which workers that end so count once: the signal was sent to all of them. One that
-a sample sends to itself, again and again, counts each time that they have passed."""
 
 _KILLS_IN_A_ROW: Final = 2
 
@@ -69,12 +66,7 @@ _ADVICE: Final = {
 
 _DONE: Final = object()
 
-_REQUEST: Final = "at the request of another process (a scheduler, perhaps)"
-
 _CAUSES: dict[int, str] = {
-    signal.SIGTERM: _REQUEST,
-    signal.SIGHUP: _REQUEST,
-    signal.SIGINT: _REQUEST,
     signal.SIGSEGV: (
         "by a crash in native code that the dataset or collate_fn calls: update or leave out that "
         "library, or set multiprocessing_context='spawn' if it uses threads"
@@ -98,13 +90,13 @@ class Healer:
 
     def __init__(self, max_restarts: int, timeout: float | None, iterable: bool) -> None:
         self._max_restarts, self._charged = max_restarts, 0
-        self._last_request = -_ONE_REQUEST
         self._kills: Counter[int] = Counter()  # workers that each task has ended
         self._timeout = timeout
         # Seconds at one sample after which a worker is looked at, by :meth:`look`; or
         # None.
         self.limit = timeout
         self._suspect: tuple[int, BoardRow] | None = None  # where the last look found a worker
+        self._due, self._resumed = float("inf"), 0.0  # the next look; the end of the last pause
         self._iterable = iterable
         # Readers may wait for one another where they begin; one that begins anew is alone there.
         self._may_meet = iterable and timeout is None
@@ -150,9 +142,8 @@ class Healer:
     ) -> Outcome | None:
         """Replace a worker if it may be; returns the outcome of its task if that is given up."""
         number, stage = death.row.number, death.row.stage
-        now, by_request = time.monotonic(), death.exitcode in _REQUESTS
         # Not one whose result it had sent already; nor one of an epoch that is over.
-        if stage in Stage.BUSY and pool.is_pending(number) and not by_request:
+        if stage in Stage.BUSY and pool.is_pending(number):
             self._kills[number] += 1
             if self._kills[number] >= _KILLS_IN_A_ROW and self._max_restarts:
                 error = fault(
@@ -164,10 +155,7 @@ class Healer:
                 self.restarts += 1
                 pool.replace(death.worker, skip_task=number)
                 return Outcome(number, error=error)
-        if not by_request:
-            self._charged += 1
-        elif now - self._last_request >= _ONE_REQUEST:
-            self._charged, self._last_request = self._charged + 1, now
+        self._charged += 1
         if stage == Stage.STARTING and (death.exitcode or 0) > 0:
             raise fault(message) from None  # it would be the same again
         budget = f"max_worker_restarts={self._max_restarts}"
@@ -195,30 +183,42 @@ class Healer:
         limit = self.limit
         if limit is None:
             return None
+        now, began = self._now(began)
         if self._suspect is not None:
-            return min(_SECOND_LOOK, limit)
-        left = limit - (time.monotonic() - began)
-        if left > 0:  # without looking at the board, for none can hang for longer than this
-            return left
-        idle = [_idle(row, began) for row in pool.awaited_workers().values()]
-        return max(0.0, limit - max(idle, default=0.0))
+            seconds = min(_SECOND_LOOK, limit)
+        elif now - began < limit:  # without looking at the board: none can hang for longer
+            seconds = limit - (now - began)
+        else:
+            idle = [_idle(row, began) for row in pool.awaited_workers().values()]
+            seconds = max(0.0, limit - max(idle, default=0.0))
+        seconds = min(seconds, _SLICE)
+        self._due = now + seconds
+        return seconds
 
     def _hanging(self, pool: WorkerPool, began: float) -> tuple[int, float] | None:
         """Look for a worker that hangs; returns it, and for how many seconds it has."""
         limit = self.limit
         assert limit is not None
+        now, began = self._now(began)
         awaited, suspect = pool.awaited_workers(), self._suspect
         if suspect is not None:
             worker, row = suspect
             self._suspect = None
             if awaited.get(worker) == row:
-                return worker, time.monotonic() - (row.since / 1e9 if row.since else began)
+                return worker, now - (row.since / 1e9 if row.since else began)
         # One that waits for tasks is only to blame if those that have one get on.
         for worker, row in sorted(awaited.items(), key=lambda item: item[1].since):
             if _idle(row, began) >= limit:
                 self._suspect = worker, row
                 break
         return None
+
+    def _now(self, began: float) -> tuple[float, float]:
+        """The time, and that from which on waiting is counted."""
+        now = time.monotonic()
+        if now > self._due + _SLICE:
+            self._resumed, self._suspect = now, None
+        return now, max(began, self._resumed)
 
 
 def _idle(row: BoardRow, began: float) -> float:
@@ -310,13 +310,17 @@ def _signal_name(number: int) -> str:
 
 
 def _doing(row: BoardRow, assigned: Mapping[int, Any]) -> str:
-    """Say what a worker is at: ``fetching sample 2 (index 17) of batch 3, indices [...]``."""
+    """Say what a worker is at, of the tasks that are in flight."""
     if row.number < 0:
         return doing(row.stage, None)
     indices = assigned.get(row.number, _DONE)  # the consumer's thread may take it away just now
     if indices is _DONE:
         return f"done with batch {position_of(row.number)}"
-    indices = listed(indices)
+    return doing_task(row, listed(indices))
+
+
+def doing_task(row: BoardRow, indices: Any) -> str:
+    """Say what a worker is at: ``fetching index 17 (sample 2 of batch 3, indices [...])``."""
     batch = f"batch {position_of(row.number)}, {describe_indices(indices)}"
     known = isinstance(indices, list) and 0 <= row.position < len(indices)
     index = indices[row.position] if known else NOT_KNOWN

@@ -19,8 +19,8 @@ later is the same as one made at first: the same dataset, the same module state,
 - A launcher that is stuck, or was killed, is forked again. The third time in a row it is an error,
   which names the stacks.
 - The launcher does one thing at a time: it waits for a request, or for its parent's death.
-- It ignores SIGTERM: where that is sent to all processes to end a job, the parent ends, and that
-  ends the launcher.
+- Like workers, it leaves signals that are sent to a whole job to the parent. When that ends, so
+  does the launcher.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ from lit_loader.errors import LoaderError
 from lit_loader.seeding.find_generators import find_generators
 from lit_loader.seeding.seeds import await_draws, seed_worker
 from lit_loader.system import linux
+from lit_loader.system.signals import reset_signals
 from lit_loader.system.stack_dumps import DUMP_SIGNAL, StackFile, write_stacks_to
 from lit_loader.workers.parent import Descriptor, Links
 from lit_loader.workers.payload import Payload
@@ -60,12 +61,12 @@ from lit_loader.workers.process_start import (
     permit,
     quiet_start,
     renew_locks,
-    reset_signals,
 )
 from lit_loader.workers.starters import (
     DirectStarter,
     Starter,
     WorkerProcess,
+    other_threads,
     reap,
     run_worker,
 )
@@ -247,6 +248,7 @@ class Launcher(Starter):
                 for _ in range(_TURNS if threads else 0):
                     time.sleep(0)
                 await_draws()
+                self.beside = other_threads()
                 pid = os.fork()
                 if pid == 0:
                     _forking.release()
@@ -308,7 +310,6 @@ class Launcher(Starter):
         try:
             renew_locks()
             reset_signals()
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(_STUCK)
             write_stacks_to(self._links.stacks.fd)
@@ -321,6 +322,7 @@ class Launcher(Starter):
             multiprocessing.current_process().daemon = False
             rehearse(self._payload.open(), threads)
             signal.alarm(0)
+            reset_signals()  # SIGALRM's, too
             _Server(requests, linux.open_process(parent), self._links, self._payload).run()
         except (ConnectionError, ProcessLookupError):
             pass  # the parent has closed its end, or is gone

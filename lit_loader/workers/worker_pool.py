@@ -86,6 +86,12 @@ _STRAGGLING: Final = 0.001
 
 _FOR_EVER: Final = float("inf")
 
+_LONGEST_LOOK: Final = 1.0
+"""Seconds between two looks while nothing comes; one that comes later was held up itself."""
+
+_SECOND_STALL: Final = 10
+"""Times ``stall_warning`` after which a stall is told of once more."""
+
 _MOMENT: Final = 0.5
 """Seconds that :meth:`WorkerPool.adapt` waits at most for workers that leave."""
 
@@ -191,6 +197,13 @@ class WorkerPool:
         self._due = self._resized = False
         self._idle = False  # whether a worker may have nothing to do
         self._dead: int | None = None  # the sentinel of a worker that is gone
+        # Seconds of waiting without a batch that are told of, and how many there are; replies and
+        # time when that was looked at last.
+        limit = spec.stall_warning
+        self._stall_limits = [limit, _SECOND_STALL * limit] if limit else []
+        self._quiet = self._watched = 0.0
+        self._answered = -1
+        self._stall: Any = None
         # How many there are to be; while that comes about, a few more or fewer live.
         self.num_workers = num_workers
         self.token = 1  # that of the epoch whose tasks are wanted
@@ -366,15 +379,18 @@ class WorkerPool:
                 # Else nobody could take a copy: a short time costs more than a long one.
                 patience = _STRAGGLING if self._idle else _FOR_EVER
                 came = self.pipes.wait(min(left, patience))
-                if came is None:
-                    if self._idle:
-                        self._copy_for_the_idle()
+                if came is None and self._idle:
+                    self._copy_for_the_idle()
                     came = left > patience and self.pipes.wait(left)
             except Ended as ended:
                 self._dead = ended.sentinel
                 self._read_all()  # what it and others had finished comes out before
                 continue
             if not came:
+                if came is None and left:
+                    self._watch()
+                    if deadline is None or time.monotonic() < deadline:
+                        continue
                 return None
             for message in self.pipes.read():
                 if type(message) is Reply:
@@ -382,6 +398,28 @@ class WorkerPool:
                 else:
                     self._handle(message)
         return ready.popleft()
+
+    def _watch(self) -> None:
+        """Tell of a stall; called when nothing has come for a second, or less, of waiting."""
+        now = time.monotonic()
+        answered = sum(hand.places - len(hand.queue) for hand in self._hands.values())
+        if answered != self._answered:
+            self._answered, self._quiet, self._stall = answered, 0.0, None
+        self._quiet += min(now - self._watched, _LONGEST_LOOK)  # not the time of a Ctrl-Z
+        self._watched = now
+        limit = self._stall_limits[0] if self._stall_limits else _FOR_EVER
+        if self._quiet >= limit / 2:
+            from lit_loader.workers.stall import Stall  # which most programs never need
+
+            self._stall = self._stall or Stall(self)
+            if self._quiet >= limit:
+                del self._stall_limits[0]
+                self._stall.tell(self, self._quiet)
+
+    def packed_indices(self, number: int) -> bytes:
+        """The packed indices of a task without an outcome; b"": there are none."""
+        task = self._tasks.get(number)
+        return b"" if task is None else task.packed
 
     def _see_to_the_dead(self) -> None:
         """Clear away what is left of a worker that has left, as it was to.
@@ -688,13 +726,18 @@ class WorkerPool:
 
     # --- what is seen from outside ---
 
-    def awaited_workers(self) -> dict[int, BoardRow]:
-        """The workers that keep others waiting, and what each is doing."""
+    def awaited_workers(self, every: bool = False) -> dict[int, BoardRow]:
+        """The workers that have tasks, and what each is doing; ``every``: also those that start."""
         with self._lock:
             relay = self.workers.relay
             owing = [w for w, hand in self._hands.items() if hand.queue and w != relay]
             rows = {worker: self._board.read(worker) for worker in owing}
-        return {worker: row for worker, row in rows.items() if self.workers.counts(row)}
+        return {worker: row for worker, row in rows.items() if every or self.workers.counts(row)}
+
+    @property
+    def made_any(self) -> bool:
+        """Whether a worker has replied to a task."""
+        return any(hand.places > len(hand.queue) for hand in [*self._hands.values()])
 
     @property
     def settled(self) -> bool:

@@ -90,7 +90,7 @@ class WorkerSet:
         self.relay = None if remote is None else relay  # who stands for those elsewhere
         self._remote_workers = 0 if remote is None else spec.remote_workers
         self.starter = make_starter(context, self._links, spec)
-        self._forks, self.notices = self.starter.forks, self.starter.notices
+        self.notices = self.starter.notices
         if remote is not None:
             remote.prepare(self._links, spec, self.notices)
         self._remote = remote
@@ -171,7 +171,21 @@ class WorkerSet:
 
     def counts(self, row: BoardRow) -> bool:
         """Whether a worker is past the start of interpreter and torch, which counts for no hang."""
-        return self._forks or row.stage != Stage.STARTING
+        return self.forks or row.stage != Stage.STARTING
+
+    @property
+    def forks(self) -> bool:
+        """Whether workers here are forks of this process."""
+        return self.starter is None or self.starter.forks
+
+    @property
+    def beside(self) -> list[str]:
+        """The names of threads beside which workers were forked."""
+        return [] if self.starter is None else self.starter.beside
+
+    def stacks_of(self, worker: int) -> int:
+        """The descriptor that a worker writes its stacks to when it is asked to; -1: none."""
+        return self._board.stacks_of(worker)
 
     def death_of(self, sentinel: int) -> WorkerDeath:
         """Say how the worker has died whose process has this sentinel."""

@@ -66,7 +66,7 @@ def _raise() -> None:
 FAULTS: Final[dict[str, Callable[[], object]]] = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
-    "SIGALRM": lambda: os.kill(os.getpid(), signal.SIGALRM),
+    "SIGVTALRM": lambda: os.kill(os.getpid(), signal.SIGVTALRM),
     "SIGABRT": lambda: os.kill(os.getpid(), signal.SIGABRT),
     "SIGSEGV": lambda: ctypes.string_at(0),
     "_exit": lambda: os._exit(7),
