@@ -394,6 +394,7 @@ class LoaderCore:
             own_order=plan is not None and plan.is_computed,
             timed=self.auto is not None,
             watched=bool(loader.timeout),
+            start_method_chosen=loader.multiprocessing_context is not None,
             shards=self.shards if self.iterable else None,
             ahead=(loader.prefetch_factor or DEFAULT_PREFETCH) if kept else 0,
             read_bytes=None if loader.memory_budget is None else loader.memory_budget // parts,

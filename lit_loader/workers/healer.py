@@ -91,6 +91,7 @@ class Healer:
     def __init__(self, max_restarts: int, timeout: float | None, iterable: bool) -> None:
         self._max_restarts, self._charged = max_restarts, 0
         self._kills: Counter[int] = Counter()  # workers that each task has ended
+        self._moves: Counter[int] = Counter()  # of these, how many were replaced from elsewhere
         self._timeout = timeout
         # Seconds at one sample after which a worker is looked at, by :meth:`look`; or
         # None.
@@ -131,8 +132,12 @@ class Healer:
             level = program_stacklevel()
             warnings.warn(alone(worker, seconds), WorkerRestartWarning, stacklevel=level)
             return None
-        ended = pool.workers.end(worker)
+        workers, first = pool.workers, pool.is_at_its_first(worker)
+        origin = workers.processes[worker].origin
+        ended = workers.end(worker)
         message = hung(ended, seconds, self._timeout, self.assigned)
+        if first and self._replaces_from_elsewhere(pool, ended, origin, message):
+            return None
         return self._see_to(pool, ended, WorkerTimeoutError, message)
 
     # --- the budget ---
@@ -168,6 +173,32 @@ class Healer:
         )
         self._replace(pool, death.worker, notice)
         return None
+
+    def _replaces_from_elsewhere(
+        self, pool: WorkerPool, death: WorkerDeath, origin: int, message: str
+    ) -> bool:
+        """Replace a worker that hung in its first batch by one of another origin, if there is one.
+
+        The fork may have copied a lock that was held: then all workers of that origin hang. That
+        costs the budget one restart.
+        """
+        workers, number = pool.workers, death.row.number
+        if self._kills[number] > self._moves[number]:
+            return False  # the batch has ended a worker that had made others
+        if origin == workers.origin:
+            if self._charged >= self._max_restarts or not workers.change_origin():
+                return False
+            self._charged += 1
+        self._kills[number] += 1
+        self._moves[number] += 1
+        notice = (
+            f"{message}\nIt had made no batch: it may wait for a lock that another thread held "
+            f"when it was forked. It has been replaced by a worker from {workers.source}, and nothing "
+            f"is lost (restart {self._charged} of at most max_worker_restarts="
+            f"{self._max_restarts} in this epoch)."
+        )
+        self._replace(pool, death.worker, notice)
+        return True
 
     def _replace(self, pool: WorkerPool, worker: int, notice: str) -> None:
         self.restarts += 1

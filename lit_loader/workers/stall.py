@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Stall"]
 
 _BUSY: Final = 0.05
-"""Part of the time from which on a worker that got a processor for it computes, and does not sleep."""
+"""Part of the time: a worker that got a processor for more of it computes, and does not sleep."""
 
 _SHOWN: Final = 8
 """Workers that are shown one by one."""
@@ -74,9 +74,11 @@ class Stall:
             lines.append("workers on other machines have sent nothing either")
         how = "its workers are slow, and get on" if slow else "its workers do not get on"
         text = (
-            f"lit_loader: no batch has come for {duration(seconds)}, and the program waits: {how}.\n"
+            f"lit_loader: no batch has come for {duration(seconds)}, and the program waits: "
+            f"{how}.\n"
             + "\n".join(lines)
-            + f"\n{_advice(pool, rows, bool(slow), looks.LOCK in ''.join(lines))} (stall_warning=0 turns this warning off.)"
+            + f"\n{_advice(pool, rows, bool(slow), looks.LOCK in ''.join(lines))} "
+            "(stall_warning=0 turns this warning off.)"
         )
         warnings.warn(text, StallWarning, stacklevel=program_stacklevel())
 
@@ -125,13 +127,13 @@ def _advice(pool: WorkerPool, rows: dict[int, BoardRow], slow: bool, locked: boo
     if all(row.stage == Stage.STARTING for row in rows.values()) and not pool.workers.forks:
         return "They still start: what they import, or unpickle, takes long."
     advice = "Look at the stacks."
-    if pool.workers.forks and locked and not pool.made_any:
+    if pool.workers.forks and locked and any(map(pool.is_at_its_first, rows)):
         native = Counter(looks.threads_of("self"))
         threads = native - Counter({name: native[name] for name in _UNNAMED})
         threads |= Counter(pool.workers.beside)
         names = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in threads.items())
         advice += (
-            " No worker has made a batch yet, and workers were forked beside other threads"
+            " It is in the first batch of a worker, and workers were forked beside other threads"
             f"{names and f' ({names})'}: a lock that one of these held is held in the worker for "
             "ever. With "
             "timeout=… (seconds) lit_loader replaces such a worker, from the program as it is "

@@ -20,7 +20,6 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess, _children  # type: ignore[attr-defined]
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
 from lit_loader.system.carrier import importable_main
 from lit_loader.system.interrupts import HeldBack
@@ -75,6 +74,7 @@ class WorkerProcess:
     """A worker's process. Its end is seen by a pidfd, which this closes, where there are such."""
 
     loss: Loss | None = None  # of a relay that has ended: how
+    origin = 0  # `WorkerSet.origin` when it was started
 
     def __init__(self, pid: int, pidfd: int, sentinel: int = -1) -> None:
         self.pid = pid
@@ -207,16 +207,17 @@ class Starter:
     """Starts workers, one after the other."""
 
     forks = True  # so that a worker is what this process is
+    again = False  # whether it has taken the place of another one, whose workers hang
 
-    def __init__(self, spec: BatchSpec) -> None:
+    def __init__(self, payload: Payload) -> None:
         self.notices: deque[Notice] = deque()  # messages for the consumer
         self.beside: list[str] = []  # the threads that there were when a process was forked
-        self._payload = Payload(spec)
+        self.payload = payload
 
     @property
     def shared_data(self) -> int:
         """Bytes of the dataset in a file that all workers map; forked ones need none."""
-        return self._payload.shared_bytes
+        return self.payload.shared_bytes
 
     def start_all(self, links: Sequence[Links]) -> list[WorkerProcess]:
         """Start workers, each connected as these say: all or none.
@@ -244,7 +245,7 @@ class Starter:
 
     def close(self) -> None:
         """Let go of the dataset's copy."""
-        self._payload.close()
+        self.payload.close()
 
 
 class DirectStarter(Starter):
@@ -254,15 +255,15 @@ class DirectStarter(Starter):
     interpreter.
     """
 
-    def __init__(self, context: BaseContext, spec: BatchSpec) -> None:
-        super().__init__(spec)
+    def __init__(self, context: BaseContext, payload: Payload) -> None:
+        super().__init__(payload)
         self.forks = context.get_start_method() == "fork"
         self._kind: Any = _ForkedProcess if self.forks else context.Process  # type: ignore[attr-defined]
         self._context = context
 
     def _start(self, links: Links, started: list[WorkerProcess]) -> None:
         if not self.forks:
-            self._payload.prepare()
+            self.payload.prepare()
         try:
             try:
                 self._start_process(links, started)
@@ -283,7 +284,7 @@ class DirectStarter(Starter):
         with permit(self.forks) as given:
             process: BaseProcess = self._kind(
                 target=run_worker,
-                args=(given, links, self._payload),
+                args=(given, links, self.payload),
                 name=f"lit_loader worker {links.worker}",
                 daemon=True,
             )

@@ -126,7 +126,7 @@ class _Copy:
 class _Worker:
     """What is known of one worker, from its start to its end."""
 
-    __slots__ = ("awaited", "credit", "leaving", "number", "owed", "places", "queue")
+    __slots__ = ("awaited", "credit", "first", "leaving", "number", "owed", "places", "queue")
 
     def __init__(self, number: int, places: int, relays: bool) -> None:
         self.number = number
@@ -136,7 +136,7 @@ class _Worker:
         # Tasks that it may have; None: as many as are in flight for each. A relay says it itself.
         self.credit = 0 if relays else None
         # Tasks that it was sent so far; goes on from the worker before: its bits on the board do.
-        self.places = places
+        self.places = self.first = places
         self.awaited = False  # whether it has not begun the epoch of this token
         self.leaving = False  # whether it is sent no more tasks
 
@@ -734,10 +734,10 @@ class WorkerPool:
             rows = {worker: self._board.read(worker) for worker in owing}
         return {worker: row for worker, row in rows.items() if every or self.workers.counts(row)}
 
-    @property
-    def made_any(self) -> bool:
-        """Whether a worker has replied to a task."""
-        return any(hand.places > len(hand.queue) for hand in [*self._hands.values()])
+    def is_at_its_first(self, worker: int) -> bool:
+        """Whether a worker has not replied to any task."""
+        hand = self._hands[worker]
+        return hand.places - len(hand.queue) == hand.first
 
     @property
     def settled(self) -> bool:
