@@ -193,8 +193,8 @@ class Healer:
         self._moves[number] += 1
         notice = (
             f"{message}\nIt had made no batch: it may wait for a lock that another thread held "
-            f"when it was forked. It has been replaced by a worker from {workers.source}, and nothing "
-            f"is lost (restart {self._charged} of at most max_worker_restarts="
+            f"when it was forked. It has been replaced by a worker from {workers.source}, and "
+            f"nothing is lost (restart {self._charged} of at most max_worker_restarts="
             f"{self._max_restarts} in this epoch)."
         )
         self._replace(pool, death.worker, notice)

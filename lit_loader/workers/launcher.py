@@ -40,6 +40,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Sequence
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
@@ -51,6 +52,7 @@ import torch
 
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.reads_declared import declares_reads
+from lit_loader.describe import program_stacklevel
 from lit_loader.errors import LoaderError
 from lit_loader.seeding.find_generators import find_generators
 from lit_loader.seeding.seeds import await_draws, seed_worker
@@ -58,6 +60,7 @@ from lit_loader.system import linux
 from lit_loader.system.carrier import main_is_importable
 from lit_loader.system.signals import reset_signals
 from lit_loader.system.stack_dumps import DUMP_SIGNAL, StackFile, write_stacks_to
+from lit_loader.workers.fork_dangers import fork_dangers
 from lit_loader.workers.parent import Descriptor, Links
 from lit_loader.workers.payload import Payload
 from lit_loader.workers.process_start import (
@@ -105,7 +108,12 @@ _forking: Final = threading.RLock()
 
 def make_starter(context: BaseContext, links: Links, spec: BatchSpec) -> Starter:
     """Choose where workers come from: on Linux, if they are to be forked, from a launcher."""
-    if context.get_start_method() == "fork" and _has_pidfds():
+    forks = context.get_start_method() == "fork"
+    if forks and links.num_workers > 1:
+        level = program_stacklevel()
+        for text in fork_dangers(spec.dataset, spec.worker_init_fn):
+            warnings.warn(text, RuntimeWarning, stacklevel=level)
+    if forks and _has_pidfds():
         return Launcher(context, links, Payload(spec))
     return DirectStarter(context, Payload(spec))
 
