@@ -68,7 +68,6 @@ class BatchSpec:
     shards: Shards | None = None  # readers of an iterable dataset; None: each worker is one
     ahead: int = 0  # readers whose next epoch a worker may begin when they have ended
     start_method_chosen: bool = False  # by the program; else it is Python's default
-    stall_warning: float = 0.0  # seconds without a batch after which the parent tells of it
     reads: int = 0
     read_bytes: int | None = None  # that reads ahead may take in a process; None: any number
 

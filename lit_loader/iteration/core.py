@@ -86,7 +86,7 @@ dataset as it is now.
 
 _AS_THE_LOADER: Final = (
     *("dataset", "batch_size", "drop_last", "collate_fn", "worker_init_fn", "seeding", "reseed_fn"),
-    *("remote_workers", "share", "reads", "stall_warning"),
+    *("remote_workers", "share", "reads"),
 )
 """What a spec has as ``iter(loader)`` finds it: within, subclasses may show others than outside."""
 
@@ -536,6 +536,7 @@ class LoaderCore:
             turns=self.turns,
             memory_budget=loader.memory_budget,
             remote=remote,
+            stall_warning=loader.stall_warning,
         )
 
     def _renew_workers(self) -> None:
@@ -701,6 +702,8 @@ class LoaderCore:
             let_handlers_through(error)
             return
         page.write(figures, run.ready, now)
+        if run.pool is not None:
+            run.pool.look_at_memory(now / 1e9)
 
     # --- warnings ---
 

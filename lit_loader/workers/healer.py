@@ -113,7 +113,8 @@ class Healer:
         """
         self._suspect = None  # it may have kept the others waiting
         if death.loss is None:
-            return self._see_to(pool, death, WorkerDiedError, died(death, self.assigned))
+            message = died(death, self.assigned, pool.oom_kills)
+            return self._see_to(pool, death, WorkerDiedError, message)
         if death.loss.final:  # with a budget of its own, see `remote/`
             raise LoaderError(death.loss.message) from None
         self._replace(pool, death.worker, death.loss.message)
@@ -260,8 +261,8 @@ def _idle(row: BoardRow, began: float) -> float:
 # --- texts ---
 
 
-def died(death: WorkerDeath, assigned: Mapping[int, Any]) -> str:
-    """Say how a worker came to its end."""
+def died(death: WorkerDeath, assigned: Mapping[int, Any], oom_kills: int | None = None) -> str:
+    """Say how a worker came to its end; ``oom_kills``: of the kernel's, how many came before."""
     who = f"DataLoader worker {death.worker} (pid {death.pid})"
     doing = _doing(death.row, assigned)
     if death.exitcode is None:
@@ -273,7 +274,7 @@ def died(death: WorkerDeath, assigned: Mapping[int, Any]) -> str:
     elif death.exitcode < 0:
         name = _signal_name(-death.exitcode)
         if -death.exitcode == signal.SIGKILL:
-            cause = _killed(death.peak_memory, memory_limits())
+            cause = _killed(death.peak_memory, memory_limits(), oom_kills)
         else:
             cause = _CAUSES.get(-death.exitcode, "whose sender is not known")
         how = f"was killed by {name}, {cause}"
@@ -296,15 +297,20 @@ def died(death: WorkerDeath, assigned: Mapping[int, Any]) -> str:
     return f"{who} {how}. It was {doing}.{stack}"
 
 
-def _killed(peak: int, limits: MemoryLimits) -> str:
-    """Say who has sent SIGKILL, most likely, to a worker with so much memory at most."""
+def _killed(peak: int, limits: MemoryLimits, before: int | None = None) -> str:
+    """Say who has sent SIGKILL, most likely, to a worker with so much memory at most.
+
+    ``before``: OOM kills that the cgroup had had before.
+    """
     own = f"the worker had {peak / 2**20:,.0f} MiB at most; " if peak else ""
-    cause = (
-        "by another process or a person (kill -9, a scheduler): memory was not short"
-        if limits.ample(peak)
-        else "most likely by the kernel for want of memory: use fewer workers, a smaller "
-        "prefetch_factor or smaller batches"
-    )
+    known = before is not None and (limits.oom_kills or 0) > before
+    cause = "by another process or a person (kill -9, a scheduler): memory was not short"
+    if known or not limits.ample(peak):
+        cause = (
+            f"{'' if known else 'most likely '}by the kernel for want of memory: use fewer "
+            "workers, a smaller prefetch_factor or smaller batches, or look for what grows in the "
+            "dataset"
+        )
     return f"{cause} ({own}{limits.describe()})"
 
 

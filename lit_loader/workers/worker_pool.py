@@ -47,6 +47,7 @@ from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
 from lit_loader.seeding.bases import PassSeeds
 from lit_loader.streams.homes import ReaderHomes
+from lit_loader.system.cgroups import memory_limits
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.transport.arena import Arena, Slot
 from lit_loader.transport.loader_page import PAGE_BYTES, LoaderPage
@@ -91,6 +92,9 @@ _LONGEST_LOOK: Final = 1.0
 
 _SECOND_STALL: Final = 10
 """Times ``stall_warning`` after which a stall is told of once more."""
+
+_SETTLING: Final = 10.0
+"""Seconds after which the workers' memory is looked at first."""
 
 _MOMENT: Final = 0.5
 """Seconds that :meth:`WorkerPool.adapt` waits at most for workers that leave."""
@@ -156,6 +160,7 @@ class WorkerPool:
         memory_budget: Bytes of shared memory to stay within, None for no limit.
         remote: Starts the process that stands for workers elsewhere; None: there are none. It gets
             no reader's tasks.
+        stall_warning: Seconds of waiting without a batch that are told of; 0: none are.
 
     Raises:
         LoaderError: No worker can be started from here, or there is no memory.
@@ -172,6 +177,7 @@ class WorkerPool:
         slot_bytes: int | None = None,
         memory_budget: int | None = None,
         remote: Any = None,
+        stall_warning: float = 0.0,
     ) -> None:
         if multiprocessing.current_process().daemon:
             raise LoaderError(
@@ -199,10 +205,13 @@ class WorkerPool:
         self._dead: int | None = None  # the sentinel of a worker that is gone
         # Seconds of waiting without a batch that are told of, and how many there are; replies and
         # time when that was looked at last.
-        limit = spec.stall_warning
-        self._stall_limits = [limit, _SECOND_STALL * limit] if limit else []
+        limits = stall_warning, _SECOND_STALL * stall_warning
+        self._stall_limits = [*filter(None, limits)]
         self._quiet = self._watched = 0.0
         self._answered = -1
+        self._growth: Any = None
+        self._memory_due = time.monotonic() + _SETTLING
+        self.oom_kills: int | None = None  # of the cgroup, before; None: not known
         self._stall: Any = None
         # How many there are to be; while that comes about, a few more or fewer live.
         self.num_workers = num_workers
@@ -415,6 +424,21 @@ class WorkerPool:
             if self._quiet >= limit:
                 del self._stall_limits[0]
                 self._stall.tell(self, self._quiet)
+
+    def look_at_memory(self, now: float) -> None:
+        """Tell of workers that grow without end; at ``time.monotonic()``, in the consumer's thread.
+
+        The first time, note how many processes the kernel has ended so far for want of memory.
+        """
+        if now < self._memory_due:
+            return
+        from lit_loader.workers.growth import EVERY, Growth  # which short runs do not need
+
+        if self._growth is None:
+            self._growth = Growth()
+            self.oom_kills = memory_limits().oom_kills
+        self._memory_due = now + EVERY
+        self._growth.look(self, now)
 
     def packed_indices(self, number: int) -> bytes:
         """The packed indices of a task without an outcome; b"": there are none."""

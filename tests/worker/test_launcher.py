@@ -134,7 +134,7 @@ def stuck(*_):
     held.acquire()
     held.acquire()
 
-launcher.DEADLINE, launcher._STUCK = 10**9, 5
+launcher.DEADLINE, launcher._STUCK = 10**5, 5
 launcher.rehearse = stuck
 list(DataLoader(range(4), num_workers=1, multiprocessing_context="fork"))
 """
