@@ -60,7 +60,6 @@ from lit_loader.system import linux
 from lit_loader.system.carrier import main_is_importable
 from lit_loader.system.signals import reset_signals
 from lit_loader.system.stack_dumps import DUMP_SIGNAL, StackFile, write_stacks_to
-from lit_loader.workers.fork_dangers import fork_dangers
 from lit_loader.workers.parent import Descriptor, Links
 from lit_loader.workers.payload import Payload
 from lit_loader.workers.process_start import (
@@ -110,6 +109,8 @@ def make_starter(context: BaseContext, links: Links, spec: BatchSpec) -> Starter
     """Choose where workers come from: on Linux, if they are to be forked, from a launcher."""
     forks = context.get_start_method() == "fork"
     if forks and links.num_workers > 1:
+        from lit_loader.workers.fork_dangers import fork_dangers  # of no use where none are forked
+
         level = program_stacklevel()
         for text in fork_dangers(spec.dataset, spec.worker_init_fn):
             warnings.warn(text, RuntimeWarning, stacklevel=level)

@@ -59,13 +59,19 @@ def _loop() -> None:
         pass
 
 
+def _all_signals() -> None:
+    """All that terminals, schedulers and limits send to a whole job."""
+    for name in ("HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "TERM", "XCPU", "TSTP", "CONT"):
+        os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
+
+
 def _raise() -> None:
     raise Struck("a fault of the test")
 
 
 FAULTS: Final[dict[str, Callable[[], object]]] = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "signals": _all_signals,
     "SIGVTALRM": lambda: os.kill(os.getpid(), signal.SIGVTALRM),
     "SIGABRT": lambda: os.kill(os.getpid(), signal.SIGABRT),
     "SIGSEGV": lambda: ctypes.string_at(0),
