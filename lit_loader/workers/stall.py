@@ -64,25 +64,35 @@ class Stall:
 
     def tell(self, pool: WorkerPool, seconds: float) -> None:
         """Warn; ``seconds`` is how long nothing has come."""
-        now = time.monotonic()
+        try:
+            text = self._text(pool, seconds)
+        except ValueError:  # the board's memory is given back
+            if pool.closed:
+                return
+            raise
+        warnings.warn(text, StallWarning, stacklevel=program_stacklevel())
+
+    def _text(self, pool: WorkerPool, seconds: float) -> str:
         rows = pool.awaited_workers(every=True)
-        slow = [row for row in rows.values() if row.since / 1e9 > self._began]
-        lines = [self._line(pool, worker, row, now) for worker, row in rows.items()][:_SHOWN]
+        slow = any(row.since / 1e9 > self._began for row in rows.values())
+        lines = [self._line(pool, *each) for each in [*rows.items()][:_SHOWN]]
+        advice = _advice(pool, rows, slow, looks.LOCK in "".join(lines))
         if len(rows) > _SHOWN:
             lines.append(f"… and {len(rows) - _SHOWN} more")
         if pool.workers.relay is not None:
             lines.append("workers on other machines have sent nothing either")
         how = "its workers are slow, and get on" if slow else "its workers do not get on"
-        text = (
-            f"lit_loader: no batch has come for {duration(seconds)}, and the program waits: "
-            f"{how}.\n"
-            + "\n".join(lines)
-            + f"\n{_advice(pool, rows, bool(slow), looks.LOCK in ''.join(lines))} "
-            "(stall_warning=0 turns this warning off.)"
+        return "\n".join(
+            (
+                f"lit_loader: no batch has come for {duration(seconds)}, and the program waits: "
+                f"{how}.",
+                *lines,
+                f"{advice} (stall_warning=0 turns this warning off.)",
+            )
         )
-        warnings.warn(text, StallWarning, stacklevel=program_stacklevel())
 
-    def _line(self, pool: WorkerPool, worker: int, row: BoardRow, now: float) -> str:
+    def _line(self, pool: WorkerPool, worker: int, row: BoardRow) -> str:
+        now = time.monotonic()
         process = pool.workers.processes.get(worker)
         pid = 0 if process is None else process.pid
         packed = pool.packed_indices(row.number)
@@ -123,7 +133,7 @@ def _advice(pool: WorkerPool, rows: dict[int, BoardRow], slow: bool, locked: boo
     if slow:
         return "Use more workers or smaller batches, or make the samples cheaper."
     if not rows:
-        return "No worker has a task: please report this."
+        return "Look at the machines of the remote workers."
     if all(row.stage == Stage.STARTING for row in rows.values()) and not pool.workers.forks:
         return "They still start: what they import, or unpickle, takes long."
     advice = "Look at the stacks."
