@@ -36,25 +36,23 @@ _CAREFUL: Final = frozenset({"pread", "preadv", "getpid", "register_at_fork", "f
 """Names in the code of classes that know what a fork does."""
 
 _CONNECTIONS: Final = frozenset(
-    f"{module}.{name}"
-    for module, name in (
-        *(("psycopg", "Connection"), ("psycopg2.extensions", "connection")),
-        *(("pymysql.connections", "Connection"), ("_duckdb", "DuckDBPyConnection")),
-        *(("duckdb", "DuckDBPyConnection"), ("grpc._channel", "Channel"), ("socket", "socket")),
-        *(("mysql.connector.connection", "MySQLConnection"),),
-    )
-)
-
-_DECODERS: Final = frozenset(
     (
         *(
-            "av.container.input.InputContainer",
-            "cv2.VideoCapture",
-            "decord.video_reader.VideoReader",
+            "duckdb.DuckDBPyConnection",
+            "grpc.Channel",
+            "mysql.MySQLConnection",
+            "psycopg.Connection",
         ),
-        *("torchcodec.decoders._video_decoder.VideoDecoder", "wave.Wave_read"),
+        *("psycopg2.connection", "pymysql.Connection", "socket.socket"),
     )
 )
+_DECODERS: Final = frozenset(
+    (
+        *("av.InputContainer", "cv2.VideoCapture", "decord.VideoReader", "torchcodec.VideoDecoder"),
+        "wave.Wave_read",
+    )
+)
+"""By the library and the class."""
 
 _CLOSED: Final = CLOSED - {"lit_loader"}
 
@@ -126,7 +124,7 @@ def _danger(value: Any, path: str) -> str | None:
             return None
         again = _file(value)
         return again and _shared_position(path, again)
-    names = {f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__}
+    names = {f"{root_of(base).lstrip('_')}.{base.__qualname__}" for base in kind.__mro__}
     if "zipfile.ZipFile" in names:
         is_open = value.fp is not None and value.mode == "r" and value.filename is not None
         return _shared_position(path, f"zipfile.ZipFile({value.filename!r})") if is_open else None
@@ -140,10 +138,10 @@ def _danger(value: Any, path: str) -> str | None:
         return _shared_position(path, "...  # opened as before")
     if not names.isdisjoint(_CONNECTIONS):
         return _shared(path, kind, "...  # connected as before")
-    begins = _POOLS.get(kind.__module__.partition(".")[0])
+    begins = _POOLS.get(root_of(kind))
     if begins is not None and _runs(begins) and not _resets(kind):
         return (
-            f"lit_loader: {path} is {kind.__qualname__!r} of {kind.__module__.partition('.')[0]}, "
+            f"lit_loader: {path} is {kind.__qualname__!r} of {root_of(kind)}, "
             "whose threads run in this process: a forked worker has its locks, but not its "
             "threads, and may hang. Set multiprocessing_context='forkserver' or 'spawn'."
         )
@@ -161,7 +159,7 @@ def _file(file: Any) -> str | None:
         return None
     if "a" in mode:
         return None
-    if type(file).__module__ in ("gzip", "bz2", "lzma", "_compression"):
+    if type(file).__module__ in ("gzip", "bz2", "lzma"):
         return f"{type(file).__module__}.open({name!r})"
     if not isinstance(name, (str, bytes)):
         return "...  # opened as before"
@@ -234,9 +232,5 @@ def _runs(begins: str) -> bool:
 
 def _resets(kind: type) -> bool:
     """Whether a library begins anew after a fork by itself, as zarr does in newer versions."""
-    sync, pipeline = (sys.modules.get(f"zarr.core.{name}") for name in ("sync", "codec_pipeline"))
-    return (
-        kind.__module__.startswith("zarr")
-        and hasattr(sync, "reset_resources_after_fork")
-        and getattr(pipeline, "_pool", None) is None
-    )
+    sync = sys.modules.get("zarr.core.sync")
+    return root_of(kind) == "zarr" and hasattr(sync, "reset_resources_after_fork")

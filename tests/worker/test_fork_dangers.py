@@ -51,7 +51,8 @@ class Records(OfLength):
 
     def __getitem__(self, index: int) -> Any:
         self.file.seek(8 * LENGTH * index)
-        return torch.frombuffer(bytearray(self.file.read(8 * LENGTH)), dtype=torch.int64)
+        read = self.file.read(8 * LENGTH).ljust(8 * LENGTH)  # what is shared may be at its end
+        return torch.frombuffer(bytearray(read), dtype=torch.int64)
 
     def __del__(self) -> None:
         self.file.close()
