@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from lit_loader.errors import OptionError as OptionError
     from lit_loader.errors import PinMemoryError as PinMemoryError
     from lit_loader.errors import SampleErrorsError as SampleErrorsError
+    from lit_loader.errors import StallWarning as StallWarning
     from lit_loader.errors import StateError as StateError
     from lit_loader.errors import TransportError as TransportError
     from lit_loader.errors import WorkerDiedError as WorkerDiedError
@@ -76,7 +77,7 @@ _NAMES_IN = {
     "lit_loader.data.token_budget": "TokenBudgetBatchSampler",
     "lit_loader.errors": (
         "ExactnessWarning LitLoaderError LoaderError OptionError PinMemoryError "
-        "SampleErrorsError StateError TransportError WorkerDiedError WorkerError "
+        "SampleErrorsError StallWarning StateError TransportError WorkerDiedError WorkerError "
         "WorkerRestartWarning WorkerTimeoutError"
     ),
     "lit_loader.lightning.datamodule": "LoaderDataModule",

@@ -14,6 +14,7 @@
         └── PinMemoryError              the pin-memory thread is gone
 
     ExactnessWarning (UserWarning)         a batch made again is another one
+    StallWarning (RuntimeWarning)          no worker has sent a batch for ``stall_warning`` seconds
     WorkerRestartWarning (RuntimeWarning)  a worker was replaced and nothing is lost
 
 An exception that user code raised in a worker keeps its own type: ``except KeyError`` around the
@@ -34,6 +35,7 @@ __all__ = [
     "OptionError",
     "PinMemoryError",
     "SampleErrorsError",
+    "StallWarning",
     "StateError",
     "TransportError",
     "WorkerDiedError",
@@ -99,6 +101,10 @@ class ExactnessWarning(UserWarning):
     By ``check_exactness``, or where a batch of a remote worker is compared with this machine's;
     also: another machine has other versions of what batches may depend on.
     """
+
+
+class StallWarning(RuntimeWarning):
+    """The consumer waits, and no worker has sent a batch for ``stall_warning`` seconds."""
 
 
 class WorkerRestartWarning(RuntimeWarning):

@@ -147,6 +147,9 @@ class DataLoader(_TorchLoader[T_co]):
             batches; "drop" is refused.
         max_worker_restarts: Workers that may be replaced in an epoch after they died or hung;
             0: their death is raised at once.
+        stall_warning: Seconds that the consumer waits, while no worker sends a batch, after which a
+            StallWarning shows what each worker does; once more after ten times as long. 0: never.
+            With num_workers=0 there is nobody to watch: press Ctrl-C to see where a sample hangs.
         on_sample_error: What becomes of a sample whose reading raises an exception: "raise" it;
             "skip" the sample (a map-style batch gets shorter, and one of which nothing is left is
             omitted: ``len(loader)`` is then an upper bound; an IterableDataset is asked for the
@@ -205,6 +208,7 @@ class DataLoader(_TorchLoader[T_co]):
     num_shards: int | None
     shard_tail: ShardTailRule
     max_worker_restarts: int
+    stall_warning: float
     on_sample_error: SampleErrorPolicy
     max_sample_errors: int | None
     sample_retries: int
@@ -254,6 +258,7 @@ class DataLoader(_TorchLoader[T_co]):
         num_shards: int | None = None,
         shard_tail: ShardTailRule = "pad",
         max_worker_restarts: int = 3,
+        stall_warning: float = 60,
         on_sample_error: SampleErrorPolicy = "raise",
         max_sample_errors: int | None = None,
         sample_retries: int = 0,

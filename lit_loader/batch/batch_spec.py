@@ -67,6 +67,7 @@ class BatchSpec:
     share: bool = False  # workers are to have the dataset's long lists in shared memory
     shards: Shards | None = None  # readers of an iterable dataset; None: each worker is one
     ahead: int = 0  # readers whose next epoch a worker may begin when they have ended
+    start_method_chosen: bool = False  # by the program; else it is Python's default
     reads: int = 0
     read_bytes: int | None = None  # that reads ahead may take in a process; None: any number
 

@@ -90,6 +90,7 @@ class LoaderConfig:
     num_shards: int | None = checked(None, or_none(partial(positive, below=2**20)))
     shard_tail: ShardTailRule = checked("pad", partial(checks.one_of, choices=SHARD_TAILS))
     max_worker_restarts: int = checked(3, count)
+    stall_warning: float = checked(60, seconds)
     on_sample_error: SampleErrorPolicy = checked(
         "raise", partial(checks.one_of, choices=get_args(SampleErrorPolicy))
     )

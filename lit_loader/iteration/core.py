@@ -394,6 +394,7 @@ class LoaderCore:
             own_order=plan is not None and plan.is_computed,
             timed=self.auto is not None,
             watched=bool(loader.timeout),
+            start_method_chosen=loader.multiprocessing_context is not None,
             shards=self.shards if self.iterable else None,
             ahead=(loader.prefetch_factor or DEFAULT_PREFETCH) if kept else 0,
             read_bytes=None if loader.memory_budget is None else loader.memory_budget // parts,
@@ -538,6 +539,7 @@ class LoaderCore:
             turns=self.turns,
             memory_budget=loader.memory_budget,
             remote=remote,
+            stall_warning=loader.stall_warning,
         )
         pool.of_readers = self.iterable
         return pool
@@ -702,6 +704,8 @@ class LoaderCore:
             let_handlers_through(error)
             return
         page.write(figures, run.ready, now)
+        if run.pool is not None:
+            run.pool.look_at_memory(now / 1e9)
 
     # --- warnings ---
 

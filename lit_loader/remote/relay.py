@@ -26,7 +26,6 @@ import contextlib
 import mmap
 import os
 import select
-import signal
 import threading
 import time
 from collections import deque
@@ -41,6 +40,7 @@ from numpy.typing import NDArray
 from lit_loader.errors import ExactnessWarning, LoaderError, TransportError, WorkerDiedError
 from lit_loader.remote.crew import Crew, Hello, Job, Member, Role, UnreachableError
 from lit_loader.remote.second_look import SecondLook
+from lit_loader.system.signals import reset_signals
 from lit_loader.system.stack_dumps import write_stacks_to
 from lit_loader.transport.arena import ArenaMap
 from lit_loader.transport.messages import (
@@ -93,9 +93,7 @@ def relay_main(
 ) -> None:
     """Be the relay until it is told to stop, or the parent is gone."""
     # Of the parent's, a new interpreter has no handlers, only what was held back meanwhile.
-    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    reset_signals()
     write_stacks_to(links.stacks.fd)
     code = Relay(links, payload, starter, config, roles).run()
     os._exit(code)  # the engine's threads have nothing more to say

@@ -176,7 +176,7 @@ class _Relay(DirectWorker):
         )
 
     def terminate(self) -> None:
-        """Send SIGTERM, when it has had time enough to end its remote workers."""
+        """Kill it, when it has had time enough to end its remote workers."""
         if not wait_for([self.sentinel], _LEAVING):
             super().terminate()
 

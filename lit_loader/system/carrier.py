@@ -223,7 +223,9 @@ def _check(part: object, policy: Policy, name: str) -> None:
         attempt(part)
     except Exception as error:
         place = find_failing_object(part, error, attempt, name, inside=policy.by_value)
-        raise refusal(place, policy.fault, policy.advice) from error
+        # Forked workers would share an open file's position.
+        advice = _LEFT_OUT if isinstance(place.value, io.IOBase) else policy.advice
+        raise refusal(place, policy.fault, advice) from error
 
 
 def refusal(place: FailingObject, fault: str, advice: str) -> TransportError:

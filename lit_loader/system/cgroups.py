@@ -14,14 +14,14 @@ from typing import Final, TypeVar
 
 from lit_loader.system import linux
 
-__all__ = ["MemoryLimits", "cgroup_folders", "memory_left", "memory_limits", "own_memory"]
+__all__ = ["PAGE", "MemoryLimits", "cgroup_folders", "memory_left", "memory_limits", "own_memory"]
 
 _Found = TypeVar("_Found")
 
 _UNLIMITED: Final = 1 << 60
 """Bytes; version 1 writes "no limit" as a number near 2**63."""
 
-_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 _FILES: Final = {
     1: ("memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file"),
@@ -85,7 +85,7 @@ def memory_limits(root: Path = linux.ROOT) -> MemoryLimits:
     used, kills = own or (None, None)
     available = _field(root / "proc" / "meminfo", "MemAvailable:")
     return MemoryLimits(
-        process=_read(process / "statm", lambda text: int(text.split()[1]) * _PAGE),
+        process=_read(process / "statm", lambda text: int(text.split()[1]) * PAGE),
         used=nearest[0] if nearest else used,
         limit=nearest[1] if nearest else None,
         available=None if available is None else available << 10,

@@ -27,6 +27,7 @@ __all__ = [
     "SHOWN",
     "SHOW_SIGNAL",
     "StackFile",
+    "shortened",
     "show_stacks_when_asked",
     "write_stacks_to",
 ]
@@ -64,7 +65,7 @@ class StackFile:
         data = os.pread(self.fd, _LONGEST, 0)
         os.ftruncate(self.fd, 0)
         os.lseek(self.fd, 0, os.SEEK_SET)
-        return _shortened(data.decode(errors="replace"))
+        return shortened(data.decode(errors="replace"))
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -72,7 +73,7 @@ class StackFile:
             os.close(self.fd)
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
     """Leave out what is the loader's own: the thread that watches the parent, the worker's loop."""
     threads = []
     for thread in text.split("\n\n"):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 __all__ = [
-    *("DOING", "Process", "caught", "command_of", "descendants", "environment_of", "files_of"),
+    *("DOING", "Process", "command_of", "descendants", "environment_of", "files_of"),
     *("inner_pid", "memory_of", "own_pids", "read_process", "user_of"),
 ]
 
@@ -107,11 +107,6 @@ def memory_of(pid: int) -> int:
 def inner_pid(pid: int) -> int:
     """The number by which a process knows itself: in a container, another one than here."""
     return int(_status(pid).get("NSpid", str(pid)).split()[-1])
-
-
-def caught(pid: int, signal: int) -> bool:
-    """Whether a process has a handler for a signal."""
-    return bool(int(_status(pid)["SigCgt"], 16) >> (signal - 1) & 1)
 
 
 def command_of(pid: int) -> str:

@@ -185,6 +185,10 @@ class StatusBoard:
         self._words[row + _STARTED] = time.monotonic_ns()
         self._words[row + _PID] = pid
 
+    def stacks_of(self, worker: int) -> int:
+        """The descriptor that ``worker`` writes its stacks to when it is asked to; -1: none."""
+        return max(self._words[(worker + 1) * ROW_WORDS + _STACKS] - 1, -1)
+
     def shows_stacks(self, worker: int, fd: int) -> None:
         """Write where ``worker`` writes its stacks when it is asked to; -1: nowhere."""
         self._words[(worker + 1) * ROW_WORDS + _STACKS] = fd + 1

@@ -41,24 +41,21 @@ from lit_loader.workers.payload import NO_ROOM
 from lit_loader.workers.starters import Notice
 from lit_loader.workers.worker_pool import WorkerPool
 
-__all__ = ["Healer"]
+__all__ = ["Healer", "doing_task"]
 
 _SUSPICIOUS: Final = 60.0
 """Seconds at one sample after which a reader is told of, where another one has been replaced."""
 
 _SECOND_LOOK: Final = 0.5
 """Seconds between the two looks that must find a worker in the same place, before it is said to
-hang. After the whole process group has been stopped for a while (Ctrl-Z), it will not be."""
+hang."""
+
+_SLICE: Final = 1.0
+"""Seconds from one look to the next at most: where one comes late by as much, all processes were
+stopped meanwhile (Ctrl-Z, a scheduler), and waiting is counted from then on."""
 
 Fault = type[WorkerDiedError] | type[WorkerTimeoutError]
 """What has befallen a worker, as the error that is raised if it may not be replaced."""
-
-_REQUESTS: Final = frozenset({-signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT})
-"""Exit codes of workers that were asked to end, from outside: no sample is to blame."""
-
-_ONE_REQUEST: Final = 2.0
-"""Seconds within which workers that end so count once: the signal was sent to all of them. One that
-a sample sends to itself, again and again, counts each time that they have passed."""
 
 _KILLS_IN_A_ROW: Final = 2
 
@@ -68,12 +65,8 @@ _ADVICE: Final = {
     WorkerTimeoutError: "Mend what keeps it from getting on, or raise timeout.",
 }
 
-_REQUEST: Final = "at the request of another process (a scheduler, perhaps)"
 
 _CAUSES: dict[int, str] = {
-    signal.SIGTERM: _REQUEST,
-    signal.SIGHUP: _REQUEST,
-    signal.SIGINT: _REQUEST,
     signal.SIGSEGV: (
         "by a crash in native code that the dataset or collate_fn calls: update or leave out that "
         "library, or set multiprocessing_context='spawn' if it uses threads"
@@ -97,13 +90,14 @@ class Healer:
 
     def __init__(self, max_restarts: int, timeout: float | None, iterable: bool) -> None:
         self._max_restarts, self._charged = max_restarts, 0
-        self._last_request = -_ONE_REQUEST
         self._kills: Counter[int] = Counter()  # workers that each task has ended
+        self._moves: Counter[int] = Counter()  # of these, how many were replaced from elsewhere
         self._timeout = timeout
         # Seconds at one sample after which a worker is looked at, by :meth:`look`; or
         # None.
         self.limit = timeout
         self._suspect: tuple[int, BoardRow] | None = None  # where the last look found a worker
+        self._due, self._resumed = float("inf"), 0.0  # the next look; the end of the last pause
         self._iterable = iterable
         # Readers may wait for one another where they begin; one that begins anew is alone there.
         self._may_meet = iterable and timeout is None
@@ -118,7 +112,8 @@ class Healer:
         """
         self._suspect = None  # it may have kept the others waiting
         if death.loss is None:
-            return self._see_to(pool, death, WorkerDiedError, died(death, self.assigned))
+            message = died(death, self.assigned, pool.oom_kills)
+            return self._see_to(pool, death, WorkerDiedError, message)
         if death.loss.final:  # with a budget of its own, see `remote/`
             raise LoaderError(death.loss.message) from None
         self._replace(pool, death.worker, death.loss.message)
@@ -137,8 +132,12 @@ class Healer:
             level = program_stacklevel()
             warnings.warn(alone(worker, seconds), WorkerRestartWarning, stacklevel=level)
             return None
-        ended = pool.workers.end(worker)
+        workers, first = pool.workers, pool.is_at_its_first(worker)
+        origin = workers.processes[worker].origin
+        ended = workers.end(worker)
         message = hung(ended, seconds, self._timeout, self.assigned)
+        if first and self._replaces_from_elsewhere(pool, ended, origin, message):
+            return None
         return self._see_to(pool, ended, WorkerTimeoutError, message)
 
     # --- the budget ---
@@ -148,9 +147,8 @@ class Healer:
     ) -> Outcome | None:
         """Replace a worker if it may be; returns the outcome of its task if that is given up."""
         number, stage = death.row.number, death.row.stage
-        now, by_request = time.monotonic(), death.exitcode in _REQUESTS
         # Not one whose result it had sent already; nor one of an epoch that is over.
-        if stage in Stage.BUSY and pool.is_pending(number) and not by_request:
+        if stage in Stage.BUSY and pool.is_pending(number):
             self._kills[number] += 1
             if self._kills[number] >= _KILLS_IN_A_ROW and self._max_restarts:
                 error = fault(
@@ -162,10 +160,7 @@ class Healer:
                 self.restarts += 1
                 pool.replace(death.worker, skip_task=number)
                 return Outcome(number, error=error)
-        if not by_request:
-            self._charged += 1
-        elif now - self._last_request >= _ONE_REQUEST:
-            self._charged, self._last_request = self._charged + 1, now
+        self._charged += 1
         if stage == Stage.STARTING and (death.exitcode or 0) > 0:
             raise fault(message) from None  # it would be the same again
         budget = f"max_worker_restarts={self._max_restarts}"
@@ -178,6 +173,32 @@ class Healer:
         )
         self._replace(pool, death.worker, notice)
         return None
+
+    def _replaces_from_elsewhere(
+        self, pool: WorkerPool, death: WorkerDeath, origin: int, message: str
+    ) -> bool:
+        """Replace a worker that hung in its first batch by one of another origin, if there is one.
+
+        The fork may have copied a lock that was held: then all workers of that origin hang. That
+        costs the budget one restart.
+        """
+        workers, number = pool.workers, death.row.number
+        if self._kills[number] > self._moves[number]:
+            return False  # the batch has ended a worker that had made others
+        if origin == workers.origin:
+            if self._charged >= self._max_restarts or not workers.change_origin():
+                return False
+            self._charged += 1
+        self._kills[number] += 1
+        self._moves[number] += 1
+        notice = (
+            f"{message}\nIt had made no batch: it may wait for a lock that another thread held "
+            f"when it was forked. It has been replaced by a worker from {workers.source}, and "
+            f"nothing is lost (restart {self._charged} of at most max_worker_restarts="
+            f"{self._max_restarts} in this epoch)."
+        )
+        self._replace(pool, death.worker, notice)
+        return True
 
     def _replace(self, pool: WorkerPool, worker: int, notice: str) -> None:
         self.restarts += 1
@@ -193,30 +214,42 @@ class Healer:
         limit = self.limit
         if limit is None:
             return None
+        now, began = self._now(began)
         if self._suspect is not None:
-            return min(_SECOND_LOOK, limit)
-        left = limit - (time.monotonic() - began)
-        if left > 0:  # without looking at the board, for none can hang for longer than this
-            return left
-        idle = [_idle(row, began) for row in pool.awaited_workers().values()]
-        return max(0.0, limit - max(idle, default=0.0))
+            seconds = min(_SECOND_LOOK, limit)
+        elif now - began < limit:  # without looking at the board: none can hang for longer
+            seconds = limit - (now - began)
+        else:
+            idle = [_idle(row, began) for row in pool.awaited_workers().values()]
+            seconds = max(0.0, limit - max(idle, default=0.0))
+        seconds = min(seconds, _SLICE)
+        self._due = now + seconds
+        return seconds
 
     def _hanging(self, pool: WorkerPool, began: float) -> tuple[int, float] | None:
         """Look for a worker that hangs; returns it, and for how many seconds it has."""
         limit = self.limit
         assert limit is not None
+        now, began = self._now(began)
         awaited, suspect = pool.awaited_workers(), self._suspect
         if suspect is not None:
             worker, row = suspect
             self._suspect = None
             if awaited.get(worker) == row:
-                return worker, time.monotonic() - (row.since / 1e9 if row.since else began)
+                return worker, now - (row.since / 1e9 if row.since else began)
         # One that waits for tasks is only to blame if those that have one get on.
         for worker, row in sorted(awaited.items(), key=lambda item: item[1].since):
             if _idle(row, began) >= limit:
                 self._suspect = worker, row
                 break
         return None
+
+    def _now(self, began: float) -> tuple[float, float]:
+        """The time, and that from which on waiting is counted."""
+        now = time.monotonic()
+        if now > self._due + _SLICE:
+            self._resumed, self._suspect = now, None
+        return now, max(began, self._resumed)
 
 
 def _idle(row: BoardRow, began: float) -> float:
@@ -227,8 +260,8 @@ def _idle(row: BoardRow, began: float) -> float:
 # --- texts ---
 
 
-def died(death: WorkerDeath, assigned: Mapping[int, Any]) -> str:
-    """Say how a worker came to its end."""
+def died(death: WorkerDeath, assigned: Mapping[int, Any], oom_kills: int | None = None) -> str:
+    """Say how a worker came to its end; ``oom_kills``: of the kernel's, how many came before."""
     who = f"DataLoader worker {death.worker} (pid {death.pid})"
     doing = _doing(death.row, assigned)
     if death.exitcode is None:
@@ -240,7 +273,7 @@ def died(death: WorkerDeath, assigned: Mapping[int, Any]) -> str:
     elif death.exitcode < 0:
         name = _signal_name(-death.exitcode)
         if -death.exitcode == signal.SIGKILL:
-            cause = _killed(death.peak_memory, memory_limits())
+            cause = _killed(death.peak_memory, memory_limits(), oom_kills)
         else:
             cause = _CAUSES.get(-death.exitcode, "whose sender is not known")
         how = f"was killed by {name}, {cause}"
@@ -263,15 +296,20 @@ def died(death: WorkerDeath, assigned: Mapping[int, Any]) -> str:
     return f"{who} {how}. It was {doing}.{stack}"
 
 
-def _killed(peak: int, limits: MemoryLimits) -> str:
-    """Say who has sent SIGKILL, most likely, to a worker with so much memory at most."""
+def _killed(peak: int, limits: MemoryLimits, before: int | None = None) -> str:
+    """Say who has sent SIGKILL, most likely, to a worker with so much memory at most.
+
+    ``before``: OOM kills that the cgroup had had before.
+    """
     own = f"the worker had {peak / 2**20:,.0f} MiB at most; " if peak else ""
-    cause = (
-        "by another process or a person (kill -9, a scheduler): memory was not short"
-        if limits.ample(peak)
-        else "most likely by the kernel for want of memory: use fewer workers, a smaller "
-        "prefetch_factor or smaller batches"
-    )
+    known = before is not None and (limits.oom_kills or 0) > before
+    cause = "by another process or a person (kill -9, a scheduler): memory was not short"
+    if known or not limits.ample(peak):
+        cause = (
+            f"{'' if known else 'most likely '}by the kernel for want of memory: use fewer "
+            "workers, a smaller prefetch_factor or smaller batches, or look for what grows in the "
+            "dataset"
+        )
     return f"{cause} ({own}{limits.describe()})"
 
 
@@ -308,13 +346,18 @@ def _signal_name(number: int) -> str:
 
 
 def _doing(row: BoardRow, assigned: Mapping[int, Any]) -> str:
-    """Say what a worker is at: ``fetching sample 2 (index 17) of batch 3, indices [...]``."""
+    """Say what a worker is at, of the tasks that are in flight."""
     if row.number < 0:
         return doing(row.stage, None)
     task = assigned.get(row.number)  # another thread may take it away just now
     if task is None:
         return f"done with batch {position_of(row.number)}"
     indices = task.whose if isinstance(task.indices, ReadPoint | None) else listed(task.indices)
+    return doing_task(row, indices)
+
+
+def doing_task(row: BoardRow, indices: Any) -> str:
+    """Say what a worker is at: ``fetching index 17 (sample 2 of batch 3, indices [...])``."""
     batch = f"batch {position_of(row.number)}, {describe_indices(indices)}"
     known = isinstance(indices, list) and 0 <= row.position < len(indices)
     index = indices[row.position] if known else NOT_KNOWN

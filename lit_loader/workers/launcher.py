@@ -18,9 +18,11 @@ later is the same as one made at first: the same dataset, the same module state,
   copied a held lock, it is stuck there, and not its workers.
 - A launcher that is stuck, or was killed, is forked again. The third time in a row it is an error,
   which names the stacks.
+- A worker that hangs in its first batch may wait for a lock of a library's that was held when the
+  launcher was forked: so will all workers from here. `other_starter` gives another origin.
 - The launcher does one thing at a time: it waits for a request, or for its parent's death.
-- It ignores SIGTERM: where that is sent to all processes to end a job, the parent ends, and that
-  ends the launcher.
+- Like workers, it leaves signals that are sent to a whole job to the parent. When that ends, so
+  does the launcher.
 """
 
 from __future__ import annotations
@@ -38,9 +40,11 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Sequence
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import numpy as np
@@ -48,10 +52,13 @@ import torch
 
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.reads_declared import declares_reads
+from lit_loader.describe import program_stacklevel
 from lit_loader.errors import LoaderError
 from lit_loader.seeding.find_generators import find_generators
 from lit_loader.seeding.seeds import await_draws, seed_worker
 from lit_loader.system import linux
+from lit_loader.system.carrier import main_is_importable
+from lit_loader.system.signals import reset_signals
 from lit_loader.system.stack_dumps import DUMP_SIGNAL, StackFile, write_stacks_to
 from lit_loader.workers.parent import Descriptor, Links
 from lit_loader.workers.payload import Payload
@@ -60,27 +67,24 @@ from lit_loader.workers.process_start import (
     permit,
     quiet_start,
     renew_locks,
-    reset_signals,
 )
 from lit_loader.workers.starters import (
     DirectStarter,
     Starter,
     WorkerProcess,
+    other_threads,
     reap,
     run_worker,
 )
 
-__all__ = ["ATTEMPTS", "Launcher", "make_starter"]
+__all__ = ["ATTEMPTS", "Launcher", "make_starter", "other_starter"]
 
 ATTEMPTS: Final = 3
 """Forks in a row of which nothing comes, before it is an error."""
 
-DEADLINE: Final = 10.0
-"""Seconds that a launcher which is to answer may get neither processor nor memory: one that waits
-for a lock gets none, and one on a crowded machine gets some now and then."""
-
-_LOOK: Final = 0.5
-"""Seconds between two looks at a launcher that is to answer."""
+DEADLINE: Final = 20.0
+"""Seconds that a launcher has to answer; it takes milliseconds. One that waits for a lock never
+does."""
 
 _ENDING: Final = 1.0
 """Seconds that a launcher has to end by itself, or to write its stacks."""
@@ -103,9 +107,52 @@ _forking: Final = threading.RLock()
 
 def make_starter(context: BaseContext, links: Links, spec: BatchSpec) -> Starter:
     """Choose where workers come from: on Linux, if they are to be forked, from a launcher."""
-    if context.get_start_method() == "fork" and _has_pidfds():
-        return Launcher(context, links, spec)
-    return DirectStarter(context, spec)
+    forks = context.get_start_method() == "fork"
+    if forks and links.num_workers > 1:
+        from lit_loader.workers.fork_dangers import fork_dangers  # of no use where none are forked
+
+        level = program_stacklevel()
+        for text in fork_dangers(spec.dataset, spec.worker_init_fn):
+            warnings.warn(text, RuntimeWarning, stacklevel=level)
+    if forks and _has_pidfds():
+        return Launcher(context, links, Payload(spec))
+    return DirectStarter(context, Payload(spec))
+
+
+def other_starter(before: Starter, context: BaseContext, links: Links) -> Starter | None:
+    """Choose where workers come from, if those of the starter ``before`` hang; None: nowhere else.
+
+    First from a new launcher, a fork of this process as it is now; then from Python's fork server,
+    if the program did not ask for forks, does not run again by itself, and the dataset can be
+    pickled: what it has set in modules is not there.
+    """
+    payload = before.payload
+    if not before.forks:
+        return None
+    if isinstance(before, Launcher) and not before.again:
+        starter: Starter = Launcher(context, links, payload)
+        starter.again = True
+    elif payload.spec.start_method_chosen or not _can_be_imported_again():
+        return None
+    else:
+        try:
+            payload.prepare()
+        except LoaderError:
+            return None
+        starter = DirectStarter(multiprocessing.get_context("forkserver"), payload)
+    starter.notices = before.notices
+    return starter
+
+
+def _can_be_imported_again() -> bool:
+    """Whether a fork server may import ``__main__``: a script says then what it is to do."""
+    if not main_is_importable():
+        return True  # it is not tried
+    try:
+        path = getattr(sys.modules["__main__"], "__file__", None)
+        return path is None or "__name__" in Path(path).read_text(errors="replace")
+    except OSError:
+        return False
 
 
 def _has_pidfds() -> bool:
@@ -143,13 +190,13 @@ class Launcher(Starter):
     For one thread at a time.
     """
 
-    def __init__(self, context: BaseContext, links: Links, spec: BatchSpec) -> None:
-        super().__init__(spec)
+    def __init__(self, context: BaseContext, links: Links, payload: Payload) -> None:
+        super().__init__(payload)
         self._context = context
         self._links = links
         # It remembers what it finds in classes: workers, which ask, need not look through them
         # again, and so copy their pages.
-        declares_reads(spec.dataset)
+        declares_reads(payload.spec.dataset)
         self._stacks = StackFile(links.stacks.fd)
         self._requests: socket.socket | None = None
         self._pidfd = -1
@@ -191,14 +238,10 @@ class Launcher(Starter):
     def _ask(self, request: object, fds: Sequence[int] = ()) -> Any:
         """Send a request, and wait for the answer; _Lost: there is none, and no launcher."""
         assert self._requests is not None
-        before, still = None, 0.0
         try:
             socket.send_fds(self._requests, [pickle.dumps(request)], fds)
-            while not wait_for([self._requests, self._pidfd], _LOOK):
-                done = _done(self.pid)
-                before, still = done, still + _LOOK if done == before else 0.0
-                if still >= DEADLINE:
-                    raise _Lost(self._stuck())
+            if not wait_for([self._requests, self._pidfd], DEADLINE):
+                raise _Lost(self._stuck())
             answer = self._requests.recv(_LONGEST, socket.MSG_DONTWAIT)
             if not answer:
                 raise ConnectionResetError(errno.ECONNRESET, "the connection was closed")
@@ -247,6 +290,7 @@ class Launcher(Starter):
                 for _ in range(_TURNS if threads else 0):
                     time.sleep(0)
                 await_draws()
+                self.beside = other_threads()
                 pid = os.fork()
                 if pid == 0:
                     _forking.release()
@@ -308,7 +352,6 @@ class Launcher(Starter):
         try:
             renew_locks()
             reset_signals()
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(_STUCK)
             write_stacks_to(self._links.stacks.fd)
@@ -319,9 +362,10 @@ class Launcher(Starter):
                 gc.enable()
             # This process may have children, whatever the parent was.
             multiprocessing.current_process().daemon = False
-            rehearse(self._payload.open(), threads)
+            rehearse(self.payload.open(), threads)
             signal.alarm(0)
-            _Server(requests, linux.open_process(parent), self._links, self._payload).run()
+            reset_signals()  # SIGALRM's, too
+            _Server(requests, linux.open_process(parent), self._links, self.payload).run()
         except (ConnectionError, ProcessLookupError):
             pass  # the parent has closed its end, or is gone
         except BaseException:
@@ -353,16 +397,6 @@ def _take_lock(generator: Any) -> None:
         generator.random_sample(0)
     elif isinstance(generator, np.random.BitGenerator):
         generator.random_raw(0)
-
-
-def _done(pid: int) -> list[str] | None:
-    """What the kernel counts of a process: page faults and processor time; None: not known."""
-    try:
-        with open(f"{linux.PROC}/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:  # it is gone, which others notice
-        return None
-    return [fields[7], fields[9], fields[11], fields[12]]
 
 
 class _Server:

@@ -32,6 +32,7 @@ from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.fetch import EndOfData
 from lit_loader.errors import TransportError
 from lit_loader.system.processors import ProcessorClock
+from lit_loader.system.signals import reset_signals
 from lit_loader.system.stack_dumps import show_stacks_when_asked, write_stacks_to
 from lit_loader.transport.arena import ArenaMap
 from lit_loader.transport.codec import SlotFull, SlotWriter, encode
@@ -66,7 +67,6 @@ from lit_loader.transport.status_board import (
 from lit_loader.workers.making import BatchMaker
 from lit_loader.workers.parent import Links, follow_parent
 from lit_loader.workers.payload import NO_ROOM, Payload
-from lit_loader.workers.process_start import reset_signals
 
 __all__ = ["worker_main"]
 

@@ -54,6 +54,12 @@ class Payload:
     def __setstate__(self, fds: list[Descriptor]) -> None:
         self._spec, self._lists, self._fds = None, None, [each.fd for each in fds]
 
+    @property
+    def spec(self) -> BatchSpec:
+        """The objects, in the process that made this or a fork of it."""
+        assert self._spec is not None
+        return self._spec
+
     def prepare(self) -> None:
         """Write the file, unless that is done; a LoaderError if there is no room.
 

@@ -199,7 +199,8 @@ class Pipes:
             timeout: Seconds at most.
 
         Returns:
-            True: see what there is. None: the time is up. False: :meth:`wake` was called.
+            True: see what there is. None: nothing has come, for ``timeout`` seconds or for one.
+            False: :meth:`wake` was called.
 
         Raises:
             Ended: A process that is watched is gone; what it has sent is still to be read.
@@ -224,7 +225,7 @@ class Pipes:
         if len(ready) == 1 and ready[0][0] == self.results:
             return True
         if not ready:
-            return None if longest == timeout else True
+            return None
         fds = {fd for fd, _ in ready}
         # First: others send on and on.
         if gone := fds.difference((self.results, self._woken), blocked):

@@ -29,11 +29,12 @@ from lit_loader.errors import LoaderError
 from lit_loader.seeding.seeds import await_draws, renew_numpy_generator
 from lit_loader.system.fork_guard import unguarded_fork
 from lit_loader.system.linux import open_process
+from lit_loader.system.signals import SENT_TO_ALL, handled
 from lit_loader.workers.parent import Descriptor
 
 __all__ = [
     *("Permit", "await_end_of_fork_server", "default_context", "permit"),
-    *("quiet_start", "renew_locks", "reset_signals"),
+    *("quiet_start", "renew_locks"),
 ]
 
 _ENDING: Final = 5.0
@@ -98,7 +99,7 @@ def quiet_start(context: BaseContext) -> Iterator[None]:
         from multiprocessing import resource_tracker
 
         resource_tracker.ensure_running()
-    held = {signal.SIGINT, signal.SIGTERM} | (_handled() if method == "fork" else set())
+    held = SENT_TO_ALL | (handled() if method == "fork" else set())
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:
         with unguarded_fork(), _no_warning_of_threads():
@@ -199,28 +200,3 @@ def _streams() -> Iterator[Any]:
     for logger in (logging.root, *list(logging.root.manager.loggerDict.values())):
         for handler in getattr(logger, "handlers", ()):  # a placeholder has none
             yield getattr(handler, "stream", None)
-
-
-def reset_signals() -> None:
-    """Ignore Ctrl-C (it is the parent's to act on), and never run a handler of the parent's.
-
-    SIGUSR1 and SIGUSR2 are ignored: a scheduler sends them to all processes of a job to announce
-    its end, and only means the one that listens.
-    """
-    signal.set_wakeup_fd(-1)
-    handled = _handled()
-    # Ignored, it could not be learned how a child ended.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for number in handled:
-        signal.signal(number, signal.SIG_DFL)
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        if signal.getsignal(number) is not None:  # faulthandler's, say, which works here too
-            signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM} | handled)
-
-
-def _handled() -> set[int]:
-    """Signals that have a handler in Python, which a fork copies."""
-    return {number for number in signal.valid_signals() if callable(signal.getsignal(number))}

@@ -10,16 +10,16 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess
+from multiprocessing.process import BaseProcess, _children  # type: ignore[attr-defined]
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
 from lit_loader.system.carrier import importable_main
 from lit_loader.system.interrupts import HeldBack
@@ -37,22 +37,19 @@ from lit_loader.workers.process_start import (
 
 __all__ = [
     "STOP_GRACE",
-    "TERMINATE_GRACE",
     "DirectStarter",
     "Loss",
     "Notice",
     "Starter",
     "WorkerProcess",
     "end_processes",
+    "other_threads",
     "reap",
     "run_worker",
 ]
 
 STOP_GRACE: Final = 2.0
-"""Seconds that a worker has to finish the sample it is in, before it is terminated."""
-
-TERMINATE_GRACE: Final = 1.0
-"""Seconds that a terminated worker has before it is killed."""
+"""Seconds that a worker has to finish the sample it is in, before it is killed."""
 
 _UNKNOWN: Final = 255
 """The exit code where it is lost, as ``multiprocessing`` has it for its fork server."""
@@ -77,6 +74,7 @@ class WorkerProcess:
     """A worker's process. Its end is seen by a pidfd, which this closes, where there are such."""
 
     loss: Loss | None = None  # of a relay that has ended: how
+    origin = 0  # `WorkerSet.origin` when it was started
 
     def __init__(self, pid: int, pidfd: int, sentinel: int = -1) -> None:
         self.pid = pid
@@ -102,8 +100,8 @@ class WorkerProcess:
         return self.sentinel >= 0 and not wait_for([self.sentinel], 0)
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
-        self._send(signal.SIGTERM)
+        """End it when its grace is over. Workers do not heed SIGTERM."""
+        self.kill()
 
     def kill(self) -> None:
         """Send SIGKILL."""
@@ -142,6 +140,11 @@ def run_worker(given: Permit, links: Links, payload: Payload) -> None:
     """Be a worker, once the parent knows of it."""
     given.wait()
     worker_main(links, payload)
+
+
+def other_threads() -> list[str]:
+    """The names of this process's threads, as Python knows them, but for the one that asks."""
+    return [each.name for each in threading.enumerate() if each is not threading.current_thread()]
 
 
 class _ForkedProcess(getattr(multiprocessing.context, "ForkProcess", BaseProcess)):  # type: ignore[misc]
@@ -204,15 +207,17 @@ class Starter:
     """Starts workers, one after the other."""
 
     forks = True  # so that a worker is what this process is
+    again = False  # whether it has taken the place of another one, whose workers hang
 
-    def __init__(self, spec: BatchSpec) -> None:
+    def __init__(self, payload: Payload) -> None:
         self.notices: deque[Notice] = deque()  # messages for the consumer
-        self._payload = Payload(spec)
+        self.beside: list[str] = []  # the threads that there were when a process was forked
+        self.payload = payload
 
     @property
     def shared_data(self) -> int:
         """Bytes of the dataset in a file that all workers map; forked ones need none."""
-        return self._payload.shared_bytes
+        return self.payload.shared_bytes
 
     def start_all(self, links: Sequence[Links]) -> list[WorkerProcess]:
         """Start workers, each connected as these say: all or none.
@@ -240,7 +245,7 @@ class Starter:
 
     def close(self) -> None:
         """Let go of the dataset's copy."""
-        self._payload.close()
+        self.payload.close()
 
 
 class DirectStarter(Starter):
@@ -250,15 +255,15 @@ class DirectStarter(Starter):
     interpreter.
     """
 
-    def __init__(self, context: BaseContext, spec: BatchSpec) -> None:
-        super().__init__(spec)
+    def __init__(self, context: BaseContext, payload: Payload) -> None:
+        super().__init__(payload)
         self.forks = context.get_start_method() == "fork"
         self._kind: Any = _ForkedProcess if self.forks else context.Process  # type: ignore[attr-defined]
         self._context = context
 
     def _start(self, links: Links, started: list[WorkerProcess]) -> None:
         if not self.forks:
-            self._payload.prepare()
+            self.payload.prepare()
         try:
             try:
                 self._start_process(links, started)
@@ -279,29 +284,31 @@ class DirectStarter(Starter):
         with permit(self.forks) as given:
             process: BaseProcess = self._kind(
                 target=run_worker,
-                args=(given, links, self._payload),
+                args=(given, links, self.payload),
                 name=f"lit_loader worker {links.worker}",
                 daemon=True,
             )
+            if self.forks:
+                self.beside = other_threads()
             with importable_main(), quiet_start(self._context):
                 process.start()
+            # When the program exits, multiprocessing would send each SIGTERM and wait for its end.
+            # reach: python: there is no other way to be left alone
+            _children.discard(process)
             started.append(DirectWorker(process))
 
 
 def end_processes(processes: Sequence[WorkerProcess], results: int) -> None:
-    """Wait for processes that were sent Stop; end by growing force those that do not end.
+    """Wait for processes that were sent Stop; kill those that do not end.
 
     They are still to be joined and closed. The pipe of results is kept empty meanwhile, for a
     worker may wait for room in there.
     """
-    for step, grace in ((None, STOP_GRACE), ("terminate", TERMINATE_GRACE), ("kill", None)):
-        alive = [process for process in processes if process.is_alive()]
-        if not alive:
-            break
-        if step is not None:
-            for process in alive:
-                getattr(process, step)()
-        _join(alive, grace, results)
+    _join([*processes], STOP_GRACE, results)
+    alive = [process for process in processes if process.is_alive()]
+    for process in alive:
+        process.terminate()
+    _join(alive, None, results)
 
 
 def _join(processes: list[WorkerProcess], timeout: float | None, results: int) -> None:

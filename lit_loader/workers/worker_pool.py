@@ -47,6 +47,7 @@ from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
 from lit_loader.seeding.bases import PassSeeds
 from lit_loader.streams.homes import Place, ReaderHomes
+from lit_loader.system.cgroups import memory_limits
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.transport.arena import Arena, Slot
 from lit_loader.transport.loader_page import PAGE_BYTES, LoaderPage
@@ -86,6 +87,15 @@ _STRAGGLING: Final = 0.001
 
 _FOR_EVER: Final = float("inf")
 
+_LONGEST_LOOK: Final = 1.0
+"""Seconds between two looks while nothing comes; one that comes later was held up itself."""
+
+_SECOND_STALL: Final = 10
+"""Times ``stall_warning`` after which a stall is told of once more."""
+
+_SETTLING: Final = 10.0
+"""Seconds after which the workers' memory is looked at first."""
+
 _MOMENT: Final = 0.5
 """Seconds that :meth:`WorkerPool.adapt` waits at most for workers that leave."""
 
@@ -120,7 +130,7 @@ class _Copy:
 class _Worker:
     """What is known of one worker, from its start to its end."""
 
-    __slots__ = ("awaited", "credit", "leaving", "number", "owed", "places", "queue")
+    __slots__ = ("awaited", "credit", "first", "leaving", "number", "owed", "places", "queue")
 
     def __init__(self, number: int, places: int, relays: bool) -> None:
         self.number = number
@@ -130,7 +140,7 @@ class _Worker:
         # Tasks that it may have; None: as many as are in flight for each. A relay says it itself.
         self.credit = 0 if relays else None
         # Tasks that it was sent so far; goes on from the worker before: its bits on the board do.
-        self.places = places
+        self.places = self.first = places
         self.awaited = False  # whether it has not begun the epoch of this token
         self.leaving = False  # whether it is sent no more tasks
 
@@ -150,6 +160,7 @@ class WorkerPool:
         memory_budget: Bytes of shared memory to stay within, None for no limit.
         remote: Starts the process that stands for workers elsewhere; None: there are none. It gets
             no reader's tasks.
+        stall_warning: Seconds of waiting without a batch that are told of; 0: none are.
 
     Raises:
         LoaderError: No worker can be started from here, or there is no memory.
@@ -166,6 +177,7 @@ class WorkerPool:
         slot_bytes: int | None = None,
         memory_budget: int | None = None,
         remote: Any = None,
+        stall_warning: float = 0.0,
     ) -> None:
         if multiprocessing.current_process().daemon:
             raise LoaderError(
@@ -190,6 +202,16 @@ class WorkerPool:
         self._due = self._resized = False
         self._idle = False  # whether a worker may have nothing to do
         self._dead: int | None = None  # the sentinel of a worker that is gone
+        # Seconds of waiting without a batch that are told of, and how many there are; replies and
+        # time when that was looked at last.
+        limits = stall_warning, _SECOND_STALL * stall_warning
+        self._stall_limits = [*filter(None, limits)]
+        self._quiet = self._watched = 0.0
+        self._answered = -1
+        self._growth: Any = None
+        self._memory_due = time.monotonic() + _SETTLING
+        self.oom_kills: int | None = None  # of the cgroup, before; None: not known
+        self._stall: Any = None
         # How many there are to be; while that comes about, a few more or fewer live.
         self.num_workers = num_workers
         self.token = 1  # that of the epoch whose tasks are wanted
@@ -372,15 +394,18 @@ class WorkerPool:
                 # Else nobody could take a copy: a short time costs more than a long one.
                 patience = _STRAGGLING if self._idle else _FOR_EVER
                 came = self.pipes.wait(min(left, patience))
-                if came is None:
-                    if self._idle:
-                        self._copy_for_the_idle()
+                if came is None and self._idle:
+                    self._copy_for_the_idle()
                     came = left > patience and self.pipes.wait(left)
             except Ended as ended:
                 self._dead = ended.sentinel
                 self._read_all()  # what it and others had finished comes out before
                 continue
             if not came:
+                if came is None and left:
+                    self._watch()
+                    if deadline is None or time.monotonic() < deadline:
+                        continue
                 return None
             for message in self.pipes.read():
                 if type(message) is Reply:
@@ -388,6 +413,43 @@ class WorkerPool:
                 else:
                     self._handle(message)
         return ready.popleft()
+
+    def _watch(self) -> None:
+        """Tell of a stall; called when nothing has come for a second, or less, of waiting."""
+        now = time.monotonic()
+        answered = sum(hand.places - len(hand.queue) for hand in self._hands.values())
+        if answered != self._answered:
+            self._answered, self._quiet, self._stall = answered, 0.0, None
+        self._quiet += min(now - self._watched, _LONGEST_LOOK)  # not the time of a Ctrl-Z
+        self._watched = now
+        limit = self._stall_limits[0] if self._stall_limits else _FOR_EVER
+        if self._quiet >= limit / 2:
+            from lit_loader.workers.stall import Stall  # which most programs never need
+
+            self._stall = self._stall or Stall(self)
+            if self._quiet >= limit:
+                del self._stall_limits[0]
+                self._stall.tell(self, self._quiet)
+
+    def look_at_memory(self, now: float) -> None:
+        """Tell of workers that grow without end; at ``time.monotonic()``, in the consumer's thread.
+
+        The first time, note how many processes the kernel has ended so far for want of memory.
+        """
+        if now < self._memory_due:
+            return
+        from lit_loader.workers.growth import EVERY, Growth  # which short runs do not need
+
+        if self._growth is None:
+            self._growth = Growth()
+            self.oom_kills = memory_limits().oom_kills
+        self._memory_due = now + EVERY
+        self._growth.look(self, now)
+
+    def packed_indices(self, number: int) -> bytes:
+        """The packed indices of a task without an outcome; b"": there are none."""
+        task = self._tasks.get(number)
+        return b"" if task is None else task.packed
 
     def _see_to_the_dead(self) -> None:
         """Clear away what is left of a worker that has left, as it was to.
@@ -694,13 +756,18 @@ class WorkerPool:
 
     # --- what is seen from outside ---
 
-    def awaited_workers(self) -> dict[int, BoardRow]:
-        """The workers that keep others waiting, and what each is doing."""
+    def awaited_workers(self, every: bool = False) -> dict[int, BoardRow]:
+        """The workers that have tasks, and what each is doing; ``every``: also those that start."""
         with self._lock:
             relay = self.workers.relay
             owing = [w for w, hand in self._hands.items() if hand.queue and w != relay]
             rows = {worker: self._board.read(worker) for worker in owing}
-        return {worker: row for worker, row in rows.items() if self.workers.counts(row)}
+        return {worker: row for worker, row in rows.items() if every or self.workers.counts(row)}
+
+    def is_at_its_first(self, worker: int) -> bool:
+        """Whether a worker has not replied to any task."""
+        hand = self._hands[worker]
+        return hand.places - len(hand.queue) == hand.first
 
     @property
     def settled(self) -> bool:

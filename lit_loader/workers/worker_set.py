@@ -25,7 +25,7 @@ from lit_loader.system.stack_dumps import DUMP_SIGNAL, StackFile
 from lit_loader.transport.arena import Arena
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.transport.status_board import BoardRow, Stage, StatusBoard
-from lit_loader.workers.launcher import make_starter
+from lit_loader.workers.launcher import make_starter, other_starter
 from lit_loader.workers.outcome import WorkerDeath
 from lit_loader.workers.parent import Descriptor, Links
 from lit_loader.workers.pipes import Pipes
@@ -51,6 +51,8 @@ class WorkerSet:
 
     starter: Starter | None = None  # what starts those here
     notices: deque[Notice]  # for the consumer, of how workers were started
+    origin = 0  # how often workers have come from elsewhere since
+    source = ""  # from where they come, if that is not where the first ones came from
 
     def __init__(self, arena: Arena, board: StatusBoard, page: LoaderPage, pipes: Pipes) -> None:
         self.pid = os.getpid()
@@ -59,6 +61,7 @@ class WorkerSet:
         self.closed = False  # whether closing has begun. From then on nothing here is used any more
         self._arena, self._board, self._page, self._pipes = arena, board, page, pipes
         self._stacks = StackFile()
+        self._former: list[Starter] = []
         self._remote: Any = None
         self._at_once = math.ceil(usable_processors())
 
@@ -89,8 +92,9 @@ class WorkerSet:
         )
         self.relay = None if remote is None else relay  # who stands for those elsewhere
         self._remote_workers = 0 if remote is None else spec.remote_workers
+        self._context = context
         self.starter = make_starter(context, self._links, spec)
-        self._forks, self.notices = self.starter.forks, self.starter.notices
+        self.notices = self.starter.notices
         if remote is not None:
             remote.prepare(self._links, spec, self.notices)
         self._remote = remote
@@ -158,6 +162,7 @@ class WorkerSet:
             raise
         for worker, process in zip(workers, processes, strict=True):
             self.processes[worker] = process
+            process.origin = self.origin
             self._pipes.watch(process.sentinel)
             if worker != self.relay:
                 self.starting.add(worker)
@@ -171,7 +176,21 @@ class WorkerSet:
 
     def counts(self, row: BoardRow) -> bool:
         """Whether a worker is past the start of interpreter and torch, which counts for no hang."""
-        return self._forks or row.stage != Stage.STARTING
+        return self.forks or row.stage != Stage.STARTING
+
+    @property
+    def forks(self) -> bool:
+        """Whether workers here are forks of this process."""
+        return self.starter is None or self.starter.forks
+
+    @property
+    def beside(self) -> list[str]:
+        """The names of threads beside which workers were forked."""
+        return [] if self.starter is None else self.starter.beside
+
+    def stacks_of(self, worker: int) -> int:
+        """The descriptor that a worker writes its stacks to when it is asked to; -1: none."""
+        return self._board.stacks_of(worker)
 
     def death_of(self, sentinel: int) -> WorkerDeath:
         """Say how the worker has died whose process has this sentinel."""
@@ -202,6 +221,22 @@ class WorkerSet:
         death = self.death_of(process.sentinel)
         death.row = row
         return death
+
+    def change_origin(self) -> bool:
+        """Have workers come from elsewhere from now on; False: there is nowhere else."""
+        before = self.starter
+        starter = before and other_starter(before, self._context, self._links)
+        if before is None or starter is None:
+            return False
+        self._former.append(before)  # its workers are there still
+        self.starter, self.origin = starter, self.origin + 1
+        self.source = (
+            "this program as it is now"
+            if starter.forks
+            else "Python's fork server (it imports modules again: what the program has set in them "
+            "is not there)"
+        )
+        return True
 
     def bury(self, worker: int) -> None:
         """Clear away what is left of a worker that has ended."""
@@ -239,8 +274,8 @@ class WorkerSet:
                 steps.callback(self._stacks.close)
                 if self._remote is not None:
                     steps.callback(self._remote.close)
-                if self.starter is not None:
-                    steps.callback(self.starter.close)
+                for starter in filter(None, (self.starter, *self._former)):
+                    steps.callback(starter.close)
                 steps.callback(self.processes.clear)
                 for process in self.processes.values():
                     steps.callback(process.close)

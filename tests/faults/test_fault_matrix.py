@@ -45,6 +45,7 @@ WIDE = 8_000  # numbers a sample: a batch of three is more than a slot of 64 KiB
 TIMEOUT = 0.3
 
 DEATHS = ("SIGKILL", "SIGSEGV", "_exit")
+NOTHING = ("signals",)  # such as are sent to a whole job
 HANGS = ("SIGSTOP", "loop")
 ERRORS: dict[str, tuple[str, type[Exception]]] = {
     "exception": ("fetching", Struck),
@@ -116,6 +117,8 @@ def by_default(cell: Cell) -> bool:
         if cell.fault == "loop":
             return shape == ("map", True, False) and cell.point != "stopping"
         return cell.point in few and shape == ("map", True, True)
+    if cell.fault in NOTHING:
+        return cell.kind == "map" and cell.persistent
     if cell.fault in DEATHS[1:]:
         return cell.kind == ("stream" if cell.persistent else "map") and cell.pin
     return cell.kind in ("map", "stream") or (cell.pin and cell.persistent)
@@ -123,7 +126,7 @@ def by_default(cell: Cell) -> bool:
 
 def cells() -> Iterator[Any]:
     deaths = itertools.product(
-        DEATHS + HANGS, [*POINTS, "edge"], KINDS, (False, True), (False, True), METHODS
+        DEATHS + HANGS + NOTHING, [*POINTS, "edge"], KINDS, (False, True), (False, True), METHODS
     )
     errors = (
         (fault, point, *rest)
@@ -216,7 +219,7 @@ def test_what_ends_or_stops_a_worker(
 
 def restarts(cell: Cell) -> tuple[int, int]:
     """How many workers are replaced: at least, and at most."""
-    if cell.point == "stopping":
+    if cell.point == "stopping" or cell.fault in NOTHING:
         return 0, 0
     highest = 20 if cell.fault in HANGS else 1
     # A worker that owes nothing is not missed before something is wanted of it.

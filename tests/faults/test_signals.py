@@ -12,6 +12,7 @@ import random
 import select
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,10 +160,10 @@ if __name__ == "__main__":
 """
 
 
-def start(body: str, folder: Path, method: str) -> subprocess.Popen[str]:
+def start(body: str, folder: Path, method: str, *arguments: str) -> subprocess.Popen[str]:
     """Start the program above with ``body`` for the rest of its main function."""
     lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
-    return launch(PROGRAM.replace("BODY", lines), folder, method)
+    return launch(PROGRAM.replace("BODY", lines), folder, method, *arguments)
 
 
 # Ctrl-C ----------------------------------------------------------------------------------------
@@ -274,75 +275,136 @@ def test_ctrl_c_ends_all_ranks(tmp_path: Path) -> None:
 
 # Handlers --------------------------------------------------------------------------------------
 
-TERMINATED = """
-asked = []
-signal.signal(signal.SIGTERM, lambda *_: asked.append(os.getpid()))
-gated[:] = [9, 10]  # each worker has one: no death is passed over for the other's results
-# A request to all counts once; with a server of Python's that ends, too, no exit code tells of it.
-restarts = 2 if method == "forkserver" else 1
-loader = DataLoader(
-    data, num_workers=2, multiprocessing_context=method, max_worker_restarts=restarts
-)
+GROUP = """
+import torch
+named = sys.argv[3].split()
+for name in named:
+    signal.signal(getattr(signal, name), lambda *_: None)
+make = torch.utils.data.DataLoader if sys.argv[4] == "torch" else DataLoader
+gated[:] = [9, 10]  # each worker is at one
+loader = make(data, batch_size=None, num_workers=2, multiprocessing_context=method)
+warnings.simplefilter("error")
 found, iterator = [], iter(loader)
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always", WorkerRestartWarning)
-    for batch in iterator:
-        found.append(int(batch))
-        if len(found) == 9:
-            say("next 9")
-say(asked == [os.getpid()], found == list(range(40)), len(caught))
+for batch in iterator:
+    found.append(int(batch))
+    if len(found) == 9:
+        say("next 9")
+say(found == list(range(40)))
+"""
+
+SENT = ["HUP", "TERM", "USR1", "USR2", "ALRM", "XCPU", "QUIT", "TSTP", "CONT"]
+"""What schedulers, terminals and limits send to all processes of a job."""
+
+
+@pytest.mark.parametrize(
+    ("whose", "method"),
+    [("torch", "fork"), ("ours", "fork"), *(pytest.param("ours", m, marks=SLOW) for m in METHODS)],
+)
+def test_signals_to_the_group_are_the_parents_affair(
+    tmp_path: Path, whose: str, method: str
+) -> None:
+    """The program handles them and goes on: so do its workers, and no batch is made again."""
+    if whose == "torch":
+        # Spawned workers of torch's have no handler; forked ones run the program's.
+        sent = [f"SIG{name}" for name in SENT if name != "TERM"]
+    else:
+        sent = [f"SIG{name}" for name in SENT]
+    process = start(GROUP, tmp_path, method, " ".join(sent), whose)
+    expect(process, "fetching 9", "fetching 10", "next 9")
+    for name in sent:
+        os.killpg(process.pid, getattr(signal, name))
+    for index in (9, 10):
+        (tmp_path / f"{index}.gate").write_text("!")
+    out, err, status = finish(process)
+    assert (out, err, status) == ("True\n", "", 0)
+
+
+ENDED = """
+gated[:] = [9, 10]
+loader = DataLoader(data, num_workers=2, multiprocessing_context=method)
+list(loader)
 """
 
 
 @METHOD
-def test_sigterm_to_the_group_leaves_the_epoch_to_the_parent(tmp_path: Path, method: str) -> None:
-    """Schedulers send it to all processes; the parent's handler means to finish something."""
-    process = start(TERMINATED, tmp_path, method)
-    expect(process, "fetching 9", "fetching 10", "next 9")
-    os.killpg(process.pid, signal.SIGTERM)
-    out, err, status = finish(process)
-    assert (out, err, status) == ("True True 2\n", "", 0)
+@pytest.mark.parametrize("name", ["HUP", "TERM", "USR1", "ALRM", "XCPU", "QUIT"])
+def test_when_the_parent_ends_of_it_so_do_they(tmp_path: Path, name: str, method: str) -> None:
+    process = start(ENDED, tmp_path, method)
+    expect(process, "fetching 9", "fetching 10")
+    number = getattr(signal, f"SIG{name}")
+    os.killpg(process.pid, number)
+    assert finish(process)[2] == -number
+
+
+SUBPROCESS = """
+import subprocess
+class Starting:
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        child = subprocess.Popen(["sleep", "100"])
+        child.terminate()
+        return child.wait()
+say(*map(int, DataLoader(Starting(), num_workers=1, multiprocessing_context="fork")))
+"""
+
+
+def test_what_a_worker_starts_can_be_terminated(tmp_path: Path) -> None:
+    """What a worker heeds not, its own processes do."""
+    assert finish(start(SUBPROCESS, tmp_path, "fork")) == ("-15 -15\n", "", 0)
+
+
+PAUSED = """
+import time
+class Slow(Data):
+    def __getitem__(self, index):
+        if index == 3:
+            say("at 3")
+            for _ in range(10):
+                time.sleep(0.1)
+        return index
+loader = DataLoader(Slow(folder, ()), num_workers=2, multiprocessing_context="fork", timeout=1.5)
+say([int(batch) for batch in loader] == list(range(40)))
+"""
+
+
+def test_a_pause_of_the_whole_job_is_no_hang(tmp_path: Path) -> None:
+    """A scheduler's, or Ctrl-Z and ``fg``, longer than ``timeout``, while a sample takes time."""
+    process = start(PAUSED, tmp_path, "fork")
+    expect(process, "at 3")
+    os.killpg(process.pid, signal.SIGSTOP)
+    threading.Event().wait(2)
+    os.killpg(process.pid, signal.SIGCONT)
+    assert finish(process) == ("True\n", "", 0)
 
 
 HANDLED = """
 ran = os.pipe()
 os.set_blocking(ran[0], False)
-for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGALRM):
+numbers = signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGALRM
+for number in numbers:
     signal.signal(number, lambda *_: os.write(ran[1], f"{os.getpid()} ".encode()))
-data.gated = [0, 1, 30, 31]
+data.gated = [0, 1]
 loader = DataLoader(data, num_workers=2, multiprocessing_context=method)
+warnings.simplefilter("error")
 found, iterator = [], iter(loader)
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always", WorkerRestartWarning)
-    for batch in iterator:
-        found.append(int(batch))
-        first, second = iterator.pool.workers.pids
-        if len(found) == 2:
-            for pid in (first, second, os.getpid()):
-                os.kill(pid, signal.SIGUSR1)
-                os.kill(pid, signal.SIGUSR2)
-        if len(found) == 20:
-            os.kill(first, signal.SIGTERM)
-            os.kill(second, signal.SIGALRM)
-say(found == list(range(40)), os.read(ran[0], 999) == f"{os.getpid()} ".encode() * 2)
-for warning in caught:
-    say(str(warning.message).partition("killed by ")[2][:7])
+for batch in iterator:
+    found.append(int(batch))
+    if len(found) == 2:
+        for pid in (*iterator.pool.workers.pids, os.getpid()):
+            for number in numbers:
+                os.kill(pid, number)
+say(found == list(range(40)), os.read(ran[0], 999) == f"{os.getpid()} ".encode() * len(numbers))
 """
 
 
 @METHOD
 def test_workers_never_run_the_parents_handlers(tmp_path: Path, method: str) -> None:
-    """SIGUSR1 and SIGUSR2, which announce a job's end to all, leave them alone; others end them."""
     process = start(HANDLED, tmp_path, method)
-    for pair in ((0, 1), (30, 31)):  # both are up; both have been replaced
-        expect(process, *[f"fetching {index}" for index in pair])
-        for index in pair:
-            (tmp_path / f"{index}.gate").write_text("!")
-    out, err, status = finish(process)
-    assert (err, status) == ("", 0)
-    first, *others = out.splitlines()
-    assert first == "True True"
-    assert sorted(others) == ["SIGALRM", "SIGTERM"]
+    expect(process, "fetching 0", "fetching 1")
+    for index in (0, 1):
+        (tmp_path / f"{index}.gate").write_text("!")
+    assert finish(process) == ("True True\n", "", 0)
 
 
 STORM = """

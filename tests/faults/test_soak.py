@@ -54,7 +54,10 @@ PAUSE = (0.1, 0.5)  # seconds between two strikes
 STRIKES = {
     signal.SIGKILL: 35,
     signal.SIGSEGV: 15,
-    signal.SIGTERM: 15,
+    signal.SIGABRT: 9,
+    signal.SIGTERM: 2,  # these three are the parent's affair
+    signal.SIGHUP: 2,
+    signal.SIGTSTP: 2,
     signal.SIGSTOP: 10,
     "launcher": 8,
     "launcher and workers": 8,

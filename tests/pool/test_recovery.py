@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import re
 import signal
-import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -149,44 +148,6 @@ def test_a_batch_that_ends_two_workers(
     assert rest == [batch for batch in expected if batch not in [*batches[:at], [8, 9]]]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
-def test_a_batch_whose_workers_are_ended_from_outside_is_made(number: int) -> None:
-    """A scheduler ends four workers at the same sample, which is not to blame."""
-    reading, writing = os.pipe()
-    gate = Gate()
-
-    def sample(index: int) -> int:
-        if index == 4:
-            os.write(writing, os.getpid().to_bytes(4, "little"))
-            gate.wait()
-        return index
-
-    def end_workers() -> None:
-        for _ in range(4):
-            os.kill(int.from_bytes(os.read(reading, 4), "little"), number)
-        gate.open()
-
-    ending = threading.Thread(target=end_workers, daemon=True)
-    ending.start()
-    with told(4), DataLoader(Call(sample, 8), num_workers=1, max_worker_restarts=9) as loader:
-        assert ints(loader) == list(range(8))
-    ending.join()
-    gate.close()
-    os.close(reading)
-    os.close(writing)
-
-
-def test_a_sample_that_ends_its_worker_by_such_a_signal_uses_up_the_budget(tmp_path: Path) -> None:
-    """However often: it counts once in two seconds."""
-    sample = dying([4], tmp_path, "SIGTERM", always=True)
-    with (
-        pytest.warns(WorkerRestartWarning, match="restart 1 of"),
-        DataLoader(Call(sample, 8), num_workers=1, max_worker_restarts=1) as loader,
-        pytest.raises(WorkerDiedError, match="max_worker_restarts=1 for this epoch is used up"),
-    ):
-        ints(loader)
-
-
 def test_a_stream_cannot_pass_over_such_a_batch(tmp_path: Path) -> None:
     sample = dying([4], tmp_path, always=True)
     iterator = iter(DataLoader(Counting(8, sample), num_workers=1))
@@ -214,8 +175,7 @@ def test_workers_that_had_sent_their_batch_did_not_die_of_it(tmp_path: Path) -> 
     [
         ("SIGKILL", ["was killed by SIGKILL, ", "MiB at most", "memory"]),
         ("SIGSEGV", ["was killed by SIGSEGV, by a crash in native", "in string_at", "in sample"]),
-        ("SIGTERM", ["was killed by SIGTERM, at the request of another process"]),
-        ("SIGALRM", ["was killed by SIGALRM, whose sender"]),
+        ("SIGVTALRM", ["was killed by SIGVTALRM, whose sender"]),
         ("SIGABRT", ["was killed by SIGABRT, by native code"]),
         ("_exit", ["exited by itself with code 7: something in the dataset"]),
         ("_exit 0", ["exited by itself with code 0"]),

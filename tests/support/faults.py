@@ -59,14 +59,20 @@ def _loop() -> None:
         pass
 
 
+def _all_signals() -> None:
+    """All that terminals, schedulers and limits send to a whole job."""
+    for name in ("HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "TERM", "XCPU", "TSTP", "CONT"):
+        os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
+
+
 def _raise() -> None:
     raise Struck("a fault of the test")
 
 
 FAULTS: Final[dict[str, Callable[[], object]]] = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
-    "SIGALRM": lambda: os.kill(os.getpid(), signal.SIGALRM),
+    "signals": _all_signals,
+    "SIGVTALRM": lambda: os.kill(os.getpid(), signal.SIGVTALRM),
     "SIGABRT": lambda: os.kill(os.getpid(), signal.SIGABRT),
     "SIGSEGV": lambda: ctypes.string_at(0),
     "_exit": lambda: os._exit(7),
@@ -155,6 +161,8 @@ class Faults:
             os.kill(self.parent, signal.SIGKILL)
         else:
             FAULTS[fault]()
+        if fault == "signals":
+            return
         hang()  # signals may take their time
 
 

@@ -233,6 +233,13 @@ def test_what_cloudpickle_cannot_carry_either(data: Any, place: str, method: str
     )
 
 
+def test_an_open_file_is_not_for_forked_workers_either() -> None:
+    """They would share its position."""
+    with open(__file__, "rb") as file:
+        text = refusal(Call(Steps(abs, file)))  # type: ignore[arg-type]
+    assert text.endswith("make it in the worker (on first use, or in worker_init_fn)")
+
+
 def test_a_structure_too_deep_for_either(monkeypatch: pytest.MonkeyPatch) -> None:
     """Named at once: going down level by level would take ages."""
     deep: Any = []

@@ -218,7 +218,7 @@ def test_a_lock_that_workers_have_anew(name: str) -> None:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who stands still is taken to be stuck soon."""
-    monkeypatch.setattr(launcher, "DEADLINE", 1.0)
+    monkeypatch.setattr(launcher, "DEADLINE", 2.0)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -279,3 +279,75 @@ def test_a_lock_of_the_datasets_own() -> None:
         pytest.raises(WorkerTimeoutError, match="in sample_with_lock"),
     ):
         ints(loader)
+
+
+# Healed from another origin --------------------------------------------------------------------
+
+LIBRARY = threading.Lock()
+"""Held by a library's thread now and then: while an image is decoded, say."""
+
+
+def decode(index: int) -> int:
+    with LIBRARY:
+        return index
+
+
+class Images(Rows):
+    """Reads its samples by a library with a lock."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(decode(index))
+
+
+def unpicklable(_: int) -> None:
+    """A ``worker_init_fn`` that no fork server can be sent, once it has such an attribute."""
+
+
+@pytest.mark.usefixtures("by_fork")
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_a_lock_that_is_free_by_the_time_workers_are_replaced(num_workers: int) -> None:
+    """It was held for a moment, while the loader started: new workers are forked from now.
+
+    All of the first ones hang, which costs one restart.
+    """
+    options: dict[str, Any] = {"timeout": 1, "max_worker_restarts": 1, "seed": 3}
+    with holding(LIBRARY) as release, told() as texts:
+        loader = DataLoader(Images(12, 1), 2, num_workers=num_workers, **options)
+        iterator = iter(loader)
+        # Its workers are forked by the first next(), and released before they are replaced.
+        timer = threading.Timer(0.5, release)
+        timer.start()
+        found = ints(torch.cat([*iterator]))
+        timer.join()
+        loader.close()
+    assert found == list(range(12))
+    assert len(texts) == num_workers
+    for text in texts:
+        assert "in decode" in text
+        assert "It had made no batch: it may wait for a lock that another thread held" in text
+        assert "a worker from this program as it is now, and nothing is lost (restart 1 of" in text
+
+
+@pytest.mark.usefixtures("by_fork")
+def test_a_lock_that_is_held_for_good() -> None:
+    """Forks of now hang, too: workers come from Python's fork server."""
+    with holding(LIBRARY), told() as texts:
+        loader = DataLoader(Images(12, 1), 2, num_workers=1, timeout=5, seed=3)
+        assert ints(torch.cat([*loader])) == list(range(12))
+        loader.close()
+    assert [text.count("by a worker from Python's fork server") for text in texts] == [0, 1]
+
+
+@pytest.mark.usefixtures("by_fork")
+@pytest.mark.parametrize("why", ["chosen", "not to be pickled"])
+def test_a_program_that_needs_forks_is_given_no_fork_server(why: str) -> None:
+    dataset, options = Images(4, 1), {}
+    if why == "chosen":
+        options["multiprocessing_context"] = "fork"
+    else:
+        dataset.lock = LIBRARY  # type: ignore[attr-defined]
+    options |= {"timeout": 0.5, "max_worker_restarts": 2}
+    with holding(LIBRARY), told() as texts, pytest.raises(WorkerTimeoutError, match="in decode"):
+        ints(DataLoader(dataset, num_workers=1, **options))
+    assert "from this program as it is now" in texts[0]
+    assert "fork server" not in "".join(texts)

@@ -134,7 +134,7 @@ def stuck(*_):
     held.acquire()
     held.acquire()
 
-launcher.DEADLINE, launcher._STUCK = 10**9, 5
+launcher.DEADLINE, launcher._STUCK = 10**5, 5
 launcher.rehearse = stuck
 list(DataLoader(range(4), num_workers=1, multiprocessing_context="fork"))
 """
@@ -181,7 +181,7 @@ def test_a_worker_dies_while_its_launcher_is_stopped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Another launcher takes the place of that one."""
-    monkeypatch.setattr(launcher, "DEADLINE", 1.0)
+    monkeypatch.setattr(launcher, "DEADLINE", 2.0)
     dataset = Call(dying([20], tmp_path), 40)
     with told() as texts, DataLoader(dataset, num_workers=2) as loader:
         iterator = iter(loader)
