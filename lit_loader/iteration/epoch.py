@@ -116,7 +116,7 @@ class MapEpoch(Epoch):
     def __init__(self, start: EpochStart, batches: EpochBatches) -> None:
         super().__init__(start)
         self._batches, self._own = batches, batches.computed
-        self._at = start.position.start.batches
+        self._at, self._first = start.position.start.batches, task_number(start.epoch, 0)
         self._before = start.position.start.ahead  # given out before, by whoever took the state
 
     @property
@@ -145,7 +145,7 @@ class MapEpoch(Epoch):
             if at in self._before:
                 self._at = at + 1
                 continue
-            number = task_number(start.epoch, at)
+            number = self._first + at
             task = Task(number, indices, start.epoch, start.seeds, self._own)
             # At once: nothing is called in between that a signal handler could raise in.
             self.tasks[number] = task

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from lit_loader.accelerator.pin_memory import Pin
 from lit_loader.batch.batch_loader import BatchLoader
@@ -69,20 +69,21 @@ class Executor:
     - One thread submits while another one may receive. `resize` and `stop` come from any thread.
 
     Attributes:
+        depth: How many tasks may be outstanding: submitted, and their batches not given out.
+        budgeted: Whether `room` is to be asked before each of them.
         eager: Whether tasks are begun before they are received.
         recovers: Whether an exception at any instruction leaves it in use.
         draws: Whether it needs the process's own random generators, for which threads take turns.
         closed: Whether it makes no more batches.
         notices: What the user is to be told, as warnings.
-        restarts: Workers that have been replaced.
         page: Where viewers in other processes look; None: nowhere.
         pool: Its worker processes; None: it has none.
     """
 
-    eager = recovers = draws = closed = elsewhere = False
+    depth = 1
+    budgeted = eager = recovers = draws = closed = elsewhere = False
     waiting = False
     notices: Collection[Any] = ()
-    restarts = 0
     page: LoaderPage | None = None
     pool: Any = None
     unread = 0
@@ -96,7 +97,7 @@ class Executor:
         raise NotImplementedError
 
     def room(self, outstanding: int) -> int:
-        """How many more tasks may be submitted, where so many are outstanding (not given out)."""
+        """How many more tasks there is memory for, where so many are outstanding."""
         raise NotImplementedError
 
     def resize(self, num_workers: int, depth: int) -> None:
@@ -111,6 +112,9 @@ class Executor:
 
     def close(self) -> None:
         """End it; a second call does nothing."""
+
+
+_NOT_YET: Final = Timings()
 
 
 class Inline(Executor):
@@ -136,17 +140,13 @@ class Inline(Executor):
         """Keep the task until it is asked for."""
         self._tasks.append(task)
 
-    def room(self, outstanding: int) -> int:
-        """One at a time."""
-        return 1 - outstanding
-
     def receive(self, timeout: float | None = None) -> Outcome | None:
         """Make a batch."""
         if not self._tasks:
             return None
         task, progress, maker = self._tasks.popleft(), self._progress, self._maker
         indices = listed(task.indices) if task.own else task.indices
-        outcome = Outcome(task.number)
+        outcome = Outcome(task.number, timings=_NOT_YET)
         progress.begin(-1)
         batch = maker.take(indices, progress)
         if batch is None:

@@ -25,6 +25,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
+import numpy as np
+
 from lit_loader.accelerator.device_copy import DeviceCopy, Staged
 from lit_loader.accelerator.pin_memory import Pin, PinMemoryThread
 from lit_loader.batch.batch_spec import BatchWithReport
@@ -123,7 +125,10 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                         epoch = self._begin()
                     if self._core.epochs.begun is not epoch.place:
                         self._core.epochs.go_on(epoch.place)
-                    epoch.settle()
+                    epoch.place.settle()  # `Epoch.settle`, spelled out
+                    if epoch.given is not None:
+                        epoch.tasks.pop(epoch.given, None)
+                        epoch.given = None
                     asked = True
                     while (outcome := self._await(epoch, began)) is not None:
                         own = outcome.error
@@ -175,7 +180,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                     arrived = self._arrived
                 if executor.page is not None:
                     executor.page.row[SINCE] = began
-                self._fill(executor, epoch)
+                if len(epoch.tasks) < executor.depth or epoch.again:
+                    self._fill(executor, epoch)
             if not epoch.tasks:
                 if tail and tail.begins_again(epoch.place):
                     epoch.restart_all(arrived)
@@ -195,9 +201,13 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                     epoch.restart(came.number)
                     self._fill(executor, epoch)
                     continue
+                first = next(iter(epoch.tasks))
+                if came.number == first and self._lines == 1:  # as nearly always
+                    outcome = came
+                    break
                 arrived[came.number] = came
                 outcome = self._in_turn(epoch)
-            if executor.notices or executor.restarts > self._restarts_noted:
+            if executor.notices or outcome.error is not None:
                 arrived[outcome.number] = outcome  # not lost where warnings are errors
                 self._tell()
                 del arrived[outcome.number]
@@ -219,21 +229,19 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         """Submit tasks as long as there is room for them, and there are some."""
         ahead = self._ahead
         assert ahead is not None
-        while True:
-            given = 1 if executor.eager and epoch.given is not None else 0
-            known = len(epoch.tasks) + len(ahead.tasks) - len(epoch.again) - given
-            room = executor.room(known)
-            if room <= 0:
-                return
-            for _ in range(room):
-                task = epoch.next_task()
+        known = len(epoch.tasks) + len(ahead.tasks) - len(epoch.again)
+        if epoch.given is not None:
+            known -= 1
+        while known < executor.depth and not (executor.budgeted and executor.room(known) <= 0):
+            task = epoch.next_task()
+            if task is None:
+                if not executor.eager or epoch.error is not None:
+                    return
+                task = ahead.next_task()
                 if task is None:
-                    if not executor.eager or epoch.error is not None:
-                        return
-                    task = ahead.next_task()
-                    if task is None:
-                        return
-                executor.submit(task)
+                    return
+            executor.submit(task)
+            known += 1
 
     def _in_turn(self, epoch: Epoch) -> Outcome | None:
         """Take out the outcome whose turn it is, if it has arrived."""
@@ -262,8 +270,9 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         core, batch, timings = self._core, outcome.batch, outcome.timings
         number, executor = outcome.number & POSITION, self._executor
         assert executor is not None
-        indices = None if epoch.reads_streams else epoch.tasks[outcome.number].indices
+        indices = epoch.tasks[outcome.number].indices
         if epoch.reads_streams:
+            indices = None
             self._count(timings.samples)
         if self.observer is not None:
             shown = batch.source if isinstance(batch, Staged) else batch
@@ -271,10 +280,12 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         if self._copy is not None:
             batch = self._on_device(executor, epoch, batch)
         if timings.slowest:
-            timings.slowest_index = _item(indices, timings.slowest_at)
+            at = timings.slowest_at
+            timings.slowest_index = indices[at] if type(indices) is list else _item(indices, at)
         given = time.monotonic_ns()
         timings.epoch, timings.number, timings.asked = epoch.start.epoch, number, began
-        timings.wait = given - began - timings.own
+        mine = timings.pin if self._thread is None else 0
+        timings.wait = given - began - (mine or (0 if timings.pin else timings.decode))
         if self._given:
             timings.step = began - self._given
         made = outcome.made
@@ -616,6 +627,8 @@ def _give_back(
 
 def _item(indices: Any, place: int) -> Any:
     """One of a batch's indices; the batch's only one, or what it has in their place."""
+    if type(indices) is np.ndarray and indices.ndim:
+        return int(indices[place])
     indices = listed(indices)
     return indices[place] if type(indices) is list and place < len(indices) else indices
 

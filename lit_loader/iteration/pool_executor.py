@@ -32,7 +32,7 @@ class PoolExecutor(Executor):
         self.depth = depth
         self.page = pool.page
         self.notices = healer.notices
-        self._healer, self._budgeted = healer, budgeted
+        self._healer, self.budgeted = healer, budgeted
         self._stopping = False
         # What was submitted and is not received: for messages.
         self._tasks: dict[int, Task] = {}
@@ -78,14 +78,11 @@ class PoolExecutor(Executor):
         return None
 
     def room(self, outstanding: int) -> int:
-        """As many as are ahead at most; with a budget one after another, as memory allows."""
-        room = self.depth - outstanding
-        if self._budgeted:
-            overrun = self.pool.arena.overrun()
-            if overrun is not None:
-                self._healer.notices.append(Overrun(overrun))
-            room = min(room, self.pool.arena.room(outstanding), 1)
-        return room
+        """What the memory budget leaves."""
+        overrun = self.pool.arena.overrun()
+        if overrun is not None:
+            self._healer.notices.append(Overrun(overrun))
+        return self.pool.arena.room(outstanding)
 
     def resize(self, num_workers: int, depth: int) -> None:
         """Have another number of workers; from any thread."""
@@ -114,11 +111,6 @@ class PoolExecutor(Executor):
     @waiting.setter
     def waiting(self, value: bool) -> None:
         self.pool.pipes.waiting = value
-
-    @property
-    def restarts(self) -> int:  # type: ignore[override]
-        """Workers that have been replaced in this epoch."""
-        return self._healer.restarts
 
     @property
     def closed(self) -> bool:  # type: ignore[override]

@@ -15,6 +15,7 @@ from lit_loader.describe import public
 from lit_loader.statistics.sentences import counted
 
 __all__ = [
+    "MEASURED",
     "LoaderStatistics",
     "LoaderTrace",
     "MemoryUse",
@@ -28,7 +29,7 @@ __all__ = [
 ]
 
 
-_MEASURED: Final = 6
+MEASURED: Final = 6
 """The place in a `Reply` from which on it is what was measured."""
 
 
@@ -64,25 +65,12 @@ class Timings:
     epoch: int = 0
     slowest_index: Any = None  # the slowest sample's index; None: not known
 
-    @classmethod
-    def of(cls, reply: Any) -> Timings:
-        """Take what a worker's `Reply` says of a batch."""
-        return cls(reply.worker, reply.at + reply.nbytes, *reply[_MEASURED:])
-
-    @property
-    def own(self) -> int:
-        """How much of the work behind the wait was done by the consumer's own thread.
-
-        A pin-memory thread has decoded a batch that it pins.
-        """
-        if self.pin:
-            return self.pin if self.worker < 0 else 0
-        return self.decode
-
     @property
     def waited(self) -> int:
         """How long the consumer was kept from its own work, in nanoseconds."""
-        return self.wait + self.own
+        if self.pin:  # a pin-memory thread has decoded it meanwhile: that is in the wait
+            return self.wait + (self.pin if self.worker < 0 else 0)
+        return self.wait + self.decode
 
     @property
     def making(self) -> dict[str, int]:

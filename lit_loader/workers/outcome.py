@@ -8,7 +8,7 @@ from typing import Any
 from lit_loader.accelerator.pin_memory import Pin
 from lit_loader.batch.batch_spec import BatchWithReport
 from lit_loader.errors import TransportError
-from lit_loader.statistics.records import Timings
+from lit_loader.statistics.records import MEASURED, Timings
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.arena import Lease
 from lit_loader.transport.codec import decode
@@ -35,6 +35,7 @@ class Outcome:
         memory: Lease | None = None,
         failure: RemoteError | None = None,
         error: BaseException | None = None,
+        timings: Timings | None = None,
     ) -> None:
         self.number = number  # the task's
         # Whether its reader, of an iterable dataset, has nothing more to give.
@@ -42,7 +43,11 @@ class Outcome:
         # Whether the task, of a reader, has to be given again, with that reader's place.
         self.lost = False
         self.reply = reply  # the worker's message; None: there is none
-        self.timings = Timings() if reply is None else Timings.of(reply)
+        if timings is None:
+            timings = Timings()
+            if reply is not None:
+                timings = Timings(reply.worker, reply.at + reply.nbytes, *reply[MEASURED:])
+        self.timings = timings
         self.memory = memory  # the batch's slot (uint8), until the batch is decoded
         self.failure = failure  # what went wrong in the worker, or None
         self.error = error  # what is raised in the batch's place, or None

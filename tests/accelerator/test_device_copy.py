@@ -54,6 +54,7 @@ def test_what_is_there_is_staged_before_the_one_before_is_given(
     loader = ahead(Rows(12), batch_size=2, prefetch_factor=8, pin_memory=pin)
     iterator = iter(loader)
     found = [next(iterator)]
+
     # Until all of them are made, and pinned: the copies' order is then certain.
     def made() -> int:
         return iterator._thread.pinned + len(iterator._arrived) if pin else iterator.ready  # type: ignore[attr-defined,no-any-return]

@@ -7,7 +7,7 @@ import pytest
 
 from lit_loader import DataLoader
 from lit_loader.statistics.chrome_trace import trace_events
-from lit_loader.statistics.records import Timings, LoaderTrace
+from lit_loader.statistics.records import LoaderTrace, Timings
 from tests.support.samples import Rows
 
 Event = dict[str, Any]

@@ -9,7 +9,7 @@ import pytest
 
 from lit_loader import DataLoader
 from lit_loader.statistics.recorder import WINDOW, Recorder
-from lit_loader.statistics.records import Timings, LoaderStatistics, StageTimes, WorkerTimes
+from lit_loader.statistics.records import LoaderStatistics, StageTimes, Timings, WorkerTimes
 from tests.parity.tools import PROMPT
 from tests.support.delays import DELAY, SAMPLES, STAGES, Collate, Delayed, Wait, compute, sleep
 from tests.support.samples import Call, Counting, Rows
