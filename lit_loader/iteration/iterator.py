@@ -109,6 +109,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
 
     def __next__(self) -> T_co:
         own: BaseException | None = None  # what is given in a batch's place, or at the end
+        outcome: Outcome | None = None
         asked, turn = False, Turn() if self._draws else None
         # A signal handler may raise at any instruction; all that follow the asking, up to the one
         # that returns, are in this block: what comes out otherwise is taken back.
@@ -145,9 +146,11 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         except BaseException as error:
             if turn is not None:
                 turn.end()  # what came out may have broken into the first one
-            if asked and error is not own:
+            # What an outcome that is there brings (too many bad samples, a warning that is an
+            # error) comes in its place.
+            if asked and error is not own and (outcome is None or is_interruption(error)):
                 self._broken_off(error)
-            own = None  # whose traceback holds this frame
+            own = outcome = None  # whose traceback holds this frame
             raise
 
     def _begin(self) -> Epoch:
