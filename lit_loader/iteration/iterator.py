@@ -134,6 +134,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                     while (outcome := self._await(epoch, began)) is not None:
                         own = outcome.error
                         if own is not None:
+                            outcome.error = None  # whose traceback holds frames that hold this
                             raise own
                         if outcome.made is None or self._report(epoch, outcome):
                             return self._hand_out(epoch, outcome, began)
