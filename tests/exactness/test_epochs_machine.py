@@ -33,6 +33,7 @@ from tests.support.epoch_oracle import (
     KINDS,
     SEEDS,
     Batch,
+    Drawing,
     Kind,
     Oracle,
     drawn,
@@ -161,6 +162,9 @@ class Epochs(RuleBasedStateMachine):
 
     @rule()
     def peek(self) -> None:
+        given = [r.begun.place.given for r in self.readers if r.begun]
+        if self.kind.drawing and len(Drawing.SIZES) in given:
+            return  # whether its sampler has drawn the end is not said before it is left
         self.readers.append(reader := Reader(iter(self.loader)))
         self.next(reader)
         self.drop(reader)
@@ -199,6 +203,7 @@ class Epochs(RuleBasedStateMachine):
             self.model.end(begun)
             return False
         assert found is not END, f"the end behind {begun.place.given} batches"
+        self.model.is_of(begun, int(found[1][0]))
         self.check(begun.place, self.kind.split(found))
         self.model.give(begun)
         self.since_kill += 1
@@ -221,7 +226,7 @@ class Epochs(RuleBasedStateMachine):
             key = name, root, epoch, repeats
             if root[0] != "anew" and epoch >= 0:
                 expected = getattr(self.oracle(root, epoch, repeats)[number], name)
-                assert found == expected, f"{name} of batch {number}, {place}"
+                assert found == expected, f"{name} of batch {number} is {found}, not {expected}: {place}"
             elif (key, number) in self.known:
                 assert found == self.known[key, number], f"{name} of batch {number}"
             self.known[key, number] = found
@@ -247,14 +252,16 @@ class Epochs(RuleBasedStateMachine):
             self.model.looked = generators()
         self.states.append((through_file(state), place))
 
-    @precondition(lambda self: self.states)
-    @rule(which=st.integers(0, 9), workers=NUMBERS, persistent=st.booleans())
+    @rule(which=NUMBERS, workers=NUMBERS, persistent=st.booleans())
     def resume(self, which: int, workers: int, persistent: bool) -> None:
+        """Go on in another loader: where this one is, or where one was before."""
+        if not which or not self.states:
+            self.save()
         self.open(workers, persistent)
         self.load(which)
 
     @precondition(lambda self: self.states and not any(r.begun for r in self.readers))
-    @rule(which=st.integers(0, 9))
+    @rule(which=NUMBERS)
     def load(self, which: int) -> None:
         if Rules.load_keeps_epoch is None and self.model.requested is not None:
             return
@@ -275,12 +282,12 @@ class Epochs(RuleBasedStateMachine):
         elif workers or not self.loader.persistent_workers:
             self.loader.num_workers = workers
 
-    @precondition(lambda self: self.with_workers)
+    @precondition(lambda self: self.with_workers and self.since_kill >= LONGEST)
     @rule()
     def kill(self) -> None:
         """Kill who made the last sample, if it is still there."""
         makers = Path(self.notes).read_text().split()
-        if makers and self.since_kill >= LONGEST:
+        if makers:
             self.since_kill = 0
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(makers[-1]), signal.SIGKILL)

@@ -35,6 +35,9 @@ class Rules:
     current = "looks"
     # Whether a sampler's generators are put back behind a look, or go on from there.
     look_leaves_sampler = False
+    # A position that was loaded is kept if this epoch is set: the one that was asked for last, though
+    # other epochs may have been counted since (True), or its own, as `set_epoch` says (False).
+    kept_by_epoch_asked_for = True
     # Whether an epoch that was set before a state is loaded counts. Today it does with an order of
     # the loader's own, and does not with a stream or a program's sampler; None: it is not tried.
     load_keeps_epoch: bool | None = None
@@ -51,7 +54,14 @@ class Place(NamedTuple):
     passed: int = -1  # the epoch of the last pass that was more than a look
     given: int = 0
     ended: bool = False
+    asked: int | None = None  # the epoch that was set last
     sampler: Any = None  # where the generator of the program's sampler was at the pass's start
+
+    @property
+    def anchor(self) -> int:
+        """The epoch by which it is kept."""
+        asked = self.asked if Rules.kept_by_epoch_asked_for and self.given else None
+        return self.epoch if asked is None else asked
 
     def next_at(self, epoch: int) -> Place:
         """Give the start of a pass that follows."""
@@ -70,6 +80,7 @@ class Pass:
     beside: Sequence[Pass]  # those that were in mid-epoch then
     next_epoch: int  # the loader's, and its sampler's generator, before
     sampler: Any
+    may_be: Mapping[int, Place]  # its start, if looks beside others have counted in another way
     looked: int = 0
     alive: bool = True
 
@@ -146,17 +157,17 @@ class Model:
         if self.current is None:
             return fresh
         before = self.current.place.next_at(epoch)
-        return fresh._replace(repeats=before.repeats, passed=before.passed)
+        return fresh._replace(repeats=before.repeats, passed=before.passed, asked=before.asked)
 
     def begin(self, now: Mapping[str, Any], fresh: set[str]) -> tuple[Pass, set[str]]:
         """Begin at an iterator's first ``next()``; also say which generators are drawn from."""
         beside = [each for each in self.passes if each.is_midway]
         requested, self.requested = self.requested, None
         before, self.looks = self.next_epoch, self.looks if beside else 0
-        looks, drew = self.looks, set[str]()
+        looks, drew, may_be = self.looks, set[str](), range(0)
         if self.loaded is not None:
             place = self.loaded
-            if requested not in (None, place.epoch):
+            if requested not in (None, place.anchor):
                 assert requested is not None
                 place = place.next_at(requested)._replace(sampler=self.sampler)
             beside = []
@@ -165,18 +176,29 @@ class Model:
             if is_all:
                 before = looks = self.looks = 0
             epoch = (before + looks) if requested is None else requested
+            if requested is None:
+                may_be = range(before, before + looks + 1)
             if is_drawn:
                 assert self.bases is not None
                 self.bases = (*self.bases[:2], epoch)
             place = self.start(epoch)
             if is_drawn:
                 place = place._replace(repeats=0, passed=-1)
-        begun = Pass(place, beside, before, self.sampler)
+        if requested is not None:
+            place = place._replace(asked=requested)
+        others = {each: self.start(each) for each in may_be} if beside else {}
+        begun = Pass(place, beside, before, self.sampler, others)
         self.loaded, self.next_epoch = None, place.epoch + 1
         self.passes.append(begun)
         if not beside or Rules.current == "looks":
             self.current = begun
         return begun, drew
+
+    def is_of(self, one: Pass, epoch: int) -> None:
+        """Learn which epoch an iterator has begun: beside others, it may be a later one."""
+        if epoch != one.place.epoch and not one.looked:
+            assert epoch in one.may_be, f"epoch {epoch}, and not of {[*one.may_be]}"
+            one.place, self.next_epoch = one.may_be[epoch], epoch + 1
 
     def give(self, one: Pass) -> None:
         """Let an iterator give a batch."""
@@ -212,13 +234,15 @@ class Model:
         drew = self.draw(now, fresh) if self.bases is None else set[str]()
         requested, current = self.requested, self.current
         if self.loaded is not None:
-            if requested in (None, self.loaded.epoch):
+            if requested in (None, self.loaded.anchor):
                 return self.loaded, drew
             assert requested is not None
-            return self.loaded.next_at(requested)._replace(sampler=self.sampler), drew
+            place = self.loaded.next_at(requested)
+            return place._replace(asked=requested, sampler=self.sampler), drew
         if current is not None and not current.place.ended:
             return current.place, drew
-        return self.start(self.next_epoch if requested is None else requested), drew
+        place = self.start(self.next_epoch if requested is None else requested)
+        return (place if requested is None else place._replace(asked=requested)), drew
 
     def load(self, place: Place) -> None:
         """Go on at a state's place."""

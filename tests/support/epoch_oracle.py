@@ -164,13 +164,12 @@ PLACES: dict[str, Any] = {}
 def generators() -> dict[str, str]:
     """Give where the process's own generators are: a name for the state of each."""
     _, words, *rest = numpy = np.random.get_state()
-    drawn_from = torch.get_rng_state(), numpy, random.getstate()
-    data = drawn_from[0].numpy().tobytes(), words.tobytes() + repr(rest).encode()
+    torchs, pythons = torch.get_rng_state(), random.getstate()
+    states = torchs, numpy, pythons
+    marks = torchs.numpy().tobytes(), (words.tobytes(), *rest), pythons
     found = {}
-    for name, state, each in zip(
-        GENERATORS, drawn_from, (*data, repr(drawn_from[2]).encode()), strict=True
-    ):
-        found[name] = hashlib.blake2b(each, digest_size=6).hexdigest()
+    for name, state, mark in zip(GENERATORS, states, marks, strict=True):
+        found[name] = f"{name} at {hash(mark):x}"
         PLACES[found[name]] = state
     return found
 
@@ -181,9 +180,9 @@ def set_generator(name: str, place: str) -> None:
     set_state.get(name, random.setstate)(PLACES[place])
 
 
-SEEDS: dict[str, Callable[[int], Any]] = {
+SEEDS: dict[str, Callable[[int], Any]] = {  # NumPy's of torch's number draws what torch's does
     "torch": torch.manual_seed,
-    "numpy": np.random.seed,
+    "numpy": lambda number: np.random.seed(number + 1_000),
     "python": random.seed,
 }
 DRAWS: dict[str, Callable[[], Any]] = {
@@ -200,52 +199,66 @@ def seeded_long_ago(number: int) -> None:
         DRAWS[name]()
 
 
+class Program:
+    """A program that has done nothing but to read one loader, which is fresh, from the beginning."""
+
+    def __init__(self, make: Callable[[], Any], root: Root) -> None:
+        seeded_long_ago(7)
+        if root[0] != "seed":
+            for name, place in zip(root[1::2], root[2::2], strict=True):
+                set_generator(name, place)
+        self.loader, self.epochs = make(), list[list[Batch]]()
+        self.generators = generators()
+
+    def read(self, kind: Kind, number: int) -> None:
+        """Read so many epochs in all."""
+        for name, place in self.generators.items():  # of this program, too
+            set_generator(name, place)
+        while len(self.epochs) < number:
+            self.epochs.append([kind.split(batch) for batch in self.loader])
+        self.generators = generators()
+
+
 class Oracle:
-    """What fresh loaders give: one for each root, read from the beginning."""
+    """What fresh loaders give: one for each root, read straight through."""
 
     def __init__(self, kind: Kind, workers: int, notes: str) -> None:
         self._kind, self._notes = kind, notes
         self._workers = 0 if kind.resizable else workers
-        self._known: dict[tuple[Root, int], list[list[Batch]]] = {}
-        self._again: dict[tuple[Root, int, int], list[Batch]] = {}
+        self._programs: dict[Root, Program] = {}
+        self._repeats: dict[tuple[Root, int, int], list[Batch]] = {}
 
     def __call__(self, root: Root, epoch: int, repeats: int) -> list[Batch]:
         """Give the batches of an epoch; of its so many-th repetition."""
+        key = root, epoch, repeats
+        program = self._programs.get(root)
+        if not repeats and program is not None and len(program.epochs) > epoch:
+            return program.epochs[epoch]
+        if key in self._repeats:
+            return self._repeats[key]
         before = generators()
         try:
             if repeats:
-                return self._repeated(root, epoch, repeats)
-            known = self._known.get((root, 0), [])
-            if len(known) <= epoch:
-                with self._loader(root) as loader:
-                    known = [self._read(loader) for _ in range(max(epoch, 3) + 1)]
-                self._known[root, 0] = known
-            return known[epoch]
+                self._repeats[key] = self._repeated(*key)
+                return self._repeats[key]
+            if program is None:
+                program = self._programs[root] = self._begin(root)
+            program.read(self._kind, epoch + 3)
+            return program.epochs[epoch]
         finally:
-            for name, state in before.items():
-                set_generator(name, state)
+            for name, place in before.items():
+                set_generator(name, place)
+
+    def _begin(self, root: Root) -> Program:
+        seed = root[1] if root[0] == "seed" else None
+        return Program(lambda: self._kind.loader(self._workers, seed, self._notes), root)
 
     def _repeated(self, root: Root, epoch: int, repeats: int) -> list[Batch]:
-        key = root, epoch, repeats
-        if key not in self._again:
-            with self._loader(root) as loader:
-                for _ in range(repeats):
-                    loader.set_epoch(epoch)
-                    assert len([*itertools.islice(iter(loader), 2)]) == 2  # more than a look
-                loader.set_epoch(epoch)
-                self._again[key] = self._read(loader)
-        return self._again[key]
-
-    def _loader(self, root: Root) -> Any:
-        make = functools.partial(self._kind.loader, notes=self._notes, persistent_workers=True)
-        if root[0] == "seed":
-            return make(self._workers, root[1])
-        seeded_long_ago(7)
-        for name, place in zip(root[1::2], root[2::2], strict=True):
-            set_generator(name, place)
-        return make(self._workers, None)
-
-    def _read(self, loader: Any) -> list[Batch]:
+        loader = self._begin(root).loader
+        for _ in range(repeats):
+            loader.set_epoch(epoch)
+            assert len([*itertools.islice(iter(loader), 2)]) == 2  # more than a look
+        loader.set_epoch(epoch)
         return [self._kind.split(batch) for batch in loader]
 
 
