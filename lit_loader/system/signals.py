@@ -12,7 +12,10 @@ from typing import Any, Final
 
 __all__ = ["SENT_TO_ALL", "handled", "reset_signals"]
 
-_IGNORED: Final = (*(signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),)
+_MAY_SHOW: Final = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""Those by which native handlers show something, and go on."""
+
+_IGNORED: Final = (signal.SIGINT, signal.SIGHUP, *_MAY_SHOW)
 """Signals to a whole job that are none of a worker's business, nor of what it starts."""
 
 _HEEDED_BY_PROGRAMS: Final = (signal.SIGTERM, signal.SIGALRM, signal.SIGXCPU, signal.SIGTSTP)
@@ -31,7 +34,7 @@ def reset_signals() -> None:
     for number in before - SENT_TO_ALL:
         signal.signal(number, signal.SIG_DFL)
     for number in SENT_TO_ALL:
-        if signal.getsignal(number) is None:
+        if number in _MAY_SHOW and signal.getsignal(number) is None:
             continue  # faulthandler's, say, which works here too
         if number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)

@@ -293,7 +293,7 @@ class DirectStarter(Starter):
             with importable_main(), quiet_start(self._context):
                 process.start()
             # When the program exits, multiprocessing would send each SIGTERM and wait for its end.
-            # reach: python: there is no other way to be left alone
+            # This private set of its is the only way to be left alone.
             _children.discard(process)
             started.append(DirectWorker(process))
 

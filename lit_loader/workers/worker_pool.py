@@ -27,7 +27,7 @@
 
 `workers/worker_set.py` has the processes, and gives back all there is at the end.
 :meth:`WorkerPool.receive` waits in one ``poll`` for all there is; nothing is looked at in
-intervals.
+intervals, but for a stall, once a second while nothing comes.
 """
 
 from __future__ import annotations
