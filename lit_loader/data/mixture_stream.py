@@ -293,8 +293,11 @@ class _Source:
     def next(self) -> Any:
         """Give the next sample; StopIteration at the end."""
         if self._opened is None and not self.taken:
-            with reading.beginning(self._number):
-                self._opened, before = Opened(self._dataset, _KEY, role=_ROLE), reading.drawn()
+            with (beginning := reading.beginning(self._number)):
+                before = reading.drawn()
+                self._opened = Opened(self._dataset, _KEY, role=_ROLE)
+                if not isinstance(beginning, nullcontext):  # iter() draws alike after a resume
+                    before = reading.drawn()
                 sample = next(self._opened.iterator)
                 self.draws = reading.drawn() != before
         else:

@@ -111,7 +111,7 @@ class Reader(BatchLoader):
         fetcher = self._fetcher
         if fetcher is None:
             raise EndOfData
-        state = self._take_state(fetcher, progress)
+        state = self._take_state(fetcher, progress, begins)
         self.rng.progress = progress
         samples = fetcher.fetch(indices, progress)
         self.rng.progress = None
@@ -129,10 +129,10 @@ class Reader(BatchLoader):
         self.meter.made += time.monotonic_ns() - progress.began - progress.state
         return self._with_report(batch, state, mark, divided, omitted)
 
-    def _take_state(self, fetcher: IterableFetcher, progress: Progress) -> Any:
+    def _take_state(self, fetcher: IterableFetcher, progress: Progress, begins: bool) -> Any:
         """Take the stream's state before a batch, if it is due."""
         # A mixture's is believed only where each source has given a sample since: as new as can be.
-        if not (self.meter.due or fetcher.opened.composed):
+        if not (begins or self.meter.due or fetcher.opened.composed):
             return NOT_TAKEN
         began = time.monotonic_ns()
         state = pickled(fetcher.state())
@@ -211,7 +211,7 @@ class Reader(BatchLoader):
             if place is not point:
                 _log.info(
                     "%s is read again from the epoch's start: its state does not lead to where it "
-                    "was, for it draws before its first sample",
+                    "was, for it draws before its first sample, or the state leaves out something",
                     type(self._spec.dataset).__name__,
                 )
                 self._take_copy(copies, progress)
