@@ -536,6 +536,7 @@ class LoaderCore:
             turns=self.turns,
             memory_budget=loader.memory_budget,
             remote=remote,
+            steady=loader.persistent_workers and self.plan is not None and self.plan.is_steady,
         )
 
     def _renew_workers(self) -> None:
