@@ -6,10 +6,12 @@ parent uses it itself; `batch/batch_loader.py` makes batches by it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import torch
 from torch.utils.data import default_collate as torch_default_collate
 
 from lit_loader.batch.collate import default_collate
@@ -20,7 +22,7 @@ from lit_loader.batch.tensor_table import Table, table_of
 from lit_loader.checkpoint.position import Shards
 from lit_loader.seeding.find_generators import GeneratorWatch
 
-__all__ = ["BatchSpec", "BatchWithReport"]
+__all__ = ["BatchSpec", "BatchWithReport", "USUAL_MODES", "TorchModes"]
 
 
 class BatchWithReport(NamedTuple):
@@ -44,6 +46,38 @@ class BatchWithReport(NamedTuple):
     mark: str | None = None  # what a stream's batch is known by when it is read again (`mark_of`)
 
 
+class TorchModes(NamedTuple):
+    """What torch holds for a thread, and a dataset that uses a model or computes depends on.
+
+    A process that makes batches has those of the thread that has it started, also where it takes
+    another's place.
+    """
+
+    grad: bool = True
+    inference: bool = False
+    autocast: torch.dtype | None = None  # of the CPU
+
+    @classmethod
+    def now(cls) -> TorchModes:
+        """Give those of this thread."""
+        autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        return cls(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Have these within."""
+        with (
+            torch.inference_mode(self.inference),
+            torch.set_grad_enabled(self.grad),
+            torch.autocast("cpu", self.autocast, enabled=self.autocast is not None),
+        ):
+            yield
+
+
+USUAL_MODES: Final = TorchModes()
+"""What a process begins with."""
+
+
 @dataclass(frozen=True)
 class BatchSpec:
     """All that is needed to make batches; goes to every worker."""
@@ -61,6 +95,7 @@ class BatchSpec:
     num_replicas: int
     tolerance: Tolerance
     own_order: bool  # the indices are the loader's own, and range over the whole dataset
+    modes: TorchModes = USUAL_MODES
     timed: bool = False  # workers measure their processor time, batch by batch
     watched: bool = True  # each sample is announced, for somebody looks at how long it takes
     remote_workers: int = 0

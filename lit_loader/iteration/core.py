@@ -33,7 +33,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from lit_loader.accelerator import pin_memory as pinning
-from lit_loader.batch.batch_spec import BatchSpec
+from lit_loader.batch.batch_spec import BatchSpec, TorchModes
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import IN_PROCESS_BYTES, frozen
 from lit_loader.checkpoint.other_streams import advice_if_it_sleeps, advice_if_unseeded
@@ -392,6 +392,7 @@ class LoaderCore:
                 transient=TRANSIENT_ERRORS if transient is None else transient,
             ),
             own_order=plan is not None and plan.is_computed,
+            modes=TorchModes.now(),
             timed=self.auto is not None,
             watched=bool(loader.timeout),
             start_method_chosen=loader.multiprocessing_context is not None,
@@ -540,6 +541,7 @@ class LoaderCore:
             memory_budget=loader.memory_budget,
             remote=remote,
             stall_warning=loader.stall_warning,
+            steady=loader.persistent_workers and self.plan is not None and self.plan.is_steady,
         )
         pool.of_readers = self.iterable
         return pool

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from lit_loader.batch.batch_loader import make_batch
+from lit_loader.batch.batch_spec import USUAL_MODES
 from lit_loader.remote.crew import Role
 from lit_loader.system.carrier import thaw_bytes
 from lit_loader.transport.codec import SlotFull, SlotWriter, encode
@@ -66,12 +67,8 @@ class Maker:
         into the slot: batch or exception. In memory that the next batch is written into.
         """
         # A thread of the engine's, in which nothing else has said what is to hold.
-        with (
-            _one_at_a_time,
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            torch.autocast("cpu", enabled=False),
-        ):
+        spec = self._maker.spec
+        with _one_at_a_time, (USUAL_MODES if spec is None else spec.modes).held():
             return self._make(order)
 
     def _make(self, order: bytes) -> NDArray[np.uint8]:

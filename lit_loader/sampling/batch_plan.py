@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, SequentialSampler
 
 from lit_loader.errors import OptionError, StateError
 from lit_loader.sampling.orders import CHUNK, BatchOrder, EpochOrder, Indices, Seed, ShuffledSampler
@@ -122,6 +122,11 @@ class BatchPlan:
         """Give this rank's number of batches in a full epoch; a TypeError without a length."""
         share = self.shard.share(len(self.source))
         return share // self.size if self.drop_last else -(-share // self.size)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the order is the dataset's own, in each epoch."""
+        return isinstance(self.source, SequentialSampler)
 
     def order(self, epoch: int, bases: Bases) -> Callable[[Indices], Indices]:
         """Give the order of an epoch of one of the loader's own samplers, begun with these."""

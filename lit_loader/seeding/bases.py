@@ -15,6 +15,9 @@
 - **A generator that the program has seeded for a pass counts**: one that is found freshly seeded as
   a pass begins, and was not as the one before began, gives other bases, and counting begins again.
   So does torch's if it is where it was when the bases were drawn: the program has put it back.
+- **Within a batch of another loader each pass draws its bases anew**, from the generators that this
+  one has set for the batch. So what it gives follows from that batch, and not from what the process
+  has read before.
 - NumPy's and Python's generators have bases of their own only if the program has seeded them and
   not torch's. torch's loader, too, takes all of a worker's seeds from one draw of torch's.
 - **Ranks that share the data have the first rank's bases** (`seeding/job.py`).
@@ -27,7 +30,6 @@ import hashlib
 import os
 import random
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
@@ -37,7 +39,6 @@ from torch import Generator
 
 from lit_loader.context import reading
 from lit_loader.seeding import generator_lock, job
-from lit_loader.seeding.generator_state import Rewind
 from lit_loader.seeding.global_states import note_use, numpy_memory
 from lit_loader.seeding.seeds import derive, extend
 from lit_loader.seeding.twister import was_just_seeded
@@ -160,10 +161,7 @@ class LoaderSeeds:
             self._bases = Bases.of(self._seed)
         if self._bases is None:
             with generator_lock.lock:  # a batch of another thread's may have a seed of its own
-                # Within a sample of another loader, that one's numbers are left to it.
-                outer = nullcontext() if reading.maker is None else Rewind([self._torch()])
-                with outer:
-                    self._bases = self._draw()
+                self._bases = self._draw()
                 self._place = self._look()
         return self._bases
 
@@ -185,10 +183,16 @@ class LoaderSeeds:
 
         Returns what has changed: nothing, what is drawn, or all, the order too.
         """
-        if self._bases is None or self._seed is not None or self._replicas > 1:
+        if self._seed is not None or self._replicas > 1:
             self.bases()
             return ""
         with generator_lock.lock:
+            if reading.maker is not None:
+                self._bases = self._draw()
+                return "all"
+            if self._bases is None:
+                self.bases()
+                return ""
             before, now = self._place, self._look()
             new = now.seeded_since(before, self._torch())
             if now.torch == self._origin:
@@ -233,11 +237,12 @@ class LoaderSeeds:
         self._origin = now.torch
         number = torch.empty((), dtype=torch.int64, device=generator.device)
         drawn = [int(number.random_(generator=generator))]
+        within = reading.maker is not None  # which has set all three
         follow = self._generator is not None or _is_seeded()
         for name in _GENERATORS[1:]:
-            fresh = name in now.seeded_since(Place(), generator)
-            drawn.append(_DRAWS[name]() if fresh or not follow else drawn[0])
-        if rehearsal.is_on:
+            own = within or not follow or name in now.seeded_since(Place(), generator)
+            drawn.append(_DRAWS[name]() if own else drawn[0])
+        if rehearsal.is_on and not within:
             drawn = [derive(each, _REHEARSAL) for each in drawn]
         if self._job is not None:
             drawn = self._job.first_ranks(drawn)

@@ -89,15 +89,9 @@ def worker_main(links: Links, payload: Payload) -> None:
     gc.freeze()
     follow_parent(links.parent)
     torch.set_num_threads(1)
-    # A forked worker would inherit what the thread that started it happened to be in.
-    with (
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        torch.autocast("cpu", enabled=False),
-        # BlockingIOError: the parent has emptied this worker's pipe, to close it.
-        contextlib.suppress(BrokenPipeError, BlockingIOError),
-    ):
-        _Worker(links, payload).run()
+    # BlockingIOError: the parent has emptied this worker's pipe, to close it.
+    with contextlib.ExitStack() as modes, contextlib.suppress(BrokenPipeError, BlockingIOError):
+        _Worker(links, payload, modes).run()
 
 
 class _Broken(Exception):
@@ -111,7 +105,7 @@ class _Worker:
     the slot of the task at hand, and never into it after its Reply.
     """
 
-    def __init__(self, links: Links, payload: Payload) -> None:
+    def __init__(self, links: Links, payload: Payload, modes: contextlib.ExitStack) -> None:
         self._id = links.worker
         try:
             self._arena = ArenaMap(links.arena.fd, links.mapped, links.board_bytes)
@@ -132,7 +126,9 @@ class _Worker:
 
         def unpack() -> BatchSpec:
             try:
-                return payload.open()
+                spec = payload.open()
+                modes.enter_context(spec.modes.held())
+                return spec
             finally:  # what comes now may be the user's code: another worker may be started
                 self._send(pack(Up(self._id)))
 

@@ -85,6 +85,9 @@ _DROPPED_SOON: Final = 3
 _STRAGGLING: Final = 0.001
 """Seconds that the consumer waits before idle workers copy what is queued behind others' tasks."""
 
+_HOME: Final = 1 << 30
+"""More room than a worker has: that of a batch's home, if it has any."""
+
 _FOR_EVER: Final = float("inf")
 
 _LONGEST_LOOK: Final = 1.0
@@ -161,6 +164,8 @@ class WorkerPool:
         remote: Starts the process that stands for workers elsewhere; None: there are none. It gets
             no reader's tasks.
         stall_warning: Seconds of waiting without a batch that are told of; 0: none are.
+        steady: The order is the same in each epoch. So batch ``n`` is rather for worker
+            ``n % num_workers``, while that has room: what a dataset keeps there is found again.
 
     Raises:
         LoaderError: No worker can be started from here, or there is no memory.
@@ -178,6 +183,7 @@ class WorkerPool:
         memory_budget: int | None = None,
         remote: Any = None,
         stall_warning: float = 0.0,
+        steady: bool = False,
     ) -> None:
         if multiprocessing.current_process().daemon:
             raise LoaderError(
@@ -193,6 +199,7 @@ class WorkerPool:
         self._copies: dict[int, _Copy] = {}  # by the offset of their slot
         self._hands: dict[int, _Worker] = {}  # the workers that there are
         self._places: dict[int, int] = {}  # tasks that the one before with this number was sent
+        self._steady = steady
         self._elsewhere = 0 if remote is None else remote.count
         self._ready: deque[Outcome] = deque()  # not received yet
         self._awaited = 0  # how many workers have not begun the epoch of this token
@@ -269,10 +276,14 @@ class WorkerPool:
         """The worker that a task is to be sent to now; None: it has to wait."""
         if self._homes is not None:
             return self._hands.get(self._homes.home(position_of(task.number)))
-        found, most = None, 0
+        found, most, home = None, 0, -1
+        if self._steady and self.num_workers:
+            home = position_of(task.number) % self.num_workers
         for worker in self._hands.values():
             credit = self._credit if worker.credit is None else worker.credit
             room = credit - worker.owed
+            if worker.number == home and room > 0:
+                room = _HOME
             # What is called off is dropped soon; if not, it is not to add up.
             if room > most and len(worker.queue) < _DROPPED_SOON * credit and not worker.leaving:
                 found, most = worker, room

@@ -226,7 +226,9 @@ class Epochs(RuleBasedStateMachine):
             key = name, root, epoch, repeats
             if root[0] != "anew" and epoch >= 0:
                 expected = getattr(self.oracle(root, epoch, repeats)[number], name)
-                assert found == expected, f"{name} of batch {number} is {found}, not {expected}: {place}"
+                assert found == expected, (
+                    f"{name} of batch {number} is {found}, not {expected}: {place}"
+                )
             elif (key, number) in self.known:
                 assert found == self.known[key, number], f"{name} of batch {number}"
             self.known[key, number] = found

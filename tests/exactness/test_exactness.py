@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     RandomSampler,
@@ -178,6 +179,22 @@ class Jittered(OfLength):
         return index + sum(draw() for draw in self.draws)
 
 
+class Episodes(Augmented):
+    """Makes loaders within a sample, and iterates kept ones, in the midst of its own draws."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.kept = DataLoader(Augmented(4), 2, shuffle=True)
+        self.sampled: Any = DataLoader(Augmented(4), 2, sampler=RandomSampler(range(4)))
+
+    def __getitem__(self, index: int) -> Tensor:
+        new: Any = DataLoader(Augmented(4), 2, shuffle=True)
+        whole = [new, self.kept][index % 2]
+        looks = [next(iter(each)) for each in (new, self.kept, self.sampled)]
+        parts = super().__getitem__(index), *looks, *whole
+        return torch.cat([part.flatten() for part in parts])
+
+
 def map_cases() -> Iterator[tuple[str, Case]]:
     """Datasets that are read by index."""
     for name, options in ORDERS.items():
@@ -200,6 +217,9 @@ def map_cases() -> Iterator[tuple[str, Case]]:
         options = functools.partial(dict, SHUFFLED, on_sample_error=policy, seeding=seeding)
         name = f"bad samples, read ahead, {policy}, by {seeding}"
         yield name, Case(reads.Broken, options, following=False)
+    for seeding in ("batch", "sample"):
+        options = functools.partial(dict, SHUFFLED, batch_size=2, seeding=seeding)
+        yield f"loaders within, by {seeding}", Case(Episodes, options)
     yield "global functions", Case(Jittered, functools.partial(dict, SHUFFLED))
     yield "table", Case(test_tensor_table.table, functools.partial(dict, SHUFFLED))
     yield "get_rng", Case(test_get_rng.Noisy, functools.partial(dict, SHUFFLED))

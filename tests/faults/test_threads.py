@@ -181,10 +181,10 @@ def around(inner: DataLoader[Any]) -> Call:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_within_the_dataset_of_another_one(workers: int) -> None:
-    """It draws nothing of what the outer one draws."""
+    """One that has a seed draws nothing of what the outer one draws."""
     with DataLoader(around(DataLoader(Augmented(), 3, seed=1)), 2, seed=2) as loader:
         expected = [torch.cat(list(loader)) for _ in range(2)]
-    constant = DataLoader(Call(lambda i: torch.ones(1), 6), 3)
+    constant = DataLoader(Call(lambda i: torch.ones(1), 6), 3, seed=3)
     with DataLoader(around(constant), 2, seed=2, num_workers=workers) as loader:
         found = [torch.cat(list(loader)) for _ in range(2)]
     columns = [0, 1, 2, 3, 5, 6, 7]

@@ -1,0 +1,119 @@
+"""What surrounds the loop reaches the dataset, in the process itself and in forked workers."""
+
+import decimal
+import logging
+import os
+import signal
+import sys
+import warnings
+from contextvars import ContextVar
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.samples import uncollated as as_is
+from tests.support.samples import worker_pids
+
+from .datasets import Call
+
+VARIABLE = ContextVar("VARIABLE", default=0)
+
+
+class Features:
+    """Samples are made by a model, as where features are taken from a frozen one."""
+
+    def __init__(self):
+        self.encoder = torch.nn.Linear(4, 2)
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return self.encoder(torch.full((4,), float(index)))
+
+
+MODES = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "set_grad_enabled": lambda: torch.set_grad_enabled(False),
+}
+
+
+@pytest.mark.usefixtures("by_fork")  # for the parent
+@pytest.mark.parametrize("mode", MODES)
+def test_a_model_without_gradients(loader_class, num_workers, mode):
+    with MODES[mode]():
+        batches = list(loader_class(Features(), 4, num_workers=num_workers))
+    assert [(tuple(batch.shape), batch.requires_grad) for batch in batches] == [((4, 2), False)] * 2
+
+
+def modes(_=0):
+    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    return (*modes, torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+
+
+@pytest.mark.ours_only  # torch's has no other worker then; under spawn its workers have no modes
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_that_takes_anothers_place_has_the_same(loader_class, method):
+    loader = loader_class(
+        Call(modes, 20), None, num_workers=1, multiprocessing_context=method, collate_fn=as_is
+    )
+    with torch.inference_mode(), torch.autocast("cpu", torch.float16):
+        expected, iterator = modes(), iter(loader)
+        found = [next(iterator)]
+    os.kill(worker_pids(iterator)[0], signal.SIGKILL)
+    assert {*found, *iterator} == {expected} != {modes()}
+
+
+def surroundings(_=0):
+    umask = os.umask(0)
+    os.umask(umask)
+    return {
+        "context variable": VARIABLE.get(),
+        "errstate": np.geterr(),
+        "dtype": torch.get_default_dtype(),
+        "device": str(torch.get_default_device()),
+        "modes": modes(),
+        "decimal": decimal.getcontext().prec,
+        "folder": os.getcwd(),
+        "umask": umask,
+        "environment": os.environ.get("LIT_LOADER_TEST_SURROUNDINGS"),
+        "warnings": any(each[1] and each[1].pattern == "zzz" for each in warnings.filters),
+        "logging": logging.getLogger("a.b").level,
+        "recursion": sys.getrecursionlimit(),
+    }
+
+
+@pytest.mark.usefixtures("by_fork")
+def test_what_surrounds_the_loop(loader_class, num_workers, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIT_LOADER_TEST_SURROUNDINGS", "yes")
+    before = surroundings()  # in the folder and environment of the test
+    limit, mask, token = sys.getrecursionlimit(), os.umask(0o27), VARIABLE.set(7)
+    try:
+        sys.setrecursionlimit(limit + 1)
+        logging.getLogger("a.b").setLevel(13)
+        torch.set_default_dtype(torch.float64)
+        with (
+            np.errstate(divide="raise"),
+            decimal.localcontext(decimal.Context(prec=9)),
+            warnings.catch_warnings(),
+            torch.device("cpu:0"),
+            torch.inference_mode(),
+            torch.autocast("cpu", torch.float16),
+        ):
+            warnings.filterwarnings("ignore", "zzz")
+            expected = surroundings()
+            unlike = {name for name in before if before[name] != expected[name]}
+            assert unlike == before.keys() - {"folder", "environment"}
+            loader = loader_class(
+                Call(surroundings, 2), None, num_workers=num_workers, collate_fn=as_is
+            )
+            assert list(loader) == [expected] * 2
+    finally:
+        torch.set_default_dtype(before["dtype"])
+        logging.getLogger("a.b").setLevel(before["logging"])
+        sys.setrecursionlimit(limit)
+        os.umask(mask)
+        VARIABLE.reset(token)
