@@ -44,8 +44,9 @@ def of_each_sample(name: str, source: Any, attribute: str, kinds: str) -> npt.ND
     good = (values >= 0) & np.isfinite(values)
     if not good.all():
         first = int(np.argmin(good))
+        held = name if given is source else f"{type(source).__name__}.{attribute}"
         raise OptionError(
-            f"{attribute} must not be negative{', infinite or NaN' if 'f' in kinds else ''}, got "
+            f"{held} must not be negative{', infinite or NaN' if 'f' in kinds else ''}, got "
             f"{short_repr(values[first].item())} for sample {first}"
         )
     return values

@@ -205,6 +205,11 @@ def test_refused_while_composing(application: Compose, override: str, message: s
             "loader={'prefetch_factor': ...}, in Hydra loader.prefetch_factor=",
         ),
         (["data.num_workers=-1"], "got num_workers=-1"),
+        (
+            ["+lit_loader/sampler@data.train=balanced"],
+            "an iterable (batch_size missing: give it to the callable, in Hydra as "
+            "data.train.batch_sampler.batch_size=…), got batch_sampler=",
+        ),
         (["+data.val.batchsize=4"], "unknown option 'batchsize': did you mean 'batch_size'?"),
         (
             ["+lit_loader/sampler@data.train=with_replacement", "data.train.shuffle=true"],

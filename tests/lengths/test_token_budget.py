@@ -150,7 +150,7 @@ def test_samples_beyond_the_budget(policy: str) -> None:
             "must be one of 'raise', 'skip', 'truncate', got too_long='cut'",
         ),
         ([3], {"pad_to_multiple_of": 16}, "pad_to_multiple_of must not exceed max_tokens, or no"),
-        ([3, -1], {}, "lengths must not be negative, got -1 for sample 1"),
+        ([3, -1], {}, "source must not be negative, got -1 for sample 1"),
         ([1.5], {}, "source must be the samples' lengths, one whole number each, or a dataset"),
         (Call(int, 3), {}, "attribute 'lengths' that holds them, got Call"),
     ],
