@@ -115,7 +115,7 @@ class BalancedBatchSampler(BatchOrder):
         self.seed = whole_number("seed", seed, low=0)
         self.shuffle, self.drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
         self._costs: Costs = of_each_sample("costs", costs, costs_in, "fui").astype(np.float64)
-        self._summary = summarise(self._costs)
+        self._summary, self.dataset_length = summarise(self._costs), len(self._costs)
 
     def _check_parts(self) -> None:
         if self.group % self.parts:

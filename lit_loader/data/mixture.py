@@ -229,7 +229,8 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         self.epoch_length = len(data_source)
         if epoch_length is not None:
             self.epoch_length = whole_number("epoch_length", epoch_length, low=1)
-        self.data_source, self.shuffle = data_source, flag("shuffle", shuffle)
+        self.data_source, self.dataset_length = data_source, len(data_source)
+        self.shuffle = flag("shuffle", shuffle)
         self.seed = whole_number("seed", seed)
         self._of = summarise([*data_source.names, summary(data_source.changes)])
         # Sources are numbered as they came first to a run, and drawn from by these numbers.

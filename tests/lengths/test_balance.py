@@ -182,9 +182,7 @@ def test_resume_on_another_number_of_ranks() -> None:
         assert list(itertools.chain(*zip(*ranks, strict=True)))[: len(whole) - 12] == whole[12:]
     with pytest.raises(StateError, match="12 batches into an epoch of groups of 8, and this Bal"):
         made(4, group=4).load_state_dict(state)
-    with pytest.raises(
-        StateError, match="of 12 batches, of all ranks together, is not a multiple "
-    ):
+    with pytest.raises(StateError, match="of 12 batches, of all ranks together, is not a "):
         made(8).load_state_dict(state)
 
 

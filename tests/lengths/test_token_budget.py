@@ -137,8 +137,9 @@ def test_samples_beyond_the_budget(policy: str) -> None:
             "samples are longer than max_tokens=10 allows (2 of 4; sample 1 has 11 tokens): raise "
             "max_tokens, or set too_long to 'skip' or 'truncate'",
         ),
-        ([3], {"max_tokens": 0}, "max_tokens must be a whole number of at least 1, got max_tok"),
-        ([3], {"max_tokens": True}, "max_tokens must be a whole number of at least 1, got"),
+        ([3], {"max_tokens": 0}, "max_tokens must be a whole number of at least 1 and below 9"),
+        ([3], {"max_tokens": 2**63}, "max_tokens must be a whole number of at least 1 and below 9"),
+        ([3], {"max_tokens": True}, "max_tokens must be a whole number of at least 1 and below 9"),
         ([3], {"max_samples": 1.5}, "max_samples must be a whole number of at least 1, got max_s"),
         ([3], {"num_replicas": 0}, "num_replicas must be a whole number of at least 1, got"),
         ([3], {"seed": -1}, "seed must be a whole number of at least 0, got seed=-1"),
