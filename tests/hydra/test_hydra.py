@@ -472,6 +472,33 @@ def test_weighted(application: Compose, tmp_path: Path) -> None:
     assert plain(epochs(cfg, 2)[0]) == drawn
 
 
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1.0] * 5, "weights (weights.file) are 5, and the dataset (Numbers) has 12 samples"),
+        (
+            [1.0, -1.0],
+            "npy' of the sampler must hold finite numbers of at least 0, got -1.0",
+        ),
+        ([1.0, np.nan], "must hold finite numbers of at least 0, got nan for sample 1"),
+        ([0, 0], "must hold at least one number above 0, got 2 times 0"),
+        ([[1, 2]], "must hold one number for each sample, got int64 of shape (1, 2)"),
+    ],
+)
+def test_weights_that_are_refused(
+    application: Compose, tmp_path: Path, weights: Any, message: str
+) -> None:
+    np.save(tmp_path / "weights.npy", weights)
+    cfg = application(
+        "+lit_loader/sampler@data.train=weighted",
+        f"data.train.sampler.weights.file={tmp_path}/weights.npy",
+        "data.train.sampler.num_samples=20",
+    )
+    with pytest.raises((InstantiationException, OptionError)) as caught:
+        epochs(cfg)
+    assert message in str(caught.value)
+
+
 def test_with_replacement(application: Compose) -> None:
     options = "+lit_loader/sampler@data.train=with_replacement", "loader.batch_size=10"
     cfg = application(*options, "data.train.sampler.num_samples=30", "loader.seed=1")
