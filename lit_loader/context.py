@@ -7,13 +7,14 @@ by datasets through `get_epoch`, `get_rng` and `get_shard`, which are public.
 from __future__ import annotations
 
 import os
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Final
 
 import numpy as np
 
-from lit_loader.describe import public
+from lit_loader.describe import program_stacklevel, public
 from lit_loader.errors import OptionError
 
 __all__ = [
@@ -52,6 +53,13 @@ class _Reading:
     def aside(self) -> _Context:
         """Give a context after which generators are where they were, for what is read again."""
         return nullcontext() if self.maker is None else self.maker.aside()
+
+    def warn(self, text: str) -> None:
+        """Have the program warned, once for all readers, of what is noticed while it is read."""
+        if self.maker is None:
+            warnings.warn(text, stacklevel=program_stacklevel())
+        else:
+            self.maker.note(text)
 
     def drawn(self) -> str | None:
         """Say where generators are: another word once something has been drawn."""

@@ -125,9 +125,14 @@ def program_stacklevel() -> int:
 
     It is that of a ``warnings.warn`` in the function that asks.
     """
-    files = [file for _, file in callers()]
-    ours = (level for level, file in enumerate(files, 1) if not file.startswith(PACKAGE))
-    return next(ours, len(files))
+    found = callers()
+    # Of torch's loader, from which ours is derived, too: it sets our attributes.
+    theirs = (
+        level
+        for level, (module, file) in enumerate(found, 1)
+        if not file.startswith(PACKAGE) and module != "torch.utils.data.dataloader"
+    )
+    return next(theirs, len(found))
 
 
 # reach: python: frames, by which alone a function learns who has called it

@@ -505,7 +505,8 @@ class DataLoader(_TorchLoader[T_co]):
         """Say which samples a batch holds: of any epoch, at once; nothing is drawn or begun.
 
         For the orders that are computed: ``shuffle=True`` or the dataset's own, torch's
-        ``DistributedSampler``, and the samplers of this package.
+        ``DistributedSampler``, and the samplers of this package. If a run has changed a mixture's
+        weights or sources, load its checkpoint's state first: a new loader knows its own alone.
 
         Args:
             epoch: Epoch number, from 0.
@@ -527,7 +528,8 @@ class DataLoader(_TorchLoader[T_co]):
         """Give the state of this loader where so many batches of an epoch have been given out.
 
         To begin there, to go back, or to leave batches out: pass it to `load_state_dict`. It is the
-        same on all ranks.
+        same on all ranks. If a run has changed a mixture's weights or sources, load its
+        checkpoint's state first: a new loader knows its own alone.
 
         Args:
             epoch: Epoch number, from 0.

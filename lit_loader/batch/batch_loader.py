@@ -294,6 +294,10 @@ class BatchLoader:
 
         return drawn_since(reseed, held.states)
 
+    def note(self, text: str) -> None:
+        """Have the user warned of something, with the next batch."""
+        self._watch.notes.append(text)
+
     def _notes(self) -> tuple[str, ...]:
         """Take what the user is to be warned of."""
         found: list[str] = []

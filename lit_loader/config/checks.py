@@ -268,6 +268,13 @@ def _takes(value: Callable[..., Any], *arguments: object) -> bool:
     return True
 
 
+def _needed(value: Callable[..., Any]) -> list[str]:
+    """The arguments that a callable has to be given, by name."""
+    every = inspect.signature(value, follow_wrapped=False).parameters.values()
+    several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return [each.name for each in every if each.default is each.empty and each.kind not in several]
+
+
 def is_iterable(value: Any) -> bool:
     """Whether this can be iterated."""
     # A class has an __iter__ of its instances, and old-style sequences have __getitem__ alone.
@@ -289,7 +296,11 @@ def indices(name: str, value: Any) -> Any:
     if isinstance(value, str) or not (is_iterable(value) or is_factory(value)):
         refuse(name, "an iterable, or a callable that makes one from the dataset", value)
     if is_factory(value) and not _takes(value, "dataset"):
-        refuse(name, "a callable that takes the dataset alone, or an iterable", value)
+        wanted = "a callable that takes the dataset alone, or an iterable"
+        if missing := _needed(value)[1:]:
+            wanted += f" ({', '.join(missing)} missing: give it to the callable, in Hydra as "
+            wanted += f"data.train.{name}.{missing[0]}=…)"
+        refuse(name, wanted, value)
     return value
 
 

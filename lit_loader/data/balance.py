@@ -60,8 +60,10 @@ class BalancedBatchSampler(BatchOrder):
 
     Each run of ``group`` batches has the samples that ``shuffle=True`` with this seed would give
     it; which of these batches has which of them is chosen so that the sums of their costs are as
-    equal as they can be. Every batch has ``batch_size`` samples. In the last group they have one
-    more or less, or it is left off.
+    equal as they can be. Every batch has ``batch_size`` samples, but for those of a last group that
+    is not full: its samples are dealt among ``group`` batches whose sizes differ by one at most, or
+    there are as many batches as samples if that is fewer. Then the loader's ``shard_tail`` decides
+    whether batches are repeated or left out, as a whole, so that all ranks have as many.
 
     What a batch holds is a function of (costs, options, seed, epoch). Ranks need no sampler of
     their own: rank r of R gets each R-th batch. In the middle of an epoch a state can be loaded
@@ -81,7 +83,7 @@ class BalancedBatchSampler(BatchOrder):
             `LoaderDataModule`, and as many as ``torch.distributed`` has processes elsewhere.
         seed: Seed of the orders; the loader's own ``seed`` is not known here.
         shuffle: Shuffle the samples anew for each epoch; False: in the dataset's order.
-        drop_last: Leave off the last group if it is not full.
+        drop_last: Leave off the last group, with all its samples, if it is not full.
         parts: Parts into which a group's samples are sorted by their costs before they are dealt,
             ``group / parts`` batches in each: for batches that are padded to their longest sample,
             as many as batches that one step accumulates. The ranks then have long samples at the
@@ -115,7 +117,7 @@ class BalancedBatchSampler(BatchOrder):
         self.seed = whole_number("seed", seed, low=0)
         self.shuffle, self.drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
         self._costs: Costs = of_each_sample("costs", costs, costs_in, "fui").astype(np.float64)
-        self._summary = summarise(self._costs)
+        self._summary, self.dataset_length = summarise(self._costs), len(self._costs)
 
     def _check_parts(self) -> None:
         if self.group % self.parts:

@@ -1,22 +1,107 @@
-"""What batch samplers by length or cost have in common: samples' numbers, too long ones, ranks."""
+"""`LengthsSampler`: what batch samplers by length have in common: lengths, too long ones, ranks."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
 from lit_loader.checkpoint.untrusted_state import damaged, is_count
+from lit_loader.config.checks import flag, one_of, or_none, positive, whole_number
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError, StateError
-from lit_loader.sampling.orders import Indices
+from lit_loader.sampling.orders import BatchOrder, Indices
 
-__all__ = ["TOO_LONG", "fitting", "of_each_sample", "place_among_ranks", "processes"]
+__all__ = ["LengthsSampler", "of_each_sample", "processes"]
 
-TOO_LONG: Final = ("raise", "skip", "truncate")
+_TOO_LONG: Final = ("raise", "skip", "truncate")
 """What becomes of a sample that is too long."""
+
+
+class LengthsSampler(BatchOrder):
+    """Mixin of batch samplers that bound the tokens of a batch, for a number of ranks.
+
+    ``name``: that of the argument with the lengths; ``below``: a bound of ``max_tokens``.
+    """
+
+    _ranks_of_older_states: int | None = None
+    """Those of states from before the number was part of one; None: there are no such states."""
+
+    def __init__(
+        self,
+        name: str,
+        lengths: Any,
+        max_tokens: int,
+        below: int,
+        *,
+        shuffle: bool,
+        drop_last: bool,
+        too_long: str,
+        num_replicas: int | None,
+        seed: int,
+    ) -> None:
+        self.max_tokens = whole_number("max_tokens", max_tokens, low=1, below=below)
+        self.seed = whole_number("seed", seed, low=0)
+        self.shuffle, self.drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
+        self.too_long = one_of("too_long", too_long, _TOO_LONG)
+        given: int | None = or_none(positive)("num_replicas", num_replicas)
+        self.num_replicas = processes() if given is None else given
+        self._lengths: Indices = of_each_sample(name, lengths, "lengths", "ui").astype(np.int64)
+        self.dataset_length = len(self._lengths)
+
+    def _fitting(self, tokens: Indices, most: int) -> Indices:
+        """Give the samples, int64, that are not left out for having more than ``most`` tokens."""
+        fits = tokens <= most
+        if self.too_long == "raise" and not fits.all():
+            first = int(np.argmin(fits))
+            raise OptionError(
+                f"samples are longer than max_tokens={most} allows ({np.count_nonzero(~fits)} of "
+                f"{len(fits)}; sample {first} has {self._lengths[first]} tokens): raise "
+                "max_tokens, or set too_long to 'skip' or 'truncate'"
+            )
+        return np.flatnonzero(fits) if self.too_long == "skip" else np.arange(len(tokens))
+
+    def state_fingerprint(self) -> Fingerprint:
+        """Name what the batches depend on, besides the epoch; see `checkpoint/fingerprint.py`.
+
+        Not the number of ranks, with which they differ too: another one may go on at the end of an
+        epoch. In the middle of one the batches' own state refuses that.
+        """
+        return {
+            "seed": self.seed,
+            "lengths": self._summary,
+            "max_tokens": self.max_tokens,
+            "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
+            "too_long": self.too_long,
+        }
+
+    @functools.cached_property
+    def _summary(self) -> str:
+        return summarise(self._lengths)  # once: there may be millions of them
+
+    def order_state(self) -> dict[str, Any]:  # noqa: D102
+        return {"num_replicas": self.num_replicas}
+
+    def place_in(self, state: Any, epoch: int, items: int) -> int:
+        """Find the place of a state; in the middle of an epoch the number of ranks is the same."""
+        theirs: Any = self._ranks_of_older_states
+        if state is not None or theirs is None:
+            theirs = state.get("num_replicas") if isinstance(state, dict) else None
+            if not is_count(theirs):
+                raise damaged("sampler['order'] must have the num_replicas", state)
+        if items and theirs != self.num_replicas:
+            since = ", for it is of a release that dealt otherwise" if state is None else ""
+            raise StateError(
+                f"the state is in the middle of an epoch of batches dealt among {theirs} ranks, "
+                f"and this {type(self).__name__} deals them among {self.num_replicas}: resume with "
+                f"num_replicas={theirs} of the sampler, or at the start of an epoch{since}"
+            )
+        return items
 
 
 def of_each_sample(name: str, source: Any, attribute: str, kinds: str) -> npt.NDArray[Any]:
@@ -44,8 +129,9 @@ def of_each_sample(name: str, source: Any, attribute: str, kinds: str) -> npt.ND
     good = (values >= 0) & np.isfinite(values)
     if not good.all():
         first = int(np.argmin(good))
+        held = name if given is source else f"{type(source).__name__}.{attribute}"
         raise OptionError(
-            f"{attribute} must not be negative{', infinite or NaN' if 'f' in kinds else ''}, got "
+            f"{held} must not be negative{', infinite or NaN' if 'f' in kinds else ''}, got "
             f"{short_repr(values[first].item())} for sample {first}"
         )
     return values
@@ -57,40 +143,3 @@ def processes() -> int:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_world_size()
     return 1
-
-
-def fitting(tokens: Indices, most: int, too_long: str, lengths: Indices) -> Indices:
-    """Give the samples, int64, that are not left out for having more than ``most`` tokens.
-
-    An OptionError, with their ``lengths``, if there are some and ``too_long`` is "raise".
-    """
-    fits = tokens <= most
-    if too_long == "raise" and not fits.all():
-        first = int(np.argmin(fits))
-        raise OptionError(
-            f"samples are longer than max_tokens={most} allows ({np.count_nonzero(~fits)} of "
-            f"{len(fits)}; sample {first} has {lengths[first]} tokens): raise max_tokens, or set "
-            "too_long to 'skip' or 'truncate'"
-        )
-    return np.flatnonzero(fits) if too_long == "skip" else np.arange(len(tokens))
-
-
-def place_among_ranks(sampler: Any, state: Any, items: int, older: int | None = None) -> int:
-    """Find a state's place among batches that depend on the sampler's ``num_replicas``.
-
-    It is the same in the middle of an epoch, or a StateError. ``older``: that of a state from
-    before it was part of one; None: there is no such state.
-    """
-    theirs: Any = older
-    if state is not None or older is None:
-        theirs = state.get("num_replicas") if isinstance(state, dict) else None
-        if not is_count(theirs):
-            raise damaged("sampler['order'] must have the num_replicas", state)
-    if items and theirs != sampler.num_replicas:
-        since = ", for it is of a release that dealt otherwise" if state is None else ""
-        raise StateError(
-            f"the state is in the middle of an epoch of batches dealt among {theirs} ranks, and "
-            f"this {type(sampler).__name__} deals them among {sampler.num_replicas}: resume with "
-            f"num_replicas={theirs} of the sampler, or at the start of an epoch{since}"
-        )
-    return items

@@ -229,8 +229,10 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         self.epoch_length = len(data_source)
         if epoch_length is not None:
             self.epoch_length = whole_number("epoch_length", epoch_length, low=1)
-        self.data_source, self.shuffle = data_source, flag("shuffle", shuffle)
+        self.data_source, self.dataset_length = data_source, len(data_source)
+        self.shuffle = flag("shuffle", shuffle)
         self.seed = whole_number("seed", seed)
+        self._of = summarise([*data_source.names, summary(data_source.changes)])
         # Sources are numbered as they came first to a run, and drawn from by these numbers.
         self._go_on(History(data_source.names, data_source.changes), data_source.lengths)
 
@@ -275,9 +277,9 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         return frozenset() if state is None else frozenset(names)
 
     def order_state(self) -> dict[str, Any] | None:
-        """Give which sources were drawn from by which weights, and the sources' lengths."""
+        """Give which sources are drawn from by which weights, and the sources' lengths."""
         state = self._history.to_state()
-        return state and {**state, "lengths": list(self._lengths)}
+        return state and {**state, "lengths": list(self._lengths), "of": self._of}
 
     def place_in(self, state: Any, epoch: int, items: int) -> int:
         """Make sure that what has been drawn of a source can be gone on from."""
@@ -299,7 +301,12 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         history, lengths = History(source.names, source.changes), source.lengths
         if state is not None:
             theirs, known = _of_state(state)
-            history = theirs.going_on(history, epoch * self.epoch_length % ALL_DRAWS + items)
+            # A state of these very weights has what is drawn by them, before its place and after.
+            if state.get("of") == self._of:
+                history = theirs
+            else:
+                draw = epoch * self.epoch_length % ALL_DRAWS + items
+                history = theirs.going_on(history, draw)
             now = dict(zip(source.names, source.lengths, strict=True))
             lengths = [*known, *(now[name] for name in history.names[len(known) :])]
         self._go_on(history, lengths)

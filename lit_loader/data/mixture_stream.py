@@ -15,6 +15,7 @@ out behind it, which the loader reads again (`adapt_state` is told how many).
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Final
@@ -28,7 +29,7 @@ from lit_loader.config.checks import one_of, whole_number
 from lit_loader.context import reading, share
 from lit_loader.data.mixture import announce_epoch, named_sources
 from lit_loader.data.weights import Changes, History, Timeline, Weights, named_changes, summary
-from lit_loader.describe import public, short_repr
+from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError, StateError
 from lit_loader.seeding.generator_state import preserved
 from lit_loader.seeding.seeds import derive
@@ -59,7 +60,8 @@ class MixtureStream(IterableDataset[Any]):
             that is counted over all epochs, without it in each epoch.
         epoch_length: Samples of an epoch, over all readers; None: until sources are exhausted.
         exhausted: What happens where a source has no more: "stop" ends the epoch (of this reader),
-            "drop" goes on with the others until none has more, "repeat" iterates it again.
+            "drop" goes on with the others until none has more, "repeat" iterates it again: give
+            each source at least as many samples as there are readers.
         seed: Seed of the mixture.
 
     Raises:
@@ -170,7 +172,7 @@ class _Mixing(Iterator[Any]):
         self._datasets = dict(zip(stream.names, stream.datasets, strict=True))
         self._seed = derive(stream.seed, reading.epoch, index)
         self._exhausted, self._draws, self._given, self._ended = stream.exhausted, 0, 0, False
-        self._of = summary(stream.changes)
+        self._of, self._readers = summary(stream.changes), count
         self._until: int | None = None  # samples, after which other weights count
         self._begin_by(self._own)
 
@@ -211,11 +213,29 @@ class _Mixing(Iterator[Any]):
                 else:
                     source.ended = True
                 self._ended = self._exhausted == "stop" or self._all_ended()
+                if self._exhausted == "repeat" and source.ended:
+                    self._tell_of_nothing(self._history.names[number])
                 continue
             self._draws += 1
             self._given += 1
             return sample
         raise StopIteration
+
+    def _tell_of_nothing(self, name: str) -> None:
+        """Warn of a source that has nothing to be repeated here: its weight is not kept."""
+        readers, whom = self._readers, ""
+        if readers > 1:
+            whom = f" for one or more of the {readers} readers"
+        text = (
+            f"source {name!r} has no sample{whom}, so exhausted='repeat' has nothing to repeat: "
+            "the source comes less often than its weight says, and the epoch may be shorter than "
+            "epoch_length; leave it out, give it more samples, or use fewer readers (num_shards; "
+            "without it, workers × ranks)"
+        )
+        if self._ended:
+            warnings.warn(text, stacklevel=program_stacklevel())  # no batch comes to go with
+        else:
+            reading.warn(text)
 
     def _all_ended(self) -> bool:
         return not any(

@@ -25,7 +25,7 @@ from lit_loader.checkpoint.stateful import Opened, checked_parts
 from lit_loader.checkpoint.untrusted_state import damaged, is_count
 from lit_loader.config.checks import whole_number
 from lit_loader.data.mixture import announce_epoch
-from lit_loader.describe import public
+from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError, StateError
 
 __all__ = ["PackedStream"]
@@ -66,6 +66,12 @@ class PackedStream(IterableDataset[dict[str, Tensor]]):
     """For the advice that is given where there is none."""
 
     def __init__(self, documents: Any, length: int, overlap: int = 0) -> None:
+        if isinstance(documents, (type, str, bytes)) or not hasattr(type(documents), "__iter__"):
+            raise OptionError(
+                "documents must be an iterable dataset, got "
+                f"{short_repr(documents)} ({type(documents).__name__}): give an IterableDataset "
+                "of documents; the samples of a map-style dataset are packed by PackingBatchSampler"
+            )
         self.documents = documents
         self.length = whole_number("length", length, low=1)
         self.overlap = whole_number("overlap", overlap, low=0)
@@ -106,6 +112,7 @@ class _Packer(Iterator[dict[str, Tensor]]):
         self._loaded: Any = None
         self._pieces: list[_Piece] = []
         self._skipped = 0  # tokens of the document that comes next, given already
+        self._read = 0  # documents
 
     def __next__(self) -> dict[str, Tensor]:
         missing = self._stream.length - sum(map(_size, self._pieces))
@@ -141,7 +148,9 @@ class _Packer(Iterator[dict[str, Tensor]]):
             self._opened = Opened(self._stream.documents, _KEY, self._loaded, role="documents")
             self._loaded = None
         before = self._opened.state()
-        piece = _Piece(before, 0, _entries(next(self._opened.iterator)))
+        document, number = next(self._opened.iterator), self._read
+        self._read += 1
+        piece = _Piece(before, 0, _entries(document, number))
         skipped, self._skipped = self._skipped, 0
         if skipped > _size(piece):
             raise StateError(
@@ -181,19 +190,29 @@ def _cut(piece: _Piece, start: int, stop: int) -> _Piece:
     return _Piece(piece.before, piece.start + start, parts)
 
 
-def _entries(document: Any) -> dict[str, Tensor]:
-    """Give a document's entries as tensors; a ValueError if they differ in length, or are empty."""
+def _entries(document: Any, number: int) -> dict[str, Tensor]:
+    """Give a document's entries as tensors; a ValueError if they are none, or differ in length."""
+    # Of a reader; one that was resumed does not know how many there were before.
+    which = f"document {number} (counted from 0, since this reader began or was resumed)"
     named = document if isinstance(document, Mapping) else {"tokens": document}
-    entries = {
-        name: torch.as_tensor(
-            np.frombuffer(entry, np.uint8).copy() if isinstance(entry, bytes) else entry
-        )
-        for name, entry in named.items()
-    }
+    entries = {name: _tensor(entry, f"{which}, {name!r}") for name, entry in named.items()}
     lengths = {name: len(entry) if entry.ndim else 0 for name, entry in entries.items()}
     if len({*lengths.values()}) != 1 or not all(lengths.values()):
         raise ValueError(
-            f"a document's entries must have one length of at least 1, got lengths {lengths}: "
-            "leave out what is not a token's, and documents without tokens"
+            f"{which}: a document's entries must have one length of at least 1, got lengths "
+            f"{lengths}: leave out what is not a token's, and documents without tokens"
         )
     return entries
+
+
+def _tensor(entry: Any, which: str) -> Tensor:
+    try:
+        return torch.as_tensor(
+            np.frombuffer(entry, np.uint8).copy() if isinstance(entry, bytes) else entry
+        )
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{which}, must be a tensor, an array, a list of numbers or bytes, or a mapping from "
+            f"name to such, got {short_repr(entry)} ({type(entry).__name__}): tokenize text, and "
+            "leave out what is not a token's"
+        ) from error

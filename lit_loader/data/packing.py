@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,24 +22,21 @@ import torch
 from torch import Tensor
 
 from lit_loader.batch.pad import PadCollate
-from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
-from lit_loader.config.checks import flag, one_of, or_none, whole_number
-from lit_loader.data.lengths import (
-    TOO_LONG,
-    fitting,
-    of_each_sample,
-    place_among_ranks,
-    processes,
-)
+from lit_loader.checkpoint.fingerprint import Fingerprint
+from lit_loader.config.checks import or_none, positive
+from lit_loader.data.lengths import LengthsSampler
 from lit_loader.describe import public
 from lit_loader.errors import LoaderError
-from lit_loader.sampling.orders import BatchOrder, Indices
+from lit_loader.sampling.orders import Indices
 from lit_loader.sampling.permutation import Permutation
 from lit_loader.seeding.seeds import derive
 
 __all__ = ["PackCollate", "Packed", "PackingBatchSampler", "best_fit"]
 
 _SAMPLES, _PACKS = 1, 2  # what is shuffled; keeps the two orders of an epoch apart
+
+_MOST_TOKENS = 2**30
+"""What is left of a pack is counted in 32 bits."""
 
 _AT_ONCE = 262_144
 """Samples that are packed at once: about half a microsecond for each."""
@@ -57,7 +53,7 @@ window's last pack is has a standard deviation of 0.29 packs, so this is ten of 
 
 
 @public
-class PackingBatchSampler(BatchOrder):
+class PackingBatchSampler(LengthsSampler):
     """Makes each batch a pack: samples that together have at most ``max_tokens`` tokens.
 
     ::
@@ -107,16 +103,16 @@ class PackingBatchSampler(BatchOrder):
         too_long: str = "raise",
         num_replicas: int | None = None,
     ) -> None:
-        positive = partial(whole_number, low=1)
-        self.max_tokens = whole_number("max_tokens", max_tokens, low=1, below=2**30)
-        self.seed = whole_number("seed", seed, low=0)
-        self.shuffle, self.drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
-        self.too_long = one_of("too_long", too_long, TOO_LONG)
-        given: int | None = or_none(positive)("num_replicas", num_replicas)
-        self.num_replicas = processes() if given is None else given
-        self._lengths = of_each_sample("lengths", lengths, "lengths", "ui").astype(np.int64)
+        super().__init__(
+            *("lengths", lengths, max_tokens, _MOST_TOKENS),
+            shuffle=shuffle,
+            drop_last=drop_last,
+            too_long=too_long,
+            num_replicas=num_replicas,
+            seed=seed,
+        )
         tokens = np.maximum(self._lengths, 1)
-        self._kept = fitting(tokens, self.max_tokens, self.too_long, self._lengths)
+        self._kept = self._fitting(tokens, self.max_tokens)
         self._tokens = np.minimum(tokens, self.max_tokens)
         self.window: int | None = or_none(positive)("window", window)
 
@@ -171,22 +167,7 @@ class PackingBatchSampler(BatchOrder):
 
     def state_fingerprint(self) -> Fingerprint:
         """Name what the packs depend on, besides the epoch and the number of ranks."""
-        return {
-            "seed": self.seed,
-            "lengths": self._summary,
-            "max_tokens": self.max_tokens,
-            "window": self._window,
-            "shuffle": self.shuffle,
-            "drop_last": self.drop_last,
-            "too_long": self.too_long,
-        }
-
-    def order_state(self) -> dict[str, Any]:  # noqa: D102
-        return {"num_replicas": self.num_replicas}
-
-    def place_in(self, state: Any, epoch: int, items: int) -> int:
-        """Find the place of a state; in the middle of an epoch the number of ranks is the same."""
-        return place_among_ranks(self, state, items)
+        return {**super().state_fingerprint(), "window": self._window}
 
     @functools.cached_property
     def _window(self) -> int:
@@ -209,10 +190,6 @@ class PackingBatchSampler(BatchOrder):
             return max(0, packs - margin) // ranks * ranks
         # Not more packs than samples: the loader's shard_tail decides.
         return min(-(-(packs + margin) // ranks) * ranks, len(self._kept))
-
-    @functools.cached_property
-    def _summary(self) -> str:
-        return summarise(self._lengths)  # once: there may be millions of them
 
     def _packed(self, epoch: int, window: int) -> tuple[Indices, Indices]:
         """Pack an epoch, window by window: its samples, and where packs begin and end."""

@@ -15,29 +15,20 @@ one goes on with samples of the next bucket, which are shorter.
 
 from __future__ import annotations
 
-import functools
 import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
-from lit_loader.config.checks import flag, one_of, or_none, plain, whole_number
+from lit_loader.checkpoint.fingerprint import Fingerprint
+from lit_loader.config.checks import or_none, plain, positive
 from lit_loader.data.balance import deal
-from lit_loader.data.lengths import (
-    TOO_LONG,
-    fitting,
-    of_each_sample,
-    place_among_ranks,
-    processes,
-)
+from lit_loader.data.lengths import LengthsSampler
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
-from lit_loader.sampling.orders import BatchOrder
 from lit_loader.sampling.permutation import Permutation
 from lit_loader.seeding.seeds import derive
 
@@ -46,6 +37,7 @@ __all__ = ["TokenBudgetBatchSampler", "TokenBudgetStatistics"]
 Numbers = npt.NDArray[np.int64]
 _SAMPLES, _BATCHES = 1, 2  # what is shuffled; keeps the two orders of an epoch apart
 _AT_ONCE = 16_384  # samples that are dealt at once
+_MOST_TOKENS = 2**63  # they are counted in 64 bits
 
 
 @dataclass(frozen=True)
@@ -75,7 +67,7 @@ class TokenBudgetStatistics:
 
 
 @public
-class TokenBudgetBatchSampler(BatchOrder):
+class TokenBudgetBatchSampler(LengthsSampler):
     """Puts samples of similar length into batches of at most ``max_tokens`` padded tokens.
 
     ::
@@ -120,6 +112,9 @@ class TokenBudgetBatchSampler(BatchOrder):
         OptionError: An option is refused, or a sample is too long (a ValueError).
     """
 
+    # An older state is of batches that were not dealt; on one rank they are the same.
+    _ranks_of_older_states = 1
+
     def __init__(
         self,
         source: Any,
@@ -134,11 +129,15 @@ class TokenBudgetBatchSampler(BatchOrder):
         num_replicas: int | None = None,
         seed: int = 0,
     ) -> None:
-        self.max_tokens = whole_number("max_tokens", max_tokens, low=1)
-        positive = partial(whole_number, low=1)
+        super().__init__(
+            *("source", source, max_tokens, _MOST_TOKENS),
+            shuffle=shuffle,
+            drop_last=drop_last,
+            too_long=too_long,
+            num_replicas=num_replicas,
+            seed=seed,
+        )
         self.max_samples: int | None = or_none(positive)("max_samples", max_samples)
-        given: int | None = or_none(positive)("num_replicas", num_replicas)
-        self.num_replicas = processes() if given is None else given
         self.pad_to_multiple_of = positive("pad_to_multiple_of", pad_to_multiple_of)
         if self.pad_to_multiple_of > self.max_tokens:
             raise OptionError(
@@ -148,12 +147,7 @@ class TokenBudgetBatchSampler(BatchOrder):
         share: Any = plain(spread)  # mypy does not take a float for a numbers.Real
         if not (isinstance(share, numbers.Real) and 0 <= float(share) <= 1):
             raise OptionError(f"spread must be between 0 and 1, got spread={short_repr(share)}")
-        self.shuffle, self.drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
         self.spread = float(share)
-        self.too_long = one_of("too_long", too_long, TOO_LONG)
-        self.seed, self.epoch = whole_number("seed", seed, low=0), 0
-
-        self._lengths: Numbers = of_each_sample("source", source, "lengths", "ui").astype(np.int64)
         self._tokens, kept = self._counted(self._lengths)
         order = np.argsort(-self._tokens[kept], kind="stable")
         self._longest_first: Numbers = kept[order]
@@ -218,21 +212,12 @@ class TokenBudgetBatchSampler(BatchOrder):
         )
 
     def state_fingerprint(self) -> Fingerprint:
-        """Name what the batches depend on, besides the epoch; see `checkpoint/fingerprint.py`.
-
-        Not the number of ranks, with which they differ too: another one may go on at the end of an
-        epoch. In the middle of one the batches' own state refuses that.
-        """
+        """Name what the batches depend on, besides the epoch and the number of ranks."""
         return {
-            "seed": self.seed,
-            "lengths": self._lengths_summary,
-            "max_tokens": self.max_tokens,
+            **super().state_fingerprint(),
             "max_samples": self.max_samples,
-            "shuffle": self.shuffle,
-            "drop_last": self.drop_last,
             "spread": float(self.spread),
             "pad_to_multiple_of": self.pad_to_multiple_of,
-            "too_long": self.too_long,
         }
 
     # --- which samples make a batch, once ---
@@ -242,7 +227,7 @@ class TokenBudgetBatchSampler(BatchOrder):
         multiple = self.pad_to_multiple_of
         budget = self.max_tokens // multiple * multiple
         tokens = np.maximum(-(-lengths // multiple) * multiple, multiple)
-        kept = fitting(tokens, budget, self.too_long, lengths)
+        kept = self._fitting(tokens, budget)
         return np.minimum(tokens, budget), kept
 
     def _buckets(self, tokens: Numbers) -> tuple[Numbers, list[int]]:
@@ -317,15 +302,3 @@ class TokenBudgetBatchSampler(BatchOrder):
                 ours = ours.reshape(len(places), -1)
                 dealt[places] = samples[np.take_along_axis(places, ours, axis=1)]
         return dealt
-
-    def order_state(self) -> dict[str, Any]:  # noqa: D102
-        return {"num_replicas": self.num_replicas}
-
-    def place_in(self, state: Any, epoch: int, items: int) -> int:
-        """Find the place of a state; in the middle of an epoch the number of ranks is the same."""
-        # An older state is of batches that were not dealt; on one rank they are the same.
-        return place_among_ranks(self, state, items, older=1)
-
-    @functools.cached_property
-    def _lengths_summary(self) -> str:
-        return summarise(self._lengths)  # once: there may be millions of them

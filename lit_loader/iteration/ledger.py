@@ -29,7 +29,7 @@ def indices_of(core: LoaderCore, epoch: int, batch: int, rank: int | None) -> An
         plan = copy.copy(plan)
         plan.shard = replace(plan.shard, rank=rank)
     number = whole_number("batch", batch, low=0)
-    batches = ComputedBatches(plan, epoch_number(epoch), core.seeds.bases())
+    batches = ComputedBatches(plan, _epoch(epoch), core.seeds.bases())
     return listed(batches.at(number))
 
 
@@ -38,7 +38,11 @@ def state_at(core: LoaderCore, epoch: int, batch: int) -> dict[str, Any]:
     plan = _computed(core, "state_at")
     most = -(-len(plan.source) // plan.global_size)
     number = whole_number("batch", batch, low=0, below=most + 1)
-    return state_of(core, Position(epoch_number(epoch), core.seeds.bases(), number))
+    return state_of(core, Position(_epoch(epoch), core.seeds.bases(), number))
+
+
+def _epoch(epoch: Any) -> int:
+    return epoch_number(whole_number("epoch", epoch, low=0))
 
 
 def _computed(core: LoaderCore, what: str) -> BatchPlan:

@@ -168,6 +168,12 @@ class BatchPlan:
         if length is not None and samples >= length:
             return -(-length // self.global_size)
         batches, within = divmod(samples, self.global_size)
+        if within and self.batched:
+            raise StateError(
+                f"the state's position of {samples:,} batches, of all ranks together, is not a "
+                f"multiple of num_replicas={self.num_replicas}: resume with a number of ranks that "
+                "divides it, for the batches of a batch sampler are given whole"
+            )
         if within:
             raise StateError(
                 f"the state's position of {samples} samples is not a multiple of batch_size * "

@@ -56,6 +56,8 @@ class EpochOrder:
     data_source: Any
     epoch: int = 0
     requested_epoch: int | None = None
+    dataset_length: int | None = None
+    """Samples that it knows of a dataset; None: it asks the dataset each time."""
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next; an OptionError if it is none."""

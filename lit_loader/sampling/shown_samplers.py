@@ -90,6 +90,7 @@ def choose_samplers(
     sampler and the options do not mean the same processes.
     """
     sampler, batch_sampler = config.sampler, config.batch_sampler
+    _check_length(sampler if batch_sampler is None else batch_sampler, dataset)
     certain = config.in_order and config.on_sample_error == "raise"
     if not certain and any(kind.__name__ == _NOTING for kind in type(batch_sampler).__mro__):
         batch_sampler = _Unnoted(batch_sampler)
@@ -124,6 +125,23 @@ def order_name(source: Any) -> str:
     if isinstance(source, ShuffledSampler) and source.as_distributed:
         return DistributedSampler.__name__
     return type(source).__name__
+
+
+def _check_length(sampler: Any, dataset: Any) -> None:
+    """Refuse a sampler of another dataset's lengths: samples would be left out, or not be there."""
+    known = sampler.dataset_length if isinstance(sampler, EpochOrder) else None
+    if known is None or not hasattr(type(dataset), "__len__"):
+        return
+    try:
+        length = len(dataset)
+    except (TypeError, NotImplementedError):
+        return
+    if known != length:
+        raise OptionError(
+            f"{type(sampler).__name__} was made for {known:,} samples, and the dataset "
+            f"({type(dataset).__name__}) has {length:,}: make the sampler for this dataset, with "
+            "one number for each of its samples"
+        )
 
 
 def _check_replicas(config: LoaderConfig, sampler: DistributedSampler[Any]) -> None:

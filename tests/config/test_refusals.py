@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from lit_loader import (
+    BalancedBatchSampler,
     DataLoader,
     MixtureDataset,
     MixtureSampler,
     MixtureStream,
     OptionError,
+    PackingBatchSampler,
     TokenBudgetBatchSampler,
 )
 from tests.support.exact import loaded
@@ -53,6 +55,23 @@ def test_what_can_only_be_iterated_and_is_no_iterable_dataset() -> None:
 
 
 # --- batch samplers ---
+
+
+@pytest.mark.parametrize("length", [7, 9])
+def test_a_sampler_of_another_dataset(length: int) -> None:
+    """Samples would be left out, without a word, or not be there."""
+    mixture = MixtureDataset([range(5), range(3)])
+    for sampler in (
+        BalancedBatchSampler([1] * 8, 2),
+        PackingBatchSampler([1] * 8, 4),
+        TokenBudgetBatchSampler([1] * 8, 4),
+        MixtureSampler(mixture),
+    ):
+        name = "sampler" if isinstance(sampler, MixtureSampler) else "batch_sampler"
+        message = refused(lambda: DataLoader(range(length), **{name: sampler}))  # type: ignore[misc]  # noqa: B023
+        assert message.startswith(f"{type(sampler).__name__} was made for 8 samples, and the data")
+        assert f"(range) has {length}: make" in message
+        DataLoader(range(8), **{name: sampler})  # type: ignore[misc]
 
 
 class Flat:

@@ -205,6 +205,11 @@ def test_refused_while_composing(application: Compose, override: str, message: s
             "loader={'prefetch_factor': ...}, in Hydra loader.prefetch_factor=",
         ),
         (["data.num_workers=-1"], "got num_workers=-1"),
+        (
+            ["+lit_loader/sampler@data.train=balanced"],
+            "an iterable (batch_size missing: give it to the callable, in Hydra as "
+            "data.train.batch_sampler.batch_size=…), got batch_sampler=",
+        ),
         (["+data.val.batchsize=4"], "unknown option 'batchsize': did you mean 'batch_size'?"),
         (
             ["+lit_loader/sampler@data.train=with_replacement", "data.train.shuffle=true"],
@@ -465,6 +470,33 @@ def test_weighted(application: Compose, tmp_path: Path) -> None:
     assert {index % 2 for batch in drawn for index in batch} == {1}
     assert drawn[:5] != drawn[5:]
     assert plain(epochs(cfg, 2)[0]) == drawn
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1.0] * 5, "weights (weights.file) are 5, and the dataset (Numbers) has 12 samples"),
+        (
+            [1.0, -1.0],
+            "npy' of the sampler must hold finite numbers of at least 0, got -1.0",
+        ),
+        ([1.0, np.nan], "must hold finite numbers of at least 0, got nan for sample 1"),
+        ([0, 0], "must hold at least one number above 0, got 2 times 0"),
+        ([[1, 2]], "must hold one number for each sample, got int64 of shape (1, 2)"),
+    ],
+)
+def test_weights_that_are_refused(
+    application: Compose, tmp_path: Path, weights: Any, message: str
+) -> None:
+    np.save(tmp_path / "weights.npy", weights)
+    cfg = application(
+        "+lit_loader/sampler@data.train=weighted",
+        f"data.train.sampler.weights.file={tmp_path}/weights.npy",
+        "data.train.sampler.num_samples=20",
+    )
+    with pytest.raises((InstantiationException, OptionError)) as caught:
+        epochs(cfg)
+    assert message in str(caught.value)
 
 
 def test_with_replacement(application: Compose) -> None:

@@ -140,3 +140,9 @@ def test_what_is_not_computed_is_refused() -> None:
     assert "batch must be a whole number of at least 0 and below 17" in refused(
         lambda: data.state_at(0, 17)
     )
+
+
+def test_an_epoch_is_counted_from_0() -> None:
+    made = loader("shuffle")
+    for ask in (made.indices_of, made.state_at):
+        assert "epoch must be a whole number of at least 0" in refused(lambda ask=ask: ask(-1, 0))  # type: ignore[misc]

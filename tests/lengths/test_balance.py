@@ -182,6 +182,8 @@ def test_resume_on_another_number_of_ranks() -> None:
         assert list(itertools.chain(*zip(*ranks, strict=True)))[: len(whole) - 12] == whole[12:]
     with pytest.raises(StateError, match="12 batches into an epoch of groups of 8, and this Bal"):
         made(4, group=4).load_state_dict(state)
+    with pytest.raises(StateError, match="of 12 batches, of all ranks together, is not a "):
+        made(8).load_state_dict(state)
 
 
 @pytest.mark.parametrize("steps", [8, 16, 40])
@@ -235,11 +237,16 @@ def test_a_group_is_the_trainers_step(tmp_path: Any) -> None:
 # --- refused ---
 
 
+class Owing:
+    lengths = (-2, 1)
+
+
 @pytest.mark.parametrize(
     ("given_costs", "options", "message"),
     [
-        ([1, -1], {}, "lengths must not be negative, infinite or NaN, got -1 for sample 1"),
-        ([1, float("nan")], {}, "lengths must not be negative, infinite or NaN, got nan for sam"),
+        ([1, -1], {}, "costs must not be negative, infinite or NaN, got -1 for sample 1"),
+        ([1, float("nan")], {}, "costs must not be negative, infinite or NaN, got nan for sample"),
+        (Owing(), {}, "Owing.lengths must not be negative, infinite or NaN, got -2 for sample 0"),
         (["a"], {}, "costs must be the samples' lengths, one number each, or a dataset with an"),
         (Weighed(), {"costs_in": "cost"}, "attribute 'cost' that holds them, got Weighed"),
         ([1], {"group": 4, "parts": 3}, "group must be a multiple of parts=3, got group=4: give"),

@@ -302,7 +302,17 @@ def test_entries_of_documents() -> None:
     for bad in (b"", {"tokens": [1, 2], "loss": [1]}, 7):
         with pytest.raises(ValueError, match="document's entries must have one length of at least"):
             next(iter(PackedStream([bad], 5)))
+    for bad in ("abc", None, ["a", "b"], (number for number in range(3)), {"tokens": object()}):
+        with pytest.raises(ValueError, match=r"^document 1 .*, 'tokens', must be a tensor, an ar"):
+            next(iter(PackedStream([[1], bad], 5)))
+
+
+def test_what_is_no_stream_of_documents() -> None:
     assert "overlap must be below length=5" in refused(lambda: PackedStream([], 5, 5))
+    for wrong in (None, "abc", Documents, Call(document, 3)):
+        message = refused(lambda wrong=wrong: PackedStream(wrong, 4))  # type: ignore[misc]
+        assert message.startswith("documents must be an iterable dataset, got ")
+        assert message.endswith("samples of a map-style dataset are packed by PackingBatchSampler")
 
 
 @pytest.mark.parametrize("overlap", [0, 3])

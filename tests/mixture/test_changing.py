@@ -143,6 +143,35 @@ def test_other_weights_count_from_the_state_on(epoch: int, count: int) -> None:
 
 
 @CHANGED
+def test_back_to_before_the_weights_changed_and_over_it_again() -> None:
+    """A state of any place of a run leads to the batches of that run."""
+    first = mixed()
+    run = [batch.tolist() for batch in taken_of(first, 10)]
+    second = loaded(mixed(THEN), through_file(first.state_dict()))
+    run += [batch.tolist() for batch in taken_of(second, 10)]
+    third = loaded(mixed(FIRST), through_file(second.state_dict()))
+    run += [batch.tolist() for batch in third]
+    for place in (5, 10, 15, 20, 25):
+        state = through_file(third.state_at(0, place))
+        for there in (mixed(FIRST), third):
+            assert [batch.tolist() for batch in loaded(there, state)] == run[place:]
+            assert [there.indices_of(0, n) for n in range(50)] == [
+                third.indices_of(0, n) for n in range(50)
+            ]
+    # By others from there on, which is said.
+    other = loaded(mixed([1, 1, 1]), through_file(third.state_at(0, 5)))
+    sampler = mixed([(0, FIRST), (40, [1, 1, 1])])
+    assert [batch.tolist() for batch in other] == [batch.tolist() for batch in sampler][5:]
+
+
+def test_the_warning_names_the_line_that_loads_the_state() -> None:
+    state = mixed().state_dict()
+    with pytest.warns(UserWarning, match="the state was taken with") as caught:
+        mixed(THEN).load_state_dict(state)
+    assert [each.filename for each in caught] == [__file__]
+
+
+@CHANGED
 def test_sources_are_added_and_taken_out() -> None:
     first = mixed()
     begun = flat(taken_of(first, 30))

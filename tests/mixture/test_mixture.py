@@ -248,12 +248,24 @@ def test_streams_end_as_they_are_told(workers: int) -> None:
         assert len(numbers(loader)) == 21
 
 
-def test_a_source_without_a_share_is_left_out() -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_source_without_a_share_is_left_out_and_told_once(workers: int) -> None:
     sources = MixtureStream([Held(0, 1), Held(100, 60)], epoch_length=50, exhausted="repeat")
-    with DataLoader(sources, 5, num_workers=2) as loader:
-        assert len(numbers(loader)) == 50
+    line = "MixtureStream: source '0' has no sample for one or more of the 4 readers, so exhausted"
+    with (
+        DataLoader(sources, 5, num_shards=4, num_workers=workers) as loader,
+        pytest.warns(UserWarning, match=line) as caught,
+    ):
+        assert [len(numbers(loader)) for _ in range(2)] == [50, 50]
+    assert [each.filename for each in caught] == [__file__]
+
+
+def test_a_mixture_of_nothing() -> None:
     nothing = MixtureStream([Held(0, 0)], epoch_length=5, exhausted="repeat")
-    assert list(DataLoader(nothing)) == []
+    with pytest.warns(UserWarning, match="source '0' has no sample, so exhausted='repeat' has"):
+        assert list(DataLoader(nothing)) == []
+    with pytest.warns(UserWarning, match="source '0' has no sample, so exhausted='repeat' has"):
+        assert list(nothing) == []
 
 
 def test_a_state_of_other_sources_is_refused() -> None:
