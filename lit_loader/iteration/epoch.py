@@ -289,7 +289,6 @@ class Ahead:
     """The first batches of the epochs that follow, which workers make when they have nothing else.
 
     It outlives the epoch: the next iterator takes it over if it `fits`, else it is called off.
-    ``foresee`` gives epoch, batch number and indices of what may be begun.
 
     Attributes:
         start: The start of the epoch that these follow.
@@ -298,18 +297,21 @@ class Ahead:
         token: That of the tasks, where they are handed over.
     """
 
-    def __init__(self, start: EpochStart, foresee: Foresee) -> None:
-        self.start, self._foresee = start, foresee
+    def __init__(self, start: EpochStart) -> None:
+        self.start = start
         self.tasks: dict[int, Task] = {}
         self.arrived: dict[int, Outcome] = {}
         self.token = 0
         self._coming: Iterator[tuple[int, int, Any]] | None = None
 
-    def next_task(self) -> Task | None:
-        """Give the next batch of the epochs to come; None: none may be begun."""
+    def next_task(self, foresee: Foresee) -> Task | None:
+        """Give the next batch of the epochs to come; None: none may be begun.
+
+        ``foresee`` gives epoch, batch number and indices of those that may be.
+        """
         start = self.start
         if self._coming is None:
-            self._coming = self._foresee(start.epoch, start.bases)
+            self._coming = foresee(start.epoch, start.bases)
         for epoch, batch, indices in self._coming:
             seeds = start.seeds.ahead(epoch - start.epoch)
             task = Task(task_number(epoch, batch), indices, epoch, seeds, own=True)

@@ -95,7 +95,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         # Readers, or workers with generators of their own, each of which gives its own in order; 0:
         # whichever batch comes first. With ``in_order`` there is one line.
         self._lines = 1 if loader.in_order or here is not None else core.turns
-        self._copy = loader._copies_to and DeviceCopy(*loader._copies_to)
+        moves = loader._copies_to if here is None else None
+        self._copy = None if moves is None else DeviceCopy(*moves)
         budget, limit = loader.max_worker_restarts, loader.timeout or None
         self.healer = Healer(budget, limit, core.iterable)
         self._restarts_noted = 0
@@ -165,7 +166,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                 epoch = StreamEpoch(start, core.shards, self._lines == 1)
             else:
                 epoch = MapEpoch(start, start.batches)
-            self._ahead = Ahead(start, core.lookahead)
+            self._ahead = Ahead(start)
             self._arrived = self._ahead.arrived
             self._epoch = epoch
         self._due = False
@@ -241,7 +242,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             if task is None:
                 if not executor.eager or epoch.error is not None:
                     return
-                task = ahead.next_task()
+                task = ahead.next_task(self._core.lookahead)
                 if task is None:
                     return
             executor.submit(task)
@@ -388,7 +389,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                 assert self._epoch is not None and self._ahead is not None
                 parts = self._core, self._epoch, self._ahead, executor, thread, reusable
                 if _give_back(*parts):
-                    self._ahead = Ahead(self._epoch.start, self._core.lookahead)
+                    self._ahead = Ahead(self._epoch.start)
                     self._arrived = self._ahead.arrived
 
     def _broken_off(self, error: BaseException) -> None:
