@@ -66,7 +66,8 @@ MAX_PLAIN = 200_000
 """Short lists, tuples and dicts of numbers and the like, of which nothing more is asked."""
 
 LARGE = 256
-"""Objects in a container from which on later searches pass it by, if it holds no generator."""
+"""Items of a container, or objects in it, from which on later searches pass it by, if it holds no
+generator."""
 
 CLOSED = frozenset(sys.stdlib_module_names) | {"numpy", "torch", "lit_loader"}
 _OPAQUE = frozenset(
@@ -285,11 +286,14 @@ class _Search:
         for number, (value, parent, _) in enumerate(walked):
             if parent in within:
                 within.add(number)
-            elif (kind := type(value)) not in _PASSED or number in holding:
                 continue
-            elif counts[number] >= LARGE or id(value) in self._before:
+            if (kind := type(value)) not in _PASSED or number in holding:
+                continue
+            length = _length(value, kind)
+            # Of a long one few items were looked into.
+            if max(length, counts[number]) >= LARGE or id(value) in self._before:
                 within.add(number)
-                passed[id(value)] = value, _length(value, kind)
+                passed[id(value)] = value, length
         return {} if self.copies or within.intersection(self._back) else passed
 
 

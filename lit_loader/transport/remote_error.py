@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 from lit_loader.describe import class_name, message_of
 from lit_loader.errors import WorkerError
@@ -58,6 +58,12 @@ def describe_indices(indices: Any) -> str:
     return f"index {indices!r}"
 
 
+_MAY_START_NONE: Final = (
+    ": a worker is a daemonic process, and multiprocessing lets it start none: use threads or "
+    "subprocess in the dataset, or num_workers=0"
+)
+
+
 def describe_batch(number: int, indices: Any, progress: Progress) -> str:
     """Name a batch and the sample that an exception came from, where samples are read one by one.
 
@@ -103,6 +109,8 @@ class RemoteError(NamedTuple):
         args = error.args
         if isinstance(error, OSError):
             args = cast("tuple[Any, ...]", OSError.__reduce__(error)[1])
+        if kind is AssertionError and "daemonic processes" in str(error):  # multiprocessing's
+            where += _MAY_START_NONE
         return cls(
             kind=kind if _portable(kind) else None,
             name=class_name(kind),
@@ -156,7 +164,9 @@ class RemoteError(NamedTuple):
             return WorkerError(f"{shown}\n{self.report}")
         text = error.args[0] if error.args else ""
         if len(error.args) < 2 and isinstance(text, str) and str(error) in (text, repr(text)):
-            error.args = (_Verbatim(f"{text}\n{self.report}" if error.args else self.report),)
+            # As it is shown: a KeyError shows its key's repr.
+            told = f"{self.message}\n{self.report}" if error.args else self.report
+            error.args = (_Verbatim(told),)
         else:
             error.__cause__ = WorkerTraceback(f"\n{self.report}")
         return error

@@ -197,3 +197,12 @@ def test_batches_before_a_samplers_exception_are_delivered(loader_class, num_wor
             values += flat([batch])
     assert values == [0, 1, 4]
     assert list(iterator) == []
+
+
+def test_a_key_is_shown_as_python_shows_it(loader_class):
+    with raises(KeyError) as caught:
+        list(loader_class(Call(lambda index: {"a": 1}["b"]), num_workers=1))
+    lines = whole_text(caught.value).splitlines()
+    assert "KeyError: 'b'" in lines
+    if not is_oracle(loader_class):
+        assert lines[lines.index("KeyError: 'b'") + 1].startswith("in DataLoader worker 0")

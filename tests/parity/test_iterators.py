@@ -1,11 +1,13 @@
 """Iterators: begun, shared, abandoned, in child processes, in and out of order."""
 
+import gc
 import multiprocessing
 import pickle
 from collections.abc import Iterable, Iterator, Sized
 
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 
 from tests.support.samples import uncollated as as_is
 
@@ -142,3 +144,26 @@ def test_changing_the_options_of_a_loader_spares_its_iterators(loader_class, num
     assert next(iterator) == [0, 1]
     loader.collate_fn = torch.tensor
     assert list(iterator) == [[4, 9], [16, 25]]
+
+
+@pytest.mark.xfail(strict=False, reason="a stream that is left waits for the garbage collector")
+def test_a_stream_that_is_left_is_closed_at_once(loader_class):
+    """What it holds, files and buffers, would pile up."""
+    closed = []
+
+    class Lines(IterableDataset):
+        def __iter__(self):
+            try:
+                yield from range(100)
+            finally:
+                closed.append(True)
+
+    loader = loader_class(Lines(), batch_size=4)
+    gc.disable()
+    try:
+        for _ in range(3):
+            for _ in loader:
+                break
+    finally:
+        gc.enable()
+    assert len(closed) >= 2  # the last one may be held by the loop's own variable

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import sys
 import warnings
 
@@ -197,6 +198,18 @@ def test_a_worker_cannot_have_workers(loader_class):
 
     with raises((AssertionError, RuntimeError), match="daemonic"):
         list(loader_class(Call(sample), num_workers=1))
+
+
+@pytest.mark.ours_only
+def test_a_pool_within_a_worker_is_told_what_to_do_instead(loader_class):
+    def sample(index):
+        with multiprocessing.Pool(1) as pool:
+            return pool.map(abs, [index])
+
+    with raises(AssertionError, match="not allowed to have children") as caught:
+        list(loader_class(Call(sample), num_workers=1, multiprocessing_context="fork"))
+    advice = ": a worker is a daemonic process, and .* use threads or subprocess in the dataset"
+    assert re.search(advice, whole_text(caught.value))
 
 
 @pytest.mark.skipif(

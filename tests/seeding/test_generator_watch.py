@@ -21,9 +21,10 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
 from lit_loader import DataLoader
+from lit_loader.seeding import find_generators
 from lit_loader.seeding.find_generators import GeneratorWatch
 from tests.support import held_elsewhere
-from tests.support.samples import OfLength, share
+from tests.support.samples import Call, OfLength, share
 
 pytestmark = pytest.mark.usefixtures("by_fork")  # much of what may hold one cannot be pickled
 
@@ -565,3 +566,13 @@ def test_what_a_dataset_replaces_as_it_is_iterated_is_not_warned_of() -> None:
     dataset.rng = random.Random(2)
     watch.begun_to_iterate()
     assert watch.notes == []
+
+
+def test_long_containers_of_records_are_passed_by_after_the_first_batch() -> None:
+    """Few of their items are looked into, and these are few objects: their length counts."""
+    dataset = Call(float, 3)
+    dataset.records = [{"a": [index, {"b": [index]}]} for index in range(300)]  # type: ignore[attr-defined]
+    list(DataLoader(dataset, 1))
+    passed = find_generators._recall(dataset)
+    assert passed is not None
+    assert passed.keys() == {id(dataset.records)}  # type: ignore[attr-defined]
