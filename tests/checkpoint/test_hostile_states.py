@@ -137,7 +137,7 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "stateful in batches": lambda: batches(BatchSampler(Places(), 4, False)),
     "stateful iterator": lambda: mapped(sampler=SamplerWithStatefulIterator(LENGTH)),
     "drawn again": lambda: mapped(sampler=list(range(LENGTH))),
-    "token budget": lambda: batches(TokenBudgetBatchSampler([3, 1, 2, 5, 4, 4] * 4, 8, seed=1)),
+    "token budget": lambda: batches(TokenBudgetBatchSampler(([3, 1, 2, 5, 4] * 5)[:LENGTH], 8)),
     "balanced": lambda: batches(BalancedBatchSampler(range(LENGTH), 3, 2)),
     "mixture": lambda: {
         "dataset": (both := MixtureDataset([range(30), range(9)])),

@@ -34,7 +34,7 @@ ORDERS: dict[str, Callable[[int], dict[str, Any]]] = {
     "stateful iterator": lambda n: {"sampler": SamplerWithStatefulIterator(n)},
 }
 ORDERS["mixture"] = lambda n: {
-    "sampler": MixtureSampler(MixtureDataset([range(n), range(3)]), epoch_length=n, seed=2)
+    "sampler": MixtureSampler(MixtureDataset([range(n - n // 3), range(n // 3)]), seed=2)
 }
 OF_A_SEED = sorted(ORDERS.keys() - {"generator", "stateful", "mixture"})
 ORDERS |= {
