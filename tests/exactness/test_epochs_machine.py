@@ -43,6 +43,8 @@ from tests.support.epoch_oracle import (
 )
 from tests.support.exact import through_file
 
+pytestmark = pytest.mark.timeout(600)  # what fails is to be shrunk, too
+
 SECONDS = 30  # that a step may take
 LONGEST = 8  # batches that may be in flight: no batch is to end two workers in a row
 END = object()
@@ -88,7 +90,7 @@ class Epochs(RuleBasedStateMachine):
 
     kind: Kind
     with_workers: bool
-    notes: str
+    strike: str
     oracle: Oracle
 
     def __init__(self) -> None:
@@ -98,12 +100,11 @@ class Epochs(RuleBasedStateMachine):
         self.seeded: dict[str, Any] = {}  # where generators were put, if they were seeded
         self.put_back: dict[str, Any] = {}
         self.readers: list[Reader] = []
-        Path(self.notes).write_text("")
         self.states: list[tuple[Any, Place]] = []
         self.known: dict[Any, Any] = {}  # what was drawn, by what it follows from
         self.passes: dict[Any, Any] = {}  # and the other way round
         self.loaders: list[Any] = []
-        self.since_kill = 0
+        self.since_kill, self.orders = LONGEST, dict[Any, Any]()
 
     # --- loaders ---
 
@@ -121,7 +122,7 @@ class Epochs(RuleBasedStateMachine):
             workers = 2
         workers = workers if self.with_workers else 0
         self.loader = self.kind.loader(
-            workers, self.seed, self.notes, persistent_workers=persistent
+            workers, self.seed, self.strike, persistent_workers=persistent
         )
         self.loaders = [self.loader]
         sampler = self.loader.batch_sampler.place if self.kind.drawing else None
@@ -162,21 +163,47 @@ class Epochs(RuleBasedStateMachine):
 
     @rule()
     def peek(self) -> None:
-        given = [r.begun.place.given for r in self.readers if r.begun]
-        if self.kind.drawing and len(Drawing.SIZES) in given:
-            return  # whether its sampler has drawn the end is not said before it is left
+        if self.kind.drawing and not self.may_peek():
+            return
         self.readers.append(reader := Reader(iter(self.loader)))
         self.next(reader)
         self.drop(reader)
 
+    def may_peek(self) -> bool:
+        """Whether it is said what a sampler's generator gives a look.
+
+        It is not of a second one, nor while an iterator has all its batches and has not ended.
+        """
+        given = [reader.begun.place.given for reader in self.readers if reader.begun]
+        return not self.model.looks and len(Drawing.SIZES) not in given
+
     @precondition(lambda self: len(self.readers) < 3 and not (self.kind.drawing and self.readers))
-    @rule(batches=st.sampled_from([1, 2, 3, 9, 9]))
-    def loop(self, batches: int) -> None:
-        """Read all, or break behind a few batches."""
+    @rule(
+        batches=st.sampled_from([1, 2, 3, 9, 9]),
+        at=st.integers(0, 5),
+        do=st.sampled_from(["peek", "save", "peek and save", "resize", "kill"]),
+        resumes=st.booleans(),
+        workers=NUMBERS,
+    )
+    def loop(self, batches: int, at: int, do: str, resumes: bool, workers: int) -> None:
+        """Read all, or break behind a few batches; at one of them do what programs do in a step."""
         self.readers.append(reader := Reader(iter(self.loader)))
-        while batches and self.next(reader):
-            batches -= 1
+        for number in range(batches):
+            if not self.next(reader):
+                break
+            if number == at:
+                if "peek" in do:
+                    self.peek()
+                if "save" in do:
+                    self.save()
+                elif do == "resize" and self.with_workers and self.kind.resizable:
+                    self.resize(workers, True)
+                elif do == "kill" and self.with_workers:
+                    self.kill()
         self.drop(reader)
+        if resumes and self.states:
+            self.open(workers, True)
+            self.load(0)
 
     def drop(self, reader: Reader) -> None:
         """Let go of an iterator."""
@@ -206,7 +233,7 @@ class Epochs(RuleBasedStateMachine):
         self.model.is_of(begun, int(found[1][0]))
         self.check(begun.place, self.kind.split(found))
         self.model.give(begun)
-        self.since_kill += 1
+        self.since_kill = 0 if os.path.exists(self.strike) else self.since_kill + 1
         return True
 
     def length(self, place: Place) -> int:
@@ -232,6 +259,10 @@ class Epochs(RuleBasedStateMachine):
             elif (key, number) in self.known:
                 assert found == self.known[key, number], f"{name} of batch {number}"
             self.known[key, number] = found
+            if name == "order" and self.kind.shuffled:
+                whole = (batch.order for batch in self.oracle(root, epoch, 0))
+                order = tuple(index for each in whole for index, _ in each)
+                assert self.orders.setdefault(order, key) == key, "this order was there before"
             if name != "order":
                 one = source(root), epoch, repeats
                 other = self.passes.setdefault((name, found[0]), one)
@@ -246,6 +277,9 @@ class Epochs(RuleBasedStateMachine):
 
     @rule()
     def save(self) -> None:
+        loaded, requested = self.model.loaded, self.model.requested
+        if self.kind.drawing and loaded and requested not in (None, loaded.anchor):
+            return  # today the generator is where it was at the start of what was loaded
         now = generators()
         place, drew = self.model.state(now, self.fresh(now))
         state = self.loader.state_dict()
@@ -260,7 +294,8 @@ class Epochs(RuleBasedStateMachine):
         if not which or not self.states:
             self.save()
         self.open(workers, persistent)
-        self.load(which)
+        if self.states:
+            self.load(which)
 
     @precondition(lambda self: self.states and not any(r.begun for r in self.readers))
     @rule(which=NUMBERS)
@@ -284,15 +319,12 @@ class Epochs(RuleBasedStateMachine):
         elif workers or not self.loader.persistent_workers:
             self.loader.num_workers = workers
 
-    @precondition(lambda self: self.with_workers and self.since_kill >= LONGEST)
+    @precondition(lambda self: self.with_workers)
     @rule()
     def kill(self) -> None:
-        """Kill who made the last sample, if it is still there."""
-        makers = Path(self.notes).read_text().split()
-        if makers:
-            self.since_kill = 0
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(makers[-1]), signal.SIGKILL)
+        """Kill the worker that makes the next sample."""
+        if self.since_kill >= LONGEST:
+            Path(self.strike).touch()
 
     # --- the program's generators ---
 
@@ -328,14 +360,15 @@ class Epochs(RuleBasedStateMachine):
         with within(SECONDS):
             for loader in self.loaders:
                 loader.close()
+        Path(self.strike).unlink(missing_ok=True)
         for name, state in self.before.items():
             set_generator(name, state)
 
 
-def run(name: str, workers: int, notes: str, examples: int, steps: int) -> None:
+def run(name: str, workers: int, strike: str, examples: int, steps: int) -> None:
     kind = KINDS[name]
-    members = {"kind": kind, "with_workers": workers > 0, "notes": notes}
-    members["oracle"] = Oracle(kind, workers, notes + " of the oracle")
+    members = {"kind": kind, "with_workers": workers > 0, "strike": strike}
+    members["oracle"] = Oracle(kind, workers, strike + " of the oracle")
     options = settings(
         max_examples=examples,
         stateful_step_count=steps,
@@ -356,4 +389,12 @@ def run(name: str, workers: int, notes: str, examples: int, steps: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_are_those_of_the_model(kind: str, workers: int, tmp_path: Path) -> None:
-    run(kind, workers, str(tmp_path / "notes"), *((4, 25) if workers else (20, 40)))
+    run(kind, workers, str(tmp_path / "strike"), *((8, 25) if workers else (25, 40)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_are_those_of_the_model_at_length(kind: str, workers: int, tmp_path: Path) -> None:
+    run(kind, workers, str(tmp_path / "strike"), *((60, 40) if workers else (500, 60)))

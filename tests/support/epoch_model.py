@@ -1,4 +1,4 @@
-"""What a loader gives, said without a loader: its passes, its places, and which iterator is current.
+"""What a loader gives, said without one: its passes, their places, which iterator is current.
 
 A `Place` is a value: what the batches of a pass follow from, and how many were given. A state holds
 one. `Model` says which place each iterator begins at, and which one a state has. The numbers
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 GENERATORS = ("torch", "numpy", "python")
 
 Root = tuple[Any, ...]
-"""What numbers follow from: ("seed", number); ("places", generator, its place, ...), where seeded or
-drawn from; ("anew", generators, a root), of which is known only that nothing else has it."""
+"""What numbers follow from: ("seed", number); ("places", generator, its place, ...), from where it
+was drawn; ("anew", generators, a root), of which is known only that nothing else has it."""
 
 
 def source(root: Root) -> Root:
@@ -230,7 +230,7 @@ class Model:
     # --- states ---
 
     def state(self, now: Mapping[str, Any], fresh: set[str]) -> tuple[Place, set[str]]:
-        """Give what a state has; also say which generators are drawn from: before the first pass."""
+        """Give what a state has; also, before the first pass, which generators are drawn from."""
         drew = self.draw(now, fresh) if self.bases is None else set[str]()
         requested, current = self.requested, self.current
         if self.loaded is not None:

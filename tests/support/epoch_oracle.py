@@ -1,13 +1,17 @@
-"""The data of the state machine of epochs, and the oracle: loaders that are read straight through."""
+"""The data of the state machine of epochs, and its oracle: loaders read straight through."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
 import os
 import random
-from collections.abc import Callable, Iterator
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,18 +31,21 @@ MAIN = os.getpid()
 class Noting:
     """Its samples are a number, the epoch and a draw of each global generator.
 
-    Workers note that they have made one.
+    In workers they take a few milliseconds, so that there is something outstanding when a worker
+    goes; and one that finds the file ``strike`` removes it, and is killed.
     """
 
-    def __init__(self, notes: str) -> None:
-        self.notes = notes
+    def __init__(self, strike: str) -> None:
+        self.strike = strike
 
     def sample(self, number: int) -> Sample:
         """Make a sample."""
-        if os.getpid() != MAIN:
-            with open(self.notes, "a") as notes:
-                notes.write(f"{os.getpid()}\n")
         drawn = float(torch.rand((), dtype=torch.float64)), np.random.random(), random.random()
+        if os.getpid() != MAIN:
+            time.sleep(number % 3 / 1_000)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.strike)
+                os.kill(os.getpid(), signal.SIGKILL)
         return number, lit_loader.get_epoch(), *drawn
 
 
@@ -55,7 +62,7 @@ class Samples(Noting, Dataset[Sample]):
     """Of a map-style dataset."""
 
     def __len__(self) -> int:
-        return 10
+        return 13
 
     def __getitem__(self, index: int) -> Sample:
         return self.sample(index)
@@ -81,7 +88,7 @@ class StatefulStream(Stream):
 
 
 class Drawing(Sampler[list[int]]):
-    """A batch sampler of the program's: draws each batch as it is asked for, and once at the end."""
+    """A batch sampler of the program's: draws each batch when asked for it, and once at the end."""
 
     SIZES = (3, 1, 2, 3)
 
@@ -93,7 +100,7 @@ class Drawing(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         for size in self.SIZES:
-            yield torch.randint(10, (size,), generator=self.generator).tolist()
+            yield torch.randint(13, (size,), generator=self.generator).tolist()
         torch.rand((), generator=self.generator)
 
     @property
@@ -121,12 +128,13 @@ class Kind(NamedTuple):
     """A dataset and its order."""
 
     dataset: Callable[[str], Any]
-    options: dict[str, Any] = {}
+    options: Mapping[str, Any] = MappingProxyType({})
     drawing: bool = False  # whether there is a batch sampler with a generator
     resizable: bool = True  # whether the number of workers is no part of the data
     stream: bool = False
+    shuffled: bool = False
 
-    def loader(self, workers: int, seed: int | None, notes: str, **options: Any) -> Any:
+    def loader(self, workers: int, seed: int | None, strike: str, **options: Any) -> Any:
         """Make a loader."""
         if self.drawing:
             options["batch_sampler"] = Drawing()
@@ -135,7 +143,7 @@ class Kind(NamedTuple):
         else:
             options.pop("persistent_workers", None)
         options = {**self.options, **options}
-        return DataLoader(self.dataset(notes), num_workers=workers, seed=seed, **options)
+        return DataLoader(self.dataset(strike), num_workers=workers, seed=seed, **options)
 
     def split(self, batch: Any) -> Batch:
         """Part a batch by what its parts follow from."""
@@ -148,7 +156,7 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "shuffled": Kind(Samples, {"batch_size": 3, "shuffle": True}),
+    "shuffled": Kind(Samples, {"batch_size": 3, "shuffle": True}, shuffled=True),
     "drawing": Kind(Samples, drawing=True),
     "shards": Kind(Stream, {"batch_size": 2, "num_shards": 2}, stream=True),
     "stateful shards": Kind(StatefulStream, {"batch_size": 2, "num_shards": 2}, stream=True),
@@ -222,8 +230,8 @@ class Program:
 class Oracle:
     """What fresh loaders give: one for each root, read straight through."""
 
-    def __init__(self, kind: Kind, workers: int, notes: str) -> None:
-        self._kind, self._notes = kind, notes
+    def __init__(self, kind: Kind, workers: int, strike: str) -> None:
+        self._kind, self._strike = kind, strike
         self._workers = 0 if kind.resizable else workers
         self._programs: dict[Root, Program] = {}
         self._repeats: dict[tuple[Root, int, int], list[Batch]] = {}
@@ -251,7 +259,7 @@ class Oracle:
 
     def _begin(self, root: Root) -> Program:
         seed = root[1] if root[0] == "seed" else None
-        return Program(lambda: self._kind.loader(self._workers, seed, self._notes), root)
+        return Program(lambda: self._kind.loader(self._workers, seed, self._strike), root)
 
     def _repeated(self, root: Root, epoch: int, repeats: int) -> list[Batch]:
         loader = self._begin(root).loader
