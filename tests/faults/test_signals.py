@@ -320,6 +320,8 @@ def test_signals_to_the_group_are_the_parents_affair(
 
 
 ENDED = """
+import resource
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # QUIT and XCPU write all of the memory down
 gated[:] = [9, 10]
 loader = DataLoader(data, num_workers=2, multiprocessing_context=method)
 list(loader)
