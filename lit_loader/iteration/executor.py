@@ -150,7 +150,10 @@ class Inline(Executor):
         progress.begin(-1)
         batch = maker.take(indices, progress)
         if batch is None:
-            batch = self._load(task, indices, outcome)
+            batch, error = self._load(task, indices)
+            outcome.ended = isinstance(error, EndOfData)
+            outcome.error = None if outcome.ended else error
+            del error  # whose traceback is to hold no frame that holds it
         now = time.monotonic_ns()
         outcome.timings = timings = Timings(-1, 0, maker.samples, *progress.stages(now))
         timings.arrived = now
@@ -161,35 +164,35 @@ class Inline(Executor):
             outcome.pin(self._pin)
         return outcome
 
-    def _load(self, task: Task, indices: Any, outcome: Outcome) -> Any:
-        """Make a batch by the user's code, with the generators lent; or note what it has raised."""
+    def _load(self, task: Task, indices: Any) -> tuple[Any, Exception | None]:
+        """Make a batch by the user's code, with the generators lent; or give what it has raised."""
         maker, number = self._maker, task.number & POSITION
         place, loan = (reading.leave(), shown()), maker.lend(self._streams)
         try:
             loan.begin()
-            return maker.load(indices, number, task.epoch, task.seeds, self._progress)
-        except EndOfData:
-            outcome.ended = True
+            return maker.load(indices, number, task.epoch, task.seeds, self._progress), None
+        except EndOfData:  # which holds the frames that it came through, and they this executor
+            return None, EndOfData()
         except StopIteration as error:
             # As it is, it would end the consumer's loop as if the epoch were over.
-            outcome.error = WorkerError(
+            failure = WorkerError(
                 f"the dataset or collate_fn raised StopIteration({error}), which would end the "
                 "loop over the loader: raise another exception there"
             )
-            outcome.error.__cause__ = error
+            failure.__cause__ = error
+            return None, failure
         except Exception as error:
             let_handlers_through(error)
             # What an exception from a worker has in its message.
             read = maker.whose(number) if self._iterable else indices
             annotate(error, f"in {describe_batch(number, read, self._progress)}")
-            outcome.error = error
+            return None, error
         finally:
             try:
                 _return(loan, place)
             except BaseException:  # out of a signal handler, which has broken into it
                 _return(loan, place)
                 raise
-        return None
 
     def call_off(self) -> None:
         """Forget the task, what was read ahead, and where readers are."""

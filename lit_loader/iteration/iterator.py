@@ -40,7 +40,7 @@ from lit_loader.sampling.advice import broken_promise, dropped_batches, ignored_
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.seeding.generator_lock import Turn
 from lit_loader.streams.tail import ShardTail
-from lit_loader.system.interrupts import HeldBack, is_interruption
+from lit_loader.system.interrupts import HeldBack, is_interruption, let_handlers_through
 from lit_loader.transport.loader_page import GIVEN, SINCE
 from lit_loader.transport.messages import POSITION, listed
 from lit_loader.workers.healer import Healer
@@ -110,7 +110,6 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
 
     def __next__(self) -> T_co:
         own: BaseException | None = None  # what is given in a batch's place, or at the end
-        outcome: Outcome | None = None
         asked, turn = False, Turn() if self._draws else None
         # A signal handler may raise at any instruction; all that follow the asking, up to the one
         # that returns, are in this block: what comes out otherwise is taken back.
@@ -133,13 +132,13 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                         epoch.given = None
                     asked = True
                     while (outcome := self._await(epoch, began)) is not None:
-                        own = outcome.error
+                        own = outcome.error or self._report(outcome)
                         if own is not None:
-                            outcome.error = None  # whose traceback holds frames that hold this
+                            outcome.error = None  # its traceback has frames that hold the outcome
                             raise own
-                        if outcome.made is None or self._report(epoch, outcome):
+                        if outcome.made is None or not outcome.made.omitted:
                             return self._hand_out(epoch, outcome, began)
-                        epoch.settle()  # it was omitted
+                        epoch.settle()
                     own = epoch.fault() or self._end(epoch)
                     raise own
             finally:
@@ -148,11 +147,9 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         except BaseException as error:
             if turn is not None:
                 turn.end()  # what came out may have broken into the first one
-            # What an outcome that is there brings (too many bad samples, a warning that is an
-            # error) comes in its place.
-            if asked and error is not own and (outcome is None or is_interruption(error)):
+            if asked and error is not own:
                 self._broken_off(error)
-            own = outcome = None  # whose traceback holds this frame
+            own = None  # whose traceback holds this frame
             raise
 
     def _begin(self) -> Epoch:
@@ -261,14 +258,19 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                 return arrived.pop(number)
         return None
 
-    def _report(self, epoch: Epoch, outcome: Outcome) -> bool:
-        """Note what came with a batch; returns whether there is one, and it was not omitted."""
+    def _report(self, outcome: Outcome) -> Exception | None:
+        """Note what came with a batch; returns what is to be raised in the batch's place."""
         made = outcome.made
-        assert made is not None
-        if made.divided is not None:
-            self._warn_of_ignored_share(made.divided)
-        self._note_errors(outcome.number & POSITION, made)
-        return not made.omitted
+        if made is None:
+            return None
+        try:
+            if made.divided is not None:
+                self._warn_of_ignored_share(made.divided)
+            self._note_errors(outcome.number & POSITION, made)
+        except Exception as error:  # of samples that cannot be read there are too many, say
+            let_handlers_through(error)
+            return error
+        return None
 
     def _hand_out(self, epoch: Epoch, outcome: Outcome, began: int) -> T_co:
         """Give the batch; and note what it has cost."""
