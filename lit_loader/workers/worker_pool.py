@@ -472,7 +472,10 @@ class WorkerPool:
         assert sentinel is not None
         death = self.workers.death_of(sentinel)
         if not self._has_left(death.worker, death.exitcode):
-            raise death
+            try:
+                raise death
+            finally:  # its traceback has this frame, and so whoever waits for the batch
+                del death
         self._part_with(death.worker)
 
     def _has_left(self, worker: int, exitcode: int | None) -> bool:

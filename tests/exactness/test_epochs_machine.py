@@ -7,6 +7,7 @@ come, in terms of loaders that are read straight through. Only what users have i
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import warnings
@@ -384,6 +385,23 @@ def run(name: str, workers: int, strike: str, examples: int, steps: int) -> None
         run_state_machine_as_test(  # type: ignore[no-untyped-call]
             type("Epochs", (Epochs,), members), settings=options
         )
+
+
+@pytest.mark.filterwarnings("ignore::lit_loader.errors.WorkerRestartWarning")
+def test_an_iterator_that_has_seen_a_death_is_gone_once_it_is_dropped(tmp_path: Path) -> None:
+    """Else it is in mid-epoch, beside those that follow, until it is collected."""
+    strike = tmp_path / "strike"
+    gc.disable()
+    try:
+        with KINDS["shuffled"].loader(2, 1, str(strike)) as loader:
+            epochs = []
+            for number in range(9):
+                if number in (2, 5):
+                    strike.touch()
+                epochs.append(int(next(iter(loader))[1][0]))
+        assert epochs == [*range(9)]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("workers", [0, 2])

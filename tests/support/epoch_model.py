@@ -35,8 +35,8 @@ class Rules:
     current = "looks"
     # Whether a sampler's generators are put back behind a look, or go on from there.
     look_leaves_sampler = False
-    # A position that was loaded is kept if this epoch is set: the one that was asked for last, though
-    # other epochs may have been counted since (True), or its own, as `set_epoch` says (False).
+    # A loaded position is kept if this epoch is set: the one that was asked for last, though other
+    # epochs may have been counted since (True), or its own, as `set_epoch` says (False).
     kept_by_epoch_asked_for = True
     # Whether an epoch that was set before a state is loaded counts. Today it does with an order of
     # the loader's own, and does not with a stream or a program's sampler; None: it is not tried.

@@ -208,7 +208,7 @@ def seeded_long_ago(number: int) -> None:
 
 
 class Program:
-    """A program that has done nothing but to read one loader, which is fresh, from the beginning."""
+    """A program that has done nothing but to read one fresh loader from the beginning."""
 
     def __init__(self, make: Callable[[], Any], root: Root) -> None:
         seeded_long_ago(7)
