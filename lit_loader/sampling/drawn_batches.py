@@ -196,7 +196,8 @@ class DrawnBatches:
         if self._has_begun:  # it has come there, and gone on
             self._user.bring(self._there)
             return True
-        is_set, found = self._user.was_seeded(), self._user.marks()
+        is_set = self._user.was_seeded() or self._user.have_moved()[0]
+        found = self._user.marks()
         self._resumed = not is_set
         self._begin()
         known = tuple(self._given.get("drawn", ()))[1:] == _whose(self._plan)

@@ -322,7 +322,7 @@ class Epochs:
         self, loaded: Position, requested: int | None
     ) -> tuple[Position, dict[str, Any] | None]:
         """Decide where to begin after a position was loaded; with it, what its sampler is given."""
-        if requested in (None, loaded.anchor):
+        if requested in (None, loaded.anchor, loaded.epoch):
             start = loaded
             if requested is not None:
                 start = dataclasses.replace(loaded, requested=requested)
@@ -405,10 +405,13 @@ class Epochs:
         self._count()
         loaded, one, requested = self._loaded, self._current, self._requested()
         if loaded is not None and (
-            requested in (None, loaded.anchor) or self._may_be_told_unseen(loaded)
+            requested in (None, loaded.anchor, loaded.epoch) or self._may_be_told_unseen(loaded)
         ):
             return loaded
-        if loaded is not None or one is None:
+        if loaded is not None:
+            start = self._epoch_start(requested)
+            return dataclasses.replace(start, **loaded.passes(start.epoch))
+        if one is None:
             return self._epoch_start(requested)
         now, committed = one.position.now(), one.committed
         if self._commits and (committed is None or committed.delivered < now.delivered):

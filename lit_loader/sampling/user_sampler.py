@@ -107,8 +107,10 @@ class UserSampler:
         self.look()
 
     def look(self) -> None:
-        """Take the epoch that a program's own sampler shows for known."""
+        """Take the epoch that a program's own sampler shows for known; no other is asked for."""
         for number, owner in enumerate(self._owners):
+            if isinstance(owner, EpochOrder):
+                owner.requested_epoch = None
             epoch = shown_epoch(owner)
             if epoch is not None and not _is_counted(owner):
                 self._epochs_seen[number] = epoch

@@ -28,13 +28,12 @@ from hypothesis.stateful import (
 )
 
 from lit_loader.errors import WorkerRestartWarning
-from tests.support.epoch_model import GENERATORS, Model, Pass, Place, Rules, source
+from tests.support.epoch_model import GENERATORS, Model, Pass, Place, source
 from tests.support.epoch_oracle import (
     DRAWS,
     KINDS,
     SEEDS,
     Batch,
-    Drawing,
     Kind,
     Oracle,
     drawn,
@@ -171,12 +170,11 @@ class Epochs(RuleBasedStateMachine):
         self.drop(reader)
 
     def may_peek(self) -> bool:
-        """Whether it is said what a sampler's generator gives a look.
+        """Whether it is said where a sampler's generator is behind a look: not beside others.
 
-        It is not of a second one, nor while an iterator has all its batches and has not ended.
+        There it has drawn what workers were asked for ahead.
         """
-        given = [reader.begun.place.given for reader in self.readers if reader.begun]
-        return not self.model.looks and len(Drawing.SIZES) not in given
+        return not any(reader.begun and reader.begun.is_midway for reader in self.readers)
 
     @precondition(lambda self: len(self.readers) < 3 and not (self.kind.drawing and self.readers))
     @rule(
@@ -220,6 +218,7 @@ class Epochs(RuleBasedStateMachine):
         if reader.begun is None:
             reader.begun, drew = self.model.begin(now, self.fresh(now))
         begun = reader.begun
+        self.model.ask(begun)
         with within(SECONDS):
             found = next(reader.iterator, END)
         self.check_generators(now, drew)
@@ -231,7 +230,6 @@ class Epochs(RuleBasedStateMachine):
             self.model.end(begun)
             return False
         assert found is not END, f"the end behind {begun.place.given} batches"
-        self.model.is_of(begun, int(found[1][0]))
         self.check(begun.place, self.kind.split(found))
         self.model.give(begun)
         self.since_kill = 0 if os.path.exists(self.strike) else self.since_kill + 1
@@ -274,13 +272,13 @@ class Epochs(RuleBasedStateMachine):
     @rule(epoch=st.integers(0, 3))
     def set_epoch(self, epoch: int) -> None:
         self.loader.set_epoch(epoch)
-        self.model.requested = epoch
+        self.model.request, self.model.next_epoch = [epoch], epoch
 
     @rule()
     def save(self) -> None:
-        loaded, requested = self.model.loaded, self.model.requested
-        if self.kind.drawing and loaded and requested not in (None, loaded.anchor):
-            return  # today the generator is where it was at the start of what was loaded
+        loaded, request = self.model.loaded, self.model.request
+        if self.kind.drawing and loaded and request:
+            return  # the generator is where it was at the start of what was loaded
         now = generators()
         place, drew = self.model.state(now, self.fresh(now))
         state = self.loader.state_dict()
@@ -301,8 +299,6 @@ class Epochs(RuleBasedStateMachine):
     @precondition(lambda self: self.states and not any(r.begun for r in self.readers))
     @rule(which=NUMBERS)
     def load(self, which: int) -> None:
-        if Rules.load_keeps_epoch is None and self.model.requested is not None:
-            return
         now = generators()
         state, place = self.states[-1 - which % len(self.states)]
         self.loader.load_state_dict(state)

@@ -5,7 +5,9 @@ one. `Model` says which place each iterator begins at, and which one a state has
 themselves are the oracle's (`support/epoch_oracle.py`): a root names a seed, and what a fresh
 loader with that seed gives, read from the beginning, is what is expected.
 
-Where the rule of the package is to change, it is in `Rules`.
+The current iterator is one that begins while no other is in mid-epoch, from its first batch on; or
+one that begins beside another, from its second. An epoch that was asked for stays so until a pass
+of it has come to its second batch, or to its end.
 """
 
 from __future__ import annotations
@@ -26,23 +28,6 @@ def source(root: Root) -> Root:
     return ("anew", source(root[-1])) if root[0] == "anew" else root[:3]
 
 
-class Rules:
-    """What may be decided otherwise, in one place."""
-
-    # "looks": whoever gave a batch last is current. An iterator begun beside others that is dropped
-    # behind its first batch was a look: as if it had not been.
-    # "second": an iterator that begins beside another is current from its second batch on.
-    current = "looks"
-    # Whether a sampler's generators are put back behind a look, or go on from there.
-    look_leaves_sampler = False
-    # A loaded position is kept if this epoch is set: the one that was asked for last, though other
-    # epochs may have been counted since (True), or its own, as `set_epoch` says (False).
-    kept_by_epoch_asked_for = True
-    # Whether an epoch that was set before a state is loaded counts. Today it does with an order of
-    # the loader's own, and does not with a stream or a program's sampler; None: it is not tried.
-    load_keeps_epoch: bool | None = None
-
-
 class Place(NamedTuple):
     """A moment in a pass, as a state has it."""
 
@@ -60,8 +45,7 @@ class Place(NamedTuple):
     @property
     def anchor(self) -> int:
         """The epoch by which it is kept."""
-        asked = self.asked if Rules.kept_by_epoch_asked_for and self.given else None
-        return self.epoch if asked is None else asked
+        return self.epoch if self.asked is None or not self.given else self.asked
 
     def next_at(self, epoch: int) -> Place:
         """Give the start of a pass that follows."""
@@ -77,10 +61,7 @@ class Pass:
     """An iterator that has begun."""
 
     place: Place
-    beside: Sequence[Pass]  # those that were in mid-epoch then
-    next_epoch: int  # the loader's, and its sampler's generator, before
-    sampler: Any
-    may_be: Mapping[int, Place]  # its start, if looks beside others have counted in another way
+    request: object  # of the epoch, which it follows; None: it was counted to
     looked: int = 0
     alive: bool = True
 
@@ -88,6 +69,11 @@ class Pass:
     def is_midway(self) -> bool:
         """Whether it lives, and has not come to its end."""
         return self.alive and not self.place.ended
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is more than a first batch."""
+        return self.place.ended or self.looked > 1
 
 
 @dataclass
@@ -103,11 +89,11 @@ class Model:
     run: Callable[[Any], Sequence[Any]] | None = None
     bases: tuple[Root, tuple[Root, ...], int] | None = None
     next_epoch: int = 0
-    requested: int | None = None
+    request: list[int] | None = None  # an epoch; an object, by which its passes know it
     loaded: Place | None = None
     current: Pass | None = None
-    passes: list[Pass] = field(default_factory=list)
-    looks: int = 0  # since an epoch has been running
+    beside: list[Pass] = field(default_factory=list)  # others in mid-epoch
+    looks: int = 0  # how many have begun beside the current one, and are not
     looked: Mapping[str, Any] = field(default_factory=dict)  # the generators, when last looked at
     origin: Any = None  # where torch's was when the bases were drawn from it
 
@@ -159,25 +145,35 @@ class Model:
         before = self.current.place.next_at(epoch)
         return fresh._replace(repeats=before.repeats, passed=before.passed, asked=before.asked)
 
+    def count(self) -> None:
+        """Take a request as fulfilled."""
+        one = self.current
+        if one is not None and one.counts and one.request and one.request is self.request:
+            self.request, self.next_epoch = None, one.place.epoch + 1
+
+    def become(self, one: Pass) -> None:
+        """Let this be the current one."""
+        self.current, self.looks = one, 0
+        if one.request is None:
+            self.next_epoch = one.place.epoch + 1
+
     def begin(self, now: Mapping[str, Any], fresh: set[str]) -> tuple[Pass, set[str]]:
         """Begin at an iterator's first ``next()``; also say which generators are drawn from."""
-        beside = [each for each in self.passes if each.is_midway]
-        requested, self.requested = self.requested, None
-        before, self.looks = self.next_epoch, self.looks if beside else 0
-        looks, drew, may_be = self.looks, set[str](), range(0)
+        self.count()
+        requested = None if self.request is None else self.request[0]
+        beside = self.loaded is None and self.current is not None and self.current.is_midway
+        drew = set[str]()
         if self.loaded is not None:
             place = self.loaded
-            if requested not in (None, place.anchor):
+            if requested not in (None, place.anchor, place.epoch):
                 assert requested is not None
                 place = place.next_at(requested)._replace(sampler=self.sampler)
-            beside = []
         else:
             is_all, is_drawn, drew = self.renew(now, fresh)
             if is_all:
-                before = looks = self.looks = 0
-            epoch = (before + looks) if requested is None else requested
-            if requested is None:
-                may_be = range(before, before + looks + 1)
+                self.next_epoch = self.looks = 0
+            counted = self.next_epoch + (self.looks if beside else 0)
+            epoch = counted if requested is None else requested
             if is_drawn:
                 assert self.bases is not None
                 self.bases = (*self.bases[:2], epoch)
@@ -186,45 +182,37 @@ class Model:
                 place = place._replace(repeats=0, passed=-1)
         if requested is not None:
             place = place._replace(asked=requested)
-        others = {each: self.start(each) for each in may_be} if beside else {}
-        begun = Pass(place, beside, before, self.sampler, others)
-        self.loaded, self.next_epoch = None, place.epoch + 1
-        self.passes.append(begun)
-        if not beside or Rules.current == "looks":
-            self.current = begun
+        begun = Pass(place, self.request)
+        if beside:
+            self.beside.append(begun)
+            self.looks += 1
+        else:
+            self.beside = [] if self.loaded else [each for each in self.beside if each.is_midway]
+            self.become(begun)
+        self.loaded = None
         return begun, drew
 
-    def is_of(self, one: Pass, epoch: int) -> None:
-        """Learn which epoch an iterator has begun: beside others, it may be a later one."""
-        if epoch != one.place.epoch and not one.looked:
-            assert epoch in one.may_be, f"epoch {epoch}, and not of {[*one.may_be]}"
-            one.place, self.next_epoch = one.may_be[epoch], epoch + 1
+    def ask(self, one: Pass) -> None:
+        """Let an iterator that has begun be asked for a batch."""
+        if one in self.beside and one.looked:
+            self.beside.remove(one)
+            if self.current is not None and self.current.is_midway:
+                self.beside.append(self.current)
+            self.become(one)
 
     def give(self, one: Pass) -> None:
         """Let an iterator give a batch."""
         one.place = one.place._replace(given=one.place.given + 1)
         one.looked += 1
-        if Rules.current == "looks" or one.looked > 1 or not one.beside:
-            self.current = one
         if self.run is not None:
             self.sampler = self.run(one.place.sampler)[one.place.given]
 
     def end(self, one: Pass) -> None:
         """Let an iterator come to its end."""
         one.place = one.place._replace(ended=True)
-        self.current = one
 
     def drop(self, one: Pass) -> None:
-        """Let go of an iterator; behind its first batch, beside another, it was a look."""
-        is_look = one.looked == 1 and not one.place.ended and one is self.current
-        outlived = [each for each in one.beside if each.is_midway]
-        if one.is_midway and is_look and outlived:
-            self.current = outlived[-1]
-            if self.requested is None:
-                self.next_epoch = one.next_epoch
-                self.looks += 1
-            if not Rules.look_leaves_sampler:
-                self.sampler = one.sampler
+        """Let go of an iterator."""
         one.alive = False
 
     # --- states ---
@@ -232,15 +220,16 @@ class Model:
     def state(self, now: Mapping[str, Any], fresh: set[str]) -> tuple[Place, set[str]]:
         """Give what a state has; also, before the first pass, which generators are drawn from."""
         drew = self.draw(now, fresh) if self.bases is None else set[str]()
-        requested, current = self.requested, self.current
+        self.count()
+        requested = None if self.request is None else self.request[0]
         if self.loaded is not None:
-            if requested in (None, self.loaded.anchor):
+            if requested in (None, self.loaded.anchor, self.loaded.epoch):
                 return self.loaded, drew
             assert requested is not None
             place = self.loaded.next_at(requested)
             return place._replace(asked=requested, sampler=self.sampler), drew
-        if current is not None and not current.place.ended:
-            return current.place, drew
+        if self.current is not None and not self.current.place.ended:
+            return self.current.place, drew
         place = self.start(self.next_epoch if requested is None else requested)
         return (place if requested is None else place._replace(asked=requested)), drew
 
@@ -248,8 +237,7 @@ class Model:
         """Go on at a state's place."""
         self.bases = place.order, place.drawn, place.first
         self.loaded, self.next_epoch = place, place.epoch
-        if not Rules.load_keeps_epoch:
-            self.requested = None
+        self.request = None
         self.origin = None
         if self.run is not None:
             self.sampler = self.run(place.sampler)[place.given]
@@ -263,4 +251,4 @@ class Model:
         ]
 
 
-__all__ = ["GENERATORS", "Model", "Pass", "Place", "Root", "Rules", "replace"]
+__all__ = ["GENERATORS", "Model", "Pass", "Place", "Root", "replace"]
