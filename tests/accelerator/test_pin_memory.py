@@ -209,7 +209,8 @@ def test_the_threads_own_death_is_an_error_and_not_a_hang(
         return tensor.clone()
 
     monkeypatch.setattr(pinning, "pin_tensor", pin)
-    with DataLoader(range(8), num_workers=2, pin_memory=True, persistent_workers=True) as loader:
+    # One worker: batches are pinned in the order in which they come in.
+    with DataLoader(range(8), num_workers=1, pin_memory=True, persistent_workers=True) as loader:
         iterator = iter(loader)
         assert [int(next(iterator)) for _ in range(3)] == [0, 1, 2]
         with pytest.raises(PinMemoryError, match=rf"ended by {death.__name__}"):
