@@ -106,6 +106,11 @@ class BatchLoader:
         """What is read."""
         return self._spec.dataset
 
+    @property
+    def generators(self) -> list[Any]:
+        """The random generators that dataset and functions hold, as far as they are found."""
+        return self._watch.held.generators
+
     def begin_epoch(self) -> None:
         """Take up an epoch."""
         self._fetcher = None
