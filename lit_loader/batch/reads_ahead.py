@@ -43,7 +43,7 @@ from lit_loader.batch.reads_declared import (
     read_now,
     reads_of,
 )
-from lit_loader.context import in_read, reading
+from lit_loader.context import in_read, read_apart, reading, reading_here
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.seeding.generator_state import Draws

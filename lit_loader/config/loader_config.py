@@ -196,8 +196,8 @@ class LoaderConfig:
             default = getattr(LoaderConfig, name)
             if getattr(self, name) != default:
                 yield (
-                    f"{name} is for worker processes: leave {name} at {default!r}, or worker_method "
-                    f"at 'multiprocessing', got {self._shown(name)} and worker_method='thread'"
+                    f"{name} is for worker processes: leave {name} at {default!r}, or "
+                    f"worker_method at 'multiprocessing', got {self._shown(name)} and worker_method='thread'"
                 )
         if self.num_workers == "auto":
             yield (

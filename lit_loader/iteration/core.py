@@ -522,7 +522,9 @@ class LoaderCore:
 
     def give_back(self, executor: Any, begun: Ahead | None, reusable: bool) -> None:
         """Take workers back; those that are persistent go on, with what they have ``begun``."""
-        if executor.pool is None or not reusable or self.pool is not executor.pool:  # the loader has, or will have, others
+        if (
+            executor.pool is None or not reusable or self.pool is not executor.pool
+        ):  # the loader has, or will have, others
             executor.close()
         elif begun is not None:
             begun.token, self.begun = executor.token, begun

@@ -199,7 +199,7 @@ class Inline(Executor):
 
 
 def failure(error: BaseException, where: str) -> BaseException:
-    """Give what is raised in a batch's place for what the user's code has raised in this process."""
+    """Give what is raised in a batch's place for what the user's code has raised here."""
     if isinstance(error, StopIteration):
         # As it is, it would end the consumer's loop as if the epoch were over.
         made = WorkerError(
@@ -208,7 +208,8 @@ def failure(error: BaseException, where: str) -> BaseException:
         )
         made.__cause__ = error
         return made
-    annotate(error, where)
+    if isinstance(error, Exception):
+        annotate(error, where)
     return error
 
 

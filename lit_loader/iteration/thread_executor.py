@@ -78,7 +78,7 @@ class _Desk:
     """What the threads and the executor share; holds neither the executor nor the iterator."""
 
     def __init__(self, spec: BatchSpec, seed: int) -> None:
-        self.spec, self.seed, self.count = spec, seed, 0
+        self.spec, self.seed, self.count, self.strict = spec, seed, 0, False
         self.tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()  # None ends a thread
         self.done: deque[Outcome] = deque()
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -118,8 +118,8 @@ class ThreadExecutor(Executor):
         collate_privately()
         self.depth = depth
         self._desk = desk = _Desk(spec, seed)
-        desk.count = num_workers
-        self._timeout, self._stall, self._strict = timeout, stall_warning, strict
+        desk.count, desk.strict = num_workers, strict
+        self._timeout, self._stall = timeout, stall_warning
         self._pid, self._stopping = os.getpid(), False
         self._waits, self._told = 0, False
         self._submitter, self._before = 0, GlobalStates.now()
@@ -138,9 +138,10 @@ class ThreadExecutor(Executor):
     def receive(self, timeout: float | None = None) -> Outcome | None:
         """Wait for an outcome; a WorkerTimeoutError if a thread hangs."""
         desk = self._desk
+        # Before the first ones begin: nobody else is at anything then.
+        before = self._mark() if not desk.done and timeout is None else None
         if len(desk.workers) < desk.count:
             self._start()
-        before = self._mark() if not desk.done and timeout is None else None
         outcome = self._take(timeout)
         if before is not None and outcome is not None and GlobalStates.now() != before:
             self._tell_of_draw(outcome)
@@ -180,7 +181,7 @@ class ThreadExecutor(Executor):
     # --- what is seen of the threads ---
 
     def _patience(self, waited: float) -> float:
-        """Give the seconds until a thread can hang at the earliest; WorkerTimeoutError: one does."""
+        """Give the seconds until a thread may hang; WorkerTimeoutError: one does."""
         if not self._timeout:
             return math.inf
         left = self._timeout
@@ -191,6 +192,7 @@ class ThreadExecutor(Executor):
             # Before the consumer waits it counts for nothing.
             left = min(left, self._timeout - min(seconds, waited))
             if left <= 0:
+                self.waiting = False  # this is the executor's end
                 raise WorkerTimeoutError(
                     f"worker thread {worker.number} has been {Stage.NAMES[stage]} for "
                     f"{seconds:.1f} s ({worker.task}), timeout={self._timeout:g}: a thread cannot "
@@ -206,7 +208,9 @@ class ThreadExecutor(Executor):
             f"({each.task}):\n{each.stack()}"
             for each in workers
         )
-        text = f"no worker thread has given a batch for {waited:.0f} s, and the program waits:\n{at}"
+        text = (
+            f"no worker thread has given a batch for {waited:.0f} s, and the program waits:\n{at}"
+        )
         warnings.warn(text, StallWarning, stacklevel=program_stacklevel())
 
     def _mark(self) -> GlobalStates | None:
@@ -224,7 +228,7 @@ class ThreadExecutor(Executor):
         """Have the user told that somebody draws from global generators while he waits."""
         self._told = True
         text = f"a sample (or worker_init_fn) draws from, or seeds, a global generator, {_ADVICE}"
-        if self._strict:
+        if self._desk.strict:
             name = type(self._desk.spec.dataset).__name__
             outcome.error = LoaderError(f"check_exactness: {name}: {text}")
             return
@@ -267,7 +271,7 @@ class ThreadExecutor(Executor):
                 worker.thread.join(max(0.0, deadline - time.monotonic()))
 
     @property
-    def waiting(self) -> bool:  # type: ignore[override]
+    def waiting(self) -> bool:
         """Whether nothing but a wait is going on."""
         return self._desk.waiting
 
@@ -300,7 +304,6 @@ class _Worker:
         self._words = memoryview(bytearray(16 * ROW_WORDS)).cast("q")
         self._progress = Progress(self._words)
         self._maker: BatchLoader | None = None
-        self._broken: BaseException | None = None
         self._private = False  # whether it has a copy of the dataset
         name = f"lit_loader worker {number}"
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -357,12 +360,11 @@ class _Worker:
         except Cancelled:
             return None
         except BaseException as error:
-            if error is self._broken:
-                outcome.error = error
+            if self._maker is None:
+                place = "in worker_init_fn"
             else:
-                outcome.error = failure(
-                    error, f"{where}, {describe_batch(number, indices, progress)}"
-                )
+                place = describe_batch(number, indices, progress)
+            outcome.error = failure(error, f"{where}, {place}")
         finally:
             reading.maker = None
         now = progress.idle()
@@ -375,37 +377,39 @@ class _Worker:
         return outcome
 
     def _begin(self) -> BatchLoader:
-        """Have the dataset; and run worker_init_fn, whose exception is that of every batch."""
-        if self._broken is not None:
-            raise self._broken
+        """Have the dataset, and run worker_init_fn: again, if that raises, for the next batch."""
         desk, number = self._desk, self.number
         self._words[ROW_WORDS + STAGE] = Stage.INITIALISING
         self._words[ROW_WORDS + SINCE] = time.monotonic_ns()
-        try:
-            spec = desk.spec if desk.copies is None else self._copied(desk.copies)
-            show(
-                WorkerInfo(
-                    id=number,
-                    num_workers=desk.count,
-                    seed=desk.seed + number,
-                    dataset=spec.dataset,
-                    **_METHOD,
-                )
-            )
-            if spec.worker_init_fn is not None:
-                spec.worker_init_fn(number)
-            self._maker = BatchLoader(spec, number, desk.count)
-        except BaseException as error:
-            self._broken = failure(error, f"in worker_init_fn of worker {number} (a thread)")
-            raise self._broken from None
+        spec = desk.spec if desk.copies is None else self._copied(desk.copies)
+        told = {"id": number, "num_workers": desk.count, "seed": desk.seed + number, **_METHOD}
+        show(WorkerInfo(dataset=spec.dataset, **told))
+        if spec.worker_init_fn is not None:
+            spec.worker_init_fn(number)
+        self._maker = self._maker_of(spec)
         return self._maker
 
     def _take_copy(self) -> BatchLoader:
         """Go on with a copy of the dataset, for it holds generators by now."""
         copies = _copies(self._desk.spec, needed=True)
         assert copies is not None
-        self._maker = BatchLoader(self._copied(copies), self.number, self._desk.count)
+        self._maker = self._maker_of(self._copied(copies))
         return self._maker
+
+    def _maker_of(self, spec: BatchSpec) -> BatchLoader:
+        """Make batches of the dataset, or of a copy; what no copy has for itself is told."""
+        desk = self._desk
+        maker = BatchLoader(spec, self.number, desk.count)
+        if self._private:
+            held = find_generators(desk.spec.dataset, desk.spec.collate_fn)
+            own = set(map(id, maker.generators))
+            for path, generator in held.pairs:
+                if id(generator) in own:
+                    text = f"{path} is a random generator {_ADVICE}, or make it in __init__"
+                    if desk.strict:
+                        raise LoaderError(f"check_exactness: {text}")
+                    maker.tell(text)
+        return maker
 
     def _copied(self, copies: DatasetCopies) -> BatchSpec:
         dataset, collate_fn = copies.make()

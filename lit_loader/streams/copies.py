@@ -132,9 +132,11 @@ class _OfStructure(_Pickler):
     """
 
     def persistent_id(self, obj: Any) -> int | None:
-        if isinstance(obj, _LARGE) and (isinstance(obj, torch.Tensor) or len(obj) > _LONG):
-            obj = _Same(obj)
-        elif isinstance(obj, np.ndarray) and not obj.dtype.hasobject:
+        if isinstance(obj, np.ndarray):
+            large = not obj.dtype.hasobject
+        else:
+            large = isinstance(obj, torch.Tensor) or (isinstance(obj, _LONG) and len(obj) > _ITEMS)
+        if large:
             obj = _Same(obj)
         return super().persistent_id(obj)
 
@@ -148,8 +150,8 @@ class _OfStructure(_Pickler):
         return reduced
 
 
-_LARGE: Final = (torch.Tensor, list, tuple, dict, set, frozenset, str, bytes, bytearray)
-_LONG: Final = 1000
+_LONG: Final = (list, tuple, dict, set, frozenset, str, bytes, bytearray)
+_ITEMS: Final = 1000
 
 
 def _itself(value: Any) -> Any:

@@ -52,8 +52,8 @@ THEMES = {
     "Workers": "num_workers worker_method prefetch_factor persistent_workers prefetch_next_epoch "
     "multiprocessing_context worker_init_fn pin_memory pin_memory_device",
     "Exactness": "seed generator seeding reseed_fn check_exactness",
-    "Faults": "timeout max_worker_restarts stall_warning on_sample_error max_sample_errors sample_retries "
-    "retry_backoff transient_errors",
+    "Faults": "timeout max_worker_restarts stall_warning on_sample_error max_sample_errors "
+    "sample_retries retry_backoff transient_errors",
     "Memory": "memory_budget share",
     "Ranks and shards": "num_replicas rank num_shards shard_tail",
     "Storage and other machines": "reads remote_workers remote",
