@@ -197,7 +197,8 @@ class LoaderConfig:
             if getattr(self, name) != default:
                 yield (
                     f"{name} is for worker processes: leave {name} at {default!r}, or "
-                    f"worker_method at 'multiprocessing', got {self._shown(name)} and worker_method='thread'"
+                    f"worker_method at 'multiprocessing', got {self._shown(name)} and "
+                    "worker_method='thread'"
                 )
         if self.num_workers == "auto":
             yield (

@@ -402,10 +402,10 @@ class _Worker:
         maker = BatchLoader(spec, self.number, desk.count)
         if self._private:
             held = find_generators(desk.spec.dataset, desk.spec.collate_fn)
-            own = set(map(id, maker.generators))
+            own = set(map(id, find_generators(spec.dataset, spec.collate_fn).generators))
             for path, generator in held.pairs:
                 if id(generator) in own:
-                    text = f"{path} is a random generator {_ADVICE}, or make it in __init__"
+                    text = f"{path} is a random generator, {_ADVICE}, or make it in __init__"
                     if desk.strict:
                         raise LoaderError(f"check_exactness: {text}")
                     maker.tell(text)

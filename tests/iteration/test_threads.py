@@ -250,6 +250,17 @@ def test_a_draw_from_a_global_generator_is_an_error_of_check_exactness() -> None
         list(loader)
 
 
+RNG = np.random.default_rng()
+
+
+def test_a_generator_that_no_copy_has_for_itself_is_told() -> None:
+    dataset = Call(lambda _: RNG.random())
+    with pytest.warns(UserWarning, match="<global RNG> is a random generator, which threads share"):
+        list(DataLoader(dataset, batch_size=2, **THREADS))
+    with pytest.raises(lit_loader.LoaderError, match="check_exactness: .*<global RNG>"):
+        list(DataLoader(dataset, check_exactness=2, **THREADS))
+
+
 def test_what_the_program_draws_meanwhile_is_its_own() -> None:
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()  # type: ignore[index]
     for _ in DataLoader(Drawing(), batch_size=2, seed=0, **THREADS):
