@@ -96,7 +96,7 @@ def answer_threads() -> None:
     `torch.thread_safe_generator` gives what numbers the global generator has in a worker process.
     """
     _put_before(torch.utils.data.get_worker_info, lambda: _of_thread.info)
-    # reach: torch: from 2.13 on, for transforms; a process has the global generator for it
+    # From 2.13 on, for transforms; a process has the global generator for it.
     found = getattr(torch, "thread_safe_generator", None)
     if found is not None:
         _put_before(found, lambda: of_thread.generator)
@@ -104,7 +104,7 @@ def answer_threads() -> None:
 
 def _put_before(function: Any, answer: Callable[[], Any]) -> None:
     """Let a function without arguments ask another one first, whoever has imported it by now."""
-    name = f"_lit_loader_{function.__name__}"
+    name = f"lit_loader_{function.__name__}"
     names, code = function.__globals__, function.__code__
     if name not in names:
         before = FunctionType(code, names, function.__name__)
