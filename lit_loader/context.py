@@ -7,6 +7,7 @@ by datasets through `get_epoch`, `get_rng` and `get_shard`, which are public.
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
@@ -19,7 +20,7 @@ from lit_loader.errors import OptionError
 
 __all__ = [
     *("NOBODY", "READERS", "WORKERS", "get_epoch", "get_rng", "get_shard", "in_read", "reading"),
-    "share",
+    *("read_apart", "reading_here", "share"),
 ]
 
 
@@ -36,7 +37,7 @@ in_read: Final[ContextVar[bool]] = ContextVar("in_read", default=False)
 
 
 class _Reading:
-    """What is being read, by whom, and as which share; there is one a process."""
+    """What is being read, by whom, and as which share; one a process, and one a worker thread."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -77,6 +78,36 @@ class _Reading:
 
 
 reading: Final = _Reading()
+
+
+class _OfThread(threading.local):
+    reading: _Reading | None = None
+
+
+_of_thread: Final = _OfThread()
+
+
+class _InThreads(_Reading):
+    """What `reading` is once there are worker threads, each of which has another in its place."""
+
+    def __getattribute__(self, name: str) -> Any:
+        own = _of_thread.reading
+        return object.__getattribute__(self if own is None else own, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = _of_thread.reading
+        object.__setattr__(self if own is None else own, name, value)
+
+
+def reading_here() -> _Reading | None:
+    """Give what this thread reads, if that is its own, for `read_apart` of a thread of its own."""
+    return _of_thread.reading
+
+
+def read_apart(shared: _Reading | None = None) -> None:
+    """Let this thread read for itself, or for the thread that has what is ``shared``."""
+    reading.__class__ = _InThreads  # who has no worker threads does not pay for it
+    _of_thread.reading = _Reading() if shared is None else shared
 
 
 @public

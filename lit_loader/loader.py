@@ -44,6 +44,7 @@ from lit_loader.config.loader_config import (
     SampleErrorPolicy,
     Seeding,
     ShardTailRule,
+    WorkerMethod,
     check_option,
 )
 from lit_loader.config.ray_workers import RayWorkers
@@ -126,6 +127,10 @@ class DataLoader(_TorchLoader[T_co]):
             memory is pinned for; "": the current one.
         in_order: Give batches out in the sampler's order; False: as they are finished, but those of
             one reader of an iterable dataset in order.
+        worker_method: "multiprocessing" has worker processes; "thread" has threads of the training
+            process: nothing is forked, pickled or copied, for work that releases the interpreter's
+            lock. Samples draw from `lit_loader.get_rng`, ``get_worker_info().rng`` or
+            ``torch.thread_safe_generator()``. Map-style datasets only.
         seed: Base of all randomness, 0 … 2**64 - 1. None: drawn at the loader's first pass from
             generator, else from torch's generator, so that loaders are independent and
             ``torch.manual_seed`` fixes them. Processes that share the data have rank 0's, and a
@@ -201,6 +206,7 @@ class DataLoader(_TorchLoader[T_co]):
     batch_sampler: Iterable[Any] | None
     num_workers = NumWorkers()
     seed: int | None
+    worker_method: WorkerMethod
     seeding: Seeding
     reseed_fn: Callable[[Any, int], object] | None
     num_replicas: int | None
@@ -250,6 +256,7 @@ class DataLoader(_TorchLoader[T_co]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
+        worker_method: WorkerMethod = "multiprocessing",
         seed: int | None = None,
         seeding: Seeding = "batch",
         reseed_fn: Callable[[Any, int], object] | None = None,
@@ -358,7 +365,8 @@ class DataLoader(_TorchLoader[T_co]):
     def check_worker_number_rationality(self) -> None:
         """Warn if there are more workers than processors that this process may use."""
         advice = advice_if_too_many(self.num_workers)
-        if advice is not None and self._core.auto is None:
+        processes = self.worker_method == "multiprocessing"
+        if advice is not None and processes and self._core.auto is None:
             self._core.warn_once(advice)
 
     @property

@@ -43,7 +43,7 @@ from lit_loader.batch.reads_declared import (
     read_now,
     reads_of,
 )
-from lit_loader.context import in_read, reading
+from lit_loader.context import in_read, read_apart, reading, reading_here
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.seeding.generator_state import Draws
@@ -76,6 +76,7 @@ class _Background:
         self._jobs: SimpleQueue[tuple[ReadResult, Call, tuple[Any, ...]] | None] = SimpleQueue()
         self._free: SimpleQueue[None] = SimpleQueue()  # an item for each thread without a job
         self._count = 0
+        self._reading = reading_here()
 
     def start(self, result: ReadResult, read: Call, arguments: tuple[Any, ...]) -> None:
         """Begin a read, for what its result is to give."""
@@ -112,6 +113,8 @@ class _Background:
 
     def _run(self) -> None:
         in_read.set(True)
+        if self._reading is not None:
+            read_apart(self._reading)
         while (job := self._jobs.get()) is not None:
             _read(*job)
             del job  # with what it has read

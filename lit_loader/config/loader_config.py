@@ -25,18 +25,19 @@ from lit_loader.errors import OptionError
 
 __all__ = [
     *("AT_FIRST", "FIXED", "FOR_WORKERS", "LoaderConfig", "SHARD_TAILS", "SHOWN_OTHERWISE"),
-    *("SampleErrorPolicy", "Seeding", "ShardTailRule", "check_option"),
+    *("SampleErrorPolicy", "Seeding", "ShardTailRule", "WorkerMethod", "check_option"),
 ]
 
 SampleErrorPolicy: TypeAlias = Literal["raise", "skip", "replace"]
 Seeding: TypeAlias = Literal["batch", "sample", "worker"]
+WorkerMethod: TypeAlias = Literal["multiprocessing", "thread"]
 ShardTailRule: TypeAlias = Literal["pad", "drop", "keep"]
 SHARD_TAILS = get_args(ShardTailRule)
 
 FIXED: Final = frozenset(
     {
         *("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers"),
-        *("remote_workers", "remote"),
+        *("remote_workers", "remote", "worker_method"),
     }
 )
 """What cannot be changed once a loader is built."""
@@ -48,6 +49,12 @@ FOR_WORKERS: Final = (
     *("persistent_workers", "prefetch_factor", "timeout", "multiprocessing_context"),
 )
 """Options that mean nothing without workers."""
+
+FOR_PROCESSES: Final = (
+    *("multiprocessing_context", "max_worker_restarts", "memory_budget", "share"),
+    "remote_workers",
+)
+"""Options that mean nothing for workers in threads."""
 
 SHOWN_OTHERWISE: Final = frozenset({"shuffle", "sampler", "batch_sampler"})
 """Options that a loader shows, as torch's does, by the samplers that they lead to."""
@@ -82,6 +89,9 @@ class LoaderConfig:
     persistent_workers: bool = checked(False, flag)
     pin_memory_device: str = checked("", checks.text)
     in_order: bool = checked(True, flag)
+    worker_method: WorkerMethod = checked(
+        "multiprocessing", partial(checks.one_of, choices=get_args(WorkerMethod))
+    )
     seed: int | None = checked(None, or_none(partial(count, below=2**64)))
     seeding: Seeding = checked("batch", partial(checks.one_of, choices=get_args(Seeding)))
     reseed_fn: Callable[..., Any] | None = checked(None, or_none(checks.reseeding))
@@ -170,12 +180,35 @@ class LoaderConfig:
                     f"{name} needs worker processes: set num_workers to at least 1 or leave "
                     f"{name} at {default!r}, got {self._shown(name)} and num_workers=0"
                 )
+        yield from self._conflicts_of_threads()
         yield from self._conflicts_of_ranks()
         if self.max_sample_errors is not None and self.on_sample_error == "raise":
             yield (
                 "max_sample_errors needs bad samples to be passed over: set on_sample_error to "
                 "'skip' or 'replace' or leave max_sample_errors at None, "
                 f"got {self._shown('max_sample_errors')} and on_sample_error='raise'"
+            )
+
+    def _conflicts_of_threads(self) -> Iterator[str]:
+        if self.worker_method != "thread":
+            return
+        for name in FOR_PROCESSES:
+            default = getattr(LoaderConfig, name)
+            if getattr(self, name) != default:
+                yield (
+                    f"{name} is for worker processes: leave {name} at {default!r}, or "
+                    f"worker_method at 'multiprocessing', got {self._shown(name)} and "
+                    "worker_method='thread'"
+                )
+        if self.num_workers == "auto":
+            yield (
+                "num_workers='auto' measures worker processes: set num_workers to a number, got "
+                "num_workers='auto' and worker_method='thread'"
+            )
+        if self.seeding == "worker":
+            yield (
+                "seeding='worker' seeds global generators, which threads share: set seeding to "
+                "'batch' or 'sample', got seeding='worker' and worker_method='thread'"
             )
 
     def _conflicts_of_ranks(self) -> Iterator[str]:
@@ -234,6 +267,11 @@ class LoaderConfig:
                     f"depend on no worker anyway: leave it at None, got {self._shown('num_shards')}"
                 )
             return
+        if self.worker_method == "thread":
+            yield (
+                "worker_method='thread' is for map-style datasets: readers of an IterableDataset "
+                "are processes, leave it at 'multiprocessing', got worker_method='thread'"
+            )
         if self.on_sample_error == "replace":
             yield (
                 "on_sample_error='replace' does not apply to an IterableDataset, which has no "

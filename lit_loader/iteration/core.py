@@ -44,10 +44,11 @@ from lit_loader.describe import program_stacklevel
 from lit_loader.errors import OptionError
 from lit_loader.iteration.epoch import Ahead, Epoch
 from lit_loader.iteration.exactness_check import ExactnessCheck
-from lit_loader.iteration.executor import Inline
+from lit_loader.iteration.executor import Executor, Inline
 from lit_loader.iteration.iterator import LoaderIterator
 from lit_loader.iteration.pool_executor import PoolExecutor
 from lit_loader.iteration.shown import ShownLoader
+from lit_loader.iteration.thread_executor import ThreadExecutor
 from lit_loader.iteration.torch_surface import run_patches
 from lit_loader.remote.starter import RemoteWorkers
 from lit_loader.sampling.advice import advice_if_idle, advice_if_split_twice, advice_if_unsharded
@@ -341,7 +342,8 @@ class LoaderCore:
         if workers == 0 or (loader.num_workers and pin is None and self._is_best_in_process()):
             here = self._spec_of_workers if workers else self.spec
         made: LoaderIterator[Any] = LoaderIterator(self, here, pin, device)
-        made.observer = self._exactness_check(here is not None)
+        threads = loader.worker_method == "thread" and not self.iterable
+        made.observer = self._exactness_check(here is not None or threads)
         if here is None:
             self.runs.add(made)
         return made
@@ -460,6 +462,8 @@ class LoaderCore:
         loader = self.loader
         if not (loader.persistent_workers and loader.prefetch_next_epoch):
             return False
+        if loader.worker_method == "thread":  # they end with the epoch
+            return False
         if self._shares is None:
             self._shares = find_generators(self.dataset, loader.collate_fn).shared is not None
         return not self._shares
@@ -470,8 +474,10 @@ class LoaderCore:
         """Give what makes batches in this process."""
         return Inline(spec, self.worker_seed(start), pin)
 
-    def hire(self, run: LoaderIterator[Any], epoch: Epoch) -> tuple[PoolExecutor, Ahead | None]:
+    def hire(self, run: LoaderIterator[Any], epoch: Epoch) -> tuple[Executor, Ahead | None]:
         """Give workers to an iterator; and what they have begun of its epoch, if that fits."""
+        if self.loader.worker_method == "thread":
+            return self._threads(epoch.start), None
         pool, begun = self._claim(run, epoch)
         loader, start = self.loader, epoch.start
         executor = PoolExecutor(pool, run.healer, self.depth, loader.memory_budget is not None)
@@ -480,6 +486,12 @@ class LoaderCore:
         if begun is not None:
             executor.adopt(begun.tasks)
         return executor, begun
+
+    def _threads(self, start: EpochStart) -> ThreadExecutor:
+        loader, seed = self.loader, self.worker_seed(start)
+        waits = loader.timeout, loader.stall_warning
+        strict = bool(loader.check_exactness)
+        return ThreadExecutor(self.spec(), seed, loader.num_workers, self.depth, *waits, strict)
 
     def _claim(self, run: LoaderIterator[Any], epoch: Epoch) -> tuple[WorkerPool, Ahead | None]:
         remote, holder, start = self._remote, self._holder, epoch.start
@@ -509,9 +521,11 @@ class LoaderCore:
         pool.resume()  # which calls off what they were at
         return pool, None
 
-    def give_back(self, executor: PoolExecutor, begun: Ahead | None, reusable: bool) -> None:
+    def give_back(self, executor: Any, begun: Ahead | None, reusable: bool) -> None:
         """Take workers back; those that are persistent go on, with what they have ``begun``."""
-        if not reusable or self.pool is not executor.pool:  # the loader has, or will have, others
+        if (
+            executor.pool is None or not reusable or self.pool is not executor.pool
+        ):  # the loader has, or will have, others
             executor.close()
         elif begun is not None:
             begun.token, self.begun = executor.token, begun
@@ -679,9 +693,9 @@ class LoaderCore:
         """Say where the time went, since the loader was made, and what memory it takes now."""
         with self.lock:
             auto = self.auto
-            pools = {run.pool: run.ready for run in self.alive() if run.pool is not None}
+            pools = {run.pool for run in self.alive() if run.pool is not None}
             return self.recorder.summary(
-                ready=sum(pools.values()),
+                ready=sum(run.ready for run in self.alive()),
                 shared_memory=sum(pool.arena.resident for pool in pools),
                 memory=_memory_use({*pools, self.pool}) if memory else None,
                 num_workers=self.loader.num_workers,

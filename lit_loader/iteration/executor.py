@@ -34,7 +34,7 @@ from lit_loader.transport.remote_error import describe_batch
 from lit_loader.transport.status_board import Progress
 from lit_loader.workers.outcome import Outcome
 
-__all__ = ["Executor", "Inline", "Task"]
+__all__ = ["Executor", "Inline", "Task", "failure"]
 
 
 class Task(NamedTuple):
@@ -164,7 +164,7 @@ class Inline(Executor):
             outcome.pin(self._pin)
         return outcome
 
-    def _load(self, task: Task, indices: Any) -> tuple[Any, Exception | None]:
+    def _load(self, task: Task, indices: Any) -> tuple[Any, BaseException | None]:
         """Make a batch by the user's code, with the generators lent; or give what it has raised."""
         maker, number = self._maker, task.number & POSITION
         place, loan = (reading.leave(), shown()), maker.lend(self._streams)
@@ -173,20 +173,12 @@ class Inline(Executor):
             return maker.load(indices, number, task.epoch, task.seeds, self._progress), None
         except EndOfData:  # which holds the frames that it came through, and they this executor
             return None, EndOfData()
-        except StopIteration as error:
-            # As it is, it would end the consumer's loop as if the epoch were over.
-            failure = WorkerError(
-                f"the dataset or collate_fn raised StopIteration({error}), which would end the "
-                "loop over the loader: raise another exception there"
-            )
-            failure.__cause__ = error
-            return None, failure
         except Exception as error:
-            let_handlers_through(error)
+            if not isinstance(error, StopIteration):
+                let_handlers_through(error)
             # What an exception from a worker has in its message.
             read = maker.whose(number) if self._iterable else indices
-            annotate(error, f"in {describe_batch(number, read, self._progress)}")
-            return None, error
+            return None, failure(error, f"in {describe_batch(number, read, self._progress)}")
         finally:
             try:
                 _return(loan, place)
@@ -206,6 +198,21 @@ class Inline(Executor):
         """Have the threads that read ahead end with this pass."""
         if self._maker.reads is not None:
             weakref.finalize(self, self._maker.reads.background.end)
+
+
+def failure(error: BaseException, where: str) -> BaseException:
+    """Give what is raised in a batch's place for what the user's code has raised here."""
+    if isinstance(error, StopIteration):
+        # As it is, it would end the consumer's loop as if the epoch were over.
+        made = WorkerError(
+            f"the dataset or collate_fn raised StopIteration({error}), which would end the "
+            "loop over the loader: raise another exception there"
+        )
+        made.__cause__ = error
+        return made
+    if isinstance(error, Exception):
+        annotate(error, where)
+    return error
 
 
 def _return(loan: Loan, place: tuple[Any, Any]) -> None:

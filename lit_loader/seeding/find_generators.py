@@ -688,6 +688,16 @@ def _hash(path: str) -> int:
 # --- while the dataset is used ---
 
 
+def _searched(roots: tuple[object, ...], passed: _Passed | None) -> _Search:
+    """Walk; once more where another worker thread has changed a container on the way."""
+    for _ in range(_WALKS):
+        with contextlib.suppress(RuntimeError):
+            return _Search(roots, passed=passed, for_shared=False)
+    return _Search(roots, passed=passed, for_shared=False)
+
+
+_WALKS: Final = 20
+
 _log = logging.getLogger("lit_loader.generator_watch")
 _ADVICE: Final = "draw from lit_loader.get_rng(), or pass reseed_fn"
 
@@ -718,7 +728,7 @@ class GeneratorWatch:
         """
         known, paths = set(map(id, self.held.generators)), self.held.paths
         passed = _recall(self.roots[0]) if self.roots else None
-        search = _Search(self.roots, passed=passed, for_shared=False)
+        search = _searched(self.roots, passed)
         if first_batch or passed is not None:
             _remember(self.roots[0], search.passed())
         self.objects = search.objects()

@@ -29,7 +29,7 @@ from lit_loader.seeding.global_states import (
     python_state,
     set_python_state,
 )
-from lit_loader.seeding.seeds import seed_streams
+from lit_loader.seeding.seeds import of_thread, seed_streams
 
 __all__ = [
     *("Draws", "Loan", "OwnStreams", "Rewind", "numpy_state", "drawn_since", "preserved", "tape"),
@@ -49,12 +49,17 @@ class _Streams(NamedTuple):
 
 
 def _capture() -> _Streams:
+    if (own := of_thread.generator) is not None:
+        return _Streams(None, own.get_state(), {}, None)
     bits = _numpy.get_bit_generator()
     return _Streams(python_state(), torch.default_generator.get_state(), numpy_state(), bits)
 
 
 def _install(streams: _Streams) -> None:
     global _known
+    if (own := of_thread.generator) is not None:
+        own.set_state(streams.torch)
+        return
     another = streams.bits not in (None, _numpy.get_bit_generator())
     if another:
         _numpy.set_bit_generator(streams.bits)  # it is where it was, with nothing in reserve
@@ -150,6 +155,8 @@ class Loan(AbstractContextManager[None]):
             return
         self._put_back()
         self._outside = _capture()
+        if of_thread.generator is not None:
+            return
         spare = _spares.pop() if _spares else np.random.MT19937(0)
         _numpy.set_bit_generator(spare)
         if self._own is not None:
@@ -292,11 +299,16 @@ class Draws:
         return len(self._readers) != known
 
     def _search(self) -> list[_Reader]:
-        readers = [*_GLOBAL_READERS]
+        readers = [*_global_readers()]
         for path, generator in find_generators(self._root).pairs:
             tapes = filter(None, map(tape, states_of([generator])))
             readers += [(path, read) for read, _ in tapes]
         return readers
+
+
+def _global_readers() -> list[_Reader]:
+    """Those of the global generators; of a worker in a thread none: whoever has drawn, draws."""
+    return [] if of_thread.generator is not None else _GLOBAL_READERS
 
 
 _GLOBAL_READERS: list[_Reader] = [
@@ -308,7 +320,7 @@ _GLOBAL_READERS: list[_Reader] = [
 
 def drawn_since(seed: Callable[[], object], held: list[Any]) -> set[int]:
     """Say which generators, global and held, are not where ``seed`` sets them, by number or id."""
-    reads = dict(enumerate(read for _, read in _GLOBAL_READERS))
+    reads = dict(enumerate(read for _, read in _global_readers()))
     reads |= {id(each): found[0] for each in held if (found := tape(each)) is not None}
     now = {key: read() for key, read in reads.items()}
     with Rewind(held, seed=seed):

@@ -27,6 +27,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
+from lit_loader.seeding.seeds import of_thread
+
 __all__ = ["GlobalStates", "note_use", "numpy_memory", "python_state", "set_python_state"]
 
 _numpy: Any = np.random  # its stubs do not know all of its functions
@@ -57,7 +59,7 @@ class GlobalStates(NamedTuple):
     @classmethod
     def now(cls) -> GlobalStates | None:
         """Look where they are; None: that cannot be seen."""
-        python = _python_memory()
+        python = b"" if of_thread.generator is not None else _python_memory()
         if not python or (_bits() is not _view[0] and not numpy_memory()):
             return None
         (bits, words), state = _view, _torch_state()

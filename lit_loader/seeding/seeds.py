@@ -21,6 +21,7 @@ import io
 import operator
 import pickle
 import random
+import threading
 from collections.abc import Callable, Collection
 from functools import cache
 from itertools import islice
@@ -38,6 +39,7 @@ __all__ = [
     "extend",
     "extend_each",
     "index_number",
+    "of_thread",
     "renew_numpy_generator",
     "sample_seed",
     "seed_globals",
@@ -283,6 +285,18 @@ def seed_streams(seed: int) -> None:
     _seed_numpy(_mix(seed) >> 32)
 
 
+class _OfThread(threading.local):
+    """What a worker in a thread has in the place of the global generators, which it leaves alone.
+
+    Torch's alone: there is `torch.thread_safe_generator` for it. None: this is no such thread.
+    """
+
+    generator: torch.Generator | None = None
+
+
+of_thread: Final = _OfThread()
+
+
 def seed_globals(seed: int, numpy: int | None = None, python: int | None = None) -> None:
     """Position the global generators by 64 bits: three streams unrelated to each other.
 
@@ -291,6 +305,10 @@ def seed_globals(seed: int, numpy: int | None = None, python: int | None = None)
     ``torch.initial_seed()`` stays what it was: in a worker, programs read from it what their
     ``worker_init_fn`` has set, or ``base_seed + worker_id``.
     """
+    own = of_thread.generator
+    if own is not None:
+        own.manual_seed(_mix(seed & _MASK) & _LOW)
+        return
     # Disjoint halves for the two Mersenne Twisters that are set from 32 bits, in the same way;
     # Python sets its own in another way, from all 64.
     seed = _mix(seed & _MASK)

@@ -12,11 +12,15 @@ first: pickled once, and unpickled for each.
   object's class says is the same for all readers (``shared_by_readers``: of a `CachedDataset` its
   samples). Not shared: a Hugging Face stream's epoch.
 - *Refused*, by its place in the dataset: what can be neither, an open file or a generator.
+
+Worker threads (`iteration/thread_executor.py`) have copies `of_structure`: all that is large, or
+cannot be copied, is the same object for all of them.
 """
 
 from __future__ import annotations
 
 import copy
+import copyreg
 import io
 import mmap
 import pickle
@@ -57,16 +61,17 @@ class DatasetCopies:
     A TransportError, which names the place in it, if it cannot be copied.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, of_structure: bool = False) -> None:
         self._shared: list[Any] = []
         file = io.BytesIO()
+        kind = _OfStructure if of_structure else _Pickler
         try:
-            _Pickler(file, self._shared).dump(dataset)
+            kind(file, self._shared).dump(dataset)
         except Exception as error:
             let_handlers_through(error)
 
             def attempt(value: object) -> None:
-                _Pickler(io.BytesIO(), []).dump(value)
+                kind(io.BytesIO(), []).dump(value)
 
             place = find_failing_object(dataset, error, attempt, "dataset")
             raise refusal(
@@ -117,6 +122,40 @@ class _Pickler(pickle.Pickler):
         if not hasattr(kind, "__deepcopy__") or issubclass(kind, _BY_CONTENT):
             return NotImplemented
         return copy.deepcopy, (_Same(obj),)
+
+
+class _OfStructure(_Pickler):
+    """Copies objects and short containers, and shares the rest: for threads of one process.
+
+    Shared are arrays and tensors, long containers and texts, and what cannot be copied: files,
+    connections, iterators.
+    """
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if isinstance(obj, np.ndarray):
+            large = not obj.dtype.hasobject
+        else:
+            large = isinstance(obj, torch.Tensor) or (isinstance(obj, _LONG) and len(obj) > _ITEMS)
+        if large:
+            obj = _Same(obj)
+        return super().persistent_id(obj)
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = super().reducer_override(obj)
+        if reduced is NotImplemented and type(obj) not in copyreg.dispatch_table:
+            try:
+                obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            except Exception:
+                return _itself, (_Same(obj),)
+        return reduced
+
+
+_LONG: Final = (list, tuple, dict, set, frozenset, str, bytes, bytearray)
+_ITEMS: Final = 1000
+
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 class _Same(NamedTuple):
