@@ -135,6 +135,8 @@ class Inline(Executor):
         self._streams = OwnStreams(seed) if spec.seeding == "worker" else None
         self.draws = not self._maker.reads_table
         self._end_reads()
+        if spec.iterable:  # a stream that is left is closed at once: the maker is in cycles
+            weakref.finalize(self, self._maker.begin_epoch).atexit = False
 
     def submit(self, task: Task) -> None:
         """Keep the task until it is asked for."""

@@ -64,6 +64,9 @@ class Readers:
 
     def begin_epoch(self) -> None:
         """Forget the readers: each begins anew with its next :meth:`load`."""
+        for reader in self._readers.values():
+            if reader is not None:
+                reader.begin_epoch()  # which closes its stream: readers are in cycles
         self._readers.clear()
         self._next.clear()
         self._ended.clear()

@@ -146,7 +146,6 @@ def test_changing_the_options_of_a_loader_spares_its_iterators(loader_class, num
     assert list(iterator) == [[4, 9], [16, 25]]
 
 
-@pytest.mark.xfail(strict=False, reason="a stream that is left waits for the garbage collector")
 def test_a_stream_that_is_left_is_closed_at_once(loader_class):
     """What it holds, files and buffers, would pile up."""
     closed = []
