@@ -320,8 +320,9 @@ def test_signals_to_the_group_are_the_parents_affair(
 
 
 ENDED = """
-import resource
+import resource, signal
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # QUIT and XCPU write all of the memory down
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # which shells ignore for what is in the background
 gated[:] = [9, 10]
 loader = DataLoader(data, num_workers=2, multiprocessing_context=method)
 list(loader)
