@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from lit_loader.describe import program_stacklevel
 from lit_loader.statistics.sentences import duration
 from lit_loader.system import linux
 from lit_loader.system.cgroups import PAGE, memory_left
 from lit_loader.transport.loader_page import GIVEN
-
-if TYPE_CHECKING:
-    from lit_loader.workers.worker_pool import WorkerPool
 
 __all__ = ["EVERY", "Growth"]
 
@@ -50,7 +47,7 @@ class Growth:
         self._base = 0, 0.0, 0  # bytes, time, batches given out
         self._last: deque[int] = deque(maxlen=_LOOKS + 1)
 
-    def look(self, pool: WorkerPool, now: float) -> None:
+    def look(self, pool: Any, now: float) -> None:
         """Look at the workers' memory; ``now`` is ``time.monotonic()``."""
         pids = pool.workers.pids
         if pids != self._pids:

@@ -31,17 +31,16 @@ from lit_loader.errors import (
     WorkerRestartWarning,
     WorkerTimeoutError,
 )
-from lit_loader.statistics.sentences import NOT_KNOWN, doing
+from lit_loader.statistics.sentences import doing
 from lit_loader.system.cgroups import MemoryLimits, memory_limits
 from lit_loader.transport.messages import listed, position_of
-from lit_loader.transport.remote_error import describe_indices
 from lit_loader.transport.status_board import BoardRow, Stage
-from lit_loader.workers.outcome import Outcome, WorkerDeath
+from lit_loader.workers.outcome import Outcome, WorkerDeath, doing_task
 from lit_loader.workers.payload import NO_ROOM
 from lit_loader.workers.starters import Notice
 from lit_loader.workers.worker_pool import WorkerPool
 
-__all__ = ["Healer", "doing_task"]
+__all__ = ["Healer"]
 
 _SUSPICIOUS: Final = 60.0
 """Seconds at one sample after which a reader is told of, where another one has been replaced."""
@@ -354,11 +353,3 @@ def _doing(row: BoardRow, assigned: Mapping[int, Any]) -> str:
         return f"done with batch {position_of(row.number)}"
     indices = task.whose if isinstance(task.indices, ReadPoint | None) else listed(task.indices)
     return doing_task(row, indices)
-
-
-def doing_task(row: BoardRow, indices: Any) -> str:
-    """Say what a worker is at: ``fetching index 17 (sample 2 of batch 3, indices [...])``."""
-    batch = f"batch {position_of(row.number)}, {describe_indices(indices)}"
-    known = isinstance(indices, list) and 0 <= row.position < len(indices)
-    index = indices[row.position] if known else NOT_KNOWN
-    return doing(row.stage, batch, row.position, index)

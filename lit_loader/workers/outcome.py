@@ -9,15 +9,16 @@ from lit_loader.accelerator.pin_memory import Pin
 from lit_loader.batch.batch_spec import BatchWithReport
 from lit_loader.errors import TransportError
 from lit_loader.statistics.records import MEASURED, Timings
+from lit_loader.statistics.sentences import NOT_KNOWN, doing
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.arena import Lease
 from lit_loader.transport.codec import decode
 from lit_loader.transport.messages import Reply, Status, position_of
-from lit_loader.transport.remote_error import RemoteError
+from lit_loader.transport.remote_error import RemoteError, describe_indices
 from lit_loader.transport.status_board import BoardRow
 from lit_loader.workers.starters import Loss
 
-__all__ = ["FewerWorkers", "Outcome", "Overrun", "WorkerDeath"]
+__all__ = ["FewerWorkers", "Outcome", "Overrun", "WorkerDeath", "doing_task"]
 
 
 class Outcome:
@@ -145,3 +146,11 @@ class FewerWorkers(str):
 
 class Overrun(str):
     """What the consumer is told where a single batch exceeds the memory budget."""
+
+
+def doing_task(row: BoardRow, indices: Any) -> str:
+    """Say what a worker is at: ``fetching index 17 (sample 2 of batch 3, indices [...])``."""
+    batch = f"batch {position_of(row.number)}, {describe_indices(indices)}"
+    known = isinstance(indices, list) and 0 <= row.position < len(indices)
+    index = indices[row.position] if known else NOT_KNOWN
+    return doing(row.stage, batch, row.position, index)

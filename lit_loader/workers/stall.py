@@ -16,7 +16,7 @@ import time
 import warnings
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import StallWarning
@@ -25,10 +25,7 @@ from lit_loader.system import looks
 from lit_loader.system.stack_dumps import shortened
 from lit_loader.transport.messages import unpack_indices
 from lit_loader.transport.status_board import BoardRow, Stage
-from lit_loader.workers.healer import doing_task
-
-if TYPE_CHECKING:
-    from lit_loader.workers.worker_pool import WorkerPool
+from lit_loader.workers.outcome import doing_task
 
 __all__ = ["Stall"]
 
@@ -54,7 +51,7 @@ _STATES: Final = {
 class Stall:
     """A wait in which nothing has come so far, for half of the time that is told of."""
 
-    def __init__(self, pool: WorkerPool) -> None:
+    def __init__(self, pool: Any) -> None:
         self._began = time.monotonic()
         self._used = {
             worker: use.cpu
@@ -62,7 +59,7 @@ class Stall:
             if (use := _use(process.pid)) is not None
         }
 
-    def tell(self, pool: WorkerPool, seconds: float) -> None:
+    def tell(self, pool: Any, seconds: float) -> None:
         """Warn; ``seconds`` is how long nothing has come."""
         try:
             text = self._text(pool, seconds)
@@ -72,7 +69,7 @@ class Stall:
             raise
         warnings.warn(text, StallWarning, stacklevel=program_stacklevel())
 
-    def _text(self, pool: WorkerPool, seconds: float) -> str:
+    def _text(self, pool: Any, seconds: float) -> str:
         rows = pool.awaited_workers(every=True)
         slow = any(row.since / 1e9 > self._began for row in rows.values())
         lines = [self._line(pool, *each) for each in [*rows.items()][:_SHOWN]]
@@ -91,7 +88,7 @@ class Stall:
             )
         )
 
-    def _line(self, pool: WorkerPool, worker: int, row: BoardRow) -> str:
+    def _line(self, pool: Any, worker: int, row: BoardRow) -> str:
         now = time.monotonic()
         process = pool.workers.processes.get(worker)
         pid = 0 if process is None else process.pid
@@ -128,7 +125,7 @@ def _use(pid: int) -> looks.Use | None:
         return None
 
 
-def _advice(pool: WorkerPool, rows: dict[int, BoardRow], slow: bool, locked: bool) -> str:
+def _advice(pool: Any, rows: dict[int, BoardRow], slow: bool, locked: bool) -> str:
     """Say what to do."""
     if slow:
         return "Use more workers or smaller batches, or make the samples cheaper."
