@@ -322,7 +322,7 @@ class Epochs:
         self, loaded: Position, requested: int | None
     ) -> tuple[Position, dict[str, Any] | None]:
         """Decide where to begin after a position was loaded; with it, what its sampler is given."""
-        if requested in (None, loaded.anchor, loaded.epoch):
+        if self._keeps(loaded, requested):
             start = loaded
             if requested is not None:
                 start = dataclasses.replace(loaded, requested=requested)
@@ -346,6 +346,14 @@ class Epochs:
                 )
             start = dataclasses.replace(start, sampler=self.plan.sampler.state(left=True))
         return dataclasses.replace(start, **loaded.passes(start.epoch)), given
+
+    def _keeps(self, loaded: Position, requested: int | None) -> bool:
+        """Whether a loaded position is that of the epoch that is asked for.
+
+        A training loop that commits counts epochs of its own: a loader may have several in one.
+        """
+        own = None if self._commits else loaded.epoch
+        return requested in (None, loaded.anchor, own)
 
     def _may_be_told_unseen(self, loaded: Position) -> bool:
         """Whether the program may have told a sampler of its own another epoch than was counted."""
@@ -405,7 +413,7 @@ class Epochs:
         self._count()
         loaded, one, requested = self._loaded, self._current, self._requested()
         if loaded is not None and (
-            requested in (None, loaded.anchor, loaded.epoch) or self._may_be_told_unseen(loaded)
+            self._keeps(loaded, requested) or self._may_be_told_unseen(loaded)
         ):
             return loaded
         if loaded is not None:
