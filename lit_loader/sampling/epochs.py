@@ -331,20 +331,20 @@ class Epochs:
         if not loaded.batches:
             start, given = dataclasses.replace(start, sampler=loaded.sampler), loaded.sampler or {}
         elif self.plan is not None and not self.plan.is_computed:
-            unseen = self._may_be_told_unseen(loaded)
+            unseen, is_end = self._may_be_told_unseen(loaded), self.plan.is_end(loaded.delivered)
             left = DrawnBatches(
                 self.plan, loaded.epoch, loaded.seeds, loaded.delivered, loaded.sampler
             )
             if left.leave() and unseen:
                 return dataclasses.replace(loaded, requested=requested), loaded.sampler or {}
-            if unseen and not self.plan.is_end(loaded.delivered):
+            if unseen and not is_end:
                 warnings.warn(
                     f"set_epoch({requested}) gives up the loaded position, batch {loaded.batches} "
                     f"of epoch {loaded.epoch}: the rest of that epoch is left out; to go on with "
                     "it, set the epoch that the state was taken in",
                     stacklevel=program_stacklevel(),
                 )
-            start = dataclasses.replace(start, sampler=self.plan.sampler.state(left=True))
+            start = dataclasses.replace(start, sampler=self.plan.sampler.state(not is_end))
         return dataclasses.replace(start, **loaded.passes(start.epoch)), given
 
     def _keeps(self, loaded: Position, requested: int | None) -> bool:
