@@ -38,6 +38,7 @@ import copy
 import dataclasses
 import warnings
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -93,7 +94,7 @@ class _Pass:
 
     position: EpochPosition
     batches: EpochBatches | None
-    iterator: weakref.ref[object]
+    iterator: Callable[[], object]  # a weak reference
     asked: tuple[int] | None  # by `set_epoch`; None: it was counted to
     loaded: Position | None  # the position that it has taken
     # Until the first commit: what was committed in the pass before, if that has batches which are
@@ -118,6 +119,10 @@ class _Pass:
         """Whether its iterator is gone, and has given one batch at most, which was not used."""
         used = self.committed is not None and self.committed.since
         return not (self.counts or used or self.iterator() is not None)
+
+
+def _nobody() -> None:
+    """Stand for a weak reference to an iterator, in a copy of a loader."""
 
 
 class Epochs:
@@ -145,9 +150,8 @@ class Epochs:
         copied._seeds, copied._beside, copied._before = seeds, [], None
         if self._current is not None:
             position: EpochPosition = copy.deepcopy(self._current.position)
-            nobody: weakref.ref[object] = weakref.ref(set[Any]())  # which is gone
             here = dataclasses.replace(
-                self._current, position=position, batches=None, iterator=nobody
+                self._current, position=position, batches=None, iterator=_nobody
             )
             copied._current, copied.begun = here, position
         return copied
