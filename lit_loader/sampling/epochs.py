@@ -275,19 +275,21 @@ class Epochs:
         A sampler's generators then have drawn what was given out, as with torch's loader without
         workers; behind all batches, the end too. If the program has set them since, they stay.
         """
-        position, batches = one.position, one.batches
-        if self.plan is None or position.ended or not isinstance(batches, DrawnBatches):
+        position, batches = one.position, one.batches  # None in a copy
+        if self.plan is None or self.plan.is_computed or position.ended:
             return
         sampler, delivered = self.plan.sampler, position.now().delivered
         are_set, found = sampler.have_moved()
         if self.plan.is_end(delivered):
-            batches.draw_end()  # which is not drawn again
+            if isinstance(batches, DrawnBatches):
+                batches.draw_end()  # which is not drawn again
             if are_set:
                 sampler.bring(found)
-        elif delivered and not position.since:  # of a resumed epoch, nothing
-            if not are_set:
-                batches.leave()
-        elif not are_set:
+        elif are_set:
+            return
+        elif delivered and not position.since and isinstance(batches, DrawnBatches):
+            batches.leave()  # of a resumed epoch, nothing was given
+        else:
             sampler.bring(position.marks_at(delivered))
 
     def _warn_if_lost(self, one: _Pass) -> None:
