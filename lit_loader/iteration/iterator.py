@@ -228,13 +228,18 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         return outcome
 
     def _fill(self, executor: Executor, epoch: Epoch) -> None:
-        """Submit tasks as long as there is room for them, and there are some."""
+        """Submit tasks as long as there is room for them, and there are some.
+
+        Those that are given again need none: the first one may be what all others wait for.
+        """
         ahead = self._ahead
         assert ahead is not None
         known = len(epoch.tasks) + len(ahead.tasks) - len(epoch.again)
         if epoch.given is not None:
             known -= 1
-        while known < executor.depth and not (executor.budgeted and executor.room(known) <= 0):
+        while epoch.again or (
+            known < executor.depth and not (executor.budgeted and executor.room(known) <= 0)
+        ):
             task = epoch.next_task()
             if task is None:
                 if not executor.eager or epoch.error is not None:
