@@ -217,8 +217,11 @@ class DrawnBatches:
         ``leaves``: nothing is drawn behind the position.
         """
         parts, role = _own_parts(self._given), "batch_sampler" if self._plan.batched else SAMPLER
-        # Its own state leads into an epoch that was left; until it is drawn from, many a sampler's
-        # is that of the epoch before.
+        if self._left and parts:
+            # It would go on with the epoch that was left: once it has, it begins the next one.
+            with resuming(self._plan.source, role):
+                self._open(parts)
+        # Until it is drawn from, many a sampler's state is that of the epoch before.
         for own in ({}, parts) if self._left and parts else (parts, {}) if parts else ({},):
             with resuming(self._plan.source, role) if own else nullcontext():
                 group = self._reach(own, leaves)
