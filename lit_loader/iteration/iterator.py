@@ -67,7 +67,6 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
     Attributes:
         sample_errors: The samples of the epoch that could not be read, so far.
         observer: Is shown the batches, as long as it is not done; None for most.
-        made_after: What had been begun last when this was made.
         superseded: Whether another iterator has got its workers.
     """
 
@@ -80,7 +79,6 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         self._data_loader = loader = core.loader  # which lives as long as it is iterated
         self._here, self._pin, self._device, self._pid = here, pin, device, core.pid
         self.sample_errors = SampleErrorLog(loader.max_sample_errors)
-        self.made_after = core.epochs.begun
         self._start: EpochStart | None = None
         self._epoch: Epoch | None = None
         self._ahead: Ahead | None = None

@@ -404,11 +404,6 @@ class Epochs:
             one.committed = one.position.before_last() if ahead else one.position.now()
 
     @property
-    def is_loaded(self) -> bool:
-        """Whether the next iterator begins where a state was loaded."""
-        return self._loaded is not None
-
-    @property
     def begun_without_commits(self) -> bool:
         """Whether batches have been given out, and nothing says which of them were used."""
         return self.begun is not None and self._loaded is None and not self._commits
