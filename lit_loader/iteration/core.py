@@ -555,7 +555,11 @@ class LoaderCore:
             memory_budget=loader.memory_budget,
             remote=remote,
             stall_warning=loader.stall_warning,
-            steady=loader.persistent_workers and self.plan is not None and self.plan.is_steady,
+            # Under a budget idle workers are not to copy what waits at its home.
+            steady=loader.persistent_workers
+            and loader.memory_budget is None
+            and self.plan is not None
+            and self.plan.is_steady,
         )
         pool.of_readers = self.iterable
         return pool

@@ -85,8 +85,8 @@ _DROPPED_SOON: Final = 3
 _STRAGGLING: Final = 0.001
 """Seconds that the consumer waits before idle workers copy what is queued behind others' tasks."""
 
-_HOME: Final = 1 << 30
-"""More room than a worker has: that of a batch's home, if it has any."""
+_AT_HOME: Final = 2
+"""Tasks that a batch's home may have more than the worker with the fewest, and is still chosen."""
 
 _FOR_EVER: Final = float("inf")
 
@@ -283,7 +283,7 @@ class WorkerPool:
             credit = self._credit if worker.credit is None else worker.credit
             room = credit - worker.owed
             if worker.number == home and room > 0:
-                room = _HOME
+                room += _AT_HOME
             # What is called off is dropped soon; if not, it is not to add up.
             if room > most and len(worker.queue) < _DROPPED_SOON * credit and not worker.leaving:
                 found, most = worker, room
