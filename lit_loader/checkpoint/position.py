@@ -231,10 +231,6 @@ class EpochPosition:
         """Where the sampler's generators were before it gave batch ``number``, if that is known."""
         return self._samplers.get(number, (None, None))[1]
 
-    def others_drew(self, marks: Any) -> None:
-        """Note where the sampler's generators are since other iterators have drawn from them."""
-        self._samplers = {at: (state, marks) for at, (state, _) in self._samplers.items()}
-
     def read(self, reader: int, state: Any, mark: str | None = None) -> None:
         """Note that a stream's batch is given out: whose, the state before it, and its mark."""
         self.settle()

@@ -48,7 +48,6 @@ from lit_loader.iteration.executor import Executor, Inline
 from lit_loader.iteration.iterator import LoaderIterator
 from lit_loader.iteration.pool_executor import PoolExecutor
 from lit_loader.iteration.shown import ShownLoader
-from lit_loader.iteration.thread_executor import ThreadExecutor
 from lit_loader.iteration.torch_surface import run_patches
 from lit_loader.remote.starter import RemoteWorkers
 from lit_loader.sampling.advice import advice_if_idle, advice_if_split_twice, advice_if_unsharded
@@ -487,7 +486,9 @@ class LoaderCore:
             executor.adopt(begun.tasks)
         return executor, begun
 
-    def _threads(self, start: EpochStart) -> ThreadExecutor:
+    def _threads(self, start: EpochStart) -> Executor:
+        from lit_loader.iteration.thread_executor import ThreadExecutor  # which few programs need
+
         loader, seed = self.loader, self.worker_seed(start)
         waits = loader.timeout, loader.stall_warning
         strict = bool(loader.check_exactness)

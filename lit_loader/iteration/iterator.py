@@ -502,14 +502,14 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         core.recorder.worker_restarts += healer.restarts - self._restarts_noted
         self._restarts_noted = healer.restarts
         while healer.notices:
-            notice, category = healer.notices.popleft(), WorkerRestartWarning
+            notice = healer.notices.popleft()
             if isinstance(notice, Overrun):
                 warnings.warn(notice, RuntimeWarning, stacklevel=program_stacklevel())
                 continue
             core.recorder.note("restart", str(notice))
             if isinstance(notice, FewerWorkers):
                 core.make_do(notice.workers)
-            warnings.warn(notice, category, stacklevel=program_stacklevel())
+            warnings.warn(notice, WorkerRestartWarning, stacklevel=program_stacklevel())
 
     def _show(self, start: EpochStart, number: int, indices: Any, batch: Any) -> None:
         """Show the observer a batch."""

@@ -200,7 +200,7 @@ class LoaderStateCallback(Callback):
         self._has_begun = ahead and not renews
         if not ahead:
             self._set_epoch(trainer)
-        if ahead or (states and not between):
+        if ahead:
             for loader in loaders:
                 loader._core.epochs.begun_for(_epoch(trainer))
         self._commit(ahead)
