@@ -111,10 +111,6 @@ class BatchLoader:
         """The random generators that dataset and functions hold, as far as they are found."""
         return self._watch.held.generators
 
-    def tell(self, text: str) -> None:
-        """Have the user warned of something, with the next batch that is looked at."""
-        self._watch.notes.append(text)
-
     def begin_epoch(self) -> None:
         """Take up an epoch."""
         self._fetcher = None

@@ -408,7 +408,7 @@ class _Worker:
                     text = f"{path} is a random generator, {_ADVICE}, or make it in __init__"
                     if desk.strict:
                         raise LoaderError(f"check_exactness: {text}")
-                    maker.tell(text)
+                    maker.note(text)
         return maker
 
     def _copied(self, copies: DatasetCopies) -> BatchSpec:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from lit_loader.describe import public
-from lit_loader.statistics.sentences import counted
+from lit_loader.statistics.sentences import counted, mebibytes
 
 __all__ = [
     "MEASURED",
@@ -215,9 +215,9 @@ class MemoryUse:
 
     def __str__(self) -> str:
         """One line for a reader."""
-        shared = f", shared data {_mebibytes(self.shared_data)}" if self.shared_data else ""
-        alone = f", workers {' + '.join(map(_mebibytes, self.workers))}" if self.workers else ""
-        return f"parent {_mebibytes(self.parent)}, arena {_mebibytes(self.arena)}{shared}{alone}"
+        shared = f", shared data {mebibytes(self.shared_data)}" if self.shared_data else ""
+        alone = f", workers {' + '.join(map(mebibytes, self.workers))}" if self.workers else ""
+        return f"parent {mebibytes(self.parent)}, arena {mebibytes(self.arena)}{shared}{alone}"
 
 
 @dataclass(frozen=True)
@@ -383,7 +383,3 @@ class LoaderStatistics:
     def _cache(self) -> str:
         asked = self.cache_hits + self.cache_misses
         return f"; {self.cache_hits / asked:.0%} from the cache" if asked else ""
-
-
-def _mebibytes(nbytes: int | None) -> str:
-    return "unknown" if nbytes is None else f"{nbytes / 2**20:,.0f} MiB"

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from lit_loader.transport.status_board import Stage
 
-__all__ = ["NOT_KNOWN", "counted", "doing", "duration", "percent"]
+__all__ = ["NOT_KNOWN", "counted", "doing", "duration", "mebibytes", "percent"]
 
 NOT_KNOWN: Final = object()
 
@@ -26,6 +26,11 @@ def duration(seconds: float) -> str:
         return f"{whole} s"
     minutes, rest = divmod(whole, 60)
     return f"{minutes} min {rest} s" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def mebibytes(nbytes: int | None) -> str:
+    """Write an amount of memory: ``1,024 MiB``; None: it is not known."""
+    return "unknown" if nbytes is None else f"{nbytes / 2**20:,.0f} MiB"
 
 
 def percent(part: float) -> str:

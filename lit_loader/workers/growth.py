@@ -12,7 +12,7 @@ from collections import deque
 from typing import Any, Final
 
 from lit_loader.describe import program_stacklevel
-from lit_loader.statistics.sentences import duration
+from lit_loader.statistics.sentences import duration, mebibytes
 from lit_loader.system import linux
 from lit_loader.system.cgroups import PAGE, memory_left
 from lit_loader.transport.loader_page import GIVEN
@@ -72,11 +72,11 @@ class Growth:
         largest = max(range(len(sizes)), key=sizes.__getitem__)
         seconds = now - since
         warnings.warn(
-            f"lit_loader: the workers' memory grows without end: by {_mebibytes(grown)} in "
+            f"lit_loader: the workers' memory grows without end: by {mebibytes(grown)} in "
             f"{duration(seconds)} ({grown / max(1, given - batches) / 1024:,.0f} KiB a batch), to "
-            f"{_mebibytes(total)}, and {_mebibytes(left)} are left, for about "
+            f"{mebibytes(total)}, and {mebibytes(left)} are left, for about "
             f"{duration(left / grown * seconds)} more. The largest is worker {largest} (pid "
-            f"{pids[largest]}) with {_mebibytes(sizes[largest])}. Look for a list, dict or "
+            f"{pids[largest]}) with {mebibytes(sizes[largest])}. Look for a list, dict or "
             "functools.cache in the dataset or its transforms that every sample adds to, and bound "
             "it; fewer workers, or persistent_workers=False, only put the end off.",
             RuntimeWarning,
@@ -92,7 +92,3 @@ def own_bytes(pid: int) -> int:
     except (OSError, ValueError):
         return 0
     return (resident - shared) * PAGE
-
-
-def _mebibytes(nbytes: int) -> str:
-    return f"{nbytes / 2**20:,.0f} MiB"
