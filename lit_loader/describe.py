@@ -6,8 +6,10 @@ take its time, for it is asked for only after a failure: it tries again with eve
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import logging
 import os
 import reprlib
 import sys
@@ -18,6 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 __all__ = [
     "PACKAGE",
     "FailingObject",
+    "annotate",
     "callers",
     "class_name",
     "find_failing_object",
@@ -204,3 +207,13 @@ def wrapped(dataset: Any, method: str) -> Iterator[Any]:
             if not known and hasattr(each, "__dict__"):
                 seen.add(id(each))
                 level.append(each)
+
+
+def annotate(error: Exception, note: str) -> None:
+    """Add a line to what is shown of an exception; where Python cannot (before 3.11), log it."""
+    if sys.version_info >= (3, 11):
+        # An exception may refuse new attributes (a frozen dataclass): it comes as it is then.
+        with contextlib.suppress(Exception):
+            error.add_note(note)
+    else:
+        logging.getLogger("lit_loader").warning("%s: %s", type(error).__name__, note)

@@ -17,25 +17,20 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
+import torch.distributed
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, IterableDataset, default_collate
 from torch.utils.data import default_convert as torch_default_convert
 from torch.utils.data.dataloader import _DatasetKind  # reach: torch: what _dataset_kind is of
 
-from lit_loader.accelerator.device_copy import Move
-from lit_loader.checkpoint.other_streams import advice_on_reading_again
-from lit_loader.checkpoint.saved_by_lightning import (
-    ADVICE_WITHOUT_CALLBACK,
-    CALLBACKS,
-    called_by_lightning,
-)
-from lit_loader.config.checks import check_split_once, known_keywords
+from lit_loader.config.checks import known_keywords
 from lit_loader.config.loader_config import (
     AT_FIRST,
     FIXED,
@@ -54,12 +49,10 @@ from lit_loader.iteration.core import DEFAULT_PREFETCH, ITERATED, LoaderCore
 from lit_loader.iteration.iterator import LoaderIterator
 from lit_loader.iteration.ledger import indices_of, state_at
 from lit_loader.iteration.loader_checkpoint import load_state, take_state
+from lit_loader.iteration.seams import Seams
 from lit_loader.sampling.orders import epoch_number
 from lit_loader.sampling.shown_samplers import choose_samplers
 from lit_loader.seeding.bases import LoaderSeeds
-from lit_loader.statistics.auto_workers import NumWorkers
-from lit_loader.statistics.records import LoaderStatistics
-from lit_loader.streams.datapipes import set_shuffle
 from lit_loader.system.processors import advice_if_too_many
 
 __all__ = ["DataLoader"]
@@ -67,6 +60,9 @@ __all__ = ["DataLoader"]
 T_co = TypeVar("T_co", covariant=True)
 
 if TYPE_CHECKING:
+    from lit_loader.accelerator.device_copy import Move
+    from lit_loader.statistics.records import LoaderStatistics
+
     _TorchLoader = TorchLoader
 else:
 
@@ -75,6 +71,164 @@ else:
 
         def __class_getitem__(cls, _: object) -> object:
             return TorchLoader[TorchLoader.__parameters__]
+
+
+def _loaded(module: str) -> Any:
+    """Give a module that the program has imported; None: so nothing of it is in use."""
+    return sys.modules.get(module)
+
+
+class _AddOns(Seams):
+    """What is added to a loader by its options, its dataset, and what the program has imported.
+
+    Here, and nowhere else, the core meets its add-ons; each is imported when it is asked for.
+    """
+
+    def spec_parts(self, core: Any) -> dict[str, Any]:
+        loader = core.loader
+        parts: dict[str, Any] = {}
+        if loader.on_sample_error != "raise" or loader.sample_retries:
+            from lit_loader.batch.bad_samples import BadSamples
+
+            parts["tolerance"] = BadSamples.of(loader)
+        if core.iterable:
+            from lit_loader.streams.readers import StreamMaker
+
+            parts["streams"] = StreamMaker()
+        if core.iterable or _loaded("lit_loader.batch.reads_declared"):
+            from lit_loader.batch.reads_ahead import reads_of_loader
+
+            parts["reads"] = reads_of_loader(core)
+        if loader.share:
+            from lit_loader.workers.shared_lists import SharedLists
+
+            parts["share"] = SharedLists
+        return parts
+
+    def advice(self, core: Any) -> Iterable[str]:
+        distributed = torch.distributed
+        in_job = distributed.is_available() and distributed.is_initialized()
+        if not (core.iterable or in_job):
+            return ()
+        from lit_loader.sampling.advice import advice_before_epoch
+
+        return advice_before_epoch(core)
+
+    def idle(self, core: Any) -> str | None:
+        if not core.shards or core.auto is not None:
+            return None
+        from lit_loader.sampling.advice import advice_if_idle
+
+        return advice_if_idle(core.shards, core.loader.num_workers)
+
+    def end_policy(self, core: Any, start: Any) -> Any:
+        if core.shards is None:
+            return None
+        from lit_loader.streams.tail import tail_of
+
+        return tail_of(core, start)
+
+    def observer(self, core: Any, in_process: bool) -> Any:
+        if not core.loader.check_exactness:
+            return None
+        from lit_loader.iteration.exactness_check import check_of
+
+        return check_of(core, in_process)
+
+    def device_copy(self, core: Any) -> Any:
+        moves = core.loader._copies_to
+        if moves is None:
+            return None
+        from lit_loader.accelerator.device_copy import DeviceCopy
+
+        return DeviceCopy(*moves)
+
+    def executor(self, core: Any, epoch: Any) -> Any:
+        if core.loader.worker_method != "thread":
+            return None
+        from lit_loader.iteration.thread_executor import ThreadExecutor
+
+        return ThreadExecutor.of(core, epoch.start)
+
+    def remote_workers(self, core: Any) -> Any:
+        loader = core.loader
+        if core.iterable or not loader.remote_workers:
+            return None
+        from lit_loader.remote.starter import RemoteWorkers
+
+        return RemoteWorkers(loader.remote, loader.remote_workers, core.log.nodes)
+
+    def auto(self, core: Any) -> Any:
+        from lit_loader.statistics.auto_workers import AutoWorkers
+
+        return AutoWorkers()
+
+    def sample_errors(self, core: Any) -> Any:
+        from lit_loader.batch.sample_errors import SampleErrorLog
+
+        return SampleErrorLog(core.loader.max_sample_errors)
+
+    def sum_up(self, core: Any) -> None:
+        from lit_loader.statistics.recorder import Recorder
+
+        Recorder.of(core.log).flush()
+
+    def statistics(self, core: Any, memory: bool) -> LoaderStatistics:
+        from lit_loader.statistics.recorder import statistics_of
+
+        caches = _loaded("lit_loader.data.cached_dataset")
+        return statistics_of(core, memory, caches.figures_of(core.dataset) if caches else {})
+
+    def figures(self, core: Any, epoch: int, now: int) -> dict[str, Any]:
+        from lit_loader.iteration.shown import ShownLoader
+
+        shown: ShownLoader = core.of_process.setdefault("shown", ShownLoader())
+        return shown.figures(core, epoch, now)
+
+    def words(self) -> Any:
+        from lit_loader.sampling import advice
+
+        return advice
+
+
+class _NumWorkers:
+    """The attribute ``num_workers``: with "auto" the number of the moment.
+
+    Copies ask for what the loader's ``__dict__`` has.
+    """
+
+    def __get__(self, loader: Any, owner: type) -> int:
+        if loader is None:
+            return self  # type: ignore[return-value]
+        own = vars(loader)
+        auto = own["_core"].auto if "_core" in own else None
+        if auto is None and "num_workers" not in own:  # a wrapper's own __getattr__ may know it
+            raise AttributeError(f"{owner.__name__!r} object has no attribute 'num_workers'")
+        return own["num_workers"] if auto is None else auto.setting.workers  # type: ignore[no-any-return]
+
+    def __set__(self, loader: Any, value: int | Literal["auto"]) -> None:
+        core = vars(loader).get("_core")
+        if core is None:  # a wrapper, or subclass, before the constructor is called
+            vars(loader)["num_workers"] = value
+            return
+        if value == "auto" and "num_workers" in vars(loader):  # else the constructor has seen to it
+            reason = core.why_not_resized()
+            if reason is not None:
+                raise OptionError(f"{reason}: set a number, got num_workers='auto'")
+            core.end_idle_workers()  # they measure nothing
+        if value != "auto":  # before the other one: what breaks in between finds "auto" still on
+            vars(loader)["num_workers"] = value
+        core.set_auto(value == "auto")
+        vars(loader)["num_workers"] = value
+
+
+def _saved_by_lightning() -> Any:
+    """Give what knows how Lightning saves positions; None: the program does not use Lightning."""
+    if not (_loaded("lightning.pytorch") or _loaded("pytorch_lightning")):
+        return None
+    from lit_loader.lightning import saved_by_lightning
+
+    return saved_by_lightning
 
 
 @public
@@ -204,7 +358,7 @@ class DataLoader(_TorchLoader[T_co]):
     worker_init_fn: Callable[[int], object] | None  # type: ignore[assignment]
     generator: torch.Generator | None
     batch_sampler: Iterable[Any] | None
-    num_workers = NumWorkers()
+    num_workers = _NumWorkers()
     seed: int | None
     worker_method: WorkerMethod
     seeding: Seeding
@@ -232,7 +386,7 @@ class DataLoader(_TorchLoader[T_co]):
     # for that, and on again.
     __initialized = False
     _core: LoaderCore
-    _copies_to: tuple[torch.device, Move] | None = None
+    _copies_to: tuple[torch.device, Any] | None = None
 
     # torch's constructor is not called: it would set up torch's machinery.
     @known_keywords
@@ -279,18 +433,23 @@ class DataLoader(_TorchLoader[T_co]):
         remote_workers: int = 0,
         remote: RayWorkers | Mapping[str, Any] | None = None,
     ) -> None:
-        if set_shuffle(dataset, shuffle):
-            shuffle = None
+        iterable = isinstance(dataset, IterableDataset)
+        if iterable:
+            from lit_loader.streams.datapipes import set_shuffle
+
+            shuffle = None if set_shuffle(dataset, shuffle) else shuffle
         options = locals()
         config = LoaderConfig(**{name: options[name] for name in LoaderConfig.__dataclass_fields__})
-        iterable = isinstance(dataset, IterableDataset)
-        check_split_once(dataset, config)
+        if iterable:
+            from lit_loader.sampling.advice import check_split_once
+
+            check_split_once(dataset, config)
         config.check_dataset_kind(iterable)
         config = config.with_samplers_for(dataset)
         # An object of its own: samplers hold it, and would hold the loader in a cycle otherwise.
         kind = type(dataset).__name__
         seeds = LoaderSeeds(config.seed, config.generator, config.num_replicas or 1, kind)
-        self._core = LoaderCore(self, seeds, config.replica, config.num_shards)
+        self._core = LoaderCore(self, seeds, config.replica, config.num_shards, _AddOns())
 
         self.dataset = dataset
         for name, value in config.as_kwargs().items():
@@ -485,8 +644,9 @@ class DataLoader(_TorchLoader[T_co]):
             A new dict of primitives, less than 2 kB unless a sampler or an iterable dataset has a
             state of its own. It survives ``torch.load(weights_only=True)``.
         """
-        if self._core.epochs.begun_without_commits and called_by_lightning():
-            self._core.warn_once(ADVICE_WITHOUT_CALLBACK)
+        theirs = _saved_by_lightning()
+        if theirs and self._core.epochs.begun_without_commits and theirs.called_by_lightning():
+            self._core.warn_once(theirs.ADVICE_WITHOUT_CALLBACK)
         return take_state(self._core)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -505,9 +665,12 @@ class DataLoader(_TorchLoader[T_co]):
         if core.reads_again:
             now = core.epochs.now()
             knows = now.epoch == 0 or now.told is not None
+            from lit_loader.checkpoint.other_streams import advice_on_reading_again
+
             core.warn_once(advice_on_reading_again(self.dataset, knows))
-        if not CALLBACKS and called_by_lightning():
-            core.warn_once(ADVICE_WITHOUT_CALLBACK)
+        theirs = _saved_by_lightning()
+        if theirs and not theirs.CALLBACKS and theirs.called_by_lightning():
+            core.warn_once(theirs.ADVICE_WITHOUT_CALLBACK)
 
     def indices_of(self, epoch: int, batch: int, rank: int | None = None) -> Any:
         """Say which samples a batch holds: of any epoch, at once; nothing is drawn or begun.
@@ -582,7 +745,7 @@ class DataLoader(_TorchLoader[T_co]):
         Args:
             memory: Say what memory the loader takes, too. Without, it costs about a millisecond.
         """
-        return self._core.statistics(memory)
+        return self._core.seams.statistics(self._core, memory)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """End the workers and let go of all that belongs to them; a second call does nothing.

@@ -43,8 +43,14 @@ class DeviceCopy:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._before: Staged | None = None
 
+    def source(self, batch: Any) -> Any:
+        """Give a batch as it was before it was staged."""
+        return batch.source if isinstance(batch, Staged) else batch
+
     def stage(self, batch: Any) -> Staged:
-        """Queue the copy of a batch."""
+        """Queue the copy of a batch, unless that is done."""
+        if isinstance(batch, Staged):
+            return batch
         with torch.cuda.stream(self._stream):
             moved = self._move(batch, self._device)
         return Staged(moved, self._stream.record_event(), batch)

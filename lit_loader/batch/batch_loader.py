@@ -25,8 +25,7 @@ from typing import Any, Final
 from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.batch.collate import default_collate
 from lit_loader.batch.digest import mark_of
-from lit_loader.batch.fetch import IterableFetcher, MapFetcher, TolerantMapFetcher, as_read
-from lit_loader.batch.sample_errors import OMITTED, Attempts
+from lit_loader.batch.fetch import OMITTED, IterableFetcher, MapFetcher, as_read
 from lit_loader.context import reading
 from lit_loader.seeding import generator_lock
 from lit_loader.seeding.bases import PassSeeds
@@ -46,7 +45,7 @@ from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.remote_error import ReaderShare
 from lit_loader.transport.status_board import Progress
 
-__all__ = ["QUIET", "BatchLoader", "make_batch"]
+__all__ = ["QUIET", "BatchLoader", "make_batch", "maker_of"]
 
 _REPLACEMENTS = 0x4E72  # keeps the choice of replacements apart from what samples draw
 BEGINNING = 0xBE61  # … and what comes before an epoch's first sample
@@ -120,7 +119,7 @@ class BatchLoader:
         if self.reads is not None:
             self.reads.background.end()
             self.reads = self._spec.read_ahead()
-            self.reads.enter(self._epoch)  # type: ignore[union-attr]
+            self.reads.enter(self._epoch)
 
     def take(self, indices: Any, progress: Progress) -> Any:
         """Make a batch by one indexing, where the dataset is a table; None: `load` is to make it.
@@ -236,8 +235,10 @@ class BatchLoader:
             return self._with_report(None, omitted=True)
         batch = self._collate(samples, number, progress)
         noted = self._watch.notes or (self.reads is not None and self.reads.notes)
-        tried = self._attempts.errors or self._attempts.retries
-        return self._with_report(batch) if noted or tried else batch
+        tried = self._attempts
+        if noted or (tried is not None and (tried.errors or tried.retries)):
+            return self._with_report(batch)
+        return batch
 
     def _fetch_reading(
         self, fetcher: MapFetcher | IterableFetcher, indices: Any, number: int, progress: Progress
@@ -320,7 +321,10 @@ class BatchLoader:
         divided: int | None = None,
         omitted: bool = False,
     ) -> BatchWithReport:
-        errors, retries = tuple(self._attempts.errors), self._attempts.retries
+        tried = self._attempts
+        errors, retries = (), 0
+        if tried is not None:
+            errors, retries = tuple(tried.errors), tried.retries
         return BatchWithReport(batch, state, divided, errors, omitted, retries, self._notes(), mark)
 
     def _enter(self, seeds: PassSeeds, epoch: int, progress: Progress) -> None:
@@ -422,19 +426,24 @@ class BatchLoader:
     def _new_map_fetcher(self) -> MapFetcher:
         spec = self._spec
         self.rng.together = bool(spec.batched and as_read(spec.dataset)[1])
-        if not spec.tolerance.none:
-            return TolerantMapFetcher(spec, self._attempts, self._replacement_seed)
+        if spec.tolerance is not None:
+            fetcher: MapFetcher = spec.tolerance.map_fetcher(
+                spec, self._attempts, self._replacement_seed
+            )
+            return fetcher
         before_sample = self._reseed_for if spec.seeding == "sample" else None
         return MapFetcher(spec.dataset, spec.batched, before_sample)
 
-    def _new_attempts(self) -> Attempts:
-        """What reads single samples, if some may fail."""
+    def _new_attempts(self) -> Any:
+        """What reads single samples, if some may fail; else None."""
         spec = self._spec
+        if spec.tolerance is None:
+            return None
         if spec.seeding == "sample" and not spec.iterable:
             # Whatever a failed attempt has drawn: the next one, the next sample and the collate_fn
             # are seeded anew.
-            return Attempts(spec.tolerance, self._reseed_for, self._undo)
-        return Attempts(spec.tolerance, self._mark, self._undo)
+            return spec.tolerance.attempts(self._reseed_for, self._undo)
+        return spec.tolerance.attempts(self._mark, self._undo)
 
     def _mark(self, index: Any) -> None:
         held = self._watch.held
@@ -452,6 +461,16 @@ class BatchLoader:
 
     def _replacement_seed(self, index: Any) -> int:
         return sample_seed(extend(self._epoch_seed, _REPLACEMENTS), index)
+
+
+def maker_of(spec: BatchSpec, worker: int = 0, num_workers: int = 1) -> Any:
+    """Give what makes a process's batches: that of a worker, or without any of the loader's.
+
+    A `BatchLoader`, or what an iterable dataset has in its place (`streams/readers.py`).
+    """
+    if spec.streams is not None:
+        return spec.streams.maker(spec, worker, num_workers)
+    return BatchLoader(spec, worker, num_workers)
 
 
 def make_batch(

@@ -15,9 +15,6 @@ import torch
 from torch.utils.data import default_collate as torch_default_collate
 
 from lit_loader.batch.collate import default_collate
-from lit_loader.batch.reads_ahead import ReadAhead
-from lit_loader.batch.reads_declared import declares_reads
-from lit_loader.batch.sample_errors import SampleError, Tolerance
 from lit_loader.batch.tensor_table import Table, table_of
 from lit_loader.checkpoint.position import Shards
 from lit_loader.seeding.find_generators import GeneratorWatch
@@ -39,7 +36,7 @@ class BatchWithReport(NamedTuple):
     # Among whom an iterable dataset has divided itself (`context.WORKERS`), if there are others
     # whom it gives the same; else None.
     divided: int | None
-    errors: tuple[SampleError, ...] = ()
+    errors: tuple[Any, ...] = ()  # `SampleError`, of its bad samples
     omitted: bool = False  # they have left nothing: the next batch is given out in its stead
     retries: int = 0  # times that samples were read again after a transient error
     notes: tuple[str, ...] = ()  # what the user is to be warned of, once
@@ -93,24 +90,23 @@ class BatchSpec:
     reseed_fn: Callable[[Any, int], object] | None
     rank: int
     num_replicas: int
-    tolerance: Tolerance
     own_order: bool  # the indices are the loader's own, and range over the whole dataset
     modes: TorchModes = USUAL_MODES
     timed: bool = False  # workers measure their processor time, batch by batch
     watched: bool = True  # each sample is announced, for somebody looks at how long it takes
     remote_workers: int = 0
-    share: bool = False  # workers are to have the dataset's long lists in shared memory
+    share: Any = None  # puts the dataset's long lists into shared memory (`SharedLists`)
     shards: Shards | None = None  # readers of an iterable dataset; None: each worker is one
     ahead: int = 0  # readers whose next epoch a worker may begin when they have ended
     start_method_chosen: bool = False  # by the program; else it is Python's default
-    reads: int = 0
-    read_bytes: int | None = None  # that reads ahead may take in a process; None: any number
+    # Add-ons, each None without. What copes with samples that cannot be read (`BadSamples`):
+    tolerance: Any = None
+    reads: Any = None  # what reads ahead of the samples (`ReadsAhead`)
+    streams: Any = None  # what makes batches of an iterable dataset (`StreamMaker`)
 
-    def read_ahead(self) -> ReadAhead | None:
-        """What reads ahead for the samples; None: the dataset does not say what waits."""
-        if not (self.iterable or declares_reads(self.dataset)):
-            return None
-        return ReadAhead(self.dataset, self.reads, self.read_bytes)
+    def read_ahead(self) -> Any:
+        """What reads ahead for the samples in a process; None: nothing does."""
+        return None if self.reads is None else self.reads.begin(self.dataset)
 
     @property
     def default_collation(self) -> bool:
@@ -122,7 +118,7 @@ class BatchSpec:
         if self.seeding != "worker":
             return GeneratorWatch(self.dataset, self.collate_fn, warn=self.reseed_fn is None)
         # They go on from batch to batch, and are only taken back after a failed attempt.
-        roots = () if self.tolerance.none else (self.dataset,)
+        roots = () if self.tolerance is None else (self.dataset,)
         return GeneratorWatch(*roots, warn=False)
 
     def table(self) -> Table | None:
@@ -131,7 +127,7 @@ class BatchSpec:
             self.default_collation
             and self.batched
             and not self.iterable
-            and self.tolerance.none
+            and self.tolerance is None
             and self.reseed_fn is None
         ):
             return table_of(self.dataset)

@@ -38,6 +38,7 @@ from lit_loader.batch.reads_declared import (
     Call,
     Key,
     ReadResult,
+    declares_reads,
     key_of,
     read_in_loop,
     read_now,
@@ -142,6 +143,29 @@ class _Read:
     call: tuple[Call, Any, Any]
     epoch: Any
     result: ReadResult | None  # what it gives; None: it has been taken, or dropped
+
+
+@dataclass(frozen=True)
+class ReadsAhead:
+    """The seam: what a `BatchSpec` has as its ``reads``; of it each process makes a `ReadAhead`."""
+
+    reads: int
+    limit: int | None
+
+    def begin(self, dataset: Any) -> ReadAhead:
+        """Give what reads ahead in a process."""
+        return ReadAhead(dataset, self.reads, self.limit)
+
+
+def reads_of_loader(core: Any) -> ReadsAhead | None:
+    """Give what reads ahead for a loader; None: its dataset does not say what waits."""
+    loader = core.loader
+    if not (core.iterable or declares_reads(core.dataset)):
+        return None
+    budget = loader.memory_budget
+    # What each process reads ahead takes a quarter of the budget, together.
+    parts = 4 * max(1, loader.num_workers + loader.remote_workers)
+    return ReadsAhead(loader.reads, None if budget is None else budget // parts)
 
 
 class ReadAhead:

@@ -10,18 +10,17 @@ A *bad sample* is one whose reading raises an ``Exception``: ``dataset[index]``,
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-import sys
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from lit_loader.batch.fetch import NothingLeft
 from lit_loader.context import reading
-from lit_loader.describe import PACKAGE, class_name, message_of, short_repr
+from lit_loader.describe import PACKAGE, annotate, class_name, message_of, short_repr
 from lit_loader.errors import OptionError, SampleErrorsError, StateError
 from lit_loader.transport.status_board import Progress
 
@@ -30,14 +29,12 @@ __all__ = [
     "KEPT_ERRORS",
     "MAX_BACKOFF",
     "NOT_REPLACED",
-    "OMITTED",
     "TRANSIENT_ERRORS",
     "Attempts",
     "SampleError",
     "SampleErrorLog",
     "Tolerance",
     "TooMany",
-    "annotate",
 ]
 
 KEPT_ERRORS: Final = 100
@@ -51,9 +48,6 @@ MAX_BACKOFF: Final = 10.0
 
 BAD: Final = object()
 """What stands for a sample that could not be read."""
-
-OMITTED: Final = object()
-"""What is fetched if bad samples have left nothing of a batch."""
 
 NOT_REPLACED: Final = "no replacement found"
 """What was done about the samples of a batch for which nothing at all could be read."""
@@ -74,11 +68,6 @@ class Tolerance:
     retries: int  # times that a sample is read again after a transient error
     backoff: float  # seconds before the first of these; doubled for each further one
     transient: tuple[type[Exception], ...]
-
-    @property
-    def none(self) -> bool:
-        """Whether every error is simply raised."""
-        return self.policy == "raise" and not self.retries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +129,7 @@ def _is_new(index: Any, seen: set[Any]) -> bool:
     return new
 
 
-class TooMany(Exception):
+class TooMany(NothingLeft):
     """A batch alone has more bad samples than the whole epoch may have: the rest is in vain."""
 
 
@@ -225,16 +214,6 @@ class Attempts:
             time.sleep(min(seconds, _SLICE))
             seconds -= _SLICE
             progress.step(position)
-
-
-def annotate(error: Exception, note: str) -> None:
-    """Add a line to what is shown of an exception; where Python cannot (before 3.11), log it."""
-    if sys.version_info >= (3, 11):
-        # An exception may refuse new attributes (a frozen dataclass): it comes as it is then.
-        with contextlib.suppress(Exception):
-            error.add_note(note)
-    else:
-        _log.warning("%s: %s", type(error).__name__, note)
 
 
 class SampleErrorLog:

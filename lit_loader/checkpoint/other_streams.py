@@ -28,19 +28,19 @@ A version that calls it otherwise is taken at its word, as before.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from lit_loader.checkpoint import stateful
+from lit_loader.checkpoint.stateful import has_methods, wants_arguments
 from lit_loader.describe import wrapped
 
 __all__ = [
     *("advice_if_it_sleeps", "advice_if_unseeded", "advice_on_reading_again", "begin_at_start"),
     "epochs_of_their_own",
-    *("forgets", "has_methods", "note_start"),
-    *("shared_epoch", "splitter_by_ranks", "wants_arguments"),
+    *("forgets", "note_start", "shared_epoch", "splitter_by_ranks"),
 ]
 
 _BUFFERS: Final = "BufferShuffledExamplesIterable"
@@ -55,26 +55,6 @@ _noted: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 def _attributes(stream: Any) -> dict[str, Any]:
     return getattr(stream, "__dict__", {})
-
-
-def has_methods(stream: Any) -> bool:
-    """Whether there are methods ``state_dict`` and ``load_state_dict``, whatever they take."""
-    methods = (getattr(stream, name, None) for name in ("state_dict", "load_state_dict"))
-    return all(map(callable, methods))
-
-
-def wants_arguments(stream: Any) -> bool:
-    """Whether these methods cannot be called as ``state_dict()`` and ``load_state_dict(state)``."""
-    for name, arguments in (("state_dict", ()), ("load_state_dict", ({},))):
-        try:
-            signature = inspect.signature(getattr(stream, name))
-        except (TypeError, ValueError):  # it is written in C, and does not say
-            continue
-        try:
-            signature.bind(*arguments)
-        except TypeError:
-            return True
-    return False
 
 
 def forgets(stream: Any) -> bool:
@@ -215,3 +195,6 @@ def begin_at_start(stream: Any) -> None:
     with contextlib.suppress(TypeError):
         if stream in _noted:
             stream.load_state_dict(_noted.pop(stream))
+
+
+stateful.ADAPTERS.append(sys.modules[__name__])

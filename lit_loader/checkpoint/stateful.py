@@ -15,24 +15,19 @@ says before which batches it is taken, and `pickled` writes it down, once, where
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
-from lit_loader.checkpoint.other_streams import (
-    begin_at_start,
-    forgets,
-    has_methods,
-    note_start,
-    wants_arguments,
-)
 from lit_loader.checkpoint.untrusted_state import damaged, own_part, restore, resuming
 from lit_loader.errors import StateError
 from lit_loader.system.interrupts import let_handlers_through
 
 __all__ = [
-    *("ITERATOR", "Opened", "StateMeter", "checked_parts", "is_stateful", "pickled", "unpickled"),
+    *("ADAPTERS", "ITERATOR", "Opened", "StateMeter", "checked_parts", "has_methods"),
+    *("is_stateful", "pickled", "unpickled", "wants_arguments"),
 ]
 
 ITERATOR: Final = "iterator"
@@ -45,9 +40,38 @@ _CHEAP: Final = 100_000
 """Nanoseconds up to which a state is taken before each batch, however quick that is."""
 
 
+ADAPTERS: Final[list[Any]] = []
+"""What is known of streams that do not do what their methods promise (`checkpoint/other_streams`).
+
+Each has ``forgets(stream)``, whether its state is known to leave out samples; ``note_start``,
+called before it is given a state; ``begin_at_start``, before it begins without one."""
+
+
+def has_methods(stream: Any) -> bool:
+    """Whether there are methods ``state_dict`` and ``load_state_dict``, whatever they take."""
+    methods = (getattr(stream, name, None) for name in ("state_dict", "load_state_dict"))
+    return all(map(callable, methods))
+
+
+def wants_arguments(stream: Any) -> bool:
+    """Whether these methods cannot be called as ``state_dict()`` and ``load_state_dict(state)``."""
+    for name, arguments in (("state_dict", ()), ("load_state_dict", ({},))):
+        try:
+            signature = inspect.signature(getattr(stream, name))
+        except (TypeError, ValueError):  # it is written in C, and does not say
+            continue
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            return True
+    return False
+
+
 def is_stateful(thing: Any) -> bool:
     """Whether this has ``state_dict()`` and ``load_state_dict(state)`` that lose nothing."""
-    return has_methods(thing) and not wants_arguments(thing) and not forgets(thing)
+    if not has_methods(thing) or wants_arguments(thing):
+        return False
+    return not any(each.forgets(thing) for each in ADAPTERS)
 
 
 def checked_parts(place: str, value: Any, name: str) -> dict[str, Any] | None:
@@ -87,7 +111,8 @@ class Opened:
         if name in self._state:
             self._restore(source, name)
         else:
-            begin_at_start(source)
+            for each in ADAPTERS:
+                each.begin_at_start(source)
         if before_iter is not None:
             before_iter()
         with resuming(source, self._role) if self._state else nullcontext():
@@ -107,7 +132,8 @@ class Opened:
                 f"), which {type(self._source).__name__} has not: resume with the {self._role} "
                 "that the state was taken from"
             )
-        note_start(thing)
+        for each in ADAPTERS:
+            each.note_start(thing)
         with self._restoring():
             own = part == self._name
             restore(thing, self._state[part], self._role if own else f"{self._role}'s {part}")

@@ -23,7 +23,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NoReturn, TypeVar
 
-from lit_loader.checkpoint.other_streams import splitter_by_ranks
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
@@ -33,7 +32,6 @@ __all__ = [
         "START_METHODS",
         "check_dataset",
         "check_fields",
-        "check_split_once",
         "checked",
         "count",
     ),
@@ -360,20 +358,6 @@ def is_list(value: object) -> bool:
     if isinstance(value, (list, tuple)):
         return True
     return isinstance(value, Sequence) and type(value).__module__.startswith("omegaconf.")
-
-
-def check_split_once(dataset: Any, config: Any) -> None:
-    """Refuse a stream of another library that splits by ranks what the readers split, too.
-
-    A dataset that is split twice gives most of its samples to no one, and nothing shows it.
-    """
-    several = config.num_shards and (config.num_replicas or 1) > 1
-    if several and (splitter := splitter_by_ranks(dataset)) is not None:
-        raise OptionError(
-            f"{type(dataset).__name__} is split by ranks already, by {splitter}, and num_shards="
-            f"{config.num_shards} readers of {config.num_replicas} ranks would split it once more, "
-            "so that most samples come to no rank: leave the one or the other out"
-        )
 
 
 def check_dataset(dataset: Any, loading: bool = False) -> None:

@@ -18,8 +18,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import functools
-import math
 import os
 import threading
 import time
@@ -29,42 +27,31 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final
 
-import torch
 from torch.utils.data import IterableDataset
 
 from lit_loader.accelerator import pin_memory as pinning
 from lit_loader.batch.batch_spec import BatchSpec, TorchModes
-from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import IN_PROCESS_BYTES, frozen
-from lit_loader.checkpoint.other_streams import advice_if_it_sleeps, advice_if_unseeded
 from lit_loader.checkpoint.position import Shards
 from lit_loader.config.checks import check_dataset
-from lit_loader.data.cached_dataset import figures_of
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import OptionError
 from lit_loader.iteration.epoch import Ahead, Epoch
-from lit_loader.iteration.exactness_check import ExactnessCheck
 from lit_loader.iteration.executor import Executor, Inline
 from lit_loader.iteration.iterator import LoaderIterator
 from lit_loader.iteration.pool_executor import PoolExecutor
-from lit_loader.iteration.shown import ShownLoader
+from lit_loader.iteration.seams import Seams
 from lit_loader.iteration.torch_surface import run_patches
-from lit_loader.remote.starter import RemoteWorkers
-from lit_loader.sampling.advice import advice_if_idle, advice_if_split_twice, advice_if_unsharded
 from lit_loader.sampling.batch_plan import BatchPlan, distributed_sampler_of, lookahead
 from lit_loader.sampling.epochs import Epochs, EpochStart, Said
 from lit_loader.sampling.shown_samplers import ShardedSampler, ShownSamplers
 from lit_loader.sampling.user_sampler import shown_epoch
 from lit_loader.seeding.bases import Bases, LoaderSeeds
 from lit_loader.seeding.find_generators import find_generators
-from lit_loader.statistics.auto_workers import AutoWorkers
-from lit_loader.statistics.recorder import WINDOW, Recorder
-from lit_loader.statistics.records import LoaderStatistics, MemoryUse, Surroundings, Timings
+from lit_loader.statistics.timings import WINDOW, BatchLog, Timings
 from lit_loader.statistics.worker_waits import LONG
-from lit_loader.streams.tail import ShardTail, Talks, tail_of
-from lit_loader.system.cgroups import own_memory
 from lit_loader.system.interrupts import HeldBack, let_handlers_through
-from lit_loader.system.processors import times_of_threads, usable_processors
+from lit_loader.system.processors import times_of_threads
 from lit_loader.transport import loader_page
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.workers.pipes import PoolClosed
@@ -86,7 +73,7 @@ dataset as it is now.
 
 _AS_THE_LOADER: Final = (
     *("dataset", "batch_size", "drop_last", "collate_fn", "worker_init_fn", "seeding", "reseed_fn"),
-    *("remote_workers", "share", "reads"),
+    "remote_workers",
 )
 """What a spec has as ``iter(loader)`` finds it: within, subclasses may show others than outside."""
 
@@ -99,7 +86,7 @@ _OF_WORKERS: Final = (
 
 _OF_THE_PROCESS: Final = (
     *("begun", "_loader", "_lock", "pool", "_started_with", "_table", "latest"),
-    *("pid", "runs", "_shown", "talks", "_found"),
+    *("pid", "runs", "of_process", "_found"),
 )
 """What a copy, or a pickle, begins anew with."""
 
@@ -118,19 +105,20 @@ class LoaderCore:
         seeds: LoaderSeeds,
         replica: tuple[int, int] | None,
         readers: int | None,
+        seams: Seams,
     ) -> None:
         self.seeds = seeds
         self.dataset: Any = None  # as the iterator made last has found it
         self.given_replica = replica
         self._given_readers = readers
-        self.recorder = Recorder()
+        self.seams, self.log = seams, BatchLog()
         self.plan: BatchPlan | None = None  # what each batch holds; None for an iterable dataset
         self._planned_for = ShownSamplers(None, None)
         self.epochs = Epochs(None, seeds)
         # The epochs that the dataset was told, and has shown, when the last pass began.
         self._heard: tuple[int | None, int | None] = None, None
         self.promised: int | None = None  # samples of a stream, once ``len(loader)`` has asked
-        self.auto: AutoWorkers | None = None  # with ``num_workers="auto"``
+        self.auto: Any = None  # with ``num_workers="auto"``
         self.checked = False  # whether ``check_exactness`` has compared its batches
         self.reads_again = False  # whether resuming reads again what has been given out before
         self.role = ""  # what the loader is for, as messages name it
@@ -151,8 +139,7 @@ class LoaderCore:
         # The iterators with workers that are alive.
         self.runs: weakref.WeakSet[LoaderIterator[Any]] = weakref.WeakSet()
         self.latest: Callable[[], Any] = lambda: None  # the iterator made last, while it lives
-        self.talks = Talks()
-        self._shown = ShownLoader()
+        self.of_process: dict[str, Any] = {}  # what add-ons keep, by their names
         self._found: dict[str, Any] = {}  # the loader's attributes, when the last iterator was made
 
     def __getstate__(self) -> dict[str, Any]:
@@ -222,9 +209,8 @@ class LoaderCore:
         return depth + (0 if self._remote is None else self._remote.count)
 
     @property
-    def _remote(self) -> RemoteWorkers | None:
-        count = 0 if self.iterable else self.loader.remote_workers
-        return RemoteWorkers(self.loader.remote, count, self.recorder.nodes) if count else None
+    def _remote(self) -> Any:
+        return self.seams.remote_workers(self)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -331,18 +317,16 @@ class LoaderCore:
                 "its readers stay on this machine"
             )
         elif loader.remote_workers:
-            self.recorder.first_remote = MOST_WORKERS
-        if self.shards and self.auto is None:
-            idle = advice_if_idle(self.shards, loader.num_workers)
-            if idle is not None:
-                self.warn_once(idle)
+            self.log.first_remote = MOST_WORKERS
+        if (idle := self.seams.idle(self)) is not None:
+            self.warn_once(idle)
         workers = loader.num_workers or loader.remote_workers
         here: Callable[[], BatchSpec] | None = None
         if workers == 0 or (loader.num_workers and pin is None and self._is_best_in_process()):
             here = self._spec_of_workers if workers else self.spec
         made: LoaderIterator[Any] = LoaderIterator(self, here, pin, device)
         threads = loader.worker_method == "thread" and not self.iterable
-        made.observer = self._exactness_check(here is not None or threads)
+        made.observer = self.seams.observer(self, here is not None or threads)
         if here is None:
             self.runs.add(made)
         return made
@@ -356,42 +340,19 @@ class LoaderCore:
         size = 1 if self.plan is None else self.plan.size
         return table is not None and table.nbytes(size) <= IN_PROCESS_BYTES
 
-    def _exactness_check(self, in_process: bool) -> ExactnessCheck | None:
-        """What compares the first batches with themselves made again; None: nothing does."""
-        loader = self.loader
-        if not loader.check_exactness or self.checked:
-            return None
-        if in_process and self.iterable:
-            self.warn_once(
-                "check_exactness needs num_workers of at least 1 for an IterableDataset: it would "
-                "be iterated twice in this process"
-            )
-            return None
-        return ExactnessCheck(self, in_process)
-
     # --- batches ---
 
     def spec(self) -> BatchSpec:
         """What a batch is made by."""
         loader, plan = self.loader, self.plan
-        transient = loader.transient_errors
         rank, num_replicas = self.replica
         kept = self.shards is not None and self._may_begin_early()
-        # What each process reads ahead takes a quarter of the budget, together.
-        parts = 4 * max(1, loader.num_workers + loader.remote_workers)
         return BatchSpec(
             **{name: self._found.get(name, getattr(loader, name)) for name in _AS_THE_LOADER},
             iterable=self.iterable,
             batched=loader.batch_sampler is not None,
             rank=rank,
             num_replicas=num_replicas,
-            tolerance=Tolerance(
-                policy=loader.on_sample_error,
-                limit=loader.max_sample_errors,
-                retries=loader.sample_retries,
-                backoff=loader.retry_backoff,
-                transient=TRANSIENT_ERRORS if transient is None else transient,
-            ),
             own_order=plan is not None and plan.is_computed,
             modes=TorchModes.now(),
             timed=self.auto is not None,
@@ -399,7 +360,7 @@ class LoaderCore:
             start_method_chosen=loader.multiprocessing_context is not None,
             shards=self.shards if self.iterable else None,
             ahead=(loader.prefetch_factor or DEFAULT_PREFETCH) if kept else 0,
-            read_bytes=None if loader.memory_budget is None else loader.memory_budget // parts,
+            **self.seams.spec_parts(self),
         )
 
     def _spec_of_workers(self) -> BatchSpec:
@@ -413,17 +374,8 @@ class LoaderCore:
 
     def begin_epoch(self, iterator: object) -> EpochStart:
         """Begin the epoch that comes next; called by an iterator at its first ``next()``."""
-        loader = self.loader
-        if self.given_replica is None:
-            shown = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-            advice = advice_if_unsharded(self.dataset, shown, self.iterable, self.shards)
-            if advice is not None:
-                self.warn_once(advice)
-        elif self.shards and (advice := advice_if_split_twice(self.dataset, self.shards)):
+        for advice in self.seams.advice(self):
             self.warn_once(advice)
-        for advice_if in (advice_if_unseeded, advice_if_it_sleeps) if self.iterable else ():
-            if (advice := advice_if(self.dataset)) is not None:
-                self.warn_once(advice)
         start = self.epochs.begin(self.readers, iterator, self._said())
         self.hear(start)
         return start
@@ -440,10 +392,6 @@ class LoaderCore:
         shown = shown_epoch(self.dataset)
         itself = None if shown in self._heard else shown
         return Said(True, itself, loader.persistent_workers and loader.num_workers > 0)
-
-    def tail(self, start: EpochStart) -> ShardTail | None:
-        """Begin to agree with other ranks on a stream's end; None: there is no need."""
-        return tail_of(self.loader, self.shards, self.talks, start.position)
 
     def lookahead(self, epoch: int, bases: Bases) -> Iterator[tuple[int, int, Any]]:
         """Foresee the batches of the epochs after this one, as far as they may be made ahead."""
@@ -475,8 +423,8 @@ class LoaderCore:
 
     def hire(self, run: LoaderIterator[Any], epoch: Epoch) -> tuple[Executor, Ahead | None]:
         """Give workers to an iterator; and what they have begun of its epoch, if that fits."""
-        if self.loader.worker_method == "thread":
-            return self._threads(epoch.start), None
+        if (other := self.seams.executor(self, epoch)) is not None:
+            return other, None
         pool, begun = self._claim(run, epoch)
         loader, start = self.loader, epoch.start
         executor = PoolExecutor(pool, run.healer, self.depth, loader.memory_budget is not None)
@@ -485,14 +433,6 @@ class LoaderCore:
         if begun is not None:
             executor.adopt(begun.tasks)
         return executor, begun
-
-    def _threads(self, start: EpochStart) -> Executor:
-        from lit_loader.iteration.thread_executor import ThreadExecutor  # which few programs need
-
-        loader, seed = self.loader, self.worker_seed(start)
-        waits = loader.timeout, loader.stall_warning
-        strict = bool(loader.check_exactness)
-        return ThreadExecutor(self.spec(), seed, loader.num_workers, self.depth, *waits, strict)
 
     def _claim(self, run: LoaderIterator[Any], epoch: Epoch) -> tuple[WorkerPool, Ahead | None]:
         remote, holder, start = self._remote, self._holder, epoch.start
@@ -541,9 +481,7 @@ class LoaderCore:
         persistent = self.loader.persistent_workers
         return start.bases.torch if persistent else start.seeds.of(start.epoch)[0] >> 1
 
-    def start_pool(
-        self, seed: int, num_workers: int, remote: RemoteWorkers | None = None
-    ) -> WorkerPool:
+    def start_pool(self, seed: int, num_workers: int, remote: Any = None) -> WorkerPool:
         """Start workers for batches of a base seed."""
         loader = self.loader
         pool = WorkerPool(
@@ -616,7 +554,7 @@ class LoaderCore:
     def set_auto(self, auto: bool) -> None:
         """Have the number of workers set by what batches cost, or not."""
         if auto != (self.auto is not None):
-            self.auto = AutoWorkers() if auto else None
+            self.auto = self.seams.auto(self) if auto else None
 
     def resize(self, num_workers: int, prefetch_factor: int | None) -> None:
         """Change the number of workers at any moment; see ``DataLoader.resize``.
@@ -679,14 +617,15 @@ class LoaderCore:
         ``pool``: who makes batches; None: they are gone. ``again``: a reader that moves reads again
         what it has given.
         """
-        recorder = self.recorder
-        recorder.records.append(record)
-        if len(recorder.records) >= WINDOW:
-            recorder.flush()
-        if recorder.threads is None:
-            recorder.threads = times_of_threads()
+        log = self.log
+        log.records.append(record)
+        log.last = record
+        if len(log.records) >= WINDOW:
+            self.seams.sum_up(self)
+        if log.threads is None:
+            log.threads = times_of_threads()
         if record.wait > LONG and pool is not None:  # so there is time to look at its workers
-            recorder.waits.look(record.arrived, pool.workers.pids)
+            log.waits.look(record.arrived, pool.workers.pids)
         auto = self.auto
         if auto is None or record.worker < 0 or not auto.add(record, again) or pool is None:
             return  # what this process has made itself says nothing of workers
@@ -694,39 +633,33 @@ class LoaderCore:
         if auto.decide(pool, name, loader.memory_budget, self.readers, loader.reads):
             self._tell_size()
 
-    def statistics(self, memory: bool) -> LoaderStatistics:
-        """Say where the time went, since the loader was made, and what memory it takes now."""
-        with self.lock:
-            auto = self.auto
-            pools = {run.pool for run in self.alive() if run.pool is not None}
-            return self.recorder.summary(
-                ready=sum(run.ready for run in self.alive()),
-                shared_memory=sum(pool.arena.resident for pool in pools),
-                memory=_memory_use({*pools, self.pool}) if memory else None,
-                num_workers=self.loader.num_workers,
-                why_so_many="" if auto is None else auto.setting.reason,
-                surroundings=Surroundings(
-                    processors=_processors(),
-                    persistent_workers=self.loader.persistent_workers,
-                    iterable=isinstance(self.dataset, IterableDataset),
-                    threads=torch.get_num_threads(),
-                    device=torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]
-                ),
-                **figures_of(self.dataset),
-            )
-
     def show(self, page: LoaderPage, run: LoaderIterator[Any]) -> None:
         """Write down, for viewers in other processes, what the loader is at."""
         now = time.monotonic_ns()
-        page.due = now + loader_page.EVERY
-        try:
-            figures = self._shown.figures(self, page.row[loader_page.EPOCH], now)
-        except Exception as error:  # of the user's: the repr of a slow sample's index
-            let_handlers_through(error)
-            return
-        page.write(figures, run.ready, now)
+        first, page.due = not page.due, now + loader_page.EVERY
+        figures: Any = None
+        if not first:
+            try:
+                figures = self.seams.figures(self, page.row[loader_page.EPOCH], now)
+            except Exception as error:  # of the user's: the repr of a slow sample's index
+                let_handlers_through(error)
+                return
+        page.write(figures or self._shown_at_first(), run.ready, now)
         if run.pool is not None:
             run.pool.look_at_memory(now / 1e9)
+
+    def _shown_at_first(self) -> dict[str, Any]:
+        """What viewers are shown before the first second is over: nothing is summed up for it."""
+        (rank, ranks), plan = self.replica, self.plan
+        return {
+            "rank": rank,
+            "ranks": ranks,
+            "ahead": self.depth,
+            "role": self.role,
+            "dataset": type(self.dataset).__name__,
+            "options": self.describe(),
+            "length": len(plan) if plan is not None and plan.is_computed else None,
+        }
 
     # --- warnings ---
 
@@ -739,22 +672,6 @@ class LoaderCore:
     def tell(self, note: str) -> None:
         """Warn, once, of what was noticed while a batch was made."""
         self.warn_once(f"{type(self.dataset).__name__}: {note}")
-
-
-@functools.lru_cache
-def _processors() -> int:
-    return math.ceil(usable_processors())
-
-
-def _memory_use(pools: set[WorkerPool | None]) -> MemoryUse:
-    """What memory a loader takes now, in its own process and in its workers."""
-    running = [pool for pool in pools if pool is not None and not pool.closed]
-    return MemoryUse(
-        parent=own_memory(),
-        arena=sum(pool.arena.resident for pool in running),
-        shared_data=sum(pool.workers.shared_data for pool in running),
-        workers=tuple(own_memory(pid) for pool in running for pid in pool.workers.pids),
-    )
 
 
 def _check_resize(num_workers: Any, reason: str | None, running: bool) -> None:

@@ -29,7 +29,7 @@ from lit_loader.transport.status_board import Progress
 from lit_loader.workers.outcome import Outcome, WorkerDeath
 from lit_loader.workers.worker_pool import WorkerPool
 
-__all__ = ["ExactnessCheck"]
+__all__ = ["ExactnessCheck", "check_of"]
 
 
 class ExactnessCheck:
@@ -125,3 +125,16 @@ def _received(pool: WorkerPool, timeout: float) -> Outcome:
         if outcome is not None:
             return outcome
     raise LoaderError(f"a batch took longer than timeout={timeout:g}")
+
+
+def check_of(core: Any, in_process: bool) -> ExactnessCheck | None:
+    """Give what compares the first batches with themselves made again; None: nothing does."""
+    if core.checked:
+        return None
+    if in_process and core.iterable:
+        core.warn_once(
+            "check_exactness needs num_workers of at least 1 for an IterableDataset: it would "
+            "be iterated twice in this process"
+        )
+        return None
+    return ExactnessCheck(core, in_process)

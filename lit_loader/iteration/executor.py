@@ -16,17 +16,16 @@ from collections.abc import Collection
 from typing import Any, Final, NamedTuple
 
 from lit_loader.accelerator.pin_memory import Pin
-from lit_loader.batch.batch_loader import BatchLoader
+from lit_loader.batch.batch_loader import maker_of
 from lit_loader.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.batch.fetch import EndOfData
-from lit_loader.batch.sample_errors import annotate
 from lit_loader.batch.worker_info import show, shown
 from lit_loader.context import reading
+from lit_loader.describe import annotate
 from lit_loader.errors import WorkerError
 from lit_loader.seeding.bases import PassSeeds
 from lit_loader.seeding.generator_state import Loan, OwnStreams
-from lit_loader.statistics.records import Timings
-from lit_loader.streams.readers import Readers, maker_of
+from lit_loader.statistics.timings import Timings
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.transport.messages import POSITION, listed
@@ -131,7 +130,7 @@ class Inline(Executor):
         self._tasks: deque[Task] = deque()
         self._progress = Progress()
         self._progress.each = False  # nobody looks at the time
-        self._maker: BatchLoader | Readers = maker_of(spec)
+        self._maker = maker_of(spec)
         self._streams = OwnStreams(seed) if spec.seeding == "worker" else None
         self.draws = not self._maker.reads_table
         self._end_reads()

@@ -27,19 +27,15 @@ from typing import Any, Final, Generic, NoReturn, TypeVar
 
 import numpy as np
 
-from lit_loader.accelerator.device_copy import DeviceCopy, Staged
 from lit_loader.accelerator.pin_memory import Pin, PinMemoryThread
 from lit_loader.batch.batch_spec import BatchWithReport
-from lit_loader.batch.sample_errors import SampleErrorLog
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 from lit_loader.iteration.epoch import Ahead, Epoch, MapEpoch, StreamEpoch
 from lit_loader.iteration.executor import Executor
 from lit_loader.iteration.torch_surface import TorchSurface
-from lit_loader.sampling.advice import broken_promise, dropped_batches, ignored_share
 from lit_loader.sampling.epochs import EpochStart
 from lit_loader.seeding.generator_lock import Turn
-from lit_loader.streams.tail import ShardTail
 from lit_loader.system.interrupts import HeldBack, is_interruption, let_handlers_through
 from lit_loader.transport.loader_page import GIVEN, SINCE
 from lit_loader.transport.messages import POSITION, listed
@@ -65,7 +61,6 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
     pins them; for workers in a thread, in which ``device`` is the current accelerator.
 
     Attributes:
-        sample_errors: The samples of the epoch that could not be read, so far.
         observer: Is shown the batches, as long as it is not done; None for most.
         superseded: Whether another iterator has got its workers.
     """
@@ -78,7 +73,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         self._core = core
         self._data_loader = loader = core.loader  # which lives as long as it is iterated
         self._here, self._pin, self._device, self._pid = here, pin, device, core.pid
-        self.sample_errors = SampleErrorLog(loader.max_sample_errors)
+        self._sample_errors: Any = None
         self._start: EpochStart | None = None
         self._epoch: Epoch | None = None
         self._ahead: Ahead | None = None
@@ -86,15 +81,14 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         self._executor: Executor | None = None
         self._thread: PinMemoryThread[Outcome] | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
-        self._tail: ShardTail | None = None
+        self._tail: Any = None
         self._draws = here is not None  # whether other threads wait for a turn at the generators
         self._due = True  # whether nothing has begun
         self._ended = self._closed = self.superseded = False
         # Readers, or workers with generators of their own, each of which gives its own in order; 0:
         # whichever batch comes first. With ``in_order`` there is one line.
         self._lines = 1 if loader.in_order or here is not None else core.turns
-        moves = loader._copies_to if here is None else None
-        self._copy = None if moves is None else DeviceCopy(*moves)
+        self._copy: Any = core.seams.device_copy(core) if here is None else None
         budget, limit = loader.max_worker_restarts, loader.timeout or None
         self.healer = Healer(budget, limit, core.iterable)
         self._restarts_noted = 0
@@ -154,7 +148,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         """Begin the epoch; one that was interrupted is gone on with."""
         core = self._core
         start = self._start = self._start or core.begin_epoch(self)
-        self._tail = core.tail(start)
+        self._tail = core.seams.end_policy(core, start.position)
         epoch = self._epoch
         if epoch is None:
             if start.batches is None:
@@ -285,7 +279,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             indices = None
             self._count(timings.samples)
         if self.observer is not None:
-            shown = batch.source if isinstance(batch, Staged) else batch
+            shown = batch if self._copy is None else self._copy.source(batch)
             self._show(epoch.start, number, listed(indices), shown)
         if self._copy is not None:
             batch = self._on_device(executor, epoch, batch)
@@ -314,8 +308,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
 
     def _on_device(self, executor: Executor, epoch: Epoch, batch: Any) -> Any:
         """Give the batch on the device; and before that, queue the copy of the next one."""
-        assert self._copy is not None
-        staged = batch if isinstance(batch, Staged) else self._copy.stage(batch)
+        staged = self._copy.stage(batch)
         following, thread, given = None, self._thread, epoch.given
         tasks = [number for number in epoch.tasks if number != given]
         while tasks and not executor.closed:
@@ -337,7 +330,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             following.unpack()
             omitted = following.made is not None and following.made.omitted
             done = following.error is not None or following.ended or omitted
-            if not done and not isinstance(following.batch, Staged):
+            if not done:
                 following.batch = self._copy.stage(following.batch)
         return self._copy.take(staged)
 
@@ -456,6 +449,13 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             executor.resize(num_workers, depth)
 
     @property
+    def sample_errors(self) -> Any:
+        """The samples of the epoch that could not be read, so far."""
+        if self._sample_errors is None:
+            self._sample_errors = self._core.seams.sample_errors(self._core)
+        return self._sample_errors
+
+    @property
     def unattended(self) -> Any:
         """The workers, if there are some that only :meth:`__next__` receives from."""
         return None if self._thread is not None else self.pool
@@ -489,24 +489,26 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             self._tail.end()
         begun = place.start.delivered  # a resumed one has had batches before
         delivered = place.now().delivered
-        nothing = None if begun else self.sample_errors.end(epoch.start.epoch, delivered)
-        if self._promised is not None and core.shards is None and not self.sample_errors.count:
+        errors, nothing, bad = self._sample_errors, None, 0
+        if errors is not None:
+            nothing, bad = None if begun else errors.end(epoch.start.epoch, delivered), errors.count
+        if self._promised is not None and core.shards is None and not bad:
             args = self._promised, delivered, core.readers
-            if text := dropped_batches(self._data_loader, *args):
+            if text := core.seams.words().dropped_batches(self._data_loader, *args):
                 core.warn_once(text)
         return nothing or StopIteration()
 
     def _tell(self) -> None:
         """Warn of workers that were replaced, and of a budget that cannot be kept."""
         core, healer = self._core, self.healer
-        core.recorder.worker_restarts += healer.restarts - self._restarts_noted
+        core.log.worker_restarts += healer.restarts - self._restarts_noted
         self._restarts_noted = healer.restarts
         while healer.notices:
             notice = healer.notices.popleft()
             if isinstance(notice, Overrun):
                 warnings.warn(notice, RuntimeWarning, stacklevel=program_stacklevel())
                 continue
-            core.recorder.note("restart", str(notice))
+            core.log.note("restart", str(notice))
             if isinstance(notice, FewerWorkers):
                 core.make_do(notice.workers)
             warnings.warn(notice, WorkerRestartWarning, stacklevel=program_stacklevel())
@@ -522,15 +524,16 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         if number == self._noted:
             return  # it has been taken back, and is given again
         self._noted = number
-        errors = self.sample_errors.new(made.errors)
-        recorder = self._core.recorder
-        recorder.sample_errors += len(errors)
-        recorder.sample_retries += made.retries
-        for error in errors:
-            recorder.note("bad sample", str(error))
-        self.sample_errors.record(number, errors, made.retries)
-        if made.omitted:
-            self.sample_errors.omit(number, made.errors)
+        if made.errors or made.retries or made.omitted:
+            log, seen = self._core.log, self.sample_errors
+            errors = seen.new(made.errors)
+            log.sample_errors += len(errors)
+            log.sample_retries += made.retries
+            for error in errors:
+                log.note("bad sample", str(error))
+            seen.record(number, errors, made.retries)
+            if made.omitted:
+                seen.omit(number, made.errors)
         for note in made.notes:
             self._core.tell(note)
 
@@ -538,7 +541,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         """Warn, once, that an iterable dataset gives several readers the same."""
         core = self._core
         sharded, ranks = core.shards is not None, core.replica[1]
-        text = ignored_share(core.dataset, divided, core.readers, ranks, sharded)
+        words = core.seams.words()
+        text = words.ignored_share(core.dataset, divided, core.readers, ranks, sharded)
         if text is not None:
             core.warn_once(text)
 
@@ -549,7 +553,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             # Once for an iterator; torch warns of it again at every batch that follows.
             promised, self._promised = self._promised, None
             args = self._core.dataset, promised, self._samples, self._data_loader.num_workers
-            warnings.warn(broken_promise(*args), stacklevel=program_stacklevel())
+            text = self._core.seams.words().broken_promise(*args)
+            warnings.warn(text, stacklevel=program_stacklevel())
 
     # --- what it looks like ---
 

@@ -16,9 +16,8 @@ from torch.utils.data import DistributedSampler
 
 from lit_loader.checkpoint.fingerprint import Fingerprint, fingerprint_of
 from lit_loader.checkpoint.loader_state import LoaderState
-from lit_loader.checkpoint.other_streams import has_methods
 from lit_loader.checkpoint.position import COUNT, Position
-from lit_loader.checkpoint.stateful import ITERATOR
+from lit_loader.checkpoint.stateful import ITERATOR, has_methods
 from lit_loader.checkpoint.untrusted_state import brief
 from lit_loader.iteration.core import LoaderCore
 from lit_loader.sampling.batch_plan import distributed_sampler_of

@@ -34,7 +34,7 @@ class ShownLoader:
 
     def figures(self, core: Any, epoch: int, now: int) -> dict[str, Any]:
         """Give the figures at a moment, by the names that `top/snapshot.py` has for them."""
-        loader, statistics = core.loader, core.statistics(False)
+        loader, statistics = core.loader, core.seams.statistics(core, False)
         then, before = self._before
         if now - then >= loader_page.EVERY:
             if then:
@@ -62,7 +62,7 @@ class ShownLoader:
             "statistics": statistics.figures(),
             # None on a loader's first page, and a short epoch may end before the second one.
             "verdict": statistics.verdict if statistics.batches else "",
-            "events": list(core.recorder.events),
+            "events": list(core.log.events),
         }
 
 

@@ -45,7 +45,7 @@ from lit_loader.iteration.executor import Executor, Task, failure
 from lit_loader.seeding.find_generators import find_generators
 from lit_loader.seeding.global_states import GlobalStates
 from lit_loader.seeding.seeds import of_thread
-from lit_loader.statistics.records import Timings
+from lit_loader.statistics.timings import Timings
 from lit_loader.streams.copies import DatasetCopies
 from lit_loader.transport.messages import POSITION, listed
 from lit_loader.transport.remote_error import describe_batch
@@ -124,6 +124,14 @@ class ThreadExecutor(Executor):
         self._waits, self._told = 0, False
         self._submitter, self._before = 0, GlobalStates.now()
         self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, core: Any, start: Any) -> ThreadExecutor:
+        """Give that of a loader, for the pass ``start``."""
+        loader, seed = core.loader, core.worker_seed(start)
+        waits = loader.timeout, loader.stall_warning
+        strict = bool(loader.check_exactness)
+        return cls(core.spec(), seed, loader.num_workers, core.depth, *waits, strict)
 
     def submit(self, task: Task) -> None:
         """Put the task where an idle thread takes it."""

@@ -20,14 +20,9 @@ from typing import Any, Final
 import numpy as np
 
 from lit_loader.loader import DataLoader
-from lit_loader.statistics.recorder import WINDOW, Recorder, Stopwatch
-from lit_loader.statistics.records import (
-    LoaderStatistics,
-    LoaderTrace,
-    StageTimes,
-    StepRecord,
-    Timings,
-)
+from lit_loader.statistics.recorder import Recorder, Stopwatch
+from lit_loader.statistics.records import LoaderStatistics, LoaderTrace, StageTimes, StepRecord
+from lit_loader.statistics.timings import WINDOW, BatchLog, Timings
 from lit_loader.statistics.verdict import verdict
 
 __all__ = ["LoaderReport", "LoopMonitor"]
@@ -73,13 +68,15 @@ class LoaderHistory:
         self.count = 0  # batches so far
         self.kept: deque[Timings] = deque(maxlen=keep)  # the last batches' records
         self._began = began  # when watching the loop began, by time.monotonic_ns()
-        self._sums = self._source = Recorder()
+        self._log = BatchLog()
+        self._sums = self._source = Recorder(self._log)
         self._before = self._first = self._last = LoaderStatistics()
         self._besides: dict[str, Any] = dict.fromkeys((*_COUNTED, *_KEPT), 0)
 
     def begin(self, loader: DataLoader[Any]) -> None:
         """Take in the records of a loader from now on."""
-        self._source = loader._core.recorder
+        self._theirs = loader._core.log
+        self._source = Recorder.of(self._theirs)
         # First those that it has made already: one without length has given out its first batch.
         self._source.listener = self._take
         self._before = self._first = loader.statistics()
@@ -95,7 +92,7 @@ class LoaderHistory:
     def _take(self, records: Sequence[Timings]) -> None:
         # A loader that was used before has given out batches that do not belong to this loop.
         records = [record for record in records if record.asked >= self._began]
-        self._sums.first_remote, self._sums.nodes = self._source.first_remote, self._source.nodes
+        self._log.first_remote, self._log.nodes = self._theirs.first_remote, self._theirs.nodes
         if records:
             self.count += len(records)
             self._sums.extend(records)
@@ -148,7 +145,7 @@ class LoopMonitor:
         self._began = time.monotonic_ns()
         self._histories: dict[str, LoaderHistory] = {}
         self._loaders: dict[str, DataLoader[Any]] = {}
-        self._recorders: list[Recorder] = []
+        self._logs: list[BatchLog] = []
         self._steps: deque[StepRecord] = deque(maxlen=keep)
         self._new_steps: list[StepRecord] = []
         self._stopwatch = Stopwatch(2)
@@ -165,15 +162,15 @@ class LoopMonitor:
                 self._histories[name] = LoaderHistory(self._began, self._keep)
             self._histories[name].begin(loader)
         self._loaders = found
-        self._recorders = [loader._core.recorder for loader in found.values()]
+        self._logs = [loader._core.log for loader in found.values()]
 
     def start_step(self) -> None:
         """Note that a step starts."""
         self._started = time.monotonic_ns()
         given = 0
-        for recorder in self._recorders:
-            if recorder.last is not None:
-                given = max(given, recorder.last.given)
+        for log in self._logs:
+            if log.last is not None:
+                given = max(given, log.last.given)
         # Without a new batch, Lightning has had this one for a while: its transfer is not known.
         self._given = given if given > self._last_given else 0
         self._last_given = given
@@ -210,7 +207,7 @@ class LoopMonitor:
         """Watch no loader any more."""
         for name, loader in self._loaders.items():
             self._histories[name].end(loader)
-        self._loaders, self._recorders = {}, []
+        self._loaders, self._logs = {}, []
 
     def results(self) -> Iterator[tuple[LoaderReport, LoaderTrace]]:
         """Returns a report and the kept records of each loader that gave out a batch."""

@@ -33,12 +33,12 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import IterableDataset
 
 from lit_loader.checkpoint.position import Position
-from lit_loader.checkpoint.saved_by_lightning import CALLBACKS
 from lit_loader.describe import public
 from lit_loader.errors import StateError
 from lit_loader.lightning.names import Callback, combined
 from lit_loader.lightning.rank_states import RankStates
 from lit_loader.lightning.sampler_advice import advise_on_batch_sampler
+from lit_loader.lightning.saved_by_lightning import CALLBACKS
 from lit_loader.lightning.trainer_progress import (
     before_first_fetch,
     begin_next_epoch,

@@ -1,20 +1,27 @@
 """What is said of data that is read twice, by several processes or readers, or is not all there.
 
-Texts of warnings that `iteration/core.py` gives.
+Texts of warnings that a loader gives.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import torch.distributed
 
-from lit_loader.checkpoint.other_streams import splitter_by_ranks
+from lit_loader.checkpoint.other_streams import (
+    advice_if_it_sleeps,
+    advice_if_unseeded,
+    splitter_by_ranks,
+)
 from lit_loader.checkpoint.position import Shards
 from lit_loader.context import WORKERS
+from lit_loader.errors import OptionError
 from lit_loader.sampling.batch_plan import distributed_sampler_of
 
 __all__ = [
+    *("advice_before_epoch", "check_split_once"),
     *("advice_if_idle", "advice_if_split_twice", "advice_if_unsharded"),
     *("broken_promise", "dropped_batches", "ignored_share"),
 ]
@@ -25,6 +32,19 @@ _OWN_SHARE: Final = (
     *("rank", "_rank", "_distributed", "distributed_env", "_rank_world"),
 )
 """Attributes of samplers and datasets that take the share of their rank by themselves."""
+
+
+def advice_before_epoch(core: Any) -> Iterator[str]:
+    """Give what is to be told of data that a loader divides, or that nobody does."""
+    loader = core.loader
+    if core.given_replica is None:
+        shown = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        found = [advice_if_unsharded(core.dataset, shown, core.iterable, core.shards)]
+    else:
+        found = [core.shards and advice_if_split_twice(core.dataset, core.shards)]
+    if core.iterable:
+        found += [advice_if_unseeded(core.dataset), advice_if_it_sleeps(core.dataset)]
+    yield from filter(None, found)
 
 
 def advice_if_unsharded(
@@ -79,6 +99,20 @@ def advice_if_split_twice(dataset: Any, shards: Shards) -> str | None:
         f"itself, samples are lost, for num_shards={shards.count} readers are divided among the "
         f"{shards.replicas} ranks besides; let it take its share by lit_loader.get_shard() alone"
     )
+
+
+def check_split_once(dataset: Any, config: Any) -> None:
+    """Refuse a stream of another library that splits by ranks what the readers split, too.
+
+    A dataset that is split twice gives most of its samples to no one, and nothing shows it.
+    """
+    several = config.num_shards and (config.num_replicas or 1) > 1
+    if several and (splitter := splitter_by_ranks(dataset)) is not None:
+        raise OptionError(
+            f"{type(dataset).__name__} is split by ranks already, by {splitter}, and num_shards="
+            f"{config.num_shards} readers of {config.num_replicas} ranks would split it once more, "
+            "so that most samples come to no rank: leave the one or the other out"
+        )
 
 
 def advice_if_idle(shards: Shards, num_workers: int) -> str | None:

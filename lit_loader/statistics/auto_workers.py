@@ -14,15 +14,14 @@ from __future__ import annotations
 import logging
 import math
 import time
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from lit_loader.errors import OptionError
 from lit_loader.statistics.controller import Bounds, Controller, Load, Setting
-from lit_loader.statistics.records import Timings
+from lit_loader.statistics.timings import Timings
 from lit_loader.system.cgroups import memory_left, own_memory
 from lit_loader.system.processors import processors_of_this_rank
 
-__all__ = ["AutoWorkers", "NumWorkers"]
+__all__ = ["AutoWorkers"]
 
 LEAST: Final = 50_000_000  # nanoseconds that a window has at least
 
@@ -208,31 +207,3 @@ def measured(records: list[Timings], workers: int) -> Load:
         nbytes=max(record.nbytes for record in records),
         reading=read / here / worker,
     )
-
-
-class NumWorkers:
-    """The attribute, of the loader's class. Copies ask for what the loader's ``__dict__`` has."""
-
-    def __get__(self, loader: Any, owner: type) -> int:
-        if loader is None:
-            return self  # type: ignore[return-value]
-        own = vars(loader)
-        auto = own["_core"].auto if "_core" in own else None
-        if auto is None and "num_workers" not in own:  # a wrapper's own __getattr__ may know it
-            raise AttributeError(f"{owner.__name__!r} object has no attribute 'num_workers'")
-        return own["num_workers"] if auto is None else auto.setting.workers  # type: ignore[no-any-return]
-
-    def __set__(self, loader: Any, value: int | Literal["auto"]) -> None:
-        core = vars(loader).get("_core")
-        if core is None:  # a wrapper, or subclass, before the constructor is called
-            vars(loader)["num_workers"] = value
-            return
-        if value == "auto" and "num_workers" in vars(loader):  # else the constructor has seen to it
-            reason = core.why_not_resized()
-            if reason is not None:
-                raise OptionError(f"{reason}: set a number, got num_workers='auto'")
-            core.end_idle_workers()  # they measure nothing
-        if value != "auto":  # before the other one: what breaks in between finds "auto" still on
-            vars(loader)["num_workers"] = value
-        core.set_auto(value == "auto")
-        vars(loader)["num_workers"] = value

@@ -21,7 +21,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lit_loader.statistics.records import LoaderTrace, StepRecord, Timings
+from lit_loader.statistics.records import LoaderTrace, StepRecord
+from lit_loader.statistics.timings import Timings
 
 __all__ = ["trace_events", "write_trace"]
 

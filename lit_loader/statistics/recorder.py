@@ -1,51 +1,42 @@
-"""`Recorder`: collects the record of every batch of a loader, and sums them up on request.
+"""`Recorder`: sums up the timings of a loader's batches; `statistics_of` says what they show.
 
-Each `DataLoader` has one, which its iterators add records to::
+::
 
-    worker    fetch ▶ collate ▶ encode ─▶╮          (clocked there; travels in the Result)
-    parent           wait ▶ decode ▶ pin ─▶ step    (clocked where it happens)
-                                          ╰─▶ Recorder ─▶ LoaderStatistics
-
-For each batch one record is appended to a list, and nothing is computed until the statistics are
-asked for or the list is long.
+    BatchLog ─ it is full, or somebody asks ─▶ Recorder ─▶ LoaderStatistics
 """
 
 from __future__ import annotations
 
+import functools
 import math
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch.utils.data import IterableDataset
 
 from lit_loader.statistics.records import (
     LoaderStatistics,
+    MemoryUse,
     NodeTimes,
     SlowSample,
     StageTimes,
-    Timings,
+    Surroundings,
     WorkerTimes,
 )
-from lit_loader.statistics.worker_waits import WorkerWaits
-from lit_loader.system.processors import times_of_threads
+from lit_loader.statistics.timings import WINDOW, BatchLog, Timings
+from lit_loader.system.cgroups import own_memory
+from lit_loader.system.processors import times_of_threads, usable_processors
 
-__all__ = ["WINDOW", "Recorder", "Stopwatch"]
-
-WINDOW: Final = 1024
-"""Batches that percentiles are taken of: the last so many."""
+__all__ = ["Recorder", "Stopwatch", "statistics_of"]
 
 SLOW_SAMPLES: Final = 5
 """Slowest samples that are remembered."""
-
-EVENTS: Final = 7
-"""What has happened last: so many restarts and bad samples are remembered, and so much of each."""
-
-_TEXT: Final = 450
 
 STRAGGLER: Final = 5
 """Times as long as the mean of the others in its batch that a sample takes to be a straggler."""
@@ -90,62 +81,47 @@ class Stopwatch:
 
 
 class Recorder:
-    """Collects records of batches; for one thread at a time. A copy of it begins anew.
+    """Sums up what a `BatchLog` has; a ``listener`` is called with every full window of records.
 
-    ``last`` is the record of the batch given out last. Which machine a remote worker is on, or was
-    last, is in ``nodes``, by its place after ``first_remote``. ``threads`` are the times of this
-    process's threads at the first batch. A ``listener`` is called with every
-    full window of records, and by `flush` with the rest.
+    And, by :meth:`flush`, with the rest.
     """
 
-    def __init__(self) -> None:
-        self.worker_restarts = self.sample_errors = self.sample_retries = 0
-        self._last: Timings | None = None
-        self.first_remote = math.inf
-        self.nodes: dict[int, str] = {}
-        self.events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS)
+    def __init__(self, log: BatchLog) -> None:
+        self._log = log
         self.listener: Callable[[Sequence[Timings]], object] | None = None
-        self.records: list[Timings] = []
         self._stages = Stopwatch(len(STAGES))
         self._sums: Counter[str] = Counter()
         self._workers: dict[int, NDArray[np.int64]] = {}
         self._slow: list[SlowSample] = []
-        self.waits = WorkerWaits()
-        self.threads: dict[str, tuple[int, int]] | None = None  # times, at the first batch
 
-    def __reduce__(self) -> tuple[type[Recorder], tuple[()]]:
-        # A listener belongs to the loop that is watched, and records to the loader that made them.
-        return Recorder, ()
-
-    def note(self, kind: str, text: str) -> None:
-        """Remember, for viewers, what has happened."""
-        self.events.append((time.time(), kind, text[:_TEXT]))
-
-    @property
-    def last(self) -> Timings | None:
-        """That of the batch given out last."""
-        return self.records[-1] if self.records else self._last
+    @classmethod
+    def of(cls, log: BatchLog) -> Recorder:
+        """Give the one that sums up a log."""
+        if log.summary is None:
+            log.summary = cls(log)
+        found: Recorder = log.summary
+        return found
 
     def _of_the_process(self) -> dict[str, Any]:
         """What was found of the workers, and of this process's threads, beside the batches."""
-        looks, seconds = max(1, self.waits.looks), self._sums["waited"] + self._sums["step"]
-        before, queued, active = self.threads or {}, 0, 0
-        for thread, (ran, waited) in times_of_threads().items() if self.threads else ():
+        waits, threads = self._log.waits, self._log.threads
+        looks, seconds = max(1, waits.looks), self._sums["waited"] + self._sums["step"]
+        before, queued, active = threads or {}, 0, 0
+        for thread, (ran, waited) in times_of_threads().items() if threads else ():
             since = before.get(thread, (0, 0))
             queued += waited - since[1]
             active += ran + waited - sum(since) > ACTIVE * seconds
         return {
-            "lock_fraction": self.waits.locked / looks,
-            "page_fraction": self.waits.paging / looks,
+            "lock_fraction": waits.locked / looks,
+            "page_fraction": waits.paging / looks,
             "queued_threads": max(0, queued) / max(1, seconds),
             "active_threads": active,
         }
 
     def flush(self) -> None:
         """Sum up the records that were added."""
-        records, self.records = self.records, []
+        records, self._log.records = self._log.records, []
         if records:
-            self._last = records[-1]
             self.extend(records)
 
     def extend(self, records: Sequence[Timings]) -> None:
@@ -223,9 +199,9 @@ class Recorder:
             busy_fraction=sum(w.busy_fraction for w in workers) / max(1, len(workers)),
             slowest_samples=tuple(self._slow),
             stragglers=sums["stragglers"] / 1e9,
-            worker_restarts=self.worker_restarts,
-            sample_errors=self.sample_errors,
-            sample_retries=self.sample_retries,
+            worker_restarts=self._log.worker_restarts,
+            sample_errors=self._log.sample_errors,
+            sample_retries=self._log.sample_retries,
             remote_batches=sum(node.batches for node in nodes),
             remote_nbytes=sum(node.nbytes for node in nodes),
             transit=sum(node.transit for node in nodes),
@@ -238,8 +214,8 @@ class Recorder:
     def _worker(self, number: int, seconds: float) -> WorkerTimes:
         batches, samples, nanoseconds, nbytes, transit = self._workers[number].tolist()
         busy, node = nanoseconds / 1e9, ""
-        if number >= self.first_remote:
-            node = self.nodes.get(number - int(self.first_remote), "unknown")
+        if number >= self._log.first_remote:
+            node = self._log.nodes.get(number - int(self._log.first_remote), "unknown")
         fraction, transit = min(1.0, busy / seconds), transit / 1e9 if node else 0.0
         return WorkerTimes(number, batches, samples, busy, fraction, node, nbytes, transit)
 
@@ -256,3 +232,44 @@ def _waited(column: dict[str, NDArray[np.int64]]) -> NDArray[np.int64]:
     wait, decode, pin = column["wait"], column["decode"], column["pin"]
     own = np.where(column["worker"] < 0, pin, np.where(pin > 0, 0, decode))
     return wait + own
+
+
+def statistics_of(core: Any, memory: bool, caches: Mapping[str, Any]) -> LoaderStatistics:
+    """Say where a loader's time went, since it was made, and what ``memory`` it takes now.
+
+    ``caches`` are the figures of the caches in its dataset, by their names in the statistics.
+    """
+    with core.lock:
+        auto, loader = core.auto, core.loader
+        pools = {run.pool for run in core.alive() if run.pool is not None}
+        return Recorder.of(core.log).summary(
+            ready=sum(run.ready for run in core.alive()),
+            shared_memory=sum(pool.arena.resident for pool in pools),
+            memory=_memory_use({*pools, core.pool}) if memory else None,
+            num_workers=loader.num_workers,
+            why_so_many="" if auto is None else auto.setting.reason,
+            surroundings=Surroundings(
+                processors=_processors(),
+                persistent_workers=loader.persistent_workers,
+                iterable=isinstance(core.dataset, IterableDataset),
+                threads=torch.get_num_threads(),
+                device=torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]
+            ),
+            **caches,
+        )
+
+
+@functools.lru_cache
+def _processors() -> int:
+    return math.ceil(usable_processors())
+
+
+def _memory_use(pools: set[Any]) -> MemoryUse:
+    """What memory a loader takes now, in its own process and in its workers."""
+    running = [pool for pool in pools if pool is not None and not pool.closed]
+    return MemoryUse(
+        parent=own_memory(),
+        arena=sum(pool.arena.resident for pool in running),
+        shared_data=sum(pool.workers.shared_data for pool in running),
+        workers=tuple(own_memory(pid) for pool in running for pid in pool.workers.pids),
+    )

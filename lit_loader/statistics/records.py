@@ -1,21 +1,20 @@
-"""The records of where time goes: of one batch, of one step, and summed up for a loader.
+"""The records of where time goes: of one step, and summed up for a loader.
 
-Each batch has its `Timings`, `statistics/recorder.py` sums them up as
-`LoaderStatistics`, which ``loader.statistics()`` returns to users. All clocks are
-``time.monotonic_ns()``, which is the same in all processes.
+Each batch has its `Timings`, `statistics/recorder.py` sums them up as `LoaderStatistics`, which
+``loader.statistics()`` returns to users.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from lit_loader.describe import public
 from lit_loader.statistics.sentences import counted, mebibytes
+from lit_loader.statistics.timings import Timings
 
 __all__ = [
-    "MEASURED",
     "LoaderStatistics",
     "LoaderTrace",
     "MemoryUse",
@@ -24,72 +23,8 @@ __all__ = [
     "StageTimes",
     "StepRecord",
     "Surroundings",
-    "Timings",
     "WorkerTimes",
 ]
-
-
-MEASURED: Final = 6
-"""The place in a `Reply` from which on it is what was measured."""
-
-
-@dataclass(slots=True, eq=False)
-class Timings:
-    """What one batch has cost: filled on its way, and read by all that shows figures.
-
-    Durations in nanoseconds, moments by ``time.monotonic_ns()``. The first fields, up to ``state``,
-    are measured where the batch is made, in the order of a `Reply` (`transport/messages.py`); the
-    others where it comes in, and is given out.
-    """
-
-    worker: int = -1  # that made it; -1: the consumer's own process
-    nbytes: int = 0  # of shared memory that it takes; 0 in the consumer's own process
-    samples: int = 0
-    began: int = 0  # when the worker took it up
-    fetch: int = 0  # reading its samples
-    collate: int = 0
-    encode: int = 0  # writing what is not there yet into shared memory
-    slowest: int = 0  # reading its slowest sample; 0: not known
-    slowest_at: int = 0  # that sample's place in the batch
-    processor: int = 0  # time of the worker's process, all threads, for it; 0: not measured
-    queued: int = 0  # how long the worker waited for a processor meanwhile; 0: not measured
-    read: int = 0  # how much of ``fetch`` samples waited for what `lit_loader.reads_ahead` marks
-    state: int = 0  # how much of ``fetch`` the state of a stream was taken
-    number: int = 0  # in the epoch
-    arrived: int = 0  # when its result came in at the parent
-    asked: int = 0  # when the consumer asked for a batch
-    wait: int = 0  # how long the consumer waited for the workers then
-    decode: int = 0  # rebuilding it in the parent
-    pin: int = 0  # copying it into page-locked memory
-    step: int = 0  # how long the consumer was busy since the batch before; 0 for the first
-    epoch: int = 0
-    slowest_index: Any = None  # the slowest sample's index; None: not known
-
-    @property
-    def waited(self) -> int:
-        """How long the consumer was kept from its own work, in nanoseconds."""
-        if self.pin:  # a pin-memory thread has decoded it meanwhile: that is in the wait
-            return self.wait + (self.pin if self.worker < 0 else 0)
-        return self.wait + self.decode
-
-    @property
-    def making(self) -> dict[str, int]:
-        """The stages of making it, in their order, as if reads came before all the rest."""
-        own = {"taking the state": self.state, "waiting for reads": self.read}
-        own["fetch"] = self.fetch - self.state - self.read
-        return {**own, "collate": self.collate, "encode": self.encode}
-
-    @property
-    def taking(self) -> dict[str, int]:
-        """What ``waited`` is the sum of."""
-        if self.worker < 0:
-            return {"wait": self.wait, "pin": self.pin}
-        return {"wait": self.wait, "decode": 0 if self.pin else self.decode}
-
-    @property
-    def given(self) -> int:
-        """The moment at which the batch was given out."""
-        return self.asked + self.waited
 
 
 class StepRecord(NamedTuple):

@@ -32,8 +32,7 @@ from torch.utils.data import IterDataPipe
 
 from lit_loader.batch.batch_loader import BEGINNING, SET_EPOCH, BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec
-from lit_loader.batch.fetch import EndOfData, GoodSamples, IterableFetcher
-from lit_loader.batch.sample_errors import OMITTED
+from lit_loader.batch.fetch import OMITTED, EndOfData, IterableFetcher
 from lit_loader.batch.worker_info import show_in_place_of
 from lit_loader.checkpoint.position import NOT_TAKEN, ReadPoint, marks_joined
 from lit_loader.checkpoint.stateful import StateMeter, pickled, unpickled
@@ -284,7 +283,7 @@ class Reader(BatchLoader):
                 watch.follow()
             self._reseed_beginning(_ITER)
 
-        good = None if spec.tolerance.none else GoodSamples(self._attempts)
+        good = None if spec.tolerance is None else spec.tolerance.stream(self._attempts)
         fetcher = IterableFetcher(
             spec.dataset, spec.batch_size, spec.drop_last, state, before_iter, good
         )

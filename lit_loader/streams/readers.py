@@ -24,10 +24,10 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from lit_loader.batch.batch_loader import BatchLoader
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.fetch import EndOfData
 from lit_loader.batch.worker_info import WorkerInfo, show, shown
+from lit_loader.checkpoint.other_streams import epochs_of_their_own
 from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.checkpoint.stateful import StateMeter
 from lit_loader.seeding.bases import PassSeeds
@@ -37,7 +37,7 @@ from lit_loader.streams.reader import Reader
 from lit_loader.transport.remote_error import ReaderShare
 from lit_loader.transport.status_board import Progress
 
-__all__ = ["Readers", "maker_of"]
+__all__ = ["Readers", "StreamMaker"]
 
 _START: Final = ReadPoint()
 
@@ -182,10 +182,13 @@ class _Begun(NamedTuple):
     batch: Any
 
 
-def maker_of(spec: BatchSpec, worker: int = 0, num_workers: int = 1) -> BatchLoader | Readers:
-    """Give what makes a process's batches: that of a worker, or without any of the loader's."""
-    if not spec.iterable:
-        return BatchLoader(spec, worker, num_workers)
-    if spec.shards is None:
-        return Reader(spec, worker, num_workers)
-    return Readers(spec)
+class StreamMaker:
+    """The seam: what a `BatchSpec` of an iterable dataset has as its ``streams``."""
+
+    def begin_worker(self) -> None:
+        """Begin in a worker process, before the user's code."""
+        epochs_of_their_own()
+
+    def maker(self, spec: BatchSpec, worker: int, num_workers: int) -> Reader | Readers:
+        """Give what makes a process's batches, see `maker_of`."""
+        return Reader(spec, worker, num_workers) if spec.shards is None else Readers(spec)

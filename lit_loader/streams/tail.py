@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import torch.distributed
 
-from lit_loader.checkpoint.position import EpochPosition, Shards
+from lit_loader.checkpoint.position import EpochPosition
 from lit_loader.errors import LoaderError
 from lit_loader.seeding import job
 from lit_loader.system.interrupts import HeldBack
@@ -247,15 +247,15 @@ class Talks:
         return begun
 
 
-def tail_of(
-    loader: Any, shards: Shards | None, talks: Talks, start: EpochPosition
-) -> ShardTail | None:
+def tail_of(core: Any, start: EpochPosition) -> ShardTail | None:
     """Begin to agree on the end of an epoch; None: each rank simply comes to its own.
 
     A LoaderError if the ranks have no way to tell each other.
     """
+    shards, loader = core.shards, core.loader
     if shards is None or loader.shard_tail == "keep" or shards.replicas == 1:
         return None
+    talks: Talks = core.of_process.setdefault("talks", Talks())
     rank, ranks, epoch = shards.rank, shards.replicas, start.start.epoch
     name = type(loader.dataset).__name__
     where = f"epoch {epoch} of {name}"

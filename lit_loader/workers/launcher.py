@@ -51,7 +51,6 @@ import numpy as np
 import torch
 
 from lit_loader.batch.batch_spec import BatchSpec
-from lit_loader.batch.reads_declared import declares_reads
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import LoaderError
 from lit_loader.seeding.find_generators import find_generators
@@ -194,9 +193,6 @@ class Launcher(Starter):
         super().__init__(payload)
         self._context = context
         self._links = links
-        # It remembers what it finds in classes: workers, which ask, need not look through them
-        # again, and so copy their pages.
-        declares_reads(payload.spec.dataset)
         self._stacks = StackFile(links.stacks.fd)
         self._requests: socket.socket | None = None
         self._pidfd = -1

@@ -16,18 +16,15 @@ from typing import Any
 
 import torch
 
-from lit_loader.batch.batch_loader import BatchLoader
+from lit_loader.batch.batch_loader import maker_of
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.batch.collate import collate_privately
 from lit_loader.batch.worker_info import ProcessInfo, WorkerInfo, show
-from lit_loader.checkpoint.other_streams import epochs_of_their_own
 from lit_loader.checkpoint.position import ReadPoint
 from lit_loader.context import NOBODY, reading
 from lit_loader.errors import LoaderError
 from lit_loader.seeding.bases import Place
 from lit_loader.seeding.seeds import seed_worker
-from lit_loader.streams.reader import Reader
-from lit_loader.streams.readers import Readers, maker_of
 from lit_loader.system.shared_file import address_space_left
 from lit_loader.transport.remote_error import RemoteError, describe_batch
 from lit_loader.transport.status_board import Progress
@@ -52,9 +49,9 @@ class BatchMaker:
     ) -> None:
         self._who = who
         self.spec: BatchSpec | None = None  # what is made; None: it could not be unpacked
-        self.loader: BatchLoader | Readers | None = None  # makes it
+        self.loader: Any = None  # makes it
         # The same, where it is several readers of a stream; else None.
-        self.readers: Readers | None = None
+        self.readers: Any = None
         self.broken: RemoteError | None = None  # what has gone wrong at the start
         where = "while its dataset was unpickled"
         try:
@@ -64,7 +61,8 @@ class BatchMaker:
             kind = WorkerInfo if spec.shards is None else ProcessInfo
             show(kind(id=worker, num_workers=num_workers, seed=seed, dataset=spec.dataset))
             collate_privately()
-            epochs_of_their_own()
+            if spec.streams is not None:
+                spec.streams.begin_worker()
             where = "in worker_init_fn"
             seeded: tuple[int, ...] = ()
             if spec.worker_init_fn is not None:
@@ -76,8 +74,8 @@ class BatchMaker:
             if spec.shards is not None:
                 reading.shard_asked = NOBODY  # by a worker, not by a reader
             self.loader = loader = maker_of(spec, worker, num_workers)
-            self.readers = loader if isinstance(loader, Readers) else None
-            if isinstance(loader, Reader):
+            self.readers = None if spec.shards is None else loader
+            if spec.streams is not None and self.readers is None:
                 loader.seeded_by_init = seeded
         except BaseException as error:
             self.broken = RemoteError.capture(error, f"{who}, {where}")

@@ -8,8 +8,8 @@ from typing import Any
 from lit_loader.accelerator.pin_memory import Pin
 from lit_loader.batch.batch_spec import BatchWithReport
 from lit_loader.errors import TransportError
-from lit_loader.statistics.records import MEASURED, Timings
 from lit_loader.statistics.sentences import NOT_KNOWN, doing
+from lit_loader.statistics.timings import MEASURED, Timings
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.arena import Lease
 from lit_loader.transport.codec import decode

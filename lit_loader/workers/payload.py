@@ -11,7 +11,6 @@ from lit_loader.errors import LoaderError
 from lit_loader.system.carrier import Frozen, Policy, freeze, thaw
 from lit_loader.system.shared_file import nameless_file, remedy
 from lit_loader.workers.parent import Descriptor
-from lit_loader.workers.shared_lists import SharedLists
 
 __all__ = ["NO_ROOM", "Payload", "freeze_spec"]
 
@@ -44,9 +43,9 @@ class Payload:
         self.shared_bytes = 0
         self._spec: BatchSpec | None = spec
         self._fds: list[int] = []  # the file, and what goes along
-        self._lists: SharedLists | None = None
-        if spec.share and spec.table() is None:
-            self._lists = SharedLists(spec.dataset)
+        self._lists: Any = None
+        if spec.share is not None and spec.table() is None:
+            self._lists = spec.share(spec.dataset)
 
     def __getstate__(self) -> list[Descriptor]:
         return list(map(Descriptor, self._fds))

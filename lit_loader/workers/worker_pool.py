@@ -46,7 +46,6 @@ from typing import Any, Final
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
 from lit_loader.seeding.bases import PassSeeds
-from lit_loader.streams.homes import Place, ReaderHomes
 from lit_loader.system.cgroups import memory_limits
 from lit_loader.system.interrupts import HeldBack
 from lit_loader.transport.arena import Arena, Slot
@@ -70,6 +69,7 @@ from lit_loader.transport.messages import (
 )
 from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import VOIDABLE, BoardRow, Stage, StatusBoard, board_bytes
+from lit_loader.workers.homes import Place, ReaderHomes
 from lit_loader.workers.outcome import FewerWorkers, Outcome
 from lit_loader.workers.pipes import Ended, Pipes
 from lit_loader.workers.worker_set import WorkerSet, explain_limit

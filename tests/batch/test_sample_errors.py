@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from lit_loader import DataLoader
-from lit_loader.batch.fetch import MAX_DRAWS, MAX_IN_A_ROW
+from lit_loader.batch.bad_samples import MAX_DRAWS, MAX_IN_A_ROW
 from lit_loader.batch.sample_errors import KEPT_ERRORS
 from lit_loader.errors import OptionError, SampleErrorsError
 from tests.support.exact import Augmented, noisy_collate

@@ -7,7 +7,9 @@ import pytest
 
 from lit_loader import DataLoader
 from lit_loader.statistics.chrome_trace import trace_events
-from lit_loader.statistics.records import LoaderTrace, Timings
+from lit_loader.statistics.recorder import Recorder
+from lit_loader.statistics.records import LoaderTrace
+from lit_loader.statistics.timings import Timings
 from tests.support.samples import Rows
 
 Event = dict[str, Any]
@@ -71,7 +73,7 @@ def test_a_loaders_own_records(pinned: None, num_workers: int, pin: bool) -> Non
         Rows(60, 1_000), batch_size=4, shuffle=True, num_workers=num_workers, pin_memory=pin
     )
     records: list[Timings] = []
-    loader._core.recorder.listener = records.extend
+    Recorder.of(loader._core.log).listener = records.extend
     for _ in range(2):
         list(loader)
     loader.statistics()

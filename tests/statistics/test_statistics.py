@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from lit_loader import DataLoader
-from lit_loader.statistics.recorder import WINDOW, Recorder
-from lit_loader.statistics.records import LoaderStatistics, StageTimes, Timings, WorkerTimes
+from lit_loader.statistics.recorder import Recorder
+from lit_loader.statistics.records import LoaderStatistics, StageTimes, WorkerTimes
+from lit_loader.statistics.timings import WINDOW, BatchLog, Timings
 from tests.parity.tools import PROMPT
 from tests.support.delays import DELAY, SAMPLES, STAGES, Collate, Delayed, Wait, compute, sleep
 from tests.support.samples import Call, Counting, Rows
@@ -147,10 +148,10 @@ def test_a_delay_between_batches_is_the_consumers(wait: Wait, num_workers: int) 
 @pytest.mark.parametrize("count", [1, 2, 100, WINDOW + 300, 3 * WINDOW])
 def test_percentiles_are_numpys(count: int) -> None:
     values = np.random.default_rng(count).integers(0, 10**9, count)
-    recorder, zeros = Recorder(), dict.fromkeys(Timings.__slots__, 0)
+    log, zeros = BatchLog(), dict.fromkeys(Timings.__slots__, 0)
     for number, value in enumerate(values.tolist()):
-        recorder.records.append(Timings(**{**zeros, "number": number, "fetch": value}))
-    times = recorder.summary().fetch
+        log.records.append(Timings(**{**zeros, "number": number, "fetch": value}))
+    times = Recorder(log).summary().fetch
     expected = np.percentile(values[-WINDOW:] / 1e9, (50, 90, 99, 100))
     assert (times.p50, times.p90, times.p99, times.max) == pytest.approx(tuple(expected))
     assert (times.total, times.mean) == pytest.approx((values.sum() / 1e9, values.mean() / 1e9))

@@ -12,7 +12,7 @@ from typing import Any
 
 from lit_loader.statistics.auto_workers import AutoWorkers
 from lit_loader.statistics.controller import Bounds, Setting
-from lit_loader.statistics.records import Timings
+from lit_loader.statistics.timings import Timings
 from tests.tuning.simulation import Draw, Loader, Machine, Work, draws
 
 FIXED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lit_loader.statistics.records import Timings
+from lit_loader.statistics.timings import Timings
 
 Draw = Callable[[int], float]
 """A number for each batch."""

@@ -17,7 +17,7 @@ from lit_loader.config.loader_config import LoaderConfig
 from lit_loader.statistics import auto_workers
 from lit_loader.statistics.auto_workers import AutoWorkers
 from lit_loader.statistics.controller import Bounds, Load, Setting
-from lit_loader.statistics.records import Timings
+from lit_loader.statistics.timings import Timings
 from tests.support.exact import Augmented
 
 

@@ -1,0 +1,83 @@
+"""`Seams`: where add-ons hang on a loader. By itself the core has none of them.
+
+::
+
+    LoaderCore, LoaderIterator ── asks, where something may be added ──▶ Seams   gives nothing
+                                                                           ▲
+                                              `lit_loader/loader.py`: AddOns   imports what an
+                                                                               option asks for
+
+Each method says what it is asked for, when, and what its answer must have. What worker processes
+need of an add-on is in the spec, and is pickled with it: ``tolerance``, ``reads``, ``share``,
+``streams`` of `BatchSpec`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["Seams"]
+
+
+class Seams:
+    """What may be added to a loader; knows no loader, and is asked with its core."""
+
+    def spec_parts(self, core: Any) -> dict[str, Any]:
+        """Give parts of the `BatchSpec` by their names; asked whenever batches are to be made."""
+        return {}
+
+    def advice(self, core: Any) -> Iterable[str]:
+        """Give what the user is to be told of data that is divided; asked before each epoch."""
+        return ()
+
+    def idle(self, core: Any) -> str | None:
+        """Say, when an iterator is made, that workers would have nothing to do; None: they have."""
+        return None
+
+    def end_policy(self, core: Any, start: Any) -> Any:
+        """Give what decides on a stream's end: ``admits``, ``given``, ``begins_again``, ``end``.
+
+        Asked when an iterator begins the pass ``start``; None: each rank comes to its own.
+        """
+        return None
+
+    def observer(self, core: Any, in_process: bool) -> Any:
+        """Give who is shown an iterator's batches: ``note``, ``finish``, ``done``; None: nobody."""
+        return None
+
+    def device_copy(self, core: Any) -> Any:
+        """Give what copies batches ahead to a device: ``stage``, ``source``, ``take``; or None."""
+        return None
+
+    def executor(self, core: Any, epoch: Any) -> Any:
+        """Give an `Executor` of another kind than worker processes; None: these make batches."""
+        return None
+
+    def remote_workers(self, core: Any) -> Any:
+        """Give a pool's workers on other machines (`remote/starter.py`); None: there are none."""
+        return None
+
+    def auto(self, core: Any) -> Any:
+        """Give what sets the number of workers where that is ``"auto"`` (`AutoWorkers`)."""
+        raise NotImplementedError
+
+    def sample_errors(self, core: Any) -> Any:
+        """Give an epoch's log of samples that could not be read (`SampleErrorLog`)."""
+        raise NotImplementedError
+
+    def sum_up(self, core: Any) -> None:
+        """Take in the records of a `BatchLog` that is full."""
+        core.log.records.clear()
+
+    def statistics(self, core: Any, memory: bool) -> Any:
+        """Give the loader's statistics."""
+        raise NotImplementedError
+
+    def figures(self, core: Any, epoch: int, now: int) -> dict[str, Any] | None:
+        """Give what viewers are shown of a loader that works on an epoch; asked once a second."""
+        return None
+
+    def words(self) -> Any:
+        """Give the sentences on streams that do not keep what they promise (`advice.py`)."""
+        raise NotImplementedError
