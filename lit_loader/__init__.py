@@ -12,18 +12,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.utils.data import get_worker_info as get_worker_info
 
-    from lit_loader.batch.collate import default_collate as default_collate
-    from lit_loader.batch.collate import default_convert as default_convert
-    from lit_loader.batch.pad import PadCollate as PadCollate
-    from lit_loader.batch.pad import Padded as Padded
-    from lit_loader.batch.reads_ahead import read_stream as read_stream
-    from lit_loader.batch.reads_declared import reads_ahead as reads_ahead
-    from lit_loader.checkpoint.loader_state import merge_states as merge_states
-    from lit_loader.config.loader_config import LoaderConfig as LoaderConfig
-    from lit_loader.config.ray_workers import RayWorkers as RayWorkers
     from lit_loader.context import get_epoch as get_epoch
     from lit_loader.context import get_rng as get_rng
     from lit_loader.context import get_shard as get_shard
+    from lit_loader.core.batch.collate import default_collate as default_collate
+    from lit_loader.core.batch.collate import default_convert as default_convert
+    from lit_loader.core.options.loader_config import LoaderConfig as LoaderConfig
+    from lit_loader.core.options.ray_workers import RayWorkers as RayWorkers
+    from lit_loader.core.state.loader_state import merge_states as merge_states
     from lit_loader.data.balance import BalancedBatchSampler as BalancedBatchSampler
     from lit_loader.data.cached_dataset import CachedDataset as CachedDataset
     from lit_loader.data.mixture import MixtureDataset as MixtureDataset
@@ -33,7 +29,10 @@ if TYPE_CHECKING:
     from lit_loader.data.packing import PackCollate as PackCollate
     from lit_loader.data.packing import Packed as Packed
     from lit_loader.data.packing import PackingBatchSampler as PackingBatchSampler
+    from lit_loader.data.pad import PadCollate as PadCollate
+    from lit_loader.data.pad import Padded as Padded
     from lit_loader.data.shared_dataset import shared_dataset as shared_dataset
+    from lit_loader.data.shared_sequence import SharedSequence as SharedSequence
     from lit_loader.data.token_budget import TokenBudgetBatchSampler as TokenBudgetBatchSampler
     from lit_loader.errors import ExactnessWarning as ExactnessWarning
     from lit_loader.errors import LitLoaderError as LitLoaderError
@@ -48,24 +47,25 @@ if TYPE_CHECKING:
     from lit_loader.errors import WorkerError as WorkerError
     from lit_loader.errors import WorkerRestartWarning as WorkerRestartWarning
     from lit_loader.errors import WorkerTimeoutError as WorkerTimeoutError
+    from lit_loader.insight.records import LoaderStatistics as LoaderStatistics
     from lit_loader.lightning.datamodule import LoaderDataModule as LoaderDataModule
     from lit_loader.lightning.monitor import LoaderMonitor as LoaderMonitor
     from lit_loader.lightning.state_callback import LoaderStateCallback as LoaderStateCallback
     from lit_loader.loader import DataLoader as DataLoader
     from lit_loader.replacement import replace_torch as replace_torch
-    from lit_loader.statistics.records import LoaderStatistics as LoaderStatistics
-    from lit_loader.transport.shared_sequence import SharedSequence as SharedSequence
+    from lit_loader.storage.reads_ahead import read_stream as read_stream
+    from lit_loader.storage.reads_declared import reads_ahead as reads_ahead
 
 __version__ = "0.3.0"
 
 _NAMES_IN = {
-    "lit_loader.batch.collate": "default_collate default_convert",
-    "lit_loader.batch.pad": "PadCollate Padded",
-    "lit_loader.batch.reads_ahead": "read_stream",
-    "lit_loader.batch.reads_declared": "reads_ahead",
-    "lit_loader.checkpoint.loader_state": "merge_states",
-    "lit_loader.config.loader_config": "LoaderConfig",
-    "lit_loader.config.ray_workers": "RayWorkers",
+    "lit_loader.core.batch.collate": "default_collate default_convert",
+    "lit_loader.data.pad": "PadCollate Padded",
+    "lit_loader.storage.reads_ahead": "read_stream",
+    "lit_loader.storage.reads_declared": "reads_ahead",
+    "lit_loader.core.state.loader_state": "merge_states",
+    "lit_loader.core.options.loader_config": "LoaderConfig",
+    "lit_loader.core.options.ray_workers": "RayWorkers",
     "lit_loader.context": "get_epoch get_rng get_shard",
     "lit_loader.data.balance": "BalancedBatchSampler",
     "lit_loader.data.cached_dataset": "CachedDataset",
@@ -85,8 +85,8 @@ _NAMES_IN = {
     "lit_loader.lightning.state_callback": "LoaderStateCallback",
     "lit_loader.loader": "DataLoader",
     "lit_loader.replacement": "replace_torch",
-    "lit_loader.statistics.records": "LoaderStatistics",
-    "lit_loader.transport.shared_sequence": "SharedSequence",
+    "lit_loader.insight.records": "LoaderStatistics",
+    "lit_loader.data.shared_sequence": "SharedSequence",
     "torch.utils.data": "get_worker_info",
 }
 

@@ -81,7 +81,7 @@ class SampleErrorsError(LoaderError):
     """An epoch has more bad samples than ``max_sample_errors`` allows, or none that is good.
 
     Attributes:
-        errors: The last of them (at most 100), as `batch/sample_errors.py`'s ``SampleError``.
+        errors: The last of them (at most 100), as `data/sample_errors.py`'s ``SampleError``.
     """
 
     errors: tuple[Any, ...] = ()

@@ -1,7 +1,7 @@
 """`DataLoader`: the public face, with the names, meaning and defaults of torch's.
 
 It holds the options as attributes, gives out iterators and takes and loads states. What it keeps
-for its iterators, and what they are given of it, is in `iteration/core.py`.
+for its iterators, and what they are given of it, is in `core/epoch/loader_core.py`.
 
 It is a subclass of torch's class so that programs and type checkers know it for a loader, and
 rebuild, shard or wrap it as they do with torch's. Nothing of torch's machinery runs: every method
@@ -30,8 +30,13 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 from torch.utils.data import default_convert as torch_default_convert
 from torch.utils.data.dataloader import _DatasetKind  # reach: torch: what _dataset_kind is of
 
-from lit_loader.config.checks import known_keywords
-from lit_loader.config.loader_config import (
+from lit_loader.core.epoch.iterator import LoaderIterator
+from lit_loader.core.epoch.ledger import indices_of, state_at
+from lit_loader.core.epoch.loader_checkpoint import load_state, take_state
+from lit_loader.core.epoch.loader_core import DEFAULT_PREFETCH, ITERATED, LoaderCore
+from lit_loader.core.epoch.seams import Seams
+from lit_loader.core.options.checks import known_keywords
+from lit_loader.core.options.loader_config import (
     AT_FIRST,
     FIXED,
     SHOWN_OTHERWISE,
@@ -42,26 +47,21 @@ from lit_loader.config.loader_config import (
     WorkerMethod,
     check_option,
 )
-from lit_loader.config.ray_workers import RayWorkers
+from lit_loader.core.options.ray_workers import RayWorkers
+from lit_loader.core.order.orders import epoch_number
+from lit_loader.core.order.shown_samplers import choose_samplers
+from lit_loader.core.seeding.bases import LoaderSeeds
+from lit_loader.core.system.processors import advice_if_too_many
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
-from lit_loader.iteration.core import DEFAULT_PREFETCH, ITERATED, LoaderCore
-from lit_loader.iteration.iterator import LoaderIterator
-from lit_loader.iteration.ledger import indices_of, state_at
-from lit_loader.iteration.loader_checkpoint import load_state, take_state
-from lit_loader.iteration.seams import Seams
-from lit_loader.sampling.orders import epoch_number
-from lit_loader.sampling.shown_samplers import choose_samplers
-from lit_loader.seeding.bases import LoaderSeeds
-from lit_loader.system.processors import advice_if_too_many
 
 __all__ = ["DataLoader"]
 
 T_co = TypeVar("T_co", covariant=True)
 
 if TYPE_CHECKING:
-    from lit_loader.accelerator.device_copy import Move
-    from lit_loader.statistics.records import LoaderStatistics
+    from lit_loader.insight.records import LoaderStatistics
+    from lit_loader.lightning.device_copy import Move
 
     _TorchLoader = TorchLoader
 else:
@@ -88,19 +88,19 @@ class _AddOns(Seams):
         loader = core.loader
         parts: dict[str, Any] = {}
         if loader.on_sample_error != "raise" or loader.sample_retries:
-            from lit_loader.batch.bad_samples import BadSamples
+            from lit_loader.data.bad_samples import BadSamples
 
             parts["tolerance"] = BadSamples.of(loader)
         if core.iterable:
             from lit_loader.streams.readers import StreamMaker
 
             parts["streams"] = StreamMaker()
-        if core.iterable or _loaded("lit_loader.batch.reads_declared"):
-            from lit_loader.batch.reads_ahead import reads_of_loader
+        if core.iterable or _loaded("lit_loader.storage.reads_declared"):
+            from lit_loader.storage.reads_ahead import reads_of_loader
 
             parts["reads"] = reads_of_loader(core)
         if loader.share:
-            from lit_loader.workers.shared_lists import SharedLists
+            from lit_loader.data.shared_lists import SharedLists
 
             parts["share"] = SharedLists
         return parts
@@ -110,14 +110,14 @@ class _AddOns(Seams):
         in_job = distributed.is_available() and distributed.is_initialized()
         if not (core.iterable or in_job):
             return ()
-        from lit_loader.sampling.advice import advice_before_epoch
+        from lit_loader.streams.advice import advice_before_epoch
 
         return advice_before_epoch(core)
 
     def idle(self, core: Any) -> str | None:
         if not core.shards or core.auto is not None:
             return None
-        from lit_loader.sampling.advice import advice_if_idle
+        from lit_loader.streams.advice import advice_if_idle
 
         return advice_if_idle(core.shards, core.loader.num_workers)
 
@@ -131,7 +131,7 @@ class _AddOns(Seams):
     def observer(self, core: Any, in_process: bool) -> Any:
         if not core.loader.check_exactness:
             return None
-        from lit_loader.iteration.exactness_check import check_of
+        from lit_loader.insight.exactness_check import check_of
 
         return check_of(core, in_process)
 
@@ -139,14 +139,14 @@ class _AddOns(Seams):
         moves = core.loader._copies_to
         if moves is None:
             return None
-        from lit_loader.accelerator.device_copy import DeviceCopy
+        from lit_loader.lightning.device_copy import DeviceCopy
 
         return DeviceCopy(*moves)
 
     def executor(self, core: Any, epoch: Any) -> Any:
         if core.loader.worker_method != "thread":
             return None
-        from lit_loader.iteration.thread_executor import ThreadExecutor
+        from lit_loader.threads.thread_executor import ThreadExecutor
 
         return ThreadExecutor.of(core, epoch.start)
 
@@ -159,34 +159,34 @@ class _AddOns(Seams):
         return RemoteWorkers(loader.remote, loader.remote_workers, core.log.nodes)
 
     def auto(self, core: Any) -> Any:
-        from lit_loader.statistics.auto_workers import AutoWorkers
+        from lit_loader.insight.auto_workers import AutoWorkers
 
         return AutoWorkers()
 
     def sample_errors(self, core: Any) -> Any:
-        from lit_loader.batch.sample_errors import SampleErrorLog
+        from lit_loader.data.sample_errors import SampleErrorLog
 
         return SampleErrorLog(core.loader.max_sample_errors)
 
     def sum_up(self, core: Any) -> None:
-        from lit_loader.statistics.recorder import Recorder
+        from lit_loader.insight.recorder import Recorder
 
         Recorder.of(core.log).flush()
 
     def statistics(self, core: Any, memory: bool) -> LoaderStatistics:
-        from lit_loader.statistics.recorder import statistics_of
+        from lit_loader.insight.recorder import statistics_of
 
         caches = _loaded("lit_loader.data.cached_dataset")
         return statistics_of(core, memory, caches.figures_of(core.dataset) if caches else {})
 
     def figures(self, core: Any, epoch: int, now: int) -> dict[str, Any]:
-        from lit_loader.iteration.shown import ShownLoader
+        from lit_loader.insight.shown import ShownLoader
 
         shown: ShownLoader = core.of_process.setdefault("shown", ShownLoader())
         return shown.figures(core, epoch, now)
 
     def words(self) -> Any:
-        from lit_loader.sampling import advice
+        from lit_loader.streams import advice
 
         return advice
 
@@ -441,7 +441,7 @@ class DataLoader(_TorchLoader[T_co]):
         options = locals()
         config = LoaderConfig(**{name: options[name] for name in LoaderConfig.__dataclass_fields__})
         if iterable:
-            from lit_loader.sampling.advice import check_split_once
+            from lit_loader.streams.advice import check_split_once
 
             check_split_once(dataset, config)
         config.check_dataset_kind(iterable)
@@ -665,7 +665,7 @@ class DataLoader(_TorchLoader[T_co]):
         if core.reads_again:
             now = core.epochs.now()
             knows = now.epoch == 0 or now.told is not None
-            from lit_loader.checkpoint.other_streams import advice_on_reading_again
+            from lit_loader.streams.other_streams import advice_on_reading_again
 
             core.warn_once(advice_on_reading_again(self.dataset, knows))
         theirs = _saved_by_lightning()

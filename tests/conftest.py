@@ -16,7 +16,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from lit_loader.system import processors
+from lit_loader.core.system import processors
 from tests.support.huge_pages import collapse
 from tests.support.kinds import mark_kinds
 from tests.support.samples import reads_ended
@@ -127,7 +127,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if method == "forkserver" or sys.version_info >= (3, 14):
         # What the files of tests import, which each of their workers would import anew.
         multiprocessing.set_forkserver_preload(
-            ["__main__", "lit_loader.workers.main", "lightning.pytorch", "hypothesis", "pytest"]
+            [
+                "__main__",
+                "lit_loader.core.executors.main",
+                "lightning.pytorch",
+                "hypothesis",
+                "pytest",
+            ]
         )
 
 
@@ -206,7 +212,7 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that there is an accelerator; a copy stands for pinning."""
     import torch
 
-    from lit_loader.accelerator import pin_memory
+    from lit_loader.core.executors import pin_memory
 
     monkeypatch.setattr(pin_memory, "find_accelerator", lambda device="": 0)
     monkeypatch.setattr(pin_memory, "pin_tensor", torch.Tensor.clone)

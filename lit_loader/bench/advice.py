@@ -3,7 +3,7 @@
 Used by `bench/grid.py`. The setting: the fewest workers, then the fewest batches ahead, that come
 within 5 % of the fastest, which is named too; where the training step's time is known, that keep up
 with it. No workers only if any are slower. What bounds it is the verdict on our loader's statistics
-(`statistics/verdict.py`).
+(`insight/verdict.py`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Final
 
 from lit_loader.bench.rounds import Spread
 from lit_loader.bench.settings import OURS, REFERENCE
-from lit_loader.statistics.records import LoaderStatistics
-from lit_loader.statistics.sentences import percent
-from lit_loader.statistics.verdict import MADE, cause
+from lit_loader.insight.records import LoaderStatistics
+from lit_loader.insight.verdict import MADE, cause
+from lit_loader.sentences import percent
 
 __all__ = ["FIGURES", "Point", "advise", "choose"]
 

@@ -47,8 +47,8 @@ from lit_loader.bench.rounds import (
     seconds_per_batch,
 )
 from lit_loader.bench.settings import OURS, Settings
+from lit_loader.core.system.processors import usable_processors
 from lit_loader.loader import DataLoader
-from lit_loader.system.processors import usable_processors
 
 __all__ = ["ROWS"]
 

@@ -23,11 +23,11 @@ from lit_loader.bench.loaders import Open, OpenLoader, Setup
 from lit_loader.bench.machine import cpu_seconds, memory_and_descriptors
 from lit_loader.bench.rounds import Session, Spread, in_one_line
 from lit_loader.bench.settings import OURS, REFERENCE
-from lit_loader.config.loader_config import LoaderConfig
+from lit_loader.core.epoch.loader_core import DEFAULT_PREFETCH
+from lit_loader.core.options.loader_config import LoaderConfig
+from lit_loader.core.system.processors import usable_processors
 from lit_loader.errors import OptionError
-from lit_loader.iteration.core import DEFAULT_PREFETCH
 from lit_loader.loader import DataLoader
-from lit_loader.system.processors import usable_processors
 
 __all__ = ["Grid"]
 

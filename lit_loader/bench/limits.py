@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import default_collate
 
 from lit_loader.bench.loaders import Setup
-from lit_loader.system.processors import usable_processors
+from lit_loader.core.system.processors import usable_processors
 
 __all__ = ["Limit", "collate_into", "copy_seconds", "nbytes"]
 

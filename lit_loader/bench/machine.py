@@ -16,8 +16,8 @@ import psutil
 
 import lit_loader
 from lit_loader.bench.settings import OURS
-from lit_loader.system import linux
-from lit_loader.system.processors import usable_processors
+from lit_loader.core.system import linux
+from lit_loader.core.system.processors import usable_processors
 
 __all__ = [
     "cpu_seconds", "describe", "memory_and_descriptors", "wait_until_idle",

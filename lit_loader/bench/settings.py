@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from lit_loader.config.checks import known_options, positive, refuse
+from lit_loader.core.options.checks import known_options, positive, refuse
 from lit_loader.errors import OptionError
 
 __all__ = [

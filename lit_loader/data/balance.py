@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
-from lit_loader.checkpoint.untrusted_state import damaged, is_count
-from lit_loader.config.checks import flag, or_none, whole_number
+from lit_loader.core.options.checks import flag, or_none, whole_number
+from lit_loader.core.order.orders import BatchOrder, Indices
+from lit_loader.core.order.permutation import Permutation
+from lit_loader.core.seeding.bases import Bases
+from lit_loader.core.state.fingerprint import Fingerprint, summarise
+from lit_loader.core.state.untrusted_state import damaged, is_count
 from lit_loader.data.lengths import of_each_sample, processes
 from lit_loader.describe import public
 from lit_loader.errors import OptionError, StateError
-from lit_loader.sampling.orders import BatchOrder, Indices
-from lit_loader.sampling.permutation import Permutation
-from lit_loader.seeding.bases import Bases
 
 __all__ = ["BalancedBatchSampler", "deal"]
 

@@ -5,7 +5,7 @@
     entry  │ header │ tensors and arrays, each on a 64-byte boundary │ descriptor │
              64 bytes                                                   up to a multiple of 64
 
-The transport's encoder (`transport/codec.py`) writes them, as it does for a batch.
+The transport's encoder (`core/transport/codec.py`) writes them, as it does for a batch.
 
 Whoever reads has a copy of the entry, into which the sample looks: what is written into a sample in
 place never changes the cache.
@@ -20,8 +20,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from lit_loader.core.transport.codec import ALIGNMENT, SlotFull, SlotWriter, align, decode, encode
 from lit_loader.errors import TransportError
-from lit_loader.transport.codec import ALIGNMENT, SlotFull, SlotWriter, align, decode, encode
 
 __all__ = ["MISSING", "UNIT", "pack", "seal", "unpack", "whole"]
 

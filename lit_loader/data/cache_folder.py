@@ -24,9 +24,9 @@ from typing import Final
 
 import numpy as np
 
+from lit_loader.core.system.shared_file import HeldFile, write_all
 from lit_loader.data.cache_entry import Bytes, seal, whole
 from lit_loader.errors import OptionError
-from lit_loader.system.shared_file import HeldFile, write_all
 
 __all__ = ["Folder"]
 

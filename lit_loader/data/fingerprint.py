@@ -30,9 +30,9 @@ import torch
 from torch.utils.data import Dataset
 
 from lit_loader import __version__
-from lit_loader.config.checks import undeferred
-from lit_loader.seeding.find_generators import CLOSED, root_of
-from lit_loader.seeding.seeds import tensor_bytes
+from lit_loader.core.options.checks import undeferred
+from lit_loader.core.seeding.find_generators import CLOSED, root_of
+from lit_loader.core.seeding.seeds import tensor_bytes
 
 __all__ = ["environment", "fingerprint"]
 

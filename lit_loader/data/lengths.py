@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
-from lit_loader.checkpoint.untrusted_state import damaged, is_count
-from lit_loader.config.checks import flag, one_of, or_none, positive, whole_number
+from lit_loader.core.options.checks import flag, one_of, or_none, positive, whole_number
+from lit_loader.core.order.orders import BatchOrder, Indices
+from lit_loader.core.state.fingerprint import Fingerprint, summarise
+from lit_loader.core.state.untrusted_state import damaged, is_count
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError, StateError
-from lit_loader.sampling.orders import BatchOrder, Indices
 
 __all__ = ["LengthsSampler", "of_each_sample", "processes"]
 
@@ -66,7 +66,7 @@ class LengthsSampler(BatchOrder):
         return np.flatnonzero(fits) if self.too_long == "skip" else np.arange(len(tokens))
 
     def state_fingerprint(self) -> Fingerprint:
-        """Name what the batches depend on, besides the epoch; see `checkpoint/fingerprint.py`.
+        """Name what the batches depend on, besides the epoch; see `core/state/fingerprint.py`.
 
         Not the number of ranks, with which they differ too: another one may go on at the end of an
         epoch. In the middle of one the batches' own state refuses that.

@@ -35,7 +35,7 @@ import time
 import weakref
 from typing import Final
 
-from lit_loader.system import linux
+from lit_loader.core.system import linux
 
 __all__ = ["find", "is_supported", "lock", "new", "seal"]
 

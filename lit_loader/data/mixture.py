@@ -19,9 +19,12 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset, Sampler
 
-from lit_loader.checkpoint.fingerprint import Fingerprint, summarise
-from lit_loader.checkpoint.untrusted_state import damaged, is_count
-from lit_loader.config.checks import flag, is_dataset, is_list, whole_number
+from lit_loader.core.options.checks import flag, is_dataset, is_list, whole_number
+from lit_loader.core.order.orders import CHUNK, EpochOrder, Indices
+from lit_loader.core.order.permutation import Permutation
+from lit_loader.core.seeding.seeds import derive
+from lit_loader.core.state.fingerprint import Fingerprint, summarise
+from lit_loader.core.state.untrusted_state import damaged, is_count
 from lit_loader.data.weights import (
     ALL_DRAWS,
     Changes,
@@ -33,9 +36,6 @@ from lit_loader.data.weights import (
 )
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError, StateError
-from lit_loader.sampling.orders import CHUNK, EpochOrder, Indices
-from lit_loader.sampling.permutation import Permutation
-from lit_loader.seeding.seeds import derive
 
 __all__ = ["MixtureDataset", "MixtureSampler", "announce_epoch", "named_sources"]
 
@@ -260,7 +260,7 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         return dict(zip(self.data_source.names, total.tolist(), strict=True))
 
     def state_fingerprint(self) -> Fingerprint:
-        """Name what the order depends on, besides the epoch; see `checkpoint/fingerprint.py`.
+        """Name what the order depends on, besides the epoch; see `core/state/fingerprint.py`.
 
         Weights are named as shares: 3 and 1 give the same order as 0.75 and 0.25.
         """

@@ -22,17 +22,17 @@ from typing import Any, Final
 
 from torch.utils.data import IterableDataset
 
-from lit_loader.checkpoint.fingerprint import Fingerprint
-from lit_loader.checkpoint.stateful import Opened, checked_parts
-from lit_loader.checkpoint.untrusted_state import damaged, is_count
-from lit_loader.config.checks import one_of, whole_number
 from lit_loader.context import reading, share
+from lit_loader.core.options.checks import one_of, whole_number
+from lit_loader.core.seeding.generator_state import preserved
+from lit_loader.core.seeding.seeds import derive
+from lit_loader.core.state.fingerprint import Fingerprint
+from lit_loader.core.state.stateful import Opened, checked_parts
+from lit_loader.core.state.untrusted_state import damaged, is_count
 from lit_loader.data.mixture import announce_epoch, named_sources
 from lit_loader.data.weights import Changes, History, Timeline, Weights, named_changes, summary
 from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError, StateError
-from lit_loader.seeding.generator_state import preserved
-from lit_loader.seeding.seeds import derive
 
 __all__ = ["MixtureStream"]
 

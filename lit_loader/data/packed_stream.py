@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from lit_loader.checkpoint.fingerprint import Fingerprint, fingerprint_of
-from lit_loader.checkpoint.stateful import Opened, checked_parts
-from lit_loader.checkpoint.untrusted_state import damaged, is_count
-from lit_loader.config.checks import whole_number
+from lit_loader.core.options.checks import whole_number
+from lit_loader.core.state.fingerprint import Fingerprint, fingerprint_of
+from lit_loader.core.state.stateful import Opened, checked_parts
+from lit_loader.core.state.untrusted_state import damaged, is_count
 from lit_loader.data.mixture import announce_epoch
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError, StateError

@@ -21,15 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_loader.batch.pad import PadCollate
-from lit_loader.checkpoint.fingerprint import Fingerprint
-from lit_loader.config.checks import or_none, positive
+from lit_loader.core.options.checks import or_none, positive
+from lit_loader.core.order.orders import Indices
+from lit_loader.core.order.permutation import Permutation
+from lit_loader.core.seeding.seeds import derive
+from lit_loader.core.state.fingerprint import Fingerprint
 from lit_loader.data.lengths import LengthsSampler
+from lit_loader.data.pad import PadCollate
 from lit_loader.describe import public
 from lit_loader.errors import LoaderError
-from lit_loader.sampling.orders import Indices
-from lit_loader.sampling.permutation import Permutation
-from lit_loader.seeding.seeds import derive
 
 __all__ = ["PackCollate", "Packed", "PackingBatchSampler", "best_fit"]
 

@@ -20,14 +20,14 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from lit_loader.config.checks import filled_text, is_dataset, seconds
+from lit_loader.core.options.checks import filled_text, is_dataset, seconds
+from lit_loader.core.seeding.generator_state import Draws
+from lit_loader.core.system.carrier import PROCESSES, Frozen, freeze, thaw
+from lit_loader.core.system.cgroups import memory_left
 from lit_loader.data import memory_files
 from lit_loader.data.fingerprint import environment, fingerprint
 from lit_loader.describe import message_of, public, short_repr
 from lit_loader.errors import LoaderError, OptionError, TransportError
-from lit_loader.seeding.generator_state import Draws
-from lit_loader.system.carrier import PROCESSES, Frozen, freeze, thaw
-from lit_loader.system.cgroups import memory_left
 
 __all__ = ["shared_dataset"]
 

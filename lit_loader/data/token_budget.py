@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lit_loader.checkpoint.fingerprint import Fingerprint
-from lit_loader.config.checks import or_none, plain, positive
+from lit_loader.core.options.checks import or_none, plain, positive
+from lit_loader.core.order.permutation import Permutation
+from lit_loader.core.seeding.seeds import derive
+from lit_loader.core.state.fingerprint import Fingerprint
 from lit_loader.data.balance import deal
 from lit_loader.data.lengths import LengthsSampler
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
-from lit_loader.sampling.permutation import Permutation
-from lit_loader.seeding.seeds import derive
 
 __all__ = ["TokenBudgetBatchSampler", "TokenBudgetStatistics"]
 

@@ -25,14 +25,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from lit_loader.checkpoint.fingerprint import summarise
-from lit_loader.checkpoint.untrusted_state import damaged, is_count
-from lit_loader.config.checks import is_list, plain, whole_number
+from lit_loader.core.options.checks import is_list, plain, whole_number
+from lit_loader.core.order.orders import Indices
+from lit_loader.core.order.permutation import Permutation
+from lit_loader.core.seeding.seeds import derive
+from lit_loader.core.state.fingerprint import summarise
+from lit_loader.core.state.untrusted_state import damaged, is_count
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
-from lit_loader.sampling.orders import Indices
-from lit_loader.sampling.permutation import Permutation
-from lit_loader.seeding.seeds import derive
 
 __all__ = ["ALL_DRAWS", "MOST_NAMED", "Changes", "History", "Schedule", "Timeline", "Weights"]
 __all__ += ["exact_weights", "named_changes", "summary"]

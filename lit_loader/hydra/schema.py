@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, get_origin, get_type_hints
 
-from lit_loader.config.loader_config import LoaderConfig
+from lit_loader.core.options.loader_config import LoaderConfig
 
 __all__ = ["hydra_schema"]
 

@@ -38,7 +38,7 @@ from torch.utils.data import (
     default_convert,
 )
 
-from lit_loader.config.checks import (
+from lit_loader.core.options.checks import (
     filled_text,
     flag,
     is_dataset,
@@ -46,7 +46,8 @@ from lit_loader.config.checks import (
     known_keywords,
     known_options,
 )
-from lit_loader.config.loader_config import FOR_WORKERS, LoaderConfig
+from lit_loader.core.options.loader_config import FOR_WORKERS, LoaderConfig
+from lit_loader.core.order.shown_samplers import wrappable_by_lightning
 from lit_loader.data.shared_dataset import shared_dataset
 from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError
@@ -59,7 +60,6 @@ from lit_loader.lightning.names import (
 )
 from lit_loader.lightning.state_callback import LoaderStateCallback, our_loaders
 from lit_loader.loader import DataLoader
-from lit_loader.sampling.shown_samplers import wrappable_by_lightning
 
 __all__ = ["SPLITS", "LoaderDataModule", "SwappedDataModule", "options_of"]
 

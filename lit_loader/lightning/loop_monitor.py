@@ -19,11 +19,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from lit_loader.core.batch.timings import WINDOW, BatchLog, Timings
+from lit_loader.insight.recorder import Recorder, Stopwatch
+from lit_loader.insight.records import LoaderStatistics, LoaderTrace, StageTimes, StepRecord
+from lit_loader.insight.verdict import verdict
 from lit_loader.loader import DataLoader
-from lit_loader.statistics.recorder import Recorder, Stopwatch
-from lit_loader.statistics.records import LoaderStatistics, LoaderTrace, StageTimes, StepRecord
-from lit_loader.statistics.timings import WINDOW, BatchLog, Timings
-from lit_loader.statistics.verdict import verdict
 
 __all__ = ["LoaderReport", "LoopMonitor"]
 

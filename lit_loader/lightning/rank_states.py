@@ -22,10 +22,10 @@ from typing import Any, Final
 
 import torch.distributed
 
-from lit_loader.checkpoint.loader_state import merge_states
-from lit_loader.checkpoint.position import COUNT
+from lit_loader.core.seeding import job
+from lit_loader.core.state.loader_state import merge_states
+from lit_loader.core.state.position import COUNT
 from lit_loader.errors import StateError
-from lit_loader.seeding import job
 
 __all__ = ["RankStates"]
 

@@ -32,7 +32,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import IterableDataset
 
-from lit_loader.checkpoint.position import Position
+from lit_loader.core.seeding.bases import rehearsal
+from lit_loader.core.state.position import Position
 from lit_loader.describe import public
 from lit_loader.errors import StateError
 from lit_loader.lightning.names import Callback, combined
@@ -50,7 +51,6 @@ from lit_loader.lightning.trainer_progress import (
     recount_batches,
     states_in,
 )
-from lit_loader.seeding.bases import rehearsal
 
 if TYPE_CHECKING:
     from lit_loader.loader import DataLoader

@@ -24,7 +24,7 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from lit_loader.checkpoint.loader_state import LoaderState
+from lit_loader.core.state.loader_state import LoaderState
 
 __all__ = [
     "before_first_fetch",

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from lit_loader.transport.messages import Task
+from lit_loader.core.transport.messages import Task
 
 if TYPE_CHECKING:
     from lit_loader.remote.ray_engine import RayEngine, RayHand

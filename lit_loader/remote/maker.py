@@ -4,8 +4,8 @@
 
     order: Task, indices ─▶ fetch ▶ collate ▶ encode into scratch memory ─▶ answer: Reply, batch
 
-What `workers/main.py` is for a process of this machine; both have a `BatchMaker`. It knows of no
-engine, and imports none; the relay has one too, for batches that it makes again to compare.
+What `core/executors/main.py` is for a process of this machine; both have a `BatchMaker`. It knows
+of no engine, and imports none; the relay has one too, for batches that it makes again to compare.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lit_loader.batch.batch_loader import make_batch
-from lit_loader.batch.batch_spec import USUAL_MODES
-from lit_loader.remote.crew import Role
-from lit_loader.system.carrier import thaw_bytes
-from lit_loader.transport.codec import SlotFull, SlotWriter, encode
-from lit_loader.transport.messages import (
+from lit_loader.core.batch.batch_loader import make_batch
+from lit_loader.core.batch.batch_spec import USUAL_MODES
+from lit_loader.core.executors.making import BatchMaker
+from lit_loader.core.system.carrier import thaw_bytes
+from lit_loader.core.transport.codec import SlotFull, SlotWriter, encode
+from lit_loader.core.transport.messages import (
     SIZE,
     Reply,
     Status,
@@ -36,8 +36,8 @@ from lit_loader.transport.messages import (
     unpack,
     unpack_indices,
 )
-from lit_loader.transport.status_board import Progress
-from lit_loader.workers.making import BatchMaker
+from lit_loader.core.transport.status_board import Progress
+from lit_loader.remote.crew import Role
 
 __all__ = ["Maker"]
 

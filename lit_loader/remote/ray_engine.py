@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from lit_loader.config.ray_workers import RayWorkers
+from lit_loader.core.options.ray_workers import RayWorkers
 from lit_loader.remote.crew import Fate, Hello, Role, UnreachableError
 from lit_loader.remote.second_look import versions
 

@@ -37,13 +37,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_loader.errors import ExactnessWarning, LoaderError, TransportError, WorkerDiedError
-from lit_loader.remote.crew import Crew, Hello, Job, Member, Role, UnreachableError
-from lit_loader.remote.second_look import SecondLook
-from lit_loader.system.signals import reset_signals
-from lit_loader.system.stack_dumps import write_stacks_to
-from lit_loader.transport.arena import ArenaMap
-from lit_loader.transport.messages import (
+from lit_loader.core.executors.parent import Descriptor, Links, sentinel_of
+from lit_loader.core.system.signals import reset_signals
+from lit_loader.core.system.stack_dumps import write_stacks_to
+from lit_loader.core.transport.arena import ArenaMap
+from lit_loader.core.transport.messages import (
     NOT_WANTED,
     SIZE,
     Message,
@@ -60,9 +58,11 @@ from lit_loader.transport.messages import (
     position_of,
     unpack,
 )
-from lit_loader.transport.remote_error import RemoteError
-from lit_loader.transport.status_board import Stage, StatusBoard
-from lit_loader.workers.parent import Descriptor, Links, sentinel_of
+from lit_loader.core.transport.remote_error import RemoteError
+from lit_loader.core.transport.status_board import Stage, StatusBoard
+from lit_loader.errors import ExactnessWarning, LoaderError, TransportError, WorkerDiedError
+from lit_loader.remote.crew import Crew, Hello, Job, Member, Role, UnreachableError
+from lit_loader.remote.second_look import SecondLook
 
 if TYPE_CHECKING:
     from lit_loader.remote.ray_engine import RayEngine

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_loader import __version__
+from lit_loader.core.transport.messages import SIZE, Status, position_of, unpack
 from lit_loader.remote.crew import Hello, Role
-from lit_loader.transport.messages import SIZE, Status, position_of, unpack
 
 if TYPE_CHECKING:
     from lit_loader.remote.maker import Maker
@@ -118,7 +118,7 @@ class SecondLook:
 
 def _compared(maker: Maker, order: bytes, answer: NDArray[np.uint8]) -> str | None:
     """Say where a batch differs that is made again; None: nowhere."""
-    from lit_loader.batch.digest import difference, digest
+    from lit_loader.core.batch.digest import difference, digest
 
     again = maker.make(order)
     if _reply(again).status != Status.DONE:
@@ -131,8 +131,8 @@ def _reply(answer: NDArray[np.uint8]) -> Any:
 
 
 def _batch(answer: NDArray[np.uint8]) -> Any:
-    from lit_loader.batch.batch_spec import BatchWithReport
-    from lit_loader.transport.codec import decode
+    from lit_loader.core.batch.batch_spec import BatchWithReport
+    from lit_loader.core.transport.codec import decode
 
     reply = _reply(answer)
     batch = decode(answer[SIZE:].copy(), reply.at, reply.nbytes)

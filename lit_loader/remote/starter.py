@@ -5,9 +5,9 @@
     pool ─ start ──▶ the relay: one process ─▶ remote workers
          ◀─ notices ──── what it has to say ─╯
 
-Used by `iteration/core.py`, which gives it to the pool. After a few relays that died in a row there
-are no remote workers any more, and the workers of this machine go on; if there are none, that is an
-error.
+Used by `core/epoch/loader_core.py`, which gives it to the pool. After a few relays that died in a
+row there are no remote workers any more, and the workers of this machine go on; if there are none,
+that is an error.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from multiprocessing.connection import wait as wait_for
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
-from lit_loader.batch.batch_spec import BatchSpec
+from lit_loader.core.batch.batch_spec import BatchSpec
+from lit_loader.core.executors.parent import Descriptor, Links
+from lit_loader.core.executors.payload import freeze_spec
+from lit_loader.core.executors.process_start import quiet_start
+from lit_loader.core.executors.starters import DirectWorker, Loss, Notice
+from lit_loader.core.system.carrier import MACHINES, importable_main
+from lit_loader.core.system.shared_file import nameless_file, write_all
 from lit_loader.errors import LoaderError
 from lit_loader.remote.crew import Role
 from lit_loader.remote.relay import relay_main
-from lit_loader.system.carrier import MACHINES, importable_main
-from lit_loader.system.shared_file import nameless_file, write_all
-from lit_loader.workers.parent import Descriptor, Links
-from lit_loader.workers.payload import freeze_spec
-from lit_loader.workers.process_start import quiet_start
-from lit_loader.workers.starters import DirectWorker, Loss, Notice
 
 __all__ = ["RemoteWorkers"]
 

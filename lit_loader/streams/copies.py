@@ -13,7 +13,7 @@ first: pickled once, and unpickled for each.
   samples). Not shared: a Hugging Face stream's epoch.
 - *Refused*, by its place in the dataset: what can be neither, an open file or a generator.
 
-Worker threads (`iteration/thread_executor.py`) have copies `of_structure`: all that is large, or
+Worker threads (`threads/thread_executor.py`) have copies `of_structure`: all that is large, or
 cannot be copied, is the same object for all of them.
 """
 
@@ -32,10 +32,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from lit_loader.checkpoint.other_streams import shared_epoch
+from lit_loader.core.system.carrier import GLOBAL_GENERATORS, refusal
+from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.describe import find_failing_object
-from lit_loader.system.carrier import GLOBAL_GENERATORS, refusal
-from lit_loader.system.interrupts import let_handlers_through
+from lit_loader.streams.other_streams import shared_epoch
 
 __all__ = ["DatasetCopies"]
 

@@ -24,18 +24,18 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from lit_loader.batch.batch_spec import BatchSpec
-from lit_loader.batch.fetch import EndOfData
-from lit_loader.batch.worker_info import WorkerInfo, show, shown
-from lit_loader.checkpoint.other_streams import epochs_of_their_own
-from lit_loader.checkpoint.position import ReadPoint
-from lit_loader.checkpoint.stateful import StateMeter
-from lit_loader.seeding.bases import PassSeeds
-from lit_loader.seeding.generator_state import Loan, OwnStreams
+from lit_loader.core.batch.batch_spec import BatchSpec
+from lit_loader.core.batch.fetch import EndOfData
+from lit_loader.core.batch.worker_info import WorkerInfo, show, shown
+from lit_loader.core.seeding.bases import PassSeeds
+from lit_loader.core.seeding.generator_state import Loan, OwnStreams
+from lit_loader.core.state.position import ReadPoint
+from lit_loader.core.state.stateful import StateMeter
+from lit_loader.core.transport.remote_error import ReaderShare
+from lit_loader.core.transport.status_board import Progress
 from lit_loader.streams.copies import DatasetCopies
+from lit_loader.streams.other_streams import epochs_of_their_own
 from lit_loader.streams.reader import Reader
-from lit_loader.transport.remote_error import ReaderShare
-from lit_loader.transport.status_board import Progress
 
 __all__ = ["Readers", "StreamMaker"]
 

@@ -21,7 +21,7 @@ import tty
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TextIO
 
-from lit_loader.system import linux
+from lit_loader.core.system import linux
 from lit_loader.top.discovery import NotFound
 from lit_loader.top.snapshot import Training, Worker
 from lit_loader.top.watch import Watch

@@ -2,7 +2,7 @@
 
 ::
 
-    viewer ─ `ask` of `system/looks.py` ─▶ text ─ `parse` ─▶ the user's part of it
+    viewer ─ `ask` of `core/system/looks.py` ─▶ text ─ `parse` ─▶ the user's part of it
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from lit_loader.system.looks import NoStacks, ask
+from lit_loader.core.system.looks import NoStacks, ask
 from lit_loader.top.snapshot import Frame
 
 __all__ = ["NoStacks", "ask", "parse"]
@@ -49,7 +49,7 @@ def parse(text: str, pid: int) -> list[Frame]:
 def _loader_of(thread: list[Frame]) -> str:
     """The folder of the package that this worker runs, with a slash; "": it is another thread."""
     mains = (frame.file for frame in thread if frame.function == "worker_main")
-    return next(mains, "").removesuffix("workers/main.py")
+    return next(mains, "").removesuffix("core/executors/main.py")
 
 
 def _frame(match: re.Match[str], pid: int) -> Frame:

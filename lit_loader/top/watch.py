@@ -14,12 +14,12 @@ import os
 import time
 from typing import Final
 
+from lit_loader.core.transport.loader_page import OtherFormat, WorkerRow, read_board, read_index
+from lit_loader.core.transport.status_board import Stage
 from lit_loader.top import processes
 from lit_loader.top.discovery import WHICH, Board, NotFound, find_boards, grouped, resolve
 from lit_loader.top.snapshot import STAGES, Event, Frame, Loader, Rank, Training, Worker, findings
 from lit_loader.top.stacks import NoStacks, ask, parse
-from lit_loader.transport.loader_page import OtherFormat, WorkerRow, read_board, read_index
-from lit_loader.transport.status_board import Stage
 
 __all__ = ["STALLED", "Watch"]
 

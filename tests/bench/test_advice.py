@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lit_loader.bench.advice import Point, advise, choose
-from lit_loader.statistics.records import LoaderStatistics, StageTimes, WorkerTimes
+from lit_loader.insight.records import LoaderStatistics, StageTimes, WorkerTimes
 
 
 def point(num_workers: int, seconds: float, cpu: float, fetch: float = 0.01) -> Point:

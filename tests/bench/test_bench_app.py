@@ -23,8 +23,8 @@ from lit_loader.bench import machine, runner, settings
 from lit_loader.bench.datasets import Pool, tensors
 from lit_loader.bench.loaders import LOADERS, Setup
 from lit_loader.bench.report import FORMAT
+from lit_loader.core.system.processors import usable_processors
 from lit_loader.hydra.conf_folder import conf_folder
-from lit_loader.system.processors import usable_processors
 from tests.support.programs import run_python
 from tests.support.samples import OfLength
 

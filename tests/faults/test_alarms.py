@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lit_loader import DataLoader
-from lit_loader.workers.pipes import Pipes
+from lit_loader.core.executors.pipes import Pipes
 from tests.support.samples import METHODS, Call, worker_pids
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lit_loader import DataLoader
+from lit_loader.core.executors.pipes import Pipes
 from lit_loader.errors import LoaderError
-from lit_loader.workers.pipes import Pipes
 from tests.faults.test_signals import finish, launch
 from tests.support.samples import METHODS, Call, hang, usage
 
@@ -152,7 +152,7 @@ DAEMON = """
 import threading, sys
 import torch
 from lit_loader import DataLoader
-from lit_loader.accelerator import pin_memory
+from lit_loader.core.executors import pin_memory
 from tests.support.samples import Call, hang
 
 pin_memory.find_accelerator = lambda device="": 0

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from lit_loader import DataLoader
+from lit_loader.core.executors.worker_pool import WorkerPool
+from lit_loader.core.transport import arena as arena_module
 from lit_loader.errors import TransportError
-from lit_loader.transport import arena as arena_module
-from lit_loader.workers.worker_pool import WorkerPool
 from tests.parity.tools import PROMPT
 from tests.support.faults import (
     POINTS,

@@ -16,9 +16,9 @@ import torch
 
 import lit_loader
 from lit_loader import DataLoader
-from lit_loader.seeding import generator_lock
-from lit_loader.system.interrupts import HeldBack
-from lit_loader.transport import loader_page
+from lit_loader.core.seeding import generator_lock
+from lit_loader.core.system.interrupts import HeldBack
+from lit_loader.core.transport import loader_page
 from tests.support.exact import EveryOther, SharedWithState
 from tests.support.samples import Call, Counting, OfLength, own_generators, reads_ended, usage
 from tests.support.striking import Strike, Struck, StruckHard

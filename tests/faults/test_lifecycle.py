@@ -17,9 +17,9 @@ import torch
 
 import lit_loader
 from lit_loader import DataLoader
+from lit_loader.core.executors.pipes import Pipes
+from lit_loader.core.executors.process_start import default_context
 from lit_loader.errors import LoaderError
-from lit_loader.workers.pipes import Pipes
-from lit_loader.workers.process_start import default_context
 from tests.node.data import Child
 from tests.parity.tools import Gate, finish_script, start_script, wait_gone
 from tests.support.samples import METHODS, Call, Counting, Rows, ints, usage, worker_pids

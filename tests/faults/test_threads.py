@@ -23,7 +23,7 @@ from torch.utils.data import TensorDataset
 
 import lit_loader
 from lit_loader import DataLoader
-from lit_loader.seeding import generator_lock
+from lit_loader.core.seeding import generator_lock
 from tests.exactness.test_exactness import CASES as EXACT
 from tests.support.exact import Augmented, EveryOther, digests, noisy_collate
 from tests.support.samples import Call, own_generators

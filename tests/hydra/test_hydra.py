@@ -32,7 +32,7 @@ from lit_loader import (
     PackingBatchSampler,
     TokenBudgetBatchSampler,
 )
-from lit_loader.batch.pad import PadCollate, Padded
+from lit_loader.data.pad import PadCollate, Padded
 from lit_loader.hydra.schema import hydra_schema
 from tests.support.samples import OfLength
 

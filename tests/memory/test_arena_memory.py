@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from lit_loader.transport import arena as arena_module
-from lit_loader.transport.arena import Arena, Slot
+from lit_loader.core.transport import arena as arena_module
+from lit_loader.core.transport.arena import Arena, Slot
 from tests.support.samples import given
 
 PAGE = mmap.PAGESIZE

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import RandomSampler
 
 import lit_loader
-from tests.sampling.test_epochs import OneByOne
+from tests.core.epoch.test_epochs import OneByOne
 from tests.support.samples import uncollated as as_is
 
 from .datasets import Squares, Stream
@@ -41,7 +41,7 @@ def test_options_by_position(loader_class):
     "options", [{"shuffle": True}, {"sampler": [0]}, {"batch_sampler": [[0]]}], ids="".join
 )
 def test_refused_with_an_iterable_dataset(loader_class, options):
-    """What is refused with any dataset is in tests/config/test_loader_config.py."""
+    """What is refused with any dataset is in tests/core/options/test_loader_config.py."""
     [(name, value)] = options.items()
     with pytest.raises(ValueError, match=name) as caught:
         loader_class(Stream(), **options)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from tests.batch.test_collate import SAMPLES, check_same
+from tests.core.batch.test_collate import SAMPLES, check_same
 from tests.support.samples import uncollated as as_is
 
 from .datasets import Call

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "lit_loader"
 WITH_FRAMEWORKS = {"lightning", "hydra", "omegaconf"}
 LIGHT = {
     # What Hydra's plugins and other programs import without using a loader.
-    "lit_loader.config.loader_config, lit_loader.context, lit_loader.errors": {"torch"},
+    "lit_loader.core.options.loader_config, lit_loader.context, lit_loader.errors": {"torch"},
     "lit_loader.hydra.schema, lit_loader.hydra.searchpath_plugin": {"torch"},
     "lit_loader.lightning.trainer_plugin": {"torch"},
     "lit_loader; dir(lit_loader); lit_loader.LoaderConfig; lit_loader.OptionError": {
@@ -27,6 +27,10 @@ LIGHT = {
 
 ABOVE = {"bench", "hydra"}
 """Programs on top of the package, and what asks where it lies: they may import all of it."""
+
+
+ADD_ONS = {"data", "insight", "lightning", "remote", "storage", "streams", "threads"}
+"""The second ring, as far as a loader's options lead to it."""
 
 
 def modules() -> dict[str, str]:
@@ -51,15 +55,22 @@ def below(sources: dict[str, str]) -> dict[str, set[str]]:
     """Each package with those that it imports from."""
     found: dict[str, set[str]] = {}
     for path, source in sources.items():
-        here = path.split("/")[0].removesuffix(".py")  # its own name, beside the packages
+        here = package_of(path.removesuffix(".py").split("/"))
         if here == "__init__":  # its imports are lazy
             continue
         used = found.setdefault(here, set())
         for dotted in imports(source):
             root, *rest = dotted.split(".")
-            if root == PACKAGE.name and rest and rest[0] not in ("__version__", here):
-                used.add(rest[0])
-    return found
+            if root == PACKAGE.name and rest and rest[0] != "__version__":
+                used.add(package_of(rest))
+        used.discard(here)
+    found["loader"] -= ADD_ONS  # which it imports when an option asks for them
+    return {name: used for name, used in found.items() if name != "core"}
+
+
+def package_of(parts: list[str]) -> str:
+    """The folder that a module lies in; its own name, beside the packages."""
+    return "/".join(parts[:2]) if parts[0] == "core" and len(parts) > 2 else parts[0]
 
 
 def test_there_is_no_circle() -> None:
@@ -73,7 +84,7 @@ def test_nothing_imports_a_program() -> None:
 
 def test_a_package_itself_holds_a_docstring_only() -> None:
     """Re-exports would import torch where Hydra looks for plugins, and make circles."""
-    for path in PACKAGE.glob("*/__init__.py"):
+    for path in PACKAGE.glob("*/**/__init__.py"):
         tree = ast.parse(path.read_text())
         assert len(tree.body) == 1 and ast.get_docstring(tree), path
 

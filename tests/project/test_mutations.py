@@ -61,7 +61,7 @@ MUTATIONS: Final = (
         "a batch's seed is off by one",
         "self._reseed(extend(self._epoch_seed, position))",
         "self._reseed(extend(self._epoch_seed, position + 1))",
-        "checkpoint/test_older_states.py",
+        "core/state/test_older_states.py",
     ),
     Mutation(
         "a batch's seed depends on the worker",
@@ -73,19 +73,19 @@ MUTATIONS: Final = (
         "get_rng gives a sample its neighbour's generator",
         "return indices[position]",
         "return indices[position - 1]",
-        "seeding/test_get_rng.py",
+        "core/seeding/test_get_rng.py",
     ),
     Mutation(
         "a slot is freed while its batch is held",
         "memory = self.arena.lease(slot, end)",
         "memory = self.arena.lease(slot, end)\n                    self.arena.release(slot)",
-        "transport/test_transport.py::test_a_kept_batch_never_changes",
+        "core/transport/test_transport.py::test_a_kept_batch_never_changes",
     ),
     Mutation(
         "a slot is not freed with its batch",
         "        self._leased.discard(slot)\n        self._warm.append(slot)",
         "        self._leased.discard(slot)",
-        "transport/test_transport.py memory/test_arena_memory.py",
+        "core/transport/test_transport.py memory/test_arena_memory.py",
     ),
     Mutation(
         "a dead worker's batch is not made again",
@@ -97,13 +97,13 @@ MUTATIONS: Final = (
         "a worker that hangs is not replaced",
         "            if awaited.get(worker) == row:\n",
         "            if False:\n",
-        "pool/test_recovery.py::test_hanging_in_user_code",
+        "core/executors/test_recovery.py::test_hanging_in_user_code",
     ),
     Mutation(
         "a reader moves to another worker without its state, and is read from its start",
         "if self._homes.send(turn) and self.point is not None and not task.packed:",
         "if self._homes.send(turn) and self.point is None:",
-        "iteration/test_moved_readers.py::test_a_reader_with_a_state_moves_for_a_few_batches",
+        "streams/test_moved_readers.py::test_a_reader_with_a_state_moves_for_a_few_batches",
     ),
     Mutation(
         "a reader that moves is a batch behind its place",
@@ -117,7 +117,7 @@ MUTATIONS: Final = (
         "                        hand.leaving = True\n"
         "                        for copy in hand.queue:\n"
         "                            self._tasks.pop(copy.task.number, None)\n",
-        "iteration/test_resizing.py::test_who_leaves_finishes_what_it_has",
+        "core/epoch/test_resizing.py::test_who_leaves_finishes_what_it_has",
     ),
     Mutation(
         "batches of an epoch that was left come in the next one",
@@ -129,7 +129,7 @@ MUTATIONS: Final = (
         "a second copy's batch, which was called off, is given out too",
         "                del self._tasks[task.number]\n",
         "                self._tasks[task.number] = task\n",
-        "pool/test_pool_model.py",
+        "core/executors/test_pool_model.py",
     ),
     Mutation(
         "batches come in the order in which workers finish",
@@ -147,7 +147,7 @@ MUTATIONS: Final = (
         "an epoch is not counted",
         "_next_epoch = False, start.epoch + 1\n",
         "_next_epoch = False, start.epoch\n",
-        "sampling/test_epochs.py",
+        "core/epoch/test_epochs.py",
     ),
     Mutation(
         "a state forgets where the sampler is",
@@ -159,7 +159,7 @@ MUTATIONS: Final = (
         "a bad sample is not counted",
         "recorder.sample_errors += len(errors)",
         "pass",
-        "statistics/test_statistics.py::test_sample_errors_are_counted",
+        "insight/test_statistics.py::test_sample_errors_are_counted",
     ),
     Mutation(
         "worker_init_fn is not called",
@@ -171,7 +171,7 @@ MUTATIONS: Final = (
         "the pin-memory thread drops a batch",
         "        self._items.append(self._pin(item))\n",
         "        if not self._items:\n            self._items.append(self._pin(item))\n",
-        "accelerator/test_pin_memory.py",
+        "core/transport/test_pin_memory.py",
     ),
     Mutation(
         "persistent workers start anew with each epoch",
@@ -183,13 +183,13 @@ MUTATIONS: Final = (
         "a cache does not look at its key",
         "_FORMAT, platform.machine(), self.key, size, self.dataset",
         '_FORMAT, platform.machine(), "", size, self.dataset',
-        "cache/test_identity.py cache/test_among_ranks.py cache/test_cached_dataset.py",
+        "data/test_identity.py data/test_among_ranks.py data/test_cached_dataset.py",
     ),
     Mutation(
         "a cache does not look at what its dataset holds",
         "_FORMAT, platform.machine(), self.key, size, self.dataset",
         "_FORMAT, platform.machine(), self.key, size",
-        "cache/test_identity.py",
+        "data/test_identity.py",
     ),
     Mutation(
         "what lit-loader-top shows stands still",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_loader.system import carrier
+from lit_loader.core.system import carrier
 
 PACKAGE = Path(__file__).parents[2] / "lit_loader"
 SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text()
@@ -87,7 +87,7 @@ def test_every_reach_is_marked_and_every_mark_is_of_one() -> None:
 
 
 def test_what_the_fork_server_imports() -> None:
-    """workers/process_start.py: ForkServer._preload_modules, and what it is if none has set it."""
+    """ForkServer._preload_modules, and what it is if none has set it."""
     server = forkserver.ForkServer()
     assert server._preload_modules == ["__main__"]
     server.set_forkserver_preload(["a"])
@@ -97,7 +97,7 @@ def test_what_the_fork_server_imports() -> None:
 
 
 def test_the_global_generators_of_numpy_and_python() -> None:
-    """system/carrier.py: the objects behind the functions of random and numpy.random."""
+    """core/system/carrier.py: the objects behind the functions of random and numpy.random."""
     assert np.random.rand.__self__ is np.random.mtrand._rand is carrier.GLOBAL_GENERATORS[1]
     assert isinstance(random.seed.__self__, random.Random)
     assert random.random.__self__ is random.seed.__self__ is carrier.GLOBAL_GENERATORS[0]

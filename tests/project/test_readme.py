@@ -21,7 +21,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 import lit_loader
-from lit_loader.config.loader_config import LoaderConfig
+from lit_loader.core.options.loader_config import LoaderConfig
 from tests.project.readmes import (
     GUARANTEES,
     GUIDE,
@@ -131,7 +131,7 @@ def test_public_names_are_mentioned() -> None:
 
 def test_packages_import_those_above_them() -> None:
     cells = [row[0] for row in rows(sections(INSIDE)["Packages"])]
-    named = [re.sub(r"\[(\w+)\].*|`(\w+)\.py`", r"\1\2", cell) for cell in cells]
+    named = [re.sub(r"\[([\w/]+)\].*|`(\w+)\.py`", r"\1\2", cell) for cell in cells]
     beside = {"context", "describe", "errors"}
     used = {name: names for name, names in below(modules()).items() if name not in beside}
     assert sorted(named) == sorted(used)
@@ -140,16 +140,16 @@ def test_packages_import_those_above_them() -> None:
 
 
 def test_a_package_s_page_lists_its_files() -> None:
-    for page in PACKAGE.glob("*/*.md"):
+    for page in PACKAGE.glob("*/**/*.md"):
         (listed, *_) = fenced(page, "")
         files = {path.name for path in page.parent.glob("*.py")} - {"__init__.py"}
         assert set(re.findall(r"^(\w+\.py)\b", listed, flags=re.MULTILINE)) == files, page
 
 
 def test_files_exist_that_are_named() -> None:
-    """As ``transport/arena.py``; a folder of the tests may have the name of a package, too."""
+    """As ``core/transport/arena.py``; a folder of the tests may have the name of a package, too."""
     for name, page in PAGES.items():
-        for file in re.findall(r"(?<![\w./-])\w+/\w+\.py\b", text_of(page)):
+        for file in re.findall(r"(?<![\w./-])(?:\w+/)+\w+\.py\b", text_of(page)):
             if (PACKAGE / file).parent.is_dir() and not name.endswith("CHANGELOG.md"):
                 assert any((place / file).is_file() for place in (PACKAGE, ROOT / "tests")), (
                     f"{name} names {file}"

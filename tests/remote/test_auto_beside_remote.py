@@ -10,11 +10,11 @@ import pytest
 
 import lit_loader
 from lit_loader.errors import WorkerRestartWarning
-from lit_loader.statistics.auto_workers import AutoWorkers
+from lit_loader.insight.auto_workers import AutoWorkers
+from tests.insight.test_auto_workers import Endless, by_chance
 from tests.remote.test_remote_loader import Drawn
 from tests.support.faults import plain
 from tests.support.remote_threads import ThreadWorkers
-from tests.tuning.test_auto_workers import Endless, by_chance
 
 
 def auto(dataset: Any, remote: Any, there: int = 2, **options: Any) -> Any:

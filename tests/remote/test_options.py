@@ -12,10 +12,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 import lit_loader
-from lit_loader.config.loader_config import LoaderConfig
+from lit_loader.core.options.loader_config import LoaderConfig
 from lit_loader.errors import OptionError
 from lit_loader.remote import starter
-from tests.config.test_refusals import refused
+from tests.core.options.test_refusals import refused
 from tests.support.exact import Unshared
 from tests.support.remote_threads import ThreadWorkers
 

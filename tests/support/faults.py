@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
+from lit_loader.core.executors import main as worker
+from lit_loader.core.transport import codec
+from lit_loader.core.transport.messages import Reply, Resumed, Status, Task, position_of, unpack
+from lit_loader.core.transport.status_board import Progress
 from lit_loader.errors import WorkerRestartWarning
-from lit_loader.transport import codec
-from lit_loader.transport.messages import Reply, Resumed, Status, Task, position_of, unpack
-from lit_loader.transport.status_board import Progress
-from lit_loader.workers import main as worker
 from tests.support.samples import Cursor, OfLength, hang, share
 
 TESTS: Final = Path(__file__).parents[1]

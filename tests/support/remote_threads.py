@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from lit_loader.core.transport.messages import SIZE, position_of, unpack
 from lit_loader.remote.crew import Fate, Hello, Role, UnreachableError
 from lit_loader.remote.ray_engine import RemoteWorker
-from lit_loader.transport.messages import SIZE, position_of, unpack
 
 
 class DiedError(Exception):

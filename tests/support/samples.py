@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 import lit_loader
-from lit_loader.transport.arena import Arena, Slot
+from lit_loader.core.transport.arena import Arena, Slot
 
 METHODS = ["fork", "spawn", "forkserver"]
 

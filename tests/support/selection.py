@@ -12,16 +12,16 @@ from typing import Final
 
 import pytest
 
-from lit_loader.system import linux
+from lit_loader.core.system import linux
 
 LONG: Final = (
-    "batch/test_pad.py::test_through_a_worker[[]spawn*",
+    "data/test_pad.py::test_through_a_worker[[]spawn*",
     "bench/test_bench_app.py::test_every_case_measures[[]decoding*",
     "bench/test_bench_app.py::test_every_case_measures[[]transport*",
     "examples/test_recipe_scripts.py::test_fabric_in_two_processes",
     "hydra/test_hydra_commands.py::test_submitit_launcher",
-    "iteration/test_limits.py::test_a_full_disk_behind_the_temporary_directory[[]10m*",
-    "iteration/test_limits.py::test_a_small_address_space_and_large_batches[[]3000 MB*",
+    "core/epoch/test_limits.py::test_a_full_disk_behind_the_temporary_directory[[]10m*",
+    "core/epoch/test_limits.py::test_a_small_address_space_and_large_batches[[]3000 MB*",
     "lightning/test_strategies.py::test_a_killed_rank_leaves_nothing_behind[[]ddp_fork*",
     "lightning/test_strategies.py::test_strategies[[]ddp_fork forkserver*",
     "lightning/test_strategies.py::test_strategies[[]ddp_notebook*",
@@ -32,9 +32,9 @@ LONG: Final = (
     "parity/test_iterators.py::test_a_loader_in_a_child_process[[]*workers*-spawn*",
     "parity/test_workers.py::test_a_lambda_under_spawn_is_an_error[[]*-forkserver-*",
     "parity/test_workers.py::test_facts_by_start_method[[]*-spawn*",
-    "sampling/test_epochs.py::test_a_dataset_learns_the_epoch_in_each_worker[[]spawn*",
-    "system/test_pickling.py::test_a_session_with*[[]-c*",
-    "worker/test_shared_buffers.py::test_one_copy*-alone*",
+    "core/epoch/test_epochs.py::test_a_dataset_learns_the_epoch_in_each_worker[[]spawn*",
+    "core/system/test_pickling.py::test_a_session_with*[[]-c*",
+    "core/executors/test_shared_buffers.py::test_one_copy*-alone*",
 )
 """Patterns of what comes after ``tests/`` in a test's name."""
 
@@ -52,18 +52,18 @@ THINNED: Final = {
     "lightning/test_resume.py::test_combined_and_resumed_after_each_step": 3,
     "lightning/test_both_names.py::test_a_checkpoint_of_either_goes_on_in_either": 5,
     "parity/test_exceptions.py::test_an_iterator_survives_bad_samples": 3,
-    "sampling/test_users_samplers.py::test_it_is_told_what_the_program_tells_and_no_more": 2,
-    "tuning/test_controller.py::test_as_good_as_the_best_fixed_number": 3,
+    "core/order/test_users_samplers.py::test_it_is_told_what_the_program_tells_and_no_more": 2,
+    "insight/test_controller.py::test_as_good_as_the_best_fixed_number": 3,
     "parity/test_batches.py::test_workers_take_turns": 3,
-    "iteration/test_exactness_check.py::test_what_is_not_exact_is_told_once": 2,
+    "insight/test_exactness_check.py::test_what_is_not_exact_is_told_once": 2,
     "faults/test_fault_matrix.py::test_what_ends_or_stops_a_worker": 3,
-    "iteration/test_next_epoch.py::test_epochs_are_what_they_are": 2,
+    "core/epoch/test_next_epoch.py::test_epochs_are_what_they_are": 2,
     "lightning/test_resume.py::test_chain_of_resumes": 3,
-    "seeding/test_generator_watch.py::test_batches_do_not_depend_on_who_made_what_before": 2,
-    "pool/test_recovery.py::test_a_batch_that_ends_two_workers": 2,
-    "batch/test_sample_retries.py::test_batches_are_those_of_a_clean_run": 2,
-    "statistics/test_limited_programs.py::test_the_verdict_names_the_bottleneck": 6,
-    "statistics/test_statistics.py::test_a_delay_is_found_in_its_stage": 2,
+    "core/seeding/test_generator_watch.py::test_batches_do_not_depend_on_who_made_what_before": 2,
+    "core/executors/test_recovery.py::test_a_batch_that_ends_two_workers": 2,
+    "data/test_sample_retries.py::test_batches_are_those_of_a_clean_run": 2,
+    "insight/test_limited_programs.py::test_the_verdict_names_the_bottleneck": 6,
+    "insight/test_statistics.py::test_a_delay_is_found_in_its_stage": 2,
 }
 """Test to how many cells one of them is of the default run."""
 
@@ -73,18 +73,20 @@ _LAUNCHER: Final = "workers come from a launcher"
 _FOUND: Final = "files in memory are found by their label"
 _SPARSE: Final = "a file takes its room on the disk beforehand"
 LINUX: Final = {
-    "iteration/test_limits.py::test_a_full_disk_behind_the_temporary_directory": _SPARSE,
-    "iteration/test_limits.py::test_too_few_open_files_for_the_workers": (
+    "core/epoch/test_limits.py::test_a_full_disk_behind_the_temporary_directory": _SPARSE,
+    "core/epoch/test_limits.py::test_too_few_open_files_for_the_workers": (
         "multiprocessing leaves a pipe open if there is no room for its second one"
     ),
     "memory/test_arena_memory.py": _GIVEN_BACK,
     "memory/test_held_tensors.py": _GIVEN_BACK,
     "node/": _FOUND,
-    "pool/test_recovery.py::test_one_warning_says_it_all[SIGKILL": "a launcher knows peaks",
-    "pool/test_recovery.py::test_the_launcher_is_killed": _LAUNCHER,
+    "core/executors/test_recovery.py::test_one_warning_says_it_all[SIGKILL": (
+        "a launcher knows peaks"
+    ),
+    "core/executors/test_recovery.py::test_the_launcher_is_killed": _LAUNCHER,
     "top/": "/proc says what there is to be seen",
-    "worker/test_fork_safety.py": _LAUNCHER,
-    "worker/test_launcher.py": _LAUNCHER,
+    "core/executors/test_fork_safety.py": _LAUNCHER,
+    "core/executors/test_launcher.py": _LAUNCHER,
 }
 """Beginning of a test's name to what is Linux's in it."""
 

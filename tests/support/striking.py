@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from lit_loader.system.interrupts import HeldBack
+from lit_loader.core.system.interrupts import HeldBack
 
 
 class Struck(Exception):

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from lit_loader import DataLoader
-from lit_loader.transport import loader_page
+from lit_loader.core.transport import loader_page
 from tests.support.exact import digests
 
 BAD, DEADLY, SLOW = 3, 9, 37

@@ -15,15 +15,15 @@ import pytest
 from torch.utils.data import Subset
 
 from lit_loader import DataLoader
+from lit_loader.core.transport import loader_page
+from lit_loader.core.transport.loader_page import FORMAT, MAGIC
+from lit_loader.core.transport.status_board import ROW_BYTES
 from lit_loader.errors import WorkerRestartWarning
 from lit_loader.top import app, discovery
 from lit_loader.top.discovery import NotFound
 from lit_loader.top.processes import files_of
 from lit_loader.top.snapshot import Loader
 from lit_loader.top.watch import Watch
-from lit_loader.transport import loader_page
-from lit_loader.transport.loader_page import FORMAT, MAGIC
-from lit_loader.transport.status_board import ROW_BYTES
 from tests.support.programs import start_program
 from tests.support.samples import Call
 from tests.top.samples import Samples

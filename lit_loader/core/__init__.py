@@ -1,0 +1,1 @@
+"""Ring one: what one must understand."""

@@ -1,0 +1,134 @@
+"""`BatchSpec`: what a process needs to make batches; `BatchWithReport`: a batch and what to note.
+
+The loader makes one spec of its options. Every worker is sent it, with ``num_workers=0`` the
+parent uses it itself; `core/batch/batch_loader.py` makes batches by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch.utils.data import default_collate as torch_default_collate
+
+from lit_loader.core.batch.collate import default_collate
+from lit_loader.core.batch.tensor_table import Table, table_of
+from lit_loader.core.seeding.find_generators import GeneratorWatch
+from lit_loader.core.state.position import Shards
+
+__all__ = ["BatchSpec", "BatchWithReport", "USUAL_MODES", "TorchModes"]
+
+
+class BatchWithReport(NamedTuple):
+    """A batch, and what the parent needs to know beyond it.
+
+    Every batch of an iterable dataset comes in one; a map-style dataset's only if some of its
+    samples failed.
+    """
+
+    batch: Any
+    # Of an iterable dataset and its iterator before the batch, `pickled`; None: they have none;
+    # NOT_TAKEN: it was not due.
+    state: Any
+    # Among whom an iterable dataset has divided itself (`context.WORKERS`), if there are others
+    # whom it gives the same; else None.
+    divided: int | None
+    errors: tuple[Any, ...] = ()  # `SampleError`, of its bad samples
+    omitted: bool = False  # they have left nothing: the next batch is given out in its stead
+    retries: int = 0  # times that samples were read again after a transient error
+    notes: tuple[str, ...] = ()  # what the user is to be warned of, once
+    mark: str | None = None  # what a stream's batch is known by when it is read again (`mark_of`)
+
+
+class TorchModes(NamedTuple):
+    """What torch holds for a thread, and a dataset that uses a model or computes depends on.
+
+    A process that makes batches has those of the thread that has it started, also where it takes
+    another's place.
+    """
+
+    grad: bool = True
+    inference: bool = False
+    autocast: torch.dtype | None = None  # of the CPU
+
+    @classmethod
+    def now(cls) -> TorchModes:
+        """Give those of this thread."""
+        autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        return cls(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Have these within."""
+        with (
+            torch.inference_mode(self.inference),
+            torch.set_grad_enabled(self.grad),
+            torch.autocast("cpu", self.autocast, enabled=self.autocast is not None),
+        ):
+            yield
+
+
+USUAL_MODES: Final = TorchModes()
+"""What a process begins with."""
+
+
+@dataclass(frozen=True)
+class BatchSpec:
+    """All that is needed to make batches; goes to every worker."""
+
+    dataset: Any
+    iterable: bool  # it is iterated rather than indexed
+    batch_size: int | None  # of an iterable dataset; None gives single samples
+    batched: bool  # a task's indices are a batch's list (else one index, not collated)
+    drop_last: bool
+    collate_fn: Callable[[Any], Any]
+    worker_init_fn: Callable[[int], object] | None
+    seeding: str
+    reseed_fn: Callable[[Any, int], object] | None
+    rank: int
+    num_replicas: int
+    own_order: bool  # the indices are the loader's own, and range over the whole dataset
+    modes: TorchModes = USUAL_MODES
+    timed: bool = False  # workers measure their processor time, batch by batch
+    watched: bool = True  # each sample is announced, for somebody looks at how long it takes
+    remote_workers: int = 0
+    share: Any = None  # puts the dataset's long lists into shared memory (`SharedLists`)
+    shards: Shards | None = None  # readers of an iterable dataset; None: each worker is one
+    ahead: int = 0  # readers whose next epoch a worker may begin when they have ended
+    start_method_chosen: bool = False  # by the program; else it is Python's default
+    # Add-ons, each None without. What copes with samples that cannot be read (`BadSamples`):
+    tolerance: Any = None
+    reads: Any = None  # what reads ahead of the samples (`ReadsAhead`)
+    streams: Any = None  # what makes batches of an iterable dataset (`StreamMaker`)
+
+    def read_ahead(self) -> Any:
+        """What reads ahead for the samples in a process; None: nothing does."""
+        return None if self.reads is None else self.reads.begin(self.dataset)
+
+    @property
+    def default_collation(self) -> bool:
+        """Whether batches are collated by the default rules."""
+        return self.collate_fn in (torch_default_collate, default_collate)
+
+    def watch(self) -> GeneratorWatch:
+        """The generators that the dataset and the functions hold."""
+        if self.seeding != "worker":
+            return GeneratorWatch(self.dataset, self.collate_fn, warn=self.reseed_fn is None)
+        # They go on from batch to batch, and are only taken back after a failed attempt.
+        roots = () if self.tolerance is None else (self.dataset,)
+        return GeneratorWatch(*roots, warn=False)
+
+    def table(self) -> Table | None:
+        """The table that batches can be taken from at once; None: they are read by the sample."""
+        if (
+            self.default_collation
+            and self.batched
+            and not self.iterable
+            and self.tolerance is None
+            and self.reseed_fn is None
+        ):
+            return table_of(self.dataset)
+        return None

@@ -1,0 +1,220 @@
+"""Collate samples into a batch, large tensors straight into slot memory.
+
+Results, types and errors are those of ``torch.utils.data.default_collate``; what this module adds
+is the memory. A large output is stacked in the slot in which it travels, so that no copy follows.
+A small one is stacked in private memory: making a tensor in the slot takes longer than the copy
+it saves. Rules that a program adds to torch's ``default_collate_fn_map``, or puts there in place
+of torch's own, are followed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from operator import attrgetter
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch.utils.data import default_convert as default_convert
+from torch.utils.data._utils import collate as rules  # reach: torch: rules of default_collate
+
+from lit_loader.core.transport.dtypes import TORCH_DTYPES
+from lit_loader.describe import public
+
+__all__ = ["Empty", "collate_privately", "default_collate", "default_convert", "like"]
+
+Empty: TypeAlias = Callable[[Sequence[int], torch.dtype], "torch.Tensor | None"]
+"""Gives an uninitialised contiguous tensor in slot memory, or None where there is no room."""
+
+DIRECT_BYTES = 32_768
+"""Outputs of this many bytes and more are stacked in slot memory."""
+
+_dtype_of = attrgetter("dtype")
+_shape_of = attrgetter("shape")
+
+
+@public
+def default_collate(samples: Sequence[Any], empty: Empty | None = None) -> Any:
+    """Return the samples as one batch, each tensor with a new first dimension.
+
+    Tensors, NumPy arrays and scalars and Python numbers become tensors (floats float64, ints
+    int64); str and bytes stay a sequence; mappings, namedtuples and sequences are collated
+    entry by entry, tuples becoming lists.
+
+    Args:
+        samples: At least one sample; the first one's type decides.
+        empty: Gives memory for large outputs; None for private memory.
+
+    Raises:
+        TypeError: torch's, for an element type that cannot be collated.
+        RuntimeError: torch's, for sequences of uneven length, tensors of different shapes,
+            sparse and nested tensors.
+        KeyError: A key of the first mapping is missing in another one.
+    """
+    first = samples[0]
+    registered = rules.default_collate_fn_map
+    # torch's rule: that of the exact type, or of the first type that fits.
+    rule = registered.get(type(first)) or _fitting(registered, first)
+    if rule is not None:
+        own = _OWN_RULES.get(rule)
+        if own is not None:
+            return own(samples, empty)
+        return rule(samples, collate_fn_map=registered)
+    kind = type(first)
+    if kind is tuple or kind is list:  # as nearly always: what follows asks abstract classes
+        return _collate_sequences(samples, empty)
+    if isinstance(first, Mapping):
+        return _collate_mappings(samples, empty)
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*[default_collate(column, empty) for column in zip(*samples)])  # noqa: B905
+    if isinstance(first, Sequence):
+        return _collate_sequences(samples, empty)
+    return rules.default_collate(samples)  # type: ignore[no-untyped-call]  # raises its TypeError
+
+
+def collate_privately() -> None:
+    """Keep torch's own ``default_collate``, in this process, from using shared memory.
+
+    In a worker it makes a shared-memory file for every tensor, which would cost a custom
+    ``collate_fn`` that calls it more than all the rest. A rule of the user's own is left alone.
+    """
+    table = rules.default_collate_fn_map
+    if table.get(torch.Tensor) is rules.collate_tensor_fn:
+        table[torch.Tensor] = _stack_privately
+
+
+def _stack_privately(
+    samples: Sequence[torch.Tensor], *, collate_fn_map: Any = None
+) -> torch.Tensor:
+    return _collate_tensors(samples, None)
+
+
+def _fitting(registered: Mapping[Any, Any], element: object) -> Callable[..., Any] | None:
+    for kind in registered:
+        if isinstance(element, kind):
+            return registered[kind]  # type: ignore[no-any-return]
+    return None
+
+
+def _collate_tensors(samples: Sequence[torch.Tensor], empty: Empty | None) -> torch.Tensor:
+    first = samples[0]
+    if first.is_nested or first.layout is not torch.strided:
+        return rules.collate_tensor_fn(samples)  # type: ignore[no-any-return]  # raises
+    if (
+        empty is not None
+        and first.nbytes * len(samples) >= DIRECT_BYTES
+        and first.is_cpu
+        and set(map(type, samples)) == {torch.Tensor}
+        and len(set(map(_dtype_of, samples))) == 1  # else torch.stack finds a common dtype
+    ):
+        out = empty((len(samples), *first.shape), first.dtype)
+        if out is not None:
+            try:
+                return torch.stack(samples, 0, out=out)  # type: ignore[arg-type]
+            except RuntimeError:
+                pass  # autograd does without ``out``; any other error comes again, in torch's words
+    return torch.stack(samples, 0)  # type: ignore[arg-type]
+
+
+def _collate_arrays(samples: Sequence[Any], empty: Empty | None) -> torch.Tensor:
+    first = samples[0]
+    if first.dtype.kind not in "biufc":
+        return rules.collate_numpy_array_fn(samples)  # type: ignore[no-any-return]  # raises
+    dtype = TORCH_DTYPES.get(first.dtype)
+    if (
+        dtype is None
+        or first.ndim == 0
+        or not {np.ndarray, np.memmap}.issuperset(map(type, samples))
+        or len(set(map(_dtype_of, samples))) != 1
+        or len(set(map(_shape_of, samples))) != 1
+    ):
+        return _collate_tensors([torch.as_tensor(sample) for sample in samples], empty)
+    shape = (len(samples), *first.shape)
+    batch = None
+    if empty is not None and first.nbytes * len(samples) >= DIRECT_BYTES:
+        batch = empty(shape, dtype)
+    if batch is None:
+        batch = torch.empty(shape, dtype=dtype, device="cpu")
+    # Joining along the first dimension is the same bytes as stacking, and three times as quick.
+    joined = (len(samples) * len(first), *first.shape[1:])  # not -1: a dimension may be zero
+    np.concatenate(samples, out=batch.numpy().reshape(joined))
+    return batch
+
+
+def _collate_scalars(samples: Sequence[Any], empty: Empty | None) -> torch.Tensor:
+    """NumPy scalars and Python numbers; through NumPy where the dtype is plain, for speed."""
+    if len(set(map(type, samples))) == 1:
+        array = np.array(samples)
+        if array.dtype in TORCH_DTYPES:
+            return torch.from_numpy(array)
+    return torch.as_tensor(samples)
+
+
+def _collate_floats(samples: Sequence[float], empty: Empty | None) -> torch.Tensor:
+    if set(map(type, samples)) == {float}:
+        return torch.from_numpy(np.array(samples))
+    return torch.tensor(samples, dtype=torch.float64)
+
+
+def _collate_ints(samples: Sequence[int], empty: Empty | None) -> torch.Tensor:
+    if set(map(type, samples)) == {int}:
+        array = np.array(samples)
+        if array.dtype == np.int64:  # else too large: torch has its own words for that
+            return torch.from_numpy(array)
+    return torch.tensor(samples)
+
+
+def _collate_text(samples: Sequence[Any], empty: Empty | None) -> Sequence[Any]:
+    return samples
+
+
+def _collate_mappings(samples: Sequence[Mapping[Any, Any]], empty: Empty | None) -> Any:
+    first = samples[0]
+    made = {key: default_collate([each[key] for each in samples], empty) for key in first}
+    return like(first, made, TypeError)
+
+
+def _collate_sequences(samples: Sequence[Sequence[Any]], empty: Empty | None) -> Any:
+    if len(set(map(len, samples))) != 1:
+        raise RuntimeError("each element in list of batch should be of equal size")
+    first = samples[0]
+    made = [default_collate(column, empty) for column in zip(*samples)]  # noqa: B905
+    return made if isinstance(first, tuple) else like(first, made, TypeError)
+
+
+def like(container: Any, made: Any, passed_over: type[Exception]) -> Any:
+    """Return a container of the same class with other contents.
+
+    Args:
+        container: A mapping or sequence. One that can be changed is cloned, which keeps what else
+            it holds (a default factory).
+        made: The contents, a dict or list; returned as it is where the class cannot be filled.
+        passed_over: What that raises: no copy, no update or assignment, another constructor.
+    """
+    if type(container) is type(made):
+        return made
+    try:
+        if isinstance(container, MutableMapping):
+            clone = copy.copy(container)
+            clone.update(made)
+            return clone
+        if isinstance(container, MutableSequence):
+            copied = copy.copy(container)
+            for place, item in enumerate(made):
+                copied[place] = item
+            return copied
+        return type(container)(made)
+    except passed_over:
+        return made
+
+
+_OWN_RULES: dict[Callable[..., Any], Callable[[Any, Empty | None], Any]] = {
+    rules.collate_tensor_fn: _collate_tensors,
+    _stack_privately: _collate_tensors,
+    rules.collate_numpy_array_fn: _collate_arrays,
+    rules.collate_numpy_scalar_fn: _collate_scalars,
+    rules.collate_float_fn: _collate_floats,
+    rules.collate_int_fn: _collate_ints,
+    rules.collate_str_fn: _collate_text,
+}

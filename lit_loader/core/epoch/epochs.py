@@ -1,0 +1,428 @@
+"""Which epoch a loader is in, how far, and where its next iterator begins.
+
+::
+
+    load(position) ─▶ loaded ─╮
+    set_epoch(e) ── asked for ┼─ begin() ─▶ a pass: its position is kept up to date by its iterator
+    counting up ──────────────╯              ╰─ commit() ─▶ committed ─▶ now()
+
+Nothing is decided before an iterator's first ``next()`` calls `Epochs.begin`: training loops load a
+state, make an iterator and set the epoch in any order. What is decided then, and which position a
+state has that is taken instead:
+
+========  ===================  ========================================  ========================
+state     epoch asked for      ``begin()``                               ``now()``
+========  ===================  ========================================  ========================
+no pass   any                  its start                                 its start
+no pass   none                 the start of epoch 0                      the start of epoch 0
+loaded    none, or its own     goes on at the loaded position            the loaded position
+loaded    another              gives the position up: that one's start   that one's start
+a pass    any                  its start                                 as below
+a pass    none                 the next one's start                      as below
+========  ===================  ========================================  ========================
+
+A state taken while there is a pass has the position that was committed last, if ``commit()`` is
+used and batches have been given out since; else where the current iterator is, or, once that has
+ended, the start of the epoch that ``begin()`` would give.
+
+**Which iterator is current**: one that begins while no other is in mid-epoch, at its first batch;
+one that begins beside another, at its second. So ``next(iter(loader))`` within a loop moves no
+position. An epoch that was asked for stays so until a pass of it has come to its second batch, or
+to its end. Where ``commit()`` is used, a pass of one batch that was not committed, and whose
+iterator is gone, was a look, or was begun too early: it is forgotten.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from lit_loader.core.order.batch_plan import BatchPlan, ComputedBatches
+from lit_loader.core.order.drawn_batches import DrawnBatches
+from lit_loader.core.seeding.bases import Bases, LoaderSeeds, PassSeeds
+from lit_loader.core.state.position import EpochPosition, Position
+from lit_loader.describe import program_stacklevel
+
+__all__ = ["EpochBatches", "EpochStart", "Epochs"]
+
+EpochBatches = ComputedBatches | DrawnBatches
+
+
+class Said(NamedTuple):
+    """Which epoch a dataset with ``set_epoch`` is to be told; the program may have told it one."""
+
+    listens: bool = False  # whether it has set_epoch
+    itself: int | None = None  # what the program has told the dataset itself since the last pass
+    stays: bool = False  # workers have copies that were made before that
+
+    def told(self, start: Position, requested: int | None, tells: bool) -> int | None:
+        """Give the epoch that workers tell their datasets in a pass; None: none.
+
+        What the program has told the loader last, and nothing if it has told the dataset itself.
+        """
+        if not self.listens:
+            return None
+        if self.itself is not None:
+            return self.itself if self.stays else None
+        if requested is not None or tells:
+            return start.epoch
+        return start.told
+
+
+_NOTHING: Final = Said()
+
+
+@dataclass(frozen=True)
+class EpochStart:
+    """What an iterator learns at its first ``next()``."""
+
+    epoch: int
+    bases: Bases  # what the order follows from
+    seeds: PassSeeds  # and what is drawn
+    batches: EpochBatches | None  # from the position on; None for an iterable dataset
+    position: EpochPosition  # where to begin; the iterator keeps it up to date
+
+
+@dataclass
+class _Pass:
+    """An iterator's epoch, and what the program has said of it."""
+
+    position: EpochPosition
+    batches: EpochBatches | None
+    iterator: Callable[[], object]  # a weak reference
+    asked: tuple[int] | None  # by `set_epoch`; None: it was counted to
+    loaded: Position | None  # the position that it has taken
+    # Until the first commit: what was committed in the pass before, if that has batches which are
+    # not used yet although this one has begun, for a loop that takes one ahead.
+    earlier: Position | None = None
+    committed: Position | None = None  # where it was at the last commit
+    within: bool = False  # whether the training loop's epoch goes on behind the end of this one
+    announced: int | None = None  # an epoch that a loop is going to ask for, and has begun with it
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its iterator lives, in the middle of its epoch."""
+        return not self.position.ended and self.iterator() is not None
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is more than a first batch."""
+        return self.position.ended or self.position.since > 1
+
+    @property
+    def was_look(self) -> bool:
+        """Whether its iterator is gone, and has given one batch at most, which was not used."""
+        used = self.committed is not None and self.committed.since
+        return not (self.counts or used or self.iterator() is not None)
+
+
+def _nobody() -> None:
+    """Stand for a weak reference to an iterator, in a copy of a loader."""
+
+
+class Epochs:
+    """The epochs of one loader; its plan is None for an iterable dataset."""
+
+    def __init__(self, plan: BatchPlan | None, seeds: LoaderSeeds) -> None:
+        self.plan = plan  # another one counts from the next epoch on
+        self._seeds = seeds
+        self.tells = False  # whether the dataset is told the epochs that are counted, too
+        self._next = 0  # the epoch that comes next, if none is asked for
+        self._asked: tuple[int] | None = None  # for; an object, by which its passes know it
+        self._commits = False  # whether commit() is used at all
+        self._ahead = False  # whether the last commit was of a loop that takes a batch ahead
+        self._loaded: Position | None = None  # at which the next iterator begins
+        self._followed: Position | None = None  # another loader's pass before the first one here
+        self._current: _Pass | None = None
+        self.begun: EpochPosition | None = None  # where the current iterator is, or was at its end
+        self._before: _Pass | None = None  # the pass that was current before
+        self._beside: list[_Pass] = []  # those of iterators in mid-epoch that are not current
+        self._looks = 0  # passes that have begun beside the current one, and are not
+
+    def with_seeds(self, seeds: LoaderSeeds) -> Epochs:
+        """Give a copy, which goes on from here by itself; both have the same samplers."""
+        copied = copy.copy(self)
+        copied._seeds, copied._beside, copied._before = seeds, [], None
+        if self._current is not None:
+            position: EpochPosition = copy.deepcopy(self._current.position)
+            here = dataclasses.replace(
+                self._current, position=position, batches=None, iterator=_nobody
+            )
+            copied._current, copied.begun = here, position
+        return copied
+
+    def set_epoch(self, epoch: int) -> None:
+        """Ask for the epoch that the next iterator loads."""
+        if self.plan is not None:
+            self.plan.sampler.choose(epoch)
+        self._next, self._asked = epoch, (epoch,)
+
+    def load(self, position: Position) -> None:
+        """Let the next iterator begin there; refused (a StateError), nothing has changed."""
+        if self.plan is not None:  # what was set before is part of what is resumed
+            self.plan.sampler.take_up(position.sampler or {}, not position.batches)
+        self._loaded, self._next, self._asked = position, position.epoch, None
+
+    def follow(self, position: Position) -> None:
+        """Let the next pass be the one after another loader's, which was this one."""
+        if not self._seeds.chosen:
+            self._seeds.adopt(position.bases)
+        self._become(None)
+        self._followed = position
+        if self._asked is None:
+            self._next = position.epoch + 1
+
+    def begin(self, readers: int, iterator: object, said: Said = _NOTHING) -> EpochStart:
+        """Begin the epoch that comes next; with the readers of an iterable dataset, or 0."""
+        self._forget_look()
+        self._count()
+        loaded, requested, current = self._loaded, self._requested(), self._current
+        beside = loaded is None and current is not None and current.goes_on
+        given = None
+        if loaded is not None:
+            start, given = self._begin_loaded(loaded, requested)
+        else:
+            renewed = self._seeds.renew()
+            if renewed == "all":
+                self._next = 0
+            if current is not None and not beside:
+                self._warn_if_lost(current)
+                self._leave(current)
+            start = self._epoch_start(requested, looks=self._looks if beside else 0)
+            if renewed:  # for this pass
+                start = dataclasses.replace(
+                    start, bases=self._seeds.count_from(start.epoch), repeats=0, passed=-1
+                )
+        start = dataclasses.replace(start, told=said.told(start, requested, self.tells))
+        position = EpochPosition(start, readers)
+        batches: EpochBatches | None = None
+        if self.plan is not None and self.plan.is_computed:
+            batches = ComputedBatches(self.plan, start.epoch, start.bases)
+        elif self.plan is not None:
+            left = bool((start.sampler or {}).get("left"))
+            batches = DrawnBatches(self.plan, start.epoch, start.seeds, start.batches, given, left)
+        begun = EpochStart(start.epoch, start.bases, start.seeds, batches, position)
+        asked = self._asked
+        if requested is None:
+            asked = None
+        elif asked != (requested,):  # on a sampler
+            asked = (requested,)
+        earlier = self._unused() if self._ahead and not beside else None
+        made = _Pass(position, batches, weakref.ref(iterator), asked, loaded, earlier)
+        going_on = [each for each in self._beside if each.goes_on]
+        # All at once: nothing is called any more that a signal handler could raise in.
+        self._loaded, self._asked = None, asked or self._asked
+        if beside:
+            self._beside, self._looks = [*going_on, made], self._looks + 1
+        else:
+            self._beside = going_on if loaded is None else []
+            self._become(made)
+        return begun
+
+    def go_on(self, position: EpochPosition) -> None:
+        """Note that an iterator which is not the current one is asked for a batch."""
+        found = [each for each in self._beside if each.position is position]
+        if not found or not position.since:  # its first one
+            return
+        current = self._current
+        self._beside.remove(found[0])
+        if current is not None and current.goes_on:
+            self._beside.append(current)
+            if self.plan is not None and self.plan.sampler.has_generators:
+                warnings.warn(
+                    "two iterators of one loader take turns, and its sampler draws from a "
+                    "generator of its own: what they give may depend on the number of workers; use "
+                    "a loader for each, or shuffle=True",
+                    stacklevel=program_stacklevel(),
+                )
+        self._become(found[0])
+
+    def _become(self, one: _Pass | None) -> None:
+        """Let this be the current pass."""
+        self._before, self._current = self._current, one
+        self.begun, self._looks = None if one is None else one.position, 0
+        if one is not None and one.asked is None:
+            self._next = one.position.start.epoch + 1
+
+    def _count(self) -> None:
+        """Take the epoch that was asked for as begun, if the current pass is of it and counts."""
+        one = self._current
+        if one is not None and one.asked is not None and one.asked is self._asked and one.counts:
+            self._asked, self._next = None, one.position.start.epoch + 1
+
+    def _forget_look(self) -> None:
+        """Go back to the pass before, if commits tell that the current one was a look."""
+        one = self._current
+        if not self._commits or one is None or self._loaded is not None or not one.was_look:
+            return
+        self._current, self._before = self._before, None
+        self.begun = None if self._current is None else self._current.position
+        if one.asked is None:
+            self._next = one.position.start.epoch
+        if one.loaded is not None:
+            asked = self._asked
+            self.load(one.loaded)
+            self._asked = asked
+
+    def _leave(self, one: _Pass) -> None:
+        """Leave a pass for the next one.
+
+        A sampler's generators then have drawn what was given out, as with torch's loader without
+        workers; behind all batches, the end too. If the program has set them since, they stay.
+        """
+        position, batches = one.position, one.batches  # None in a copy
+        if self.plan is None or self.plan.is_computed or position.ended:
+            return
+        sampler, delivered = self.plan.sampler, position.now().delivered
+        are_set, found = sampler.have_moved()
+        if self.plan.is_end(delivered):
+            if isinstance(batches, DrawnBatches):
+                batches.draw_end()  # which is not drawn again
+            if are_set:
+                sampler.bring(found)
+        elif are_set:
+            return
+        elif delivered and not position.since and isinstance(batches, DrawnBatches):
+            batches.leave()  # of a resumed epoch, nothing was given
+        else:
+            sampler.bring(position.marks_at(delivered))
+
+    def _warn_if_lost(self, one: _Pass) -> None:
+        """Tell if an iterator that was to give one batch has taken the position of a resume."""
+        at = one.position.start
+        if at.batches and not self._commits and one.position.since == 1:
+            now = one.position.now()
+            if not now.ended and (self.plan is None or not self.plan.is_end(now.delivered)):
+                warnings.warn(
+                    f"the loaded position, batch {at.batches} of epoch {at.epoch}, went to an "
+                    "iterator that has given one batch, and the rest of that epoch is left out: "
+                    "look at a batch before load_state_dict, or by another loader",
+                    stacklevel=program_stacklevel(),
+                )
+
+    def begun_for(self, epoch: int) -> None:
+        """Note for which epoch of a training loop the current pass has begun.
+
+        A loop that takes a batch ahead sets that only later: it is not the next iterator's, too.
+        """
+        if self._current is not None and self._loaded is None:
+            position = self._current.position
+            self._current.announced = epoch
+            position.start = dataclasses.replace(position.start, requested=epoch)
+
+    def _unused(self) -> Position | None:
+        """What was committed, if batches have been given out since."""
+        one = self._current if self._loaded is None else None
+        if one is None:
+            return None
+        if one.committed is None:
+            return one.earlier
+        return one.committed if one.committed.delivered < one.position.now().delivered else None
+
+    def _begin_loaded(
+        self, loaded: Position, requested: int | None
+    ) -> tuple[Position, dict[str, Any] | None]:
+        """Decide where to begin after a position was loaded; with it, what its sampler is given."""
+        if self._keeps(loaded, requested):
+            start = loaded
+            if requested is not None:
+                start = dataclasses.replace(loaded, requested=requested)
+            return start, loaded.sampler or {}
+        start, given = self._epoch_start(requested), None
+        if not loaded.batches:
+            start, given = dataclasses.replace(start, sampler=loaded.sampler), loaded.sampler or {}
+        elif self.plan is not None and not self.plan.is_computed:
+            unseen, is_end = self._may_be_told_unseen(loaded), self.plan.is_end(loaded.delivered)
+            left = DrawnBatches(
+                self.plan, loaded.epoch, loaded.seeds, loaded.delivered, loaded.sampler
+            )
+            if left.leave() and unseen:
+                return dataclasses.replace(loaded, requested=requested), loaded.sampler or {}
+            if unseen and not is_end:
+                warnings.warn(
+                    f"set_epoch({requested}) gives up the loaded position, batch {loaded.batches} "
+                    f"of epoch {loaded.epoch}: the rest of that epoch is left out; to go on with "
+                    "it, set the epoch that the state was taken in",
+                    stacklevel=program_stacklevel(),
+                )
+            start = dataclasses.replace(start, sampler=self.plan.sampler.state(not is_end))
+        return dataclasses.replace(start, **loaded.passes(start.epoch)), given
+
+    def _keeps(self, loaded: Position, requested: int | None) -> bool:
+        """Whether a loaded position is that of the epoch that is asked for.
+
+        A training loop that commits counts epochs of its own: a loader may have several in one.
+        """
+        own = None if self._commits else loaded.epoch
+        return requested in (None, loaded.anchor, own)
+
+    def _may_be_told_unseen(self, loaded: Position) -> bool:
+        """Whether the program may have told a sampler of its own another epoch than was counted."""
+        return loaded.requested is None and self.plan is not None and self.plan.sampler.is_programs
+
+    def _epoch_start(self, requested: int | None, looks: int = 0) -> Position:
+        """The start of an epoch: of that which was asked for, or else of the next one.
+
+        ``looks``: how many have begun beside the same pass before.
+        """
+        before = self._followed if self.begun is None else self.begun.now()
+        sampler = None
+        if self.plan is not None:
+            left = before is not None and not (before.ended or self.plan.is_end(before.batches))
+            sampler = self.plan.sampler.state(left and self.begun is not None)
+        epoch = requested
+        if epoch is None:
+            requested = None if before is None else before.requested
+            epoch = self._next + looks
+        start = Position(epoch, self._seeds.bases(), sampler=sampler, requested=requested)
+        if before is None:
+            return start
+        return dataclasses.replace(start, told=before.told, **before.passes(epoch))
+
+    def _requested(self) -> int | None:
+        """The epoch that was asked for, on a sampler perhaps; None: none is."""
+        requested = None if self.plan is None else self.plan.sampler.requested_epoch()
+        if requested is None and self._asked is not None:
+            [requested] = self._asked
+        one = self._current if self._loaded is None else None
+        announced = one is not None and requested == one.announced
+        return None if announced else requested
+
+    def commit(self, ahead: bool = False, within: bool = False) -> None:
+        """Note that all that was given out is used; see ``DataLoader.commit``."""
+        self._commits, self._ahead = True, ahead
+        self._forget_look()
+        self._count()
+        one = self._current
+        if one is not None and self._loaded is None:
+            one.within = within
+            one.committed = one.position.before_last() if ahead else one.position.now()
+
+    @property
+    def begun_without_commits(self) -> bool:
+        """Whether batches have been given out, and nothing says which of them were used."""
+        return self.begun is not None and self._loaded is None and not self._commits
+
+    def now(self) -> Position:
+        """The position that a state taken now has; no iterator's epoch changes by that."""
+        self._forget_look()
+        self._count()
+        loaded, one, requested = self._loaded, self._current, self._requested()
+        if loaded is not None and (
+            self._keeps(loaded, requested) or self._may_be_told_unseen(loaded)
+        ):
+            return loaded
+        if loaded is not None:
+            start = self._epoch_start(requested)
+            return dataclasses.replace(start, **loaded.passes(start.epoch))
+        if one is None:
+            return self._epoch_start(requested)
+        now, committed = one.position.now(), one.committed
+        if self._commits and (committed is None or committed.delivered < now.delivered):
+            return committed or one.earlier or one.position.start
+        return self._epoch_start(requested) if now.ended and not one.within else now

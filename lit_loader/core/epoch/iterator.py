@@ -1,0 +1,654 @@
+"""`LoaderIterator`: what ``iter(loader)`` gives; one pass over the data, as the consumer sees it.
+
+::
+
+    epoch.next_task ─▶ executor.submit … receive ─▶ arrived ─ in order ─▶ epoch.took ─▶ next()
+                            [pin-memory thread] ──╯
+
+- Nothing starts before the first ``next()``: ``iter()`` is free, and an iterator that is thrown
+  away leaves no trace. That first ``next()`` fixes the epoch and where in it to begin.
+- The executor (`core/executors/executor.py`) may be lost at any moment: a worker died, Ctrl-C came
+  in the middle of something, another iterator got the workers, the process was forked. The next
+  ``next()`` asks the core for another one, and sends again what is outstanding (`Epoch.tasks`).
+- An exception that comes out of a signal handler while ``next()`` waits has broken into nothing.
+  At any other instruction the executor is given up, or forgets all it was told (`Inline`).
+- When all of an epoch's tasks are sent, the first ones of the next epochs are (`Ahead`). The object
+  goes on to the next iterator, with the workers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any, Final, Generic, NoReturn, TypeVar
+
+import numpy as np
+
+from lit_loader.core.batch.batch_spec import BatchWithReport
+from lit_loader.core.epoch.epoch import Ahead, Epoch, MapEpoch, StreamEpoch
+from lit_loader.core.epoch.epochs import EpochStart
+from lit_loader.core.epoch.torch_surface import TorchSurface
+from lit_loader.core.executors.executor import Executor
+from lit_loader.core.executors.healer import Healer
+from lit_loader.core.executors.outcome import FewerWorkers, Outcome, Overrun
+from lit_loader.core.executors.pin_memory import Pin, PinMemoryThread
+from lit_loader.core.executors.pipes import PoolClosed
+from lit_loader.core.seeding.generator_lock import Turn
+from lit_loader.core.system.interrupts import HeldBack, is_interruption, let_handlers_through
+from lit_loader.core.transport.loader_page import GIVEN, SINCE
+from lit_loader.core.transport.messages import POSITION, listed
+from lit_loader.describe import program_stacklevel
+from lit_loader.errors import LoaderError, WorkerRestartWarning
+
+__all__ = ["LoaderIterator"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+_NO_END: Final = (
+    "a StopIteration came up in the midst of an epoch, and would have passed for its end: the "
+    "traceback above shows where; nothing is lost, the next next() gives the batch"
+)
+_CLOSED: Final = "the loader was closed by another thread while a batch was awaited"
+
+
+class LoaderIterator(TorchSurface, Generic[T_co]):
+    """An iterator over an epoch's batches.
+
+    ``here``: they are made in this process, by the spec that this gives; None: by workers. ``pin``
+    pins them; for workers in a thread, in which ``device`` is the current accelerator.
+
+    Attributes:
+        observer: Is shown the batches, as long as it is not done; None for most.
+        superseded: Whether another iterator has got its workers.
+    """
+
+    observer: Any = None
+
+    def __init__(
+        self, core: Any, here: Callable[[], Any] | None, pin: Pin | None, device: int | None
+    ) -> None:
+        self._core = core
+        self._data_loader = loader = core.loader  # which lives as long as it is iterated
+        self._here, self._pin, self._device, self._pid = here, pin, device, core.pid
+        self._sample_errors: Any = None
+        self._start: EpochStart | None = None
+        self._epoch: Epoch | None = None
+        self._ahead: Ahead | None = None
+        self._arrived: dict[int, Outcome] = {}  # what waits for its turn
+        self._executor: Executor | None = None
+        self._thread: PinMemoryThread[Outcome] | None = None
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+        self._tail: Any = None
+        self._draws = here is not None  # whether other threads wait for a turn at the generators
+        self._due = True  # whether nothing has begun
+        self._ended = self._closed = self.superseded = False
+        # Readers, or workers with generators of their own, each of which gives its own in order; 0:
+        # whichever batch comes first. With ``in_order`` there is one line.
+        self._lines = 1 if loader.in_order or here is not None else core.turns
+        self._copy: Any = core.seams.device_copy(core) if here is None else None
+        budget, limit = loader.max_worker_restarts, loader.timeout or None
+        self.healer = Healer(budget, limit, core.iterable)
+        self._restarts_noted = 0
+        self._given = 0  # when the last batch was given out
+        self._samples = 0
+        self._noted = -1  # the batch whose errors were noted last
+        # What len(loader) has promised so far: list(loader) asks for the length after this.
+        self._promised = core.promised
+
+    # --- the way of a batch ---
+
+    def __next__(self) -> T_co:
+        own: BaseException | None = None  # what is given in a batch's place, or at the end
+        asked, turn = False, Turn() if self._draws else None
+        # A signal handler may raise at any instruction; all that follow the asking, up to the one
+        # that returns, are in this block: what comes out otherwise is taken back.
+        try:
+            try:
+                # Before the loader's own lock: a dataset that iterates this loader has that order.
+                if turn is not None:
+                    turn.take()
+                with self._core.lock:
+                    if self._ended:
+                        raise StopIteration
+                    began, epoch = time.monotonic_ns(), self._epoch
+                    if epoch is None or self._due:
+                        epoch = self._begin()
+                    if self._core.epochs.begun is not epoch.place:
+                        self._core.epochs.go_on(epoch.place)
+                    epoch.place.settle()  # `Epoch.settle`, spelled out
+                    if epoch.given is not None:
+                        epoch.tasks.pop(epoch.given, None)
+                        epoch.given = None
+                    asked = True
+                    while (outcome := self._await(epoch, began)) is not None:
+                        own = outcome.error or self._report(outcome)
+                        if own is not None:
+                            outcome.error = None  # its traceback has frames that hold the outcome
+                            raise own
+                        if outcome.made is None or not outcome.made.omitted:
+                            return self._hand_out(epoch, outcome, began)
+                        epoch.settle()
+                    own = epoch.fault() or self._end(epoch)
+                    raise own
+            finally:
+                if turn is not None:
+                    turn.end()
+        except BaseException as error:
+            if turn is not None:
+                turn.end()  # what came out may have broken into the first one
+            if asked and error is not own:
+                self._broken_off(error)
+            own = None  # whose traceback holds this frame
+            raise
+
+    def _begin(self) -> Epoch:
+        """Begin the epoch; one that was interrupted is gone on with."""
+        core = self._core
+        start = self._start = self._start or core.begin_epoch(self)
+        self._tail = core.seams.end_policy(core, start.position)
+        epoch = self._epoch
+        if epoch is None:
+            if start.batches is None:
+                epoch = StreamEpoch(start, core.shards, self._lines == 1)
+            else:
+                epoch = MapEpoch(start, start.batches)
+            self._ahead = Ahead(start)
+            self._arrived = self._ahead.arrived
+            self._epoch = epoch
+        self._due = False
+        return epoch
+
+    def _await(self, epoch: Epoch, began: int) -> Outcome | None:
+        """Keep the executor busy until the next outcome is there; None: all are out."""
+        tail, arrived = self._tail, self._arrived
+        while True:
+            if self._closed or self._pid != self._core.pid:
+                self._check_closed()
+            executor = self._executor
+            if epoch.tasks or not epoch.is_drawn:
+                if executor is None:
+                    executor = self._connect(epoch)
+                    arrived = self._arrived
+                if executor.page is not None:
+                    executor.page.row[SINCE] = began
+                if len(epoch.tasks) < executor.depth or epoch.again:
+                    self._fill(executor, epoch)
+            if not epoch.tasks:
+                if tail and tail.begins_again(epoch.place):
+                    epoch.restart_all(arrived)
+                    continue
+                return None
+            assert executor is not None
+            if tail and not tail.admits(epoch.place):
+                self._let_go(reusable=True)
+                epoch.tasks.clear()
+                return None
+            outcome = self._in_turn(epoch) if arrived else None
+            while outcome is None:
+                came = executor.receive() if self._thread is None else self._thread.take()
+                if came is None:
+                    raise LoaderError(f"{_CLOSED}: iterate the loader anew")
+                if came.lost:
+                    epoch.restart(came.number)
+                    self._fill(executor, epoch)
+                    continue
+                first = next(iter(epoch.tasks))
+                if came.number == first and self._lines == 1:  # as nearly always
+                    outcome = came
+                    break
+                arrived[came.number] = came
+                outcome = self._in_turn(epoch)
+            if executor.notices or outcome.error is not None:
+                arrived[outcome.number] = outcome  # not lost where warnings are errors
+                self._tell()
+                del arrived[outcome.number]
+            if epoch.reads_streams:  # the report is of its place
+                outcome.unpack()
+            epoch.took(outcome)
+            if not outcome.ended:
+                break
+            epoch.settle()
+        if executor.eager:
+            self._fill(executor, epoch)  # before the batch is unpacked: no worker is to wait
+        if tail:
+            tail.given(epoch.place)
+        if outcome.memory is not None or outcome.failure is not None:
+            outcome.unpack()
+        return outcome
+
+    def _fill(self, executor: Executor, epoch: Epoch) -> None:
+        """Submit tasks as long as there is room for them, and there are some.
+
+        Those that are given again need none: the first one may be what all others wait for.
+        """
+        ahead = self._ahead
+        assert ahead is not None
+        known = len(epoch.tasks) + len(ahead.tasks) - len(epoch.again)
+        if epoch.given is not None:
+            known -= 1
+        while epoch.again or (
+            known < executor.depth and not (executor.budgeted and executor.room(known) <= 0)
+        ):
+            task = epoch.next_task()
+            if task is None:
+                if not executor.eager or epoch.error is not None:
+                    return
+                task = ahead.next_task(self._core.lookahead)
+                if task is None:
+                    return
+            executor.submit(task)
+            known += 1
+
+    def _in_turn(self, epoch: Epoch) -> Outcome | None:
+        """Take out the outcome whose turn it is, if it has arrived."""
+        arrived, tasks, lines = self._arrived, epoch.tasks, self._lines
+        if lines == 1:
+            for first in tasks:
+                return arrived.pop(first, None)
+        for number in arrived:
+            if number not in tasks:  # of an epoch to come
+                continue
+            if not lines or number == next(n for n in tasks if n % lines == number % lines):
+                return arrived.pop(number)
+        return None
+
+    def _report(self, outcome: Outcome) -> Exception | None:
+        """Note what came with a batch; returns what is to be raised in the batch's place."""
+        made = outcome.made
+        if made is None:
+            return None
+        try:
+            if made.divided is not None:
+                self._warn_of_ignored_share(made.divided)
+            self._note_errors(outcome.number & POSITION, made)
+        except Exception as error:  # of samples that cannot be read there are too many, say
+            let_handlers_through(error)
+            return error
+        return None
+
+    def _hand_out(self, epoch: Epoch, outcome: Outcome, began: int) -> T_co:
+        """Give the batch; and note what it has cost."""
+        core, batch, timings = self._core, outcome.batch, outcome.timings
+        number, executor = outcome.number & POSITION, self._executor
+        assert executor is not None
+        indices = epoch.tasks[outcome.number].indices
+        if epoch.reads_streams:
+            indices = None
+            self._count(timings.samples)
+        if self.observer is not None:
+            shown = batch if self._copy is None else self._copy.source(batch)
+            self._show(epoch.start, number, listed(indices), shown)
+        if self._copy is not None:
+            batch = self._on_device(executor, epoch, batch)
+        if timings.slowest:
+            at = timings.slowest_at
+            timings.slowest_index = indices[at] if type(indices) is list else _item(indices, at)
+        given = time.monotonic_ns()
+        timings.epoch, timings.number, timings.asked = epoch.start.epoch, number, began
+        mine = timings.pin if self._thread is None else 0
+        timings.wait = given - began - (mine or (0 if timings.pin else timings.decode))
+        if self._given:
+            timings.step = began - self._given
+        made = outcome.made
+        again = epoch.reads_streams and made is not None and made.state is None
+        core.note(timings, executor.pool, again)
+        if not self._given:
+            core.hear(epoch.start)  # the dataset may count its epochs itself
+        self._given = given
+        page = executor.page
+        if page is not None:
+            page.row[GIVEN] += 1
+            page.row[SINCE] = -given
+            if given >= page.due:
+                core.show(page, self)
+        return batch  # type: ignore[no-any-return]
+
+    def _on_device(self, executor: Executor, epoch: Epoch, batch: Any) -> Any:
+        """Give the batch on the device; and before that, queue the copy of the next one."""
+        staged = self._copy.stage(batch)
+        following, thread, given = None, self._thread, epoch.given
+        tasks = [number for number in epoch.tasks if number != given]
+        while tasks and not executor.closed:
+            if self._lines == 1:
+                following = self._arrived.get(tasks[0])
+            else:
+                following = next(iter(self._arrived.values()), None)
+            if following is not None:
+                break
+            came = executor.receive(0.0) if thread is None else thread.take_at_once()
+            if came is None:
+                break
+            if came.lost:
+                epoch.restart(came.number)
+            else:
+                self._arrived[came.number] = came
+        # One of the next epoch is left to that one's iterator.
+        if following is not None and following.number in epoch.tasks:
+            following.unpack()
+            omitted = following.made is not None and following.made.omitted
+            done = following.error is not None or following.ended or omitted
+            if not done:
+                following.batch = self._copy.stage(following.batch)
+        return self._copy.take(staged)
+
+    # --- the executor: had, lost, given back ---
+
+    def _connect(self, epoch: Epoch) -> Executor:
+        """Have an executor, which is at all that is outstanding."""
+        if self._here is not None:
+            executor = self._core.inline(self._here(), epoch.start, self._pin)
+            self._draws = executor.draws
+            epoch.restart_all(self._arrived)
+            self._executor = executor
+            return executor  # type: ignore[no-any-return]
+        _end_with_the_program()
+        with HeldBack():  # what a handler raises comes when the workers are started, and are kept
+            resizes = self._core.resizes
+            executor, begun = self._core.hire(self, epoch)
+            try:
+                thread = None if self._pin is None else _pinning(executor, self._pin, self._device)
+                if begun is None:
+                    epoch.restart_all(self._arrived)
+                else:
+                    epoch.adopt(begun)
+                    self._ahead, self._arrived = begun, begun.arrived
+            except BaseException:
+                executor.close()
+                raise
+            assert self._ahead is not None
+            args = self._core, epoch, self._ahead, executor, thread, True
+            self._finalizer = weakref.finalize(self, _give_back, *args, unnoticed=True)
+            self._executor, self._thread = executor, thread
+            if resizes != self._core.resizes:  # meanwhile, and these were not found
+                self.resize(*self._core.size)
+            page = executor.page
+            if page is not None and not page.due:  # one that hangs at its first batch is seen, too
+                self._core.show(page, self)
+            waits: Any = thread or executor
+            waits.waiting = True
+        waits.waiting = False
+        return executor  # type: ignore[no-any-return]
+
+    def _let_go(self, reusable: bool) -> None:
+        """Give the executor back, keeping what has come in; a second call does nothing."""
+        finalizer, executor, thread = self._finalizer, self._executor, self._thread
+        if executor is None:
+            return
+        if finalizer is None:
+            self._executor = None
+            executor.close()
+            return
+        with HeldBack():
+            self._executor = self._thread = self._finalizer = None
+            if finalizer.detach() is not None:
+                assert self._epoch is not None and self._ahead is not None
+                parts = self._core, self._epoch, self._ahead, executor, thread, reusable
+                if _give_back(*parts):
+                    self._ahead = Ahead(self._epoch.start)
+                    self._arrived = self._ahead.arrived
+
+    def _broken_off(self, error: BaseException) -> None:
+        """Bring things in order after an exception that is no batch's outcome."""
+        with self._core.lock:
+            executor = self._executor
+            waits: Any = self._thread or executor
+            if waits is not None and waits.waiting:
+                waits.waiting = False
+                return  # nothing was broken into: the next ``next()`` goes on waiting
+            closed = self._closed or (executor is not None and executor.closed)
+            if self._epoch is not None:
+                self._epoch.undo()
+                if executor is not None and executor.recovers:
+                    executor.call_off()
+                    self._epoch.restart_all(self._arrived)
+                else:
+                    # It is not known what its pipes hold.
+                    self._let_go(reusable=False)
+            _end_with_the_program()
+            if isinstance(error, LoaderError):  # what was healed before it comes first
+                self._tell()
+            elif isinstance(error, StopIteration):
+                raise LoaderError(_NO_END) from error
+            elif isinstance(error, PoolClosed) or (closed and not is_interruption(error)):
+                raise LoaderError(
+                    "the loader was closed while a batch was awaited: iterate the loader anew"
+                ) from None
+
+    def _check_closed(self) -> None:
+        """Refuse to go on behind `close`; after a fork, leave what is the parent's behind."""
+        if self._closed:
+            raise LoaderError(
+                "the loader was closed while this iterator was in use: iterate the loader anew"
+            )
+        self._pid = self._core.pid
+        if self._here is None:
+            self._let_go(reusable=False)
+            self._arrived.clear()
+
+    def revoke(self) -> None:
+        """Give the workers to another iterator."""
+        if self._executor is not None:
+            self.superseded = True
+            self._let_go(reusable=True)
+
+    def close(self) -> None:
+        """End the iterator: its workers are given back, and it gives no more batches."""
+        self._closed = not self._ended
+        self._let_go(reusable=True)
+        if self._epoch is not None:
+            self._epoch.tasks.clear()
+        self._arrived.clear()
+
+    def resize(self, num_workers: int, depth: int) -> None:
+        """Change the number of workers and of batches that may be outstanding; from any thread."""
+        executor = self._executor
+        if executor is not None:
+            executor.resize(num_workers, depth)
+
+    @property
+    def sample_errors(self) -> Any:
+        """The samples of the epoch that could not be read, so far."""
+        if self._sample_errors is None:
+            self._sample_errors = self._core.seams.sample_errors(self._core)
+        return self._sample_errors
+
+    @property
+    def unattended(self) -> Any:
+        """The workers, if there are some that only :meth:`__next__` receives from."""
+        return None if self._thread is not None else self.pool
+
+    @property
+    def ready(self) -> int:
+        """Batches that have been made and not asked for."""
+        pinned = 0 if self._thread is None else self._thread.pinned
+        unread = 0 if self._executor is None else self._executor.unread
+        return len(self._arrived) + pinned + unread
+
+    @property
+    def pool(self) -> Any:
+        """The workers at this iterator's disposal."""
+        return None if self._executor is None else self._executor.pool
+
+    # --- what is told ---
+
+    def _end(self, epoch: Epoch) -> Exception:
+        """Note that the epoch is over; returns what is to be raised."""
+        self._let_go(reusable=True)
+        # Only now the pin-memory thread cannot replace another worker.
+        self._tell()
+        if self.observer is not None:
+            self.observer.finish()
+        place, core = epoch.place, self._core
+        place.end()
+        self._ended = True
+        core.hear(epoch.start)
+        if self._tail is not None:
+            self._tail.end()
+        begun = place.start.delivered  # a resumed one has had batches before
+        delivered = place.now().delivered
+        errors, nothing, bad = self._sample_errors, None, 0
+        if errors is not None:
+            nothing, bad = None if begun else errors.end(epoch.start.epoch, delivered), errors.count
+        if self._promised is not None and core.shards is None and not bad:
+            args = self._promised, delivered, core.readers
+            if text := core.seams.words().dropped_batches(self._data_loader, *args):
+                core.warn_once(text)
+        return nothing or StopIteration()
+
+    def _tell(self) -> None:
+        """Warn of workers that were replaced, and of a budget that cannot be kept."""
+        core, healer = self._core, self.healer
+        core.log.worker_restarts += healer.restarts - self._restarts_noted
+        self._restarts_noted = healer.restarts
+        while healer.notices:
+            notice = healer.notices.popleft()
+            if isinstance(notice, Overrun):
+                warnings.warn(notice, RuntimeWarning, stacklevel=program_stacklevel())
+                continue
+            core.log.note("restart", str(notice))
+            if isinstance(notice, FewerWorkers):
+                core.make_do(notice.workers)
+            warnings.warn(notice, WorkerRestartWarning, stacklevel=program_stacklevel())
+
+    def _show(self, start: EpochStart, number: int, indices: Any, batch: Any) -> None:
+        """Show the observer a batch."""
+        self.observer.note(start, number, indices, batch)
+        if self.observer.done:
+            self.observer = None
+
+    def _note_errors(self, number: int, made: BatchWithReport) -> None:
+        """Note what was wrong with a batch that is given out or omitted now."""
+        if number == self._noted:
+            return  # it has been taken back, and is given again
+        self._noted = number
+        if made.errors or made.retries or made.omitted:
+            log, seen = self._core.log, self.sample_errors
+            errors = seen.new(made.errors)
+            log.sample_errors += len(errors)
+            log.sample_retries += made.retries
+            for error in errors:
+                log.note("bad sample", str(error))
+            seen.record(number, errors, made.retries)
+            if made.omitted:
+                seen.omit(number, made.errors)
+        for note in made.notes:
+            self._core.tell(note)
+
+    def _warn_of_ignored_share(self, divided: int) -> None:
+        """Warn, once, that an iterable dataset gives several readers the same."""
+        core = self._core
+        sharded, ranks = core.shards is not None, core.replica[1]
+        words = core.seams.words()
+        text = words.ignored_share(core.dataset, divided, core.readers, ranks, sharded)
+        if text is not None:
+            core.warn_once(text)
+
+    def _count(self, samples: int) -> None:
+        """Note the samples of a batch of an iterable dataset that is about to be given out."""
+        self._samples += samples
+        if self._promised is not None and self._samples > self._promised:
+            # Once for an iterator; torch warns of it again at every batch that follows.
+            promised, self._promised = self._promised, None
+            args = self._core.dataset, promised, self._samples, self._data_loader.num_workers
+            text = self._core.seams.words().broken_promise(*args)
+            warnings.warn(text, stacklevel=program_stacklevel())
+
+    # --- what it looks like ---
+
+    def __iter__(self) -> LoaderIterator[T_co]:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._data_loader)
+
+    def __repr__(self) -> str:
+        where = "not begun"
+        if self._start is not None:
+            given = self._start.position.now().delivered
+            where = f"epoch {self._start.epoch}, "
+            where += (
+                "ended"
+                if self._ended
+                else f"{given:,} {'batch' if given == 1 else 'batches'} given out"
+            )
+        return f"<{type(self).__name__} of {self._data_loader!r}: {where}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an iterator over a loader cannot be pickled or copied: pickle the loader, and its "
+            "state_dict()"
+        )
+
+    def as_ended(self) -> LoaderIterator[T_co]:
+        """Give no batches; returns itself."""
+        self._ended = True
+        return self
+
+    def begin(self) -> None:
+        """Begin the epoch now, where the loader's next one begins, and not at the first batch."""
+        with self._core.lock:
+            self._start = self._start or self._core.begin_epoch(self)
+
+    def _shutdown_workers(self) -> None:
+        if self._here is None:
+            self.close()
+        super()._shutdown_workers()
+
+
+def _pinning(executor: Executor, pin: Pin, device: int | None) -> PinMemoryThread[Outcome]:
+    """Begin to receive, unpack and pin in a thread, which does not hold the iterator."""
+
+    def pinned(outcome: Outcome) -> Outcome:
+        outcome.unpack()
+        outcome.pin(pin)
+        return outcome
+
+    return PinMemoryThread(executor.receive, pinned, device)
+
+
+def _give_back(
+    core: Any,
+    epoch: Epoch,
+    ahead: Ahead,
+    executor: Executor,
+    thread: PinMemoryThread[Outcome] | None,
+    reusable: bool,
+    unnoticed: bool = False,
+) -> bool:
+    """End an executor, or leave it to the next iterator; returns whether what is ahead goes there.
+
+    Also when an iterator is collected: then none of its methods can be called any more.
+    """
+    with HeldBack(unnoticed=unnoticed):
+        handed_on = False
+        try:
+            epoch.settle()
+            executor.stop()
+            if thread is not None and not executor.elsewhere:  # a forked copy has no thread
+                ahead.arrived.update((each.number, each) for each in thread.left() if not each.lost)
+        finally:
+            page = executor.page
+            if page is not None and not executor.elsewhere:
+                page.rest()
+            handed_on = bool(ahead.tasks) and reusable and not epoch.tasks
+            if not handed_on:
+                ahead.clear()
+            core.give_back(executor, ahead if handed_on else None, reusable)
+        return handed_on
+
+
+def _item(indices: Any, place: int) -> Any:
+    """One of a batch's indices; the batch's only one, or what it has in their place."""
+    if type(indices) is np.ndarray and indices.ndim:
+        return int(indices[place])
+    indices = listed(indices)
+    return indices[place] if type(indices) is list and place < len(indices) else indices
+
+
+def _end_with_the_program() -> None:
+    """End a daemon's thread, quietly, when the program exits: the workers are gone, or going."""
+    if not threading.main_thread().is_alive() and threading.current_thread().daemon:
+        raise SystemExit

@@ -1,0 +1,236 @@
+"""What forked workers would share with each other, and what does not survive a fork.
+
+Looked for once, when workers are about to be forked, and told with the cure: an open file has one
+position for all processes, a connection one conversation, a library's threads are not there. Only
+what the dataset holds counts, and only where no harm can be excluded: not for one worker, a file
+that only ``__init__`` reads, reads by ``pread``, memory maps, HDF5 (which reads by ``pread``), a
+class that looks at its process id, and what a ``worker_init_fn`` opens again.
+
+The walk is short: the attributes of the user's objects, items of small containers. No code of the
+user's is run.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+from collections import deque
+from itertools import islice
+from types import CodeType
+from typing import Any, Final, NamedTuple
+
+from lit_loader.core.seeding.find_generators import CLOSED, instance_dict, is_leaf, root_of
+from lit_loader.core.system import linux
+
+__all__ = ["fork_dangers"]
+
+_OBJECTS: Final = 300
+"""That are looked at; each takes 1 to 3 us."""
+
+_ITEMS: Final = 32
+"""Of a container, that are looked at."""
+
+_CAREFUL: Final = frozenset({"pread", "preadv", "getpid", "register_at_fork", "flock", "lockf"})
+"""Names in the code of classes that know what a fork does."""
+
+_CONNECTIONS: Final = frozenset(
+    (
+        *(
+            "duckdb.DuckDBPyConnection",
+            "grpc.Channel",
+            "mysql.MySQLConnection",
+            "psycopg.Connection",
+        ),
+        *("psycopg2.connection", "pymysql.Connection", "socket.socket"),
+    )
+)
+_DECODERS: Final = frozenset(
+    (
+        *("av.InputContainer", "cv2.VideoCapture", "decord.VideoReader", "torchcodec.VideoDecoder"),
+        "wave.Wave_read",
+    )
+)
+"""By the library and the class."""
+
+_CLOSED: Final = CLOSED - {"lit_loader"}
+
+_POOLS: Final = {"polars": "polars-", "zarr": "zarr_io", "tensorstore": "tensorstore"}
+"""Libraries whose objects are of no use in a fork once their threads run, and how these begin."""
+
+
+class _Holding(NamedTuple):
+    """An object, and how the dataset has it."""
+
+    value: Any
+    path: str  # as in ``Images.reader.file``
+    name: str  # the attribute
+
+
+def fork_dangers(dataset: Any, worker_init_fn: Any) -> list[str]:
+    """Say what several forked workers would share that they must not, each with the cure."""
+    held, used = _walked(dataset)
+    told = [(each, text) for each in held if (text := _danger(each.value, each.path))]
+    if not told or not _CAREFUL.isdisjoint(used):
+        return []
+    opened = _names(getattr(worker_init_fn, "__code__", None))
+    if "get_worker_info" in opened:
+        return []
+    return [text for each, text in told if each.name in used and each.name not in opened]
+
+
+def _walked(dataset: Any) -> tuple[list[_Holding], set[str]]:
+    """What a dataset holds, breadth first, and the names that its classes use after ``__init__``.
+
+    Where it has a lock of all processes, its reads wait for each other: nothing is held, then.
+    """
+    seen: set[int] = set()
+    kinds: set[type] = set()
+    held: list[_Holding] = []
+    waiting = deque([_Holding(dataset, type(dataset).__name__, "")])
+    while waiting and len(seen) < _OBJECTS:
+        at = waiting.popleft()
+        value, kind = at.value, type(at.value)
+        if is_leaf(value) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        held.append(at)
+        if kind in (list, tuple):
+            items = enumerate(value[:_ITEMS])
+            waiting += (_Holding(item, f"{at.path}[{n}]", at.name) for n, item in items)
+        elif kind is dict:
+            pairs = [*islice(value.items(), _ITEMS)]
+            waiting += (_Holding(item, f"{at.path}[{key!r}]", at.name) for key, item in pairs)
+        elif kind.__module__ == "multiprocessing.synchronize":
+            return [], set()
+        elif root_of(kind) not in _CLOSED or kind.__module__.startswith("torch.utils.data"):
+            kinds.update(kind.__mro__)
+            attributes = [*instance_dict(value).items()]
+            waiting += (_Holding(item, f"{at.path}.{name}", name) for name, item in attributes)
+    used: set[str] = set()
+    for kind in kinds:
+        for name, member in [*vars(kind).items()]:
+            if name != "__init__":
+                used |= _names(getattr(getattr(member, "fget", member), "__code__", None))
+    return held, used
+
+
+def _danger(value: Any, path: str) -> str | None:
+    """Say why forked workers must not have an object, and what to do; None: they may."""
+    kind = type(value)
+    if isinstance(value, io.IOBase):
+        if value in (sys.stdin, sys.stdout, sys.stderr):
+            return None
+        again = _file(value)
+        return again and _shared_position(path, again)
+    names = {f"{root_of(base).lstrip('_')}.{base.__qualname__}" for base in kind.__mro__}
+    if "zipfile.ZipFile" in names:
+        is_open = value.fp is not None and value.mode == "r" and value.filename is not None
+        return _shared_position(path, f"zipfile.ZipFile({value.filename!r})") if is_open else None
+    if "tarfile.TarFile" in names:
+        is_open = not value.closed and value.mode == "r" and value.name is not None
+        return _shared_position(path, f"tarfile.open({value.name!r})") if is_open else None
+    if "sqlite3.Connection" in names:
+        file = _database(value)
+        return file and _shared(path, kind, f"sqlite3.connect({file!r})")
+    if not names.isdisjoint(_DECODERS):
+        return _shared_position(path, "...  # opened as before")
+    if not names.isdisjoint(_CONNECTIONS):
+        return _shared(path, kind, "...  # connected as before")
+    begins = _POOLS.get(root_of(kind))
+    if begins is not None and _runs(begins) and not _resets(kind):
+        return (
+            f"lit_loader: {path} is {kind.__qualname__!r} of {root_of(kind)}, "
+            "whose threads run in this process: a forked worker has its locks, but not its "
+            "threads, and may hang. Set multiprocessing_context='forkserver' or 'spawn'."
+        )
+    return None
+
+
+def _file(file: Any) -> str | None:
+    """How a file is opened again that is read from a position; None: it has none to share."""
+    try:
+        if file.closed or not file.readable() or not file.seekable():
+            return None
+        file.fileno()
+        name, mode = file.name, str(getattr(file, "mode", "rb"))
+    except (OSError, AttributeError, ValueError, TypeError):
+        return None
+    if "a" in mode:
+        return None
+    if type(file).__module__ in ("gzip", "bz2", "lzma"):
+        return f"{type(file).__module__}.open({name!r})"
+    if not isinstance(name, (str, bytes)):
+        return "...  # opened as before"
+    return f"open({name!r})" if mode == "r" else f"open({name!r}, {mode!r})"
+
+
+def _database(connection: Any) -> str | None:
+    """The file of a database; None: it is in memory."""
+    try:
+        return next(iter(connection.execute("PRAGMA database_list")))[2] or None
+    except Exception:  # it is closed, or another thread's
+        return None
+
+
+def _shared_position(path: str, again: str) -> str:
+    return (
+        f"lit_loader: {path} is open, and its file has one position for all forked workers: they "
+        f"read each other's bytes. {_open_again(path, again)}\nOr read by "
+        "os.pread(file, length, offset), which uses no position."
+    )
+
+
+def _shared(path: str, kind: type, again: str) -> str:
+    return (
+        f"lit_loader: {path} is a connection ({kind.__module__}.{kind.__qualname__}) that all "
+        f"forked workers use at the same time. {_open_again(path, again)}"
+    )
+
+
+def _open_again(path: str, again: str) -> str:
+    attribute = path.rpartition(".")[2]
+    if not attribute.isidentifier():
+        attribute = "file"
+    return (
+        "Open it in each worker, for example where a sample is read:\n"
+        "    if self._opened_by != os.getpid():  # -1 at first, set in __init__\n"
+        f"        self.{attribute} = {again}\n"
+        "        self._opened_by = os.getpid()"
+    )
+
+
+def _names(code: CodeType | None) -> set[str]:
+    """The attributes and globals that code uses, that of functions within it too."""
+    if code is None:
+        return set()
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names(constant)
+    return names
+
+
+def _runs(begins: str) -> bool:
+    """Whether a thread with such a name runs in this process."""
+    if any(each.name.startswith(begins) for each in threading.enumerate()):
+        return True
+    try:
+        tasks = os.listdir(f"{linux.PROC}/self/task")
+    except OSError:
+        return False
+    for task in tasks:
+        try:
+            with open(f"{linux.PROC}/self/task/{task}/comm") as file:
+                if file.read().startswith(begins):
+                    return True
+        except OSError:  # it has just ended
+            pass
+    return False
+
+
+def _resets(kind: type) -> bool:
+    """Whether a library begins anew after a fork by itself, as zarr does in newer versions."""
+    sync = sys.modules.get("zarr.core.sync")
+    return root_of(kind) == "zarr" and hasattr(sync, "reset_resources_after_fork")

@@ -1,0 +1,302 @@
+"""The worker process: takes tasks, makes batches, writes them into slots.
+
+::
+
+    own pipe ─Task─▶ indices ▶ fetch ▶ collate ▶ encode into the slot ─Reply─▶ pipe of all workers
+             ─Resume, Space, Stop─▶                      ─Up, Need, Resumed─▶
+
+- An idle worker is in a blocking read of its own pipe. What it is sent it does in that order.
+- Before each task and each sample it compares the board's token with its own, and leaves a batch
+  that is no longer wanted; it answers Dropped then.
+- It holds no lock that another process could wait for. Killed at any instant, it leaves at most a
+  half-written slot, which is not read without its Reply.
+- A thread waits for the parent's death and then ends the process, whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import sys
+import threading
+from collections import deque
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from lit_loader.core.batch.batch_loader import make_batch
+from lit_loader.core.batch.batch_spec import BatchSpec
+from lit_loader.core.batch.fetch import EndOfData
+from lit_loader.core.executors.making import BatchMaker
+from lit_loader.core.executors.parent import Links, follow_parent
+from lit_loader.core.executors.payload import NO_ROOM, Payload
+from lit_loader.core.system.processors import ProcessorClock
+from lit_loader.core.system.signals import reset_signals
+from lit_loader.core.system.stack_dumps import show_stacks_when_asked, write_stacks_to
+from lit_loader.core.transport.arena import ArenaMap
+from lit_loader.core.transport.codec import SlotFull, SlotWriter, encode
+from lit_loader.core.transport.messages import (
+    NOT_WANTED,
+    POSITION,
+    SIZE,
+    Message,
+    Need,
+    Reply,
+    Resume,
+    Resumed,
+    Space,
+    Status,
+    Stop,
+    Task,
+    Up,
+    pack,
+    packed_reply,
+    position_of,
+    unpack,
+    unpack_indices,
+)
+from lit_loader.core.transport.status_board import (
+    ROW_WORDS,
+    Cancelled,
+    EarlyProgress,
+    Progress,
+    Stage,
+    StatusBoard,
+)
+from lit_loader.errors import TransportError
+
+__all__ = ["worker_main"]
+
+
+_NOT_CLOCKED: Final = (0, 0)
+
+CLOCKED_FROM: Final = 1_000_000
+"""Nanoseconds that a batch takes from which on the next one's processor time is measured, too."""
+
+LEAVE_GRACE: Final = 2.0
+"""Seconds that a worker which leaves has to end, before it ends at once."""
+
+
+def worker_main(links: Links, payload: Payload) -> None:
+    """Be a worker until a message says to stop, or until the parent is gone."""
+    reset_signals()
+    write_stacks_to(links.stacks.fd)
+    # What was forked is not looked through by the garbage collector, which would copy its pages: of
+    # a large parent, in the midst of a sample, that takes seconds.
+    gc.freeze()
+    follow_parent(links.parent)
+    torch.set_num_threads(1)
+    # BlockingIOError: the parent has emptied this worker's pipe, to close it.
+    with contextlib.ExitStack() as modes, contextlib.suppress(BrokenPipeError, BlockingIOError):
+        _Worker(links, payload, modes).run()
+
+
+class _Broken(Exception):
+    """The worker's start went wrong."""
+
+
+class _Worker:
+    """The loop and what it needs.
+
+    Takes a Task, puts one Reply; takes a Resume, puts a Resumed; ends by Stop. Never writes outside
+    the slot of the task at hand, and never into it after its Reply.
+    """
+
+    def __init__(self, links: Links, payload: Payload, modes: contextlib.ExitStack) -> None:
+        self._id = links.worker
+        try:
+            self._arena = ArenaMap(links.arena.fd, links.mapped, links.board_bytes)
+        except OSError:
+            sys.exit(NO_ROOM)
+        self._board = StatusBoard(self._arena.board)
+        self._board.shows_stacks(self._id, show_stacks_when_asked())
+        self._progress = Progress(self._board.words, (self._id + 1) * ROW_WORDS)
+        self._progress.token = links.token
+        self._writers: dict[int, SlotWriter] = {}
+        self._tasks, self._results = links.control.fd, links.results.fd
+        self._inbox: deque[Message] = deque()
+        self._waiting = select.poll()
+        self._waiting.register(self._tasks, select.POLLIN)
+        self._clock = ProcessorClock()
+        self._clocked, self._always_clocked = False, False  # this batch; every batch
+        self._board.enter(self._id, Stage.INITIALISING, -1)
+
+        def unpack() -> BatchSpec:
+            try:
+                spec = payload.open()
+                modes.enter_context(spec.modes.held())
+                return spec
+            finally:  # what comes now may be the user's code: another worker may be started
+                self._send(pack(Up(self._id)))
+
+        self._maker = maker = BatchMaker(
+            f"in DataLoader worker {self._id} (pid {os.getpid()})",
+            links.worker,
+            links.num_workers,
+            links.seed,
+            unpack,
+        )
+        self._loader, self._readers, self._broken = maker.loader, maker.readers, maker.broken
+        self._reads = None if self._loader is None else self._loader.reads
+        if maker.spec is not None:
+            self._always_clocked = maker.spec.timed
+            self._progress.each = maker.spec.watched
+            if self._reads is not None and not maker.spec.iterable:
+                self._reads.look_ahead = self._look_ahead
+
+    def run(self) -> None:
+        """Serve until Stop."""
+        self._progress.idle()
+        while type(message := self._receive()) is not Stop:
+            if type(message) is Task:
+                self._make(message)
+            elif type(message) is Resume:  # else Space, which came too late
+                self._progress.token = message.token
+                if self._loader is not None:
+                    self._loader.begin_epoch()
+                self._send(pack(Resumed(self._id, message.token)))
+        self._board.leave(self._id)
+        # What keeps the process from ending then (a thread of the dataset's) has so long for it.
+        leaving = threading.Timer(LEAVE_GRACE, os._exit, (0,))
+        leaving.daemon = True
+        leaving.start()
+
+    def _receive(self) -> Message:
+        """Wait for the next message; the pipe's end is a Stop: the parent has given this one up."""
+        loader = self._readers
+        while (
+            loader is not None  # nothing else is to be done, so readers may begin the next epoch
+            and loader.may_begin_ahead
+            and not self._inbox
+            and not self._waiting.poll(0)
+        ):
+            row = (self._id + 1) * ROW_WORDS
+            loader.begin_ahead(EarlyProgress(self._board.words, row))
+            self._progress.idle()
+        if self._reads is not None and self._reads.look_ahead is not None:
+            self._look_ahead()
+        if self._inbox:
+            return self._inbox.popleft()
+        data = os.read(self._tasks, SIZE)
+        return unpack(data) if data else Stop()
+
+    def _look_ahead(self) -> None:
+        """Announce the samples of tasks that wait in the pipe, so that their reads can begin."""
+        reads, spec = self._reads, self._maker.spec
+        assert reads is not None and spec is not None
+        with contextlib.suppress(BlockingIOError):  # the parent has emptied the pipe, to close it
+            while self._waiting.poll(0) and not (self._inbox and type(self._inbox[-1]) is Stop):
+                data = os.read(self._tasks, SIZE)
+                message = unpack(data) if data else Stop()
+                self._inbox.append(message)
+                if type(message) is not Task or not message.nbytes:
+                    continue
+                if self._board.wants(self._id, message.token, message.place):
+                    with contextlib.suppress(Exception):  # that batch raises it, in its turn
+                        indices = self._indices(message)
+                        batch, epoch = _names(message)
+                        reads.announce(batch, epoch, indices if spec.batched else [indices])
+
+    def _make(self, task: Task) -> None:
+        """Make the task's batch, or write down why there is none; and close its account."""
+        token, number, epoch, *_, slot, capacity, nbytes, place = task
+        progress, loader = self._progress, self._loader
+        if not progress.begin(number, token, place, slot, nbytes):
+            if self._reads is not None:
+                self._reads.end(_names(task)[0])
+            self._send(pack(Reply(Status.DROPPED, self._id, slot, 0, 0, 0, 0)))
+            return
+        if self._clocked or self._always_clocked:
+            self._clocked = True
+            self._clock.start()
+        writer = self._writers.get(slot) or self._writer(slot, capacity)
+        writer.start = writer.position = 0
+        offset, at, used, indices = slot, 0, 0, None
+        try:
+            if self._broken is not None:
+                raise _Broken
+            if nbytes:
+                indices = unpack_indices(writer.view[:nbytes])
+            progress.empty = writer.empty
+            batch = make_batch(loader, indices, number & POSITION, epoch, task.seeds, progress)
+            progress.encoding()
+            try:
+                at, used = encode(batch, writer)
+            except SlotFull as full:
+                offset, at, used = self._encode_elsewhere(batch, task, full)
+            status = Status.DONE
+        except Cancelled:
+            status = Status.DROPPED
+        except EndOfData:
+            status = Status.ENDED
+        except BaseException as error:
+            status, offset = Status.FAILED, slot
+            failure = self._broken or self._maker.failure(
+                error, position_of(number), indices, progress
+            )
+            packed = failure.pack(capacity)
+            used = len(packed)
+            self._arena.memory(slot, capacity)[:used] = np.frombuffer(packed, np.uint8)
+        now = progress.idle(made=status != Status.DROPPED)
+        clocked = self._clock.used() if self._clocked else _NOT_CLOCKED
+        self._clocked = now - progress.began > CLOCKED_FROM
+        samples = 0 if loader is None else loader.samples
+        where = status, self._id, slot, offset, at, used, samples
+        self._send(packed_reply(*where, *progress.stages(now, *clocked)))
+
+    def _encode_elsewhere(
+        self, batch: Any, task: Task, full: SlotFull | None
+    ) -> tuple[int, int, int]:
+        """Write the batch into a larger slot, which the parent grants."""
+        while full is not None:
+            self._send(pack(Need(self._id, task.slot, full.nbytes)))
+            space = self._await_space(task)
+            writer = self._writer(space.offset, space.capacity)
+            writer.start = writer.position = 0
+            try:
+                at, nbytes = encode(batch, writer)
+                full = None
+            except SlotFull as again:
+                full = again
+        return space.offset, at, nbytes
+
+    def _await_space(self, task: Task) -> Space:
+        """Wait for the larger slot; what else comes is kept for later."""
+        while True:
+            data = os.read(self._tasks, SIZE)
+            message = unpack(data) if data else Stop()
+            if type(message) is not Space:
+                self._inbox.append(message)
+                if type(message) is Resume or not data:
+                    raise Cancelled
+            elif message.slot == task.slot:
+                if message.capacity == NOT_WANTED:
+                    raise Cancelled
+                if message.capacity < 0:
+                    raise TransportError(
+                        "the batch needs more shared memory than can be had: raise the "
+                        "training process's limit (ulimit -v), or make batches smaller"
+                    )
+                return message
+
+    def _writer(self, offset: int, capacity: int) -> SlotWriter:
+        writer = self._writers.get(offset)
+        if writer is None:
+            writer = self._writers[offset] = SlotWriter(self._arena.memory(offset, capacity))
+        return writer
+
+    def _indices(self, task: Task) -> Any:
+        writer = self._writers.get(task.slot) or self._writer(task.slot, task.capacity)
+        return unpack_indices(writer.view[: task.nbytes])
+
+    def _send(self, message: bytes) -> None:
+        os.write(self._results, message)
+
+
+def _names(task: Task) -> tuple[Any, Any]:
+    """What a task's batch, and its epoch, are called where reads are made ahead."""
+    epoch = task.seeds, task.epoch
+    return (epoch, position_of(task.number)), epoch

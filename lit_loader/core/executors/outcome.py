@@ -1,0 +1,156 @@
+"""What a pool reports: `Outcome`, which it returns; `WorkerDeath`, raised; notices, told."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from lit_loader.core.batch.batch_spec import BatchWithReport
+from lit_loader.core.batch.timings import MEASURED, Timings
+from lit_loader.core.executors.pin_memory import Pin
+from lit_loader.core.executors.starters import Loss
+from lit_loader.core.system.interrupts import let_handlers_through
+from lit_loader.core.transport.arena import Lease
+from lit_loader.core.transport.codec import decode
+from lit_loader.core.transport.messages import Reply, Status, position_of
+from lit_loader.core.transport.remote_error import RemoteError, describe_indices
+from lit_loader.core.transport.status_board import BoardRow
+from lit_loader.errors import TransportError
+from lit_loader.sentences import NOT_KNOWN, doing
+
+__all__ = ["FewerWorkers", "Outcome", "Overrun", "WorkerDeath", "doing_task"]
+
+
+class Outcome:
+    """What became of a task: batch, error, or a reader's end; with what it has cost."""
+
+    __slots__ = (
+        *("batch", "ended", "error", "failure", "lost", "made", "memory", "number", "reply"),
+        "timings",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        reply: Reply | None = None,
+        memory: Lease | None = None,
+        failure: RemoteError | None = None,
+        error: BaseException | None = None,
+        timings: Timings | None = None,
+    ) -> None:
+        self.number = number  # the task's
+        # Whether its reader, of an iterable dataset, has nothing more to give.
+        self.ended = reply is not None and reply.status == Status.ENDED
+        # Whether the task, of a reader, has to be given again, with that reader's place.
+        self.lost = False
+        self.reply = reply  # the worker's message; None: there is none
+        if timings is None:
+            timings = Timings()
+            if reply is not None:
+                timings = Timings(reply.worker, reply.at + reply.nbytes, *reply[MEASURED:])
+        self.timings = timings
+        self.memory = memory  # the batch's slot (uint8), until the batch is decoded
+        self.failure = failure  # what went wrong in the worker, or None
+        self.error = error  # what is raised in the batch's place, or None
+        self.timings.arrived = time.monotonic_ns()
+        self.batch: Any = None  # the batch, when it is decoded; perhaps pinned, or on its device
+        self.made: BatchWithReport | None = None  # what came with the batch, or None
+
+    @classmethod
+    def of_lost(cls, number: int) -> Outcome:
+        """Give what is said of a task that is to be given again."""
+        outcome = cls(number)
+        outcome.lost = True
+        return outcome
+
+    def unpack(self) -> None:
+        """Rebuild the batch, or the exception in its place.
+
+        Its own arena is told that the consumer has it: the workers may be others by now.
+        """
+        memory, reply = self.memory, self.reply
+        if memory is None or reply is None:
+            if self.failure is not None and self.error is None:
+                self.error = self.failure.error()
+            return
+        began, self.memory = time.monotonic_ns(), None
+        try:
+            batch = decode(memory, reply.at, reply.nbytes, memory.arena.divide)
+        except Exception as error:
+            let_handlers_through(error)
+            self.error = TransportError(
+                f"batch {position_of(self.number)} cannot be rebuilt in the training process: "
+                f"{error}"
+            )
+            self.error.__cause__ = error
+            return
+        if type(batch) is BatchWithReport:
+            self.made = batch._replace(batch=None)  # what is pinned is another object
+            batch = batch.batch
+        self.batch = batch
+        self.timings.decode = time.monotonic_ns() - began
+
+    def pin(self, pin: Pin) -> None:
+        """Have the batch pinned; what that raises is the outcome."""
+        if self.error is not None or self.ended or self.lost or (self.made and self.made.omitted):
+            return
+        began = time.monotonic_ns()
+        try:
+            self.batch = pin(self.batch)
+        except Exception as error:
+            let_handlers_through(error)
+            self.batch, self.error = None, error
+        self.timings.pin = time.monotonic_ns() - began
+
+
+class WorkerDeath(Exception):
+    """A worker has ended that was not asked to."""
+
+    # What the relay of remote workers says of its end; None: it is another worker's.
+    loss: Loss | None = None
+
+    def __init__(
+        self,
+        worker: int,
+        pid: int,
+        exitcode: int | None,
+        row: BoardRow,
+        stack: str = "",
+        peak_memory: int = 0,
+    ) -> None:
+        super().__init__(worker, pid, exitcode, row)
+        self.worker = worker
+        self.pid = pid
+        self.exitcode = exitcode  # as in :attr:`multiprocessing.Process.exitcode`; None: not known
+        self.row = row  # its last row of the status board
+        self.stack = stack  # the Python stacks it wrote, or ""
+        self.peak_memory = peak_memory  # bytes that were resident at most; 0: not known
+
+
+class FewerWorkers(str):
+    """What the consumer is told where more workers were wanted than can be started.
+
+    Attributes:
+        workers: How many there are to be instead.
+    """
+
+    workers: int
+
+    @classmethod
+    def of(cls, text: str, workers: int) -> FewerWorkers:
+        """Make one of this text."""
+        notice = cls(text)
+        notice.workers = workers
+        return notice
+
+
+class Overrun(str):
+    """What the consumer is told where a single batch exceeds the memory budget."""
+
+
+def doing_task(row: BoardRow, indices: Any) -> str:
+    """Say what a worker is at: ``fetching index 17 (sample 2 of batch 3, indices [...])``."""
+    batch = f"batch {position_of(row.number)}, {describe_indices(indices)}"
+    known = isinstance(indices, list) and 0 <= row.position < len(indices)
+    index = indices[row.position] if known else NOT_KNOWN
+    return doing(row.stage, batch, row.position, index)

@@ -1,0 +1,101 @@
+"""`Payload`: the user's objects on their way to workers."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any, Final
+
+from lit_loader.core.batch.batch_spec import BatchSpec
+from lit_loader.core.executors.parent import Descriptor
+from lit_loader.core.system.carrier import Frozen, Policy, freeze, thaw
+from lit_loader.core.system.shared_file import nameless_file, remedy
+from lit_loader.errors import LoaderError
+
+__all__ = ["NO_ROOM", "Payload", "freeze_spec"]
+
+NO_ROOM: Final = os.EX_OSERR
+"""Exit code of a worker that has no room for the arena in its address space."""
+
+_USERS: Final = ("dataset", "collate_fn", "worker_init_fn", "reseed_fn")
+"""The parts of a spec that come from the user, and so may be such as cannot be pickled."""
+
+
+def freeze_spec(spec: Any, policy: Policy, instead: Any = None) -> Frozen:
+    """Take the user's objects apart.
+
+    Raises:
+        TransportError: Something cannot be pickled; names the option and the place in it.
+    """
+    return freeze(spec, policy, {name: getattr(spec, name) for name in _USERS}, instead)
+
+
+class Payload:
+    """The user's objects on their way to workers.
+
+    Taken apart (`core/system/carrier.py`) once for all workers, and apart from the rest: so the
+    worker is up, and can report it, when they cannot be put together. They go through a file: a
+    pipe would hold up the parent until each, in turn, has come to reading it; ``shared_bytes`` of
+    it are large buffers, which the workers share.
+    """
+
+    def __init__(self, spec: BatchSpec) -> None:
+        self.shared_bytes = 0
+        self._spec: BatchSpec | None = spec
+        self._fds: list[int] = []  # the file, and what goes along
+        self._lists: Any = None
+        if spec.share is not None and spec.table() is None:
+            self._lists = spec.share(spec.dataset)
+
+    def __getstate__(self) -> list[Descriptor]:
+        return list(map(Descriptor, self._fds))
+
+    def __setstate__(self, fds: list[Descriptor]) -> None:
+        self._spec, self._lists, self._fds = None, None, [each.fd for each in fds]
+
+    @property
+    def spec(self) -> BatchSpec:
+        """The objects, in the process that made this or a fork of it."""
+        assert self._spec is not None
+        return self._spec
+
+    def prepare(self) -> None:
+        """Write the file, unless that is done; a LoaderError if there is no room.
+
+        A TransportError that names the option and the place in it, if something cannot be pickled.
+        """
+        if not self._fds:
+            instead = None if self._lists is None else self._lists.instead
+            frozen = freeze_spec(self._spec, Policy.workers(), instead)
+            self._fds = frozen.fds
+            try:
+                self._fds.insert(0, nameless_file("lit_loader arrays")[0])
+                frozen.write(self._fds[0])
+            except OSError as error:
+                self.close()
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    raise  # no want of room
+                raise LoaderError(
+                    f"no room in memory for the dataset's arrays ({frozen.nbytes / 2**20:,.0f} MiB "
+                    f"for all workers, {error}): {remedy(error)}, or use "
+                    "multiprocessing_context='fork', which copies none"
+                ) from error
+            except BaseException:
+                self.close()
+                raise
+            self.shared_bytes = frozen.nbytes
+
+    def open(self) -> BatchSpec:
+        """Return the objects; raises whatever unpickling them does."""
+        if self._spec is None:
+            file, *along = self._fds
+            self._spec = thaw(file, along)
+            os.close(file)  # what came along belongs to what was made of it
+        elif self._lists is not None:  # in a fork of the process that made it
+            self._lists.put_in_place()
+        return self._spec
+
+    def close(self) -> None:
+        """Let go of the file, and of what goes along."""
+        while self._fds:
+            os.close(self._fds.pop())

@@ -1,0 +1,151 @@
+"""`Stall`: no worker sends a batch for a long time, and the consumer waits: what each is at.
+
+::
+
+    pool.receive ─ nothing has come ─▶ at half the time: Stall, what processor time each has had
+                                   ─▶ at ``stall_warning``: tell, a StallWarning
+                                   ─▶ ten times as long: tell, for the last time
+
+A program in which all goes well never loads this.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+from lit_loader.core.executors.outcome import doing_task
+from lit_loader.core.system import looks
+from lit_loader.core.system.stack_dumps import shortened
+from lit_loader.core.transport.messages import unpack_indices
+from lit_loader.core.transport.status_board import BoardRow, Stage
+from lit_loader.describe import program_stacklevel
+from lit_loader.errors import StallWarning
+from lit_loader.sentences import doing, duration
+
+__all__ = ["Stall"]
+
+_BUSY: Final = 0.05
+"""Part of the time: a worker that got a processor for more of it computes, and does not sleep."""
+
+_SHOWN: Final = 8
+"""Workers that are shown one by one."""
+
+_LINES: Final = 12
+"""Lines of a worker's stacks."""
+
+_UNNAMED: Final = ("python", "python3", "pt_main_thread", Path(sys.executable).name[:15])
+"""What threads are called that were given no name: torch's, OpenMP's."""
+
+_STATES: Final = {
+    "T": "it is stopped by a signal (SIGSTOP, Ctrl-Z): send it SIGCONT",
+    "t": "a debugger holds it",
+    "D": "it waits for a disk or the network and cannot be interrupted",
+}
+
+
+class Stall:
+    """A wait in which nothing has come so far, for half of the time that is told of."""
+
+    def __init__(self, pool: Any) -> None:
+        self._began = time.monotonic()
+        self._used = {
+            worker: use.cpu
+            for worker, process in pool.workers.processes.items()
+            if (use := _use(process.pid)) is not None
+        }
+
+    def tell(self, pool: Any, seconds: float) -> None:
+        """Warn; ``seconds`` is how long nothing has come."""
+        try:
+            text = self._text(pool, seconds)
+        except ValueError:  # the board's memory is given back
+            if pool.closed:
+                return
+            raise
+        warnings.warn(text, StallWarning, stacklevel=program_stacklevel())
+
+    def _text(self, pool: Any, seconds: float) -> str:
+        rows = pool.awaited_workers(every=True)
+        slow = any(row.since / 1e9 > self._began for row in rows.values())
+        lines = [self._line(pool, *each) for each in [*rows.items()][:_SHOWN]]
+        advice = _advice(pool, rows, slow, looks.LOCK in "".join(lines))
+        if len(rows) > _SHOWN:
+            lines.append(f"… and {len(rows) - _SHOWN} more")
+        if pool.workers.relay is not None:
+            lines.append("workers on other machines have sent nothing either")
+        how = "its workers are slow, and get on" if slow else "its workers do not get on"
+        return "\n".join(
+            (
+                f"lit_loader: no batch has come for {duration(seconds)}, and the program waits: "
+                f"{how}.",
+                *lines,
+                f"{advice} (stall_warning=0 turns this warning off.)",
+            )
+        )
+
+    def _line(self, pool: Any, worker: int, row: BoardRow) -> str:
+        now = time.monotonic()
+        process = pool.workers.processes.get(worker)
+        pid = 0 if process is None else process.pid
+        packed = pool.packed_indices(row.number)
+        what = doing(row.stage, None)
+        if row.number >= 0:
+            what = doing_task(row, unpack_indices(packed) if packed else None)
+        parts = [f"DataLoader worker {worker} (pid {pid}): {what}"]
+        if row.since:
+            parts.append(f"for {duration(now - row.since / 1e9)}")
+        use = _use(pid)
+        if use is None:
+            parts.append("and the kernel says nothing of it")
+        else:
+            past, used = now - self._began, use.cpu - self._used.get(worker, use.cpu)
+            computes = used > _BUSY * past
+            if (at := looks.sleeps_at(pid)) and not computes:
+                parts.append(f"sleeps at {at}")
+            parts.append(f"got {used:.1f} s of processor time in the last {duration(past)}")
+            if use.state in _STATES:
+                parts.append(_STATES[use.state])
+        try:
+            fd = pool.workers.stacks_of(worker)
+            stack = shortened(looks.ask(pid, fd)).splitlines()[:_LINES]
+        except looks.NoStacks as none:
+            stack = [f"  no stack: {none}"]
+        return "\n".join([", ".join(parts), *stack])
+
+
+def _use(pid: int) -> looks.Use | None:
+    try:
+        return looks.use_of(pid)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _advice(pool: Any, rows: dict[int, BoardRow], slow: bool, locked: bool) -> str:
+    """Say what to do."""
+    if slow:
+        return "Use more workers or smaller batches, or make the samples cheaper."
+    if not rows:
+        return "Look at the machines of the remote workers."
+    if all(row.stage == Stage.STARTING for row in rows.values()) and not pool.workers.forks:
+        return "They still start: what they import, or unpickle, takes long."
+    advice = "Look at the stacks."
+    if pool.workers.forks and locked and any(map(pool.is_at_its_first, rows)):
+        native = Counter(looks.threads_of("self"))
+        threads = native - Counter({name: native[name] for name in _UNNAMED})
+        threads |= Counter(pool.workers.beside)
+        names = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in threads.items())
+        advice += (
+            " It is in the first batch of a worker, and workers were forked beside other threads"
+            f"{names and f' ({names})'}: a lock that one of these held is held in the worker for "
+            "ever. With "
+            "timeout=… (seconds) lit_loader replaces such a worker, from the program as it is "
+            "then; or set multiprocessing_context='forkserver' or 'spawn'."
+        )
+    else:
+        advice += " With timeout=… (seconds) lit_loader replaces a worker that hangs."
+    return advice

@@ -1,0 +1,821 @@
+"""`WorkerPool`: worker processes that make batches, and the account of who has what.
+
+::
+
+    submit ─▶ task ─▶ unassigned ─ a worker has credit ─▶ copy: slot, worker ──Task──▶ worker k
+                          ▲                                 │  its own pipe, in order   │
+                          │ no copy is left, and no batch   │                           │
+                          ╰── Dropped, or worker k's death ─┤◀──────── Reply ───────────╯
+    receive ◀─ outcome ◀── the first Reply with a batch ────╯  (the slot goes with the batch,
+                                                                or is free again)
+
+    consumer ── submit, receive, resume        one thread may submit while another receives
+    any thread ─ resize, wake, cancel          noted; the thread that receives brings it about
+
+- **One task copy, one owner, one reply.** Each copy has a slot of its own, by which its Reply names
+  it. The slot comes back with that Reply, or with the owner's death; by nothing else.
+- **Credit.** A worker has at most as many tasks in its pipe as there are in flight for each. What
+  is more waits here. The tasks of a reader of an iterable dataset go to its home alone.
+- **Stragglers.** When the consumer has waited for a millisecond and a worker is idle, a task that
+  is queued behind another one gets a second copy there. The first reply counts; a copy that nobody
+  has begun, and whose batch is there, is called off by a bit on the board.
+- **Calling off** (`break`, a new epoch): the token on the board moves on. Workers answer what they
+  still have with Dropped. Nobody waits for that: new tasks stand behind the old ones.
+- **Resume** goes into each pipe; Resumed comes behind the replies to all older tasks.
+- **Death**: what it sent is read first; then its slots come back and its tasks are assigned again.
+- **Resize**: more are started, and get tasks at once. The highest get no more, and a Stop.
+
+`core/executors/worker_set.py` has the processes, and gives back all there is at the end.
+:meth:`WorkerPool.receive` waits in one ``poll`` for all there is; nothing is looked at in
+intervals, but for a stall, once a second while nothing comes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from multiprocessing.connection import wait as wait_for
+from multiprocessing.context import BaseContext
+from typing import Any, Final
+
+from lit_loader.core.batch.batch_spec import BatchSpec
+from lit_loader.core.executors.homes import Place, ReaderHomes
+from lit_loader.core.executors.outcome import FewerWorkers, Outcome
+from lit_loader.core.executors.pipes import Ended, Pipes
+from lit_loader.core.executors.worker_set import WorkerSet, explain_limit
+from lit_loader.core.seeding.bases import PassSeeds
+from lit_loader.core.system.cgroups import memory_limits
+from lit_loader.core.system.interrupts import HeldBack
+from lit_loader.core.transport.arena import Arena, Slot
+from lit_loader.core.transport.loader_page import PAGE_BYTES, LoaderPage
+from lit_loader.core.transport.messages import (
+    NOT_TO_BE_HAD,
+    NOT_WANTED,
+    Message,
+    Need,
+    Reply,
+    Resume,
+    Resumed,
+    Space,
+    Status,
+    Stop,
+    Up,
+    pack,
+    pack_indices,
+    packed_task,
+    position_of,
+)
+from lit_loader.core.transport.remote_error import RemoteError
+from lit_loader.core.transport.status_board import (
+    VOIDABLE,
+    BoardRow,
+    Stage,
+    StatusBoard,
+    board_bytes,
+)
+from lit_loader.errors import LoaderError
+
+__all__ = ["MOST_WORKERS", "WorkerPool"]
+
+MOST_WORKERS: Final = 1024
+"""Workers that a pool may grow to, if it was not begun with more: rows of its status board."""
+
+_DROPPED_SOON: Final = 3
+"""Times its credit that a worker may have tasks, if nearly all of them are called off."""
+
+_STRAGGLING: Final = 0.001
+"""Seconds that the consumer waits before idle workers copy what is queued behind others' tasks."""
+
+_AT_HOME: Final = 2
+"""Tasks that a batch's home may have more than the worker with the fewest, and is still chosen."""
+
+_FOR_EVER: Final = float("inf")
+
+_LONGEST_LOOK: Final = 1.0
+"""Seconds between two looks while nothing comes; one that comes later was held up itself."""
+
+_SECOND_STALL: Final = 10
+"""Times ``stall_warning`` after which a stall is told of once more."""
+
+_SETTLING: Final = 10.0
+"""Seconds after which the workers' memory is looked at first."""
+
+_MOMENT: Final = 0.5
+"""Seconds that :meth:`WorkerPool.adapt` waits at most for workers that leave."""
+
+
+class _Task:
+    """A batch that is wanted, until it is there."""
+
+    __slots__ = ("copies", "epoch", "number", "packed", "seeds")
+
+    def __init__(self, number: int, packed: bytes, epoch: int, seeds: PassSeeds) -> None:
+        self.number = number
+        self.packed = packed
+        self.epoch = epoch
+        self.seeds = seeds
+        self.copies: list[int] = []  # by their slots; not the objects, which refer to this one
+
+
+class _Copy:
+    """A task that was sent to one worker, which owes one reply."""
+
+    __slots__ = ("off", "place", "slot", "space", "task", "worker")
+
+    def __init__(self, task: _Task, worker: int, slot: Slot, place: int) -> None:
+        self.task = task
+        self.worker = worker  # its number; not the object, which refers to this one
+        self.slot = slot
+        self.space: Slot | None = None  # a larger one that was granted
+        self.place = place
+        self.off = False
+
+
+class _Worker:
+    """What is known of one worker, from its start to its end."""
+
+    __slots__ = ("awaited", "credit", "first", "leaving", "number", "owed", "places", "queue")
+
+    def __init__(self, number: int, places: int, relays: bool) -> None:
+        self.number = number
+        # What it has been sent and has not replied to, the earliest first.
+        self.queue: deque[_Copy] = deque()
+        self.owed = 0  # how many of these are not called off
+        # Tasks that it may have; None: as many as are in flight for each. A relay says it itself.
+        self.credit = 0 if relays else None
+        # Tasks that it was sent so far; goes on from the worker before: its bits on the board do.
+        self.places = self.first = places
+        self.awaited = False  # whether it has not begun the epoch of this token
+        self.leaving = False  # whether it is sent no more tasks
+
+
+class WorkerPool:
+    """A set of worker processes with their arena and pipes. Starts them at once.
+
+    Args:
+        spec: What the workers make.
+        num_workers: How many on this machine; at least 1, or there is ``remote``.
+        context: How to start them.
+        in_flight: Tasks that may be in flight at the same time.
+        seed: Base seed of the workers' own seeds.
+        turns: Batch ``n`` is for reader ``n % turns`` of an iterable dataset, or for the worker of
+            that number; 0: for any worker.
+        slot_bytes: Bytes a slot, None for the arena's own choice.
+        memory_budget: Bytes of shared memory to stay within, None for no limit.
+        remote: Starts the process that stands for workers elsewhere; None: there are none. It gets
+            no reader's tasks.
+        stall_warning: Seconds of waiting without a batch that are told of; 0: none are.
+        steady: The order is the same in each epoch. So batch ``n`` is rather for worker
+            ``n % num_workers``, while that has room: what a dataset keeps there is found again.
+
+    Raises:
+        LoaderError: No worker can be started from here, or there is no memory.
+    """
+
+    def __init__(
+        self,
+        spec: BatchSpec,
+        num_workers: int,
+        context: BaseContext,
+        in_flight: int,
+        seed: int,
+        turns: int,
+        slot_bytes: int | None = None,
+        memory_budget: int | None = None,
+        remote: Any = None,
+        stall_warning: float = 0.0,
+        steady: bool = False,
+    ) -> None:
+        if multiprocessing.current_process().daemon:
+            raise LoaderError(
+                f"num_workers={num_workers} inside a daemonic process, which may not start "
+                "processes: use num_workers=0 there, or make the process non-daemonic"
+            )
+        # Behind the rows of workers here are those of workers elsewhere, and the relay's.
+        relay = max(num_workers, MOST_WORKERS) + (0 if remote is None else spec.remote_workers)
+        size = board_bytes(relay + (remote is not None)) + PAGE_BYTES
+        self._lock = threading.RLock()
+        self._tasks: dict[int, _Task] = {}
+        self._unassigned: deque[_Task] = deque()
+        self._copies: dict[int, _Copy] = {}  # by the offset of their slot
+        self._hands: dict[int, _Worker] = {}  # the workers that there are
+        self._places: dict[int, int] = {}  # tasks that the one before with this number was sent
+        self._steady = steady
+        self._elsewhere = 0 if remote is None else remote.count
+        self._ready: deque[Outcome] = deque()  # not received yet
+        self._awaited = 0  # how many workers have not begun the epoch of this token
+        self._begun = 1  # the token that the tasks are of; another one is shown when they are not
+        # Whether those who take turns are readers of a stream, whose tasks may say where they are.
+        self.of_readers = False
+        self._due = self._resized = False
+        self._idle = False  # whether a worker may have nothing to do
+        self._dead: int | None = None  # the sentinel of a worker that is gone
+        # Seconds of waiting without a batch that are told of, and how many there are; replies and
+        # time when that was looked at last.
+        limits = stall_warning, _SECOND_STALL * stall_warning
+        self._stall_limits = [*filter(None, limits)]
+        self._quiet = self._watched = 0.0
+        self._answered = -1
+        self._growth: Any = None
+        self._memory_due = time.monotonic() + _SETTLING
+        self.oom_kills: int | None = None  # of the cgroup, before; None: not known
+        self._stall: Any = None
+        # How many there are to be; while that comes about, a few more or fewer live.
+        self.num_workers = num_workers
+        self.token = 1  # that of the epoch whose tasks are wanted
+        # Whether the first batch of an epoch waits until all workers have left the one
+        # before: then one that hangs there is found.
+        self.patient = False
+        try:
+            with HeldBack():
+                arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
+                self.arena = arena
+                self._in_flight = in_flight
+                self._set_credit()
+                board = self._board = StatusBoard(arena.board)
+                # What viewers in other processes are shown of the loader.
+                self.page = LoaderPage(arena.board, 0 if remote is None else relay + 1)
+                pipes = self.pipes = Pipes()  # what they are talked to by
+                workers = self.workers = WorkerSet(arena, board, self.page, pipes)
+                self._finalizer = weakref.finalize(self, workers.close, unnoticed=True)
+                pipes.begin()
+                self._homes = ReaderHomes(turns, num_workers) if turns else None
+                board.token, board.workers = self.token, num_workers
+                workers.prepare(spec, num_workers, context, seed, remote, relay)
+                self.notices = workers.notices  # for the consumer, of how workers were started
+                self._start_more()
+        except BaseException as error:
+            if hasattr(self, "_finalizer"):
+                self.close()
+            explain_limit(error, num_workers)
+            raise
+
+    # --- tasks ---
+
+    def submit(
+        self, number: int, indices: Any, epoch: int, seeds: PassSeeds, own: bool = False
+    ) -> None:
+        """Have the batch of a task's number made (`core/transport/messages.py`).
+
+        ``indices``, of an order of the loader's ``own``, are an array; for an iterable dataset they
+        say where its reader is to begin, or are None. One that has to say it and does not comes out
+        as lost.
+        """
+        packed = b"" if indices is None else pack_indices(indices, own)
+        task = _Task(number, packed, epoch, seeds)
+        with self._lock:
+            self._tasks[number] = task
+            worker = None
+            if not self._unassigned or self._homes is not None:
+                worker = self._worker_for(task)
+            if worker is None:
+                self._unassigned.append(task)
+            else:
+                self._assign(task, worker)
+
+    def _worker_for(self, task: _Task) -> _Worker | None:
+        """The worker that a task is to be sent to now; None: it has to wait."""
+        if self._homes is not None:
+            return self._hands.get(self._homes.home(position_of(task.number)))
+        found, most, home = None, 0, -1
+        if self._steady and self.num_workers:
+            home = position_of(task.number) % self.num_workers
+        for worker in self._hands.values():
+            credit = self._credit if worker.credit is None else worker.credit
+            room = credit - worker.owed
+            if worker.number == home and room > 0:
+                room += _AT_HOME
+            # What is called off is dropped soon; if not, it is not to add up.
+            if room > most and len(worker.queue) < _DROPPED_SOON * credit and not worker.leaving:
+                found, most = worker, room
+        return found
+
+    def _assign(self, task: _Task, worker: _Worker) -> None:
+        """Send a copy of a task to a worker; a reader's whose place is not known there is lost."""
+        packed = task.packed
+        if self.of_readers and self._homes is not None:
+            there = self._homes.place(position_of(task.number))
+            if there is Place.GOES_ON:
+                packed = b""
+            elif there is Place.LOST and not packed:
+                del self._tasks[task.number]
+                self._ready.append(Outcome.of_lost(task.number))
+                self.pipes.wake()  # another thread may be waiting
+                return
+            self._homes.send(position_of(task.number))
+        nbytes = len(packed)
+        slot = self.arena.acquire(nbytes)
+        offset = slot.offset
+        if packed:
+            slot.view[:nbytes] = packed
+        worker.places = place = worker.places + 1
+        self._copies[offset] = copy = _Copy(task, worker.number, slot, place)
+        worker.queue.append(copy)
+        worker.owed += 1
+        task.copies.append(offset)
+        capacity = slot.capacity
+        self.pipes.send(
+            worker.number,
+            packed_task(
+                *(self.token, task.number, task.epoch, *task.seeds),
+                *(offset, capacity, nbytes, place),
+            ),
+        )
+
+    def _assign_waiting(self) -> None:
+        """Send what waits for a worker, as far as there is one."""
+        waiting = self._unassigned
+        for _ in range(len(waiting)):
+            task = waiting.popleft()
+            worker = self._worker_for(task)
+            if worker is not None:
+                self._assign(task, worker)
+            else:
+                waiting.append(task)
+                if self._homes is None:  # nor for any other
+                    waiting.rotate(1)
+                    return
+
+    def _idle_workers(self) -> list[_Worker]:
+        """Workers that have nothing, and could be given another's task."""
+        if self._homes is not None or len(self._hands) < 2:
+            return []
+        return [w for w in [*self._hands.values()] if not w.queue and not w.leaving]
+
+    def _copy_for_the_idle(self) -> None:
+        """Give workers that have nothing a second copy of what is queued behind another task."""
+        with self._lock:
+            starting, relay = self.workers.starting, self.workers.relay
+            for worker in self._idle_workers():
+                # Another thread may have submitted: then the copy would be queued, too.
+                if worker.queue or worker.number == relay or worker.number in starting:
+                    continue
+                behind = [
+                    copy.task
+                    for other in self._hands.values()
+                    if other.number != relay  # which has all of them under way
+                    for place, copy in enumerate(other.queue)
+                    if (place or other.number in starting)
+                    and len(copy.task.copies) == 1
+                    and self._is_wanted(copy.task)
+                ]
+                if not behind:
+                    return
+                task = min(behind, key=lambda each: each.number)
+                first = self._copies[task.copies[0]]
+                self._assign(task, worker)
+                self._call_off(first)
+
+    def _call_off(self, copy: _Copy) -> None:
+        """Let a worker drop a copy that it has not begun."""
+        worker = self._hands[copy.worker]
+        if not copy.off and len(worker.queue) <= VOIDABLE:
+            copy.off = True
+            worker.owed -= 1
+            self._board.call_off(worker.number, copy.place, True)
+
+    def _is_wanted(self, task: _Task) -> bool:
+        return self._tasks.get(task.number) is task and self.token == self._begun
+
+    # --- replies ---
+
+    def receive(self, timeout: float | None = None) -> Outcome | None:
+        """Wait for the next task to be done, ``timeout`` seconds at most.
+
+        Returns:
+            The outcome, or None when the time is up or :meth:`Pipes.wake` was called.
+
+        Raises:
+            WorkerDeath: A worker is gone. What it and the others had finished came out before.
+        """
+        ready = self._ready
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not ready or (self.patient and self._awaited):
+            if self._due:
+                self._bring_about()
+            if self.pipes.blocked:
+                with self._lock:
+                    self.pipes.flush()
+            if self._dead is not None:
+                self._see_to_the_dead()
+                continue
+            try:
+                left = _FOR_EVER if deadline is None else max(0.0, deadline - time.monotonic())
+                if self._idle:
+                    self._idle = bool(self._idle_workers())
+                # Else nobody could take a copy: a short time costs more than a long one.
+                patience = _STRAGGLING if self._idle else _FOR_EVER
+                came = self.pipes.wait(min(left, patience))
+                if came is None and self._idle:
+                    self._copy_for_the_idle()
+                    came = left > patience and self.pipes.wait(left)
+            except Ended as ended:
+                self._dead = ended.sentinel
+                self._read_all()  # what it and others had finished comes out before
+                continue
+            if not came:
+                if came is None and left:
+                    self._watch()
+                    if deadline is None or time.monotonic() < deadline:
+                        continue
+                return None
+            for message in self.pipes.read():
+                if type(message) is Reply:
+                    self._settle(message)
+                else:
+                    self._handle(message)
+        return ready.popleft()
+
+    def _watch(self) -> None:
+        """Tell of a stall; called when nothing has come for a second, or less, of waiting."""
+        now = time.monotonic()
+        answered = sum(hand.places - len(hand.queue) for hand in self._hands.values())
+        if answered != self._answered:
+            self._answered, self._quiet, self._stall = answered, 0.0, None
+        self._quiet += min(now - self._watched, _LONGEST_LOOK)  # not the time of a Ctrl-Z
+        self._watched = now
+        limit = self._stall_limits[0] if self._stall_limits else _FOR_EVER
+        if self._quiet >= limit / 2:
+            from lit_loader.core.executors.stall import Stall  # which most programs never need
+
+            self._stall = self._stall or Stall(self)
+            if self._quiet >= limit:
+                del self._stall_limits[0]
+                self._stall.tell(self, self._quiet)
+
+    def look_at_memory(self, now: float) -> None:
+        """Tell of workers that grow without end; at ``time.monotonic()``, in the consumer's thread.
+
+        The first time, note how many processes the kernel has ended so far for want of memory.
+        """
+        if now < self._memory_due:
+            return
+        from lit_loader.core.executors.growth import EVERY, Growth  # which short runs do not need
+
+        if self._growth is None:
+            self._growth = Growth()
+            self.oom_kills = memory_limits().oom_kills
+        self._memory_due = now + EVERY
+        self._growth.look(self, now)
+
+    def packed_indices(self, number: int) -> bytes:
+        """The packed indices of a task without an outcome; b"": there are none."""
+        task = self._tasks.get(number)
+        return b"" if task is None else task.packed
+
+    def _see_to_the_dead(self) -> None:
+        """Clear away what is left of a worker that has left, as it was to.
+
+        Raises:
+            WorkerDeath: It was not to.
+        """
+        sentinel, self._dead = self._dead, None
+        assert sentinel is not None
+        death = self.workers.death_of(sentinel)
+        if not self._has_left(death.worker, death.exitcode):
+            try:
+                raise death
+            finally:  # its traceback has this frame, and so whoever waits for the batch
+                del death
+        self._part_with(death.worker)
+
+    def _has_left(self, worker: int, exitcode: int | None) -> bool:
+        """Whether a worker that is gone has left as it was to, with nothing in hand.
+
+        What goes wrong behind that is nobody's loss: in a copy of a thread of an executor, say,
+        Python joins the thread itself at the end, and exits with 1.
+        """
+        left = exitcode == 0 or self._board.read(worker).stage == Stage.LEFT
+        return left and self._hands[worker].leaving
+
+    def _handle(self, message: Message) -> None:
+        """Do what a worker's message asks for."""
+        if type(message) is Reply:  # `receive` does so itself
+            self._settle(message)
+        elif type(message) is Need:
+            self._grant(message)
+        elif type(message) is Up:
+            self._came_up(message)
+        elif type(message) is Resumed and message.token == self.token:
+            self._has_resumed(self._hands[message.worker])
+            if not self._awaited:
+                self.trim()
+
+    def _has_resumed(self, worker: _Worker) -> None:
+        self._awaited -= worker.awaited
+        worker.awaited = False
+
+    def _settle(self, reply: Reply) -> None:
+        """Close a copy's account; what is the first of a task still wanted is ready."""
+        with self._lock:
+            copy = self._copies.pop(reply.slot)
+            worker, task, slot = self._hands[copy.worker], copy.task, copy.slot
+            if worker.queue[0] is copy:
+                worker.queue.popleft()
+            else:
+                worker.queue.remove(copy)
+            if not worker.queue:
+                self._idle = True
+            if copy.off:
+                self._board.call_off(worker.number, copy.place, False)
+            else:
+                worker.owed -= 1
+            if copy.space is not None:
+                other = copy.space
+                if reply.offset == other.offset:
+                    slot, other = other, slot
+                self.arena.release(other, used=False)
+            task.copies.remove(copy.slot.offset)
+            # `_is_wanted`, spelled out
+            wanted = self._tasks.get(task.number) is task and self.token == self._begun
+            if not wanted or reply.status == Status.DROPPED:
+                self.arena.release(slot, used=not reply.began)  # one that nobody has begun
+                if reply.status == Status.DROPPED and wanted and not task.copies:
+                    self._put_back([task])
+            else:
+                del self._tasks[task.number]
+                end, failure = reply.at + reply.nbytes, None
+                if reply.status == Status.DONE:
+                    memory = self.arena.lease(slot, end)  # the slot goes with the batch
+                    self._ready.append(Outcome(task.number, reply, memory))
+                else:
+                    if reply.status == Status.FAILED:
+                        failure = RemoteError.unpack(slot.memory[reply.at : end].tobytes())
+                    # It is not known how much of it a batch that failed late has filled.
+                    self.arena.release(slot, used=failure is None)
+                    self._ready.append(Outcome(task.number, reply, failure=failure))
+                for second in task.copies:
+                    self._call_off(self._copies[second])
+            if self._unassigned:
+                self._assign_waiting()
+
+    def _grant(self, need: Need) -> None:
+        """Grant a worker the larger slot that its batch needs."""
+        with self._lock:
+            copy, offset, capacity = self._copies[need.slot], 0, NOT_WANTED
+            if self._is_wanted(copy.task):
+                try:
+                    copy.space = self.arena.acquire(need.nbytes)
+                    offset, capacity = copy.space.offset, copy.space.capacity
+                except LoaderError:
+                    capacity = NOT_TO_BE_HAD  # the worker says so
+            self.pipes.send(need.worker, pack(Space(need.slot, offset, capacity)))
+
+    def is_pending(self, number: int) -> bool:
+        """Whether a task has no outcome yet."""
+        self._read_all()
+        return number in self._tasks
+
+    def _read_all(self) -> None:
+        while messages := self.pipes.read():
+            for message in messages:
+                self._handle(message)
+
+    # --- epochs ---
+
+    def cancel(self, token: int | None = None) -> None:
+        """Let the workers drop all tasks; they finish no more than the sample they are in.
+
+        Not if another epoch has begun since that of ``token``. May be called from any thread, the
+        garbage collector's too, and in a forked copy of the pool, where it does nothing.
+        :meth:`resume` comes before the next task.
+        """
+        if not self.closed and token in (None, self.token):
+            self.token += 1
+            self._board.token = self.token
+
+    def resume(self) -> None:
+        """Begin a new epoch: tasks from here on are of that.
+
+        Older ones are not waited for: their replies come before those to the new ones.
+        """
+        self.cancel()
+        with self._lock:
+            self._tasks.clear()
+            self._unassigned.clear()
+            self._ready.clear()
+            self._read_all()  # of older tasks, so that viewers do not count them as ready
+            for copy in self._copies.values():
+                copy.off = True
+            self._begun = self.token
+            if self._homes is not None:
+                self._homes.forget_places()
+            for worker in self._hands.values():
+                worker.owed, worker.awaited = 0, not worker.leaving
+                if worker.awaited:
+                    self.pipes.send(worker.number, pack(Resume(self.token)))
+            self._awaited = sum(worker.awaited for worker in self._hands.values())
+
+    def trim(self) -> None:
+        """Give the memory of slots back to the system that a new epoch will not need."""
+        self.arena.trim(self._in_flight + 2)
+
+    # --- how many workers ---
+
+    def resize(self, num_workers: int, in_flight: int | None = None) -> None:
+        """Change the number of workers; any thread may, at any time, and does not wait for it.
+
+        To 1 to :data:`MOST_WORKERS`, with so many tasks in flight; None: as before. Those with the
+        highest numbers leave: each finishes what it has, and gets no more. Readers of an iterable
+        dataset are served by others then, from their next batch on.
+        """
+        if in_flight is not None:
+            self._in_flight = in_flight
+        self.num_workers = num_workers
+        self._set_credit()
+        self._due = True
+        if not self.closed:
+            self.pipes.wake()
+
+    def _set_credit(self) -> None:
+        """Divide what may be in flight among the workers that do not say it themselves."""
+        here = self._in_flight - self._elsewhere
+        self._credit = max(1, -(-here // max(1, self.num_workers)))
+
+    def adapt(self) -> None:
+        """Bring a :meth:`resize` about where no thread receives."""
+        if self.closed:
+            return
+        self._bring_about()
+        deadline = time.monotonic() + _MOMENT
+        processes = self.workers.processes
+        while leaving := [w for w, hand in self._hands.items() if hand.leaving]:
+            self._read_all()
+            gone = [w for w in leaving if not processes[w].is_alive()]
+            for worker in gone:
+                if not self._has_left(worker, processes[worker].exitcode):
+                    return  # a death is left to the next receive
+                self._part_with(worker)
+            left = deadline - time.monotonic()
+            if gone:
+                continue
+            if left <= 0:
+                return
+            wait_for([processes[worker].sentinel for worker in leaving], left)
+
+    def _bring_about(self) -> None:
+        """Start the workers that are missing, let those leave that are too many."""
+        self._due = False  # and is True again, if another number is wanted from here on
+        workers = self.workers
+        with HeldBack(), self._lock:
+            if self.num_workers != workers.num_workers:
+                self._resized = True
+                self._board.workers = workers.num_workers = self.num_workers
+                for worker, hand in self._hands.items():
+                    if not workers.is_wanted(worker) and not hand.leaving:
+                        hand.leaving = True
+                        self.pipes.send(worker, pack(Stop()))
+        self._start_more()
+
+    def _start_more(self) -> None:
+        """Start the workers that come next, and give them tasks."""
+        workers = self.workers
+        with HeldBack(), self._lock:
+            try:
+                while due := workers.due():
+                    workers.launch(due, self.token)
+                    self._take_on(due)
+            except (LoaderError, OSError) as error:
+                # More than there were at first are a wish; the epoch can do without.
+                if not self._resized or 0 not in workers.started:
+                    raise
+                self._make_do(error)
+                return
+            self._divide()
+
+    def _take_on(self, started: Iterable[int]) -> None:
+        self._idle = True
+        for number in started:
+            places = self._places.get(number, 0)
+            self._hands[number] = _Worker(number, places, number == self.workers.relay)
+
+    def _make_do(self, error: Exception) -> None:
+        """Go on with the workers that there are: others were wanted, and cannot be started."""
+        workers, wanted = self.workers, self.workers.num_workers
+        started = workers.started
+        there = next((n for n in range(wanted) if n not in started), wanted)
+        if there == wanted:  # none is missing: fewer are wanted meanwhile
+            return
+        self._board.workers = workers.num_workers = self.num_workers = there
+        self._set_credit()
+        text = f"num_workers stays at {there} instead of {wanted}, and nothing is lost: {error}"
+        self.notices.append(FewerWorkers.of(text, there))
+        self._divide()
+
+    def _divide(self) -> None:
+        """Divide readers among the workers that stay, and send what waits for a worker."""
+        if self._homes is not None and self._resized:
+            relay = self.workers.relay
+            able = [w for w, hand in self._hands.items() if not hand.leaving and w != relay]
+            if able:
+                self._homes.settle(able, self.workers.num_workers)
+        self._assign_waiting()
+
+    def _came_up(self, up: Up) -> None:
+        self.workers.came_up(up.worker)
+        with self._lock:
+            hand = self._hands[up.worker]
+            if hand.credit is not None:
+                hand.credit = up.credit
+                self._assign_waiting()
+        self._start_more()
+
+    def _part_with(self, worker: int) -> None:
+        """Clear away what is left of a worker that has left, as it was to."""
+        self._read_all()
+        with HeldBack(), self._lock:
+            self._give_back(worker)
+        self._start_more()  # it may be wanted again
+
+    def replace(self, worker: int, skip_task: int | None = None) -> None:
+        """Put a new process in the place of a worker that has ended; its tasks are assigned again.
+
+        But for ``skip_task``, a task's number. One that was to leave has no successor. Raises a
+        LoaderError if no process can be started.
+        """
+        self._read_all()
+        with HeldBack(), self._lock:
+            if skip_task is not None:
+                self._tasks.pop(skip_task, None)
+            self._give_back(worker)
+            if self.workers.is_wanted(worker):
+                self.workers.launch([worker], self.token)
+                self._take_on([worker])
+            self._divide()
+        self._start_more()  # it may have been starting, and there is room for another now
+
+    def _give_back(self, worker: int) -> None:
+        """Close the accounts of a worker that is gone: nobody else knew of its slots."""
+        lost, hand = [], self._hands.pop(worker)
+        for copy in hand.queue:
+            del self._copies[copy.slot.offset]
+            for slot in filter(None, (copy.slot, copy.space)):
+                self.arena.release(slot, used=False)
+            copy.task.copies.remove(copy.slot.offset)
+            if self._is_wanted(copy.task) and not copy.task.copies:
+                lost.append(copy.task)
+                if self.of_readers:  # its reader's place is another one by now
+                    copy.task.packed = b""
+        self._put_back(lost)
+        if self._homes is not None:
+            self._homes.lose(worker)
+        self._places[worker] = hand.places
+        self._has_resumed(hand)
+        if self.workers.processes[worker].sentinel == self._dead:
+            self._dead = None  # seen to before it came to that; the number may be another's next
+        self.workers.bury(worker)
+
+    def _put_back(self, tasks: list[_Task]) -> None:
+        """Let tasks wait for a worker again, the earliest first."""
+        self._unassigned = deque(sorted((*tasks, *self._unassigned), key=lambda each: each.number))
+
+    # --- what is seen from outside ---
+
+    def awaited_workers(self, every: bool = False) -> dict[int, BoardRow]:
+        """The workers that have tasks, and what each is doing; ``every``: also those that start."""
+        with self._lock:
+            relay = self.workers.relay
+            owing = [w for w, hand in self._hands.items() if hand.queue and w != relay]
+            rows = {worker: self._board.read(worker) for worker in owing}
+        return {worker: row for worker, row in rows.items() if every or self.workers.counts(row)}
+
+    def is_at_its_first(self, worker: int) -> bool:
+        """Whether a worker has not replied to any task."""
+        hand = self._hands[worker]
+        return hand.places - len(hand.queue) == hand.first
+
+    @property
+    def settled(self) -> bool:
+        """Whether there are just as many as there are to be, all of them up."""
+        return self.workers.settled and self.workers.num_workers == self.num_workers
+
+    @property
+    def leaving(self) -> bool:
+        """Whether more live than there are to be."""
+        leaving = any(hand.leaving for hand in [*self._hands.values()])
+        return leaving or self.num_workers < self.workers.num_workers
+
+    @property
+    def unread(self) -> int:
+        """Outcomes that workers have sent and that were not received yet, about."""
+        return self.pipes.unread + len(self._ready)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the workers are gone, or belong to another process than this one."""
+        return self.workers.closed or self.elsewhere
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this is a forked copy: everything belongs to another process."""
+        return self.workers.pid != os.getpid()
+
+    def close(self) -> None:
+        """Stop the workers and let go of everything; a second call does nothing."""
+        self.workers.close()
+        self._finalizer.detach()

@@ -1,0 +1,373 @@
+"""`LoaderConfig`: every option of the loader, validated once, in one place.
+
+The order and the defaults are those of the ``DataLoader`` constructor, which builds a
+`LoaderConfig` to check what it was given; the data module and Hydra (``conf/lit_loader/loader``)
+build the very same object. A test holds the constructor, this dataclass and the YAML files equal.
+
+This module imports neither torch nor Hydra: Hydra loads its plugins, and through ours this file,
+in every application of an environment, and shell completion must stay quick.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+from lit_loader.core.options import checks
+from lit_loader.core.options.checks import checked, count, flag, or_none, positive, seconds
+from lit_loader.core.options.ray_workers import RayWorkers, remote_from
+from lit_loader.describe import program_stacklevel, public, short_repr
+from lit_loader.errors import OptionError
+
+__all__ = [
+    *("AT_FIRST", "FIXED", "FOR_WORKERS", "LoaderConfig", "SHARD_TAILS", "SHOWN_OTHERWISE"),
+    *("SampleErrorPolicy", "Seeding", "ShardTailRule", "WorkerMethod", "check_option"),
+]
+
+SampleErrorPolicy: TypeAlias = Literal["raise", "skip", "replace"]
+Seeding: TypeAlias = Literal["batch", "sample", "worker"]
+WorkerMethod: TypeAlias = Literal["multiprocessing", "thread"]
+ShardTailRule: TypeAlias = Literal["pad", "drop", "keep"]
+SHARD_TAILS = get_args(ShardTailRule)
+
+FIXED: Final = frozenset(
+    {
+        *("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers"),
+        *("remote_workers", "remote", "worker_method"),
+    }
+)
+"""What cannot be changed once a loader is built."""
+
+AT_FIRST: Final = frozenset({"num_replicas", "rank", "num_shards", "shard_tail"})
+"""Likewise, but a subclass may keep something of its own under these names."""
+
+FOR_WORKERS: Final = (
+    *("persistent_workers", "prefetch_factor", "timeout", "multiprocessing_context"),
+)
+"""Options that mean nothing without workers."""
+
+FOR_PROCESSES: Final = (
+    *("multiprocessing_context", "max_worker_restarts", "memory_budget", "share"),
+    "remote_workers",
+)
+"""Options that mean nothing for workers in threads."""
+
+SHOWN_OTHERWISE: Final = frozenset({"shuffle", "sampler", "batch_sampler"})
+"""Options that a loader shows, as torch's does, by the samplers that they lead to."""
+
+
+@public
+@dataclasses.dataclass(frozen=True)
+class LoaderConfig:
+    """Every option of ``lit_loader.DataLoader`` except the dataset, validated on construction.
+
+    Each is an argument of `lit_loader.DataLoader`, whose docstring says what it means. Immutable;
+    `merged` makes a changed copy. Flags are normalised to ``bool`` (0 is False, other whole numbers
+    are True) and whole numbers, NumPy's too, to ``int``.
+
+    Raises:
+        OptionError: An option or a combination is refused; the message is one line.
+    """
+
+    batch_size: int | None = checked(1, or_none(positive))
+    shuffle: bool | None = checked(None, or_none(flag))
+    sampler: Any = checked(None, or_none(checks.indices))
+    batch_sampler: Any = checked(None, or_none(checks.indices))
+    num_workers: int | Literal["auto"] = checked(0, checks.workers)
+    collate_fn: Callable[..., Any] | None = checked(None, or_none(checks.function))
+    pin_memory: bool = checked(False, flag)
+    drop_last: bool = checked(False, flag)
+    timeout: float = checked(0, seconds)
+    worker_init_fn: Callable[..., Any] | None = checked(None, or_none(checks.function))
+    multiprocessing_context: Any = checked(None, or_none(checks.start_method))
+    generator: Any = checked(None, or_none(checks.generator))
+    prefetch_factor: int | None = checked(None, or_none(partial(positive, below=checks.MANY)))
+    persistent_workers: bool = checked(False, flag)
+    pin_memory_device: str = checked("", checks.text)
+    in_order: bool = checked(True, flag)
+    worker_method: WorkerMethod = checked(
+        "multiprocessing", partial(checks.one_of, choices=get_args(WorkerMethod))
+    )
+    seed: int | None = checked(None, or_none(partial(count, below=2**64)))
+    seeding: Seeding = checked("batch", partial(checks.one_of, choices=get_args(Seeding)))
+    reseed_fn: Callable[..., Any] | None = checked(None, or_none(checks.reseeding))
+    num_replicas: int | None = checked(None, or_none(positive))
+    rank: int | None = checked(None, or_none(count))
+    num_shards: int | None = checked(None, or_none(partial(positive, below=2**20)))
+    shard_tail: ShardTailRule = checked("pad", partial(checks.one_of, choices=SHARD_TAILS))
+    max_worker_restarts: int = checked(3, count)
+    stall_warning: float = checked(60, seconds)
+    on_sample_error: SampleErrorPolicy = checked(
+        "raise", partial(checks.one_of, choices=get_args(SampleErrorPolicy))
+    )
+    max_sample_errors: int | None = checked(None, or_none(count))
+    sample_retries: int = checked(0, count)
+    retry_backoff: float = checked(0.1, seconds)
+    transient_errors: Sequence[type[Exception] | str] | None = checked(
+        None, or_none(checks.exception_classes)
+    )
+    memory_budget: int | str | None = checked(
+        None, or_none(partial(checks.memory_size, low=1, below=math.inf))
+    )
+    prefetch_next_epoch: bool = checked(True, flag)
+    check_exactness: int = checked(0, count)
+    share: bool = checked(False, flag)
+    reads: int = checked(16, partial(count, below=checks.MANY))
+    remote_workers: int = checked(0, count)
+    remote: Any = checked(None, or_none(remote_from))
+
+    def __post_init__(self) -> None:
+        checks.check_fields(self)
+        if self.remote_workers and self.remote is None:
+            object.__setattr__(self, "remote", RayWorkers())
+        for message in self._conflicts():
+            raise OptionError(message)
+
+    def __repr__(self) -> str:
+        """The options that differ from their defaults; there are too many to read all of them."""
+        changed = []
+        for name, value in self.as_kwargs().items():
+            default = getattr(LoaderConfig, name)
+            plain = isinstance(value, (int, float, str))  # an array would be compared by element
+            if value is not default and not (plain and value == default):
+                changed.append(f"{name}={short_repr(value)}")
+        return f"{type(self).__name__}({', '.join(changed)})"
+
+    def _conflicts(self) -> Iterator[str]:
+        """Say which options rule one another out."""
+        replaced = {
+            "batch_size": self.batch_size != 1,
+            "shuffle": bool(self.shuffle),
+            "sampler": self.sampler is not None,
+            "drop_last": self.drop_last,
+        }
+        for name, is_set in replaced.items():
+            if is_set and self.batch_sampler is not None:
+                yield (
+                    f"batch_sampler takes the place of {name}: leave {name} at "
+                    f"{getattr(LoaderConfig, name)}, got {self._shown(name)} beside a batch_sampler"
+                )
+        if self.sampler is not None and self.shuffle:
+            yield (
+                "sampler decides the order itself: leave shuffle at None, got shuffle=True and "
+                f"{self._shown('sampler')}"
+            )
+        of_anybody = {
+            "check_exactness": self.check_exactness,
+            "num_workers='auto'": self.num_workers == "auto",
+            "remote_workers": self.remote_workers,
+        }
+        for what, given in of_anybody.items():
+            if given and self.seeding == "worker":
+                yield (
+                    f"{what} needs batches that do not depend on who makes them: set seeding to "
+                    f"'batch' or 'sample', or leave {what.partition('=')[0]} at 0, got "
+                    "seeding='worker'"
+                )
+        if self.batch_size is None and self.drop_last:
+            yield (
+                "drop_last needs batches: set batch_size to a number or drop_last to False, "
+                "got drop_last=True and batch_size=None"
+            )
+        for name in () if self.num_workers or self.remote_workers else FOR_WORKERS:
+            default = getattr(LoaderConfig, name)
+            if getattr(self, name) != default:
+                yield (
+                    f"{name} needs worker processes: set num_workers to at least 1 or leave "
+                    f"{name} at {default!r}, got {self._shown(name)} and num_workers=0"
+                )
+        yield from self._conflicts_of_threads()
+        yield from self._conflicts_of_ranks()
+        if self.max_sample_errors is not None and self.on_sample_error == "raise":
+            yield (
+                "max_sample_errors needs bad samples to be passed over: set on_sample_error to "
+                "'skip' or 'replace' or leave max_sample_errors at None, "
+                f"got {self._shown('max_sample_errors')} and on_sample_error='raise'"
+            )
+
+    def _conflicts_of_threads(self) -> Iterator[str]:
+        if self.worker_method != "thread":
+            return
+        for name in FOR_PROCESSES:
+            default = getattr(LoaderConfig, name)
+            if getattr(self, name) != default:
+                yield (
+                    f"{name} is for worker processes: leave {name} at {default!r}, or "
+                    f"worker_method at 'multiprocessing', got {self._shown(name)} and "
+                    "worker_method='thread'"
+                )
+        if self.num_workers == "auto":
+            yield (
+                "num_workers='auto' measures worker processes: set num_workers to a number, got "
+                "num_workers='auto' and worker_method='thread'"
+            )
+        if self.seeding == "worker":
+            yield (
+                "seeding='worker' seeds global generators, which threads share: set seeding to "
+                "'batch' or 'sample', got seeding='worker' and worker_method='thread'"
+            )
+
+    def _conflicts_of_ranks(self) -> Iterator[str]:
+        ranks = f"got rank={self.rank} and num_replicas={self.num_replicas}"
+        if (self.rank is None) != (self.num_replicas is None):
+            yield f"rank and num_replicas are given together or not at all, {ranks}"
+        if self.rank is not None and self.rank >= (self.num_replicas or 0):
+            yield f"rank must be less than num_replicas, {ranks}"
+        shards, replicas = self.num_shards, self.num_replicas or 1
+        if shards is None:
+            return
+        if shards % replicas:
+            fitting = [replicas * max(1, shards // replicas + more) for more in (0, 1)]
+            yield (
+                "num_shards must be a multiple of num_replicas, so that all ranks serve as many "
+                f"readers: use {' or '.join(map(str, dict.fromkeys(fitting)))}, "
+                f"got num_shards={shards} and num_replicas={replicas}"
+            )
+        if self.shard_tail == "drop":
+            yield (
+                "shard_tail='drop' is for map-style datasets, since nobody knows beforehand which "
+                "reader of a stream ends first: pass 'pad', which repeats batches until all ranks "
+                f"have as many, or 'keep', got num_shards={shards} and shard_tail='drop'"
+            )
+        if self.seeding == "worker":
+            yield (
+                "num_shards makes readers that do not depend on workers: set seeding to 'batch' or "
+                f"'sample', got num_shards={shards} and seeding='worker'"
+            )
+
+    def _shown(self, name: str) -> str:
+        return f"{name}={short_repr(getattr(self, name))}"
+
+    @property
+    def replica(self) -> tuple[int, int] | None:
+        """This process's number among those that share the data, and how many they are."""
+        ours, all_of_them = self.rank, self.num_replicas
+        return None if ours is None or all_of_them is None else (ours, all_of_them)
+
+    def check_dataset_kind(self, iterable: bool) -> None:
+        """Refuses what the dataset's kind, or a missing package, rules out; call it once known.
+
+        Args:
+            iterable: Whether the dataset is a ``torch.utils.data.IterableDataset``.
+        """
+        for message in self._conflicts_with(iterable):
+            raise OptionError(message)
+        if self.remote_workers:
+            self.remote.check_installed()
+
+    def _conflicts_with(self, iterable: bool) -> Iterator[str]:
+        if not iterable:
+            if self.num_shards is not None:
+                yield (
+                    "num_shards applies to an IterableDataset; the batches of a map-style dataset "
+                    f"depend on no worker anyway: leave it at None, got {self._shown('num_shards')}"
+                )
+            return
+        if self.worker_method == "thread":
+            yield (
+                "worker_method='thread' is for map-style datasets: readers of an IterableDataset "
+                "are processes, leave it at 'multiprocessing', got worker_method='thread'"
+            )
+        if self.on_sample_error == "replace":
+            yield (
+                "on_sample_error='replace' does not apply to an IterableDataset, which has no "
+                "indices to choose from: use 'skip' or 'raise', got on_sample_error='replace'"
+            )
+        if self.remote_workers and self.num_shards is None:
+            yield (
+                "remote_workers does not apply to an IterableDataset without num_shards, whose "
+                "shares belong to the workers here: pass num_shards, got "
+                f"{self._shown('remote_workers')}"
+            )
+        if self.remote_workers and self.num_workers == 0:
+            yield (
+                "remote_workers make no batches of an IterableDataset, whose readers stay on this "
+                "machine: set num_workers to at least 1, got num_workers=0 and "
+                f"{self._shown('remote_workers')}"
+            )
+        if self.num_workers == "auto" and self.num_shards is None:
+            yield (
+                "num_workers='auto' does not apply to an IterableDataset without num_shards, whose "
+                "data depends on the number of workers: pass num_shards, or set num_workers to a "
+                "number, got num_workers='auto'"
+            )
+        for name in ("shuffle", "sampler", "batch_sampler"):
+            if getattr(self, name) is not None and getattr(self, name) is not False:
+                yield (
+                    f"{name} does not apply to an IterableDataset, which decides its own order: "
+                    f"leave {name} at None, got {self._shown(name)}"
+                )
+
+    def with_samplers_for(self, dataset: object) -> LoaderConfig:
+        """Returns this config with sampler factories replaced by what they make of the dataset.
+
+        Raises:
+            OptionError: A factory returned something that cannot be iterated.
+        """
+        made = {
+            name: getattr(self, name)(dataset)
+            for name in ("sampler", "batch_sampler")
+            if checks.is_factory(getattr(self, name))
+        }
+        for name, value in made.items():
+            if not checks.is_iterable(value):
+                raise OptionError(
+                    f"{name} factory must return an iterable, got {short_repr(value)} "
+                    f"from {short_repr(getattr(self, name))}"
+                )
+        return dataclasses.replace(self, **made) if made else self
+
+    @classmethod
+    def from_options(cls, **options: Any) -> LoaderConfig:
+        """Builds a config from keyword options; the ``_target_`` of every loader node in Hydra.
+
+        What a preset sets for workers gives way to ``num_workers=0``, so that a sweep may reach it:
+        ``persistent_workers`` and ``prefetch_factor``, which mean nothing then, and ``timeout``,
+        with a warning.
+
+        Raises:
+            OptionError: An option is unknown (the message names the nearest known one) or refused.
+        """
+        workers = options.get("num_workers", 0), options.get("remote_workers", 0)
+        if workers in ((0, 0), ("0", 0)):
+            for name in ("persistent_workers", "prefetch_factor", "timeout"):
+                value = check_option(name, options.pop(name, getattr(cls, name)))
+                if name == "timeout" and value:
+                    warnings.warn(
+                        f"lit_loader: timeout={value} has no effect: num_workers=0 reads samples "
+                        "in the calling process, where one that hangs is not noticed",
+                        stacklevel=program_stacklevel(),
+                    )
+        return cls._known(options)
+
+    @classmethod
+    def _known(cls, options: dict[str, Any]) -> LoaderConfig:
+        """Build a config from options, of which none is unknown."""
+        checks.known_options(options, [field.name for field in dataclasses.fields(cls)])
+        workers = options.get("num_workers")
+        if isinstance(workers, str) and workers.isdecimal():
+            # Of an environment variable, say: Hydra converts what is a number and nothing else.
+            options["num_workers"] = int(workers)
+        return cls(**options)
+
+    def as_kwargs(self) -> dict[str, Any]:
+        """Returns the options as keywords for ``DataLoader(dataset, **kwargs)``, not copied."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def merged(self, **overrides: Any) -> LoaderConfig:
+        """Returns a new validated config in which `overrides` replace this one's options.
+
+        Raises:
+            OptionError: An override is unknown, or the result is refused.
+        """
+        return self._known({**self.as_kwargs(), **overrides})
+
+
+def check_option(name: str, value: Any) -> Any:
+    """Returns an option's value, normalised; that of anything else as it is."""
+    field = LoaderConfig.__dataclass_fields__.get(name)
+    return value if field is None else field.metadata["check"](name, value)

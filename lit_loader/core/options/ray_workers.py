@@ -1,0 +1,102 @@
+"""`RayWorkers`: where remote workers come from, and what each is given; checked, imports no Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from lit_loader.core.options import checks
+from lit_loader.core.options.checks import checked, or_none
+from lit_loader.describe import public
+from lit_loader.errors import OptionError
+
+__all__ = ["RayWorkers", "remote_from"]
+
+
+_HOST_AND_PORT: Final = re.compile(r".+:\d+")
+
+
+def _mapping(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        checks.refuse(name, "a mapping", value)
+    return dict(value)
+
+
+@public
+@dataclasses.dataclass(frozen=True)
+class RayWorkers:
+    """Remote workers of a loader: actors on the nodes of a Ray cluster.
+
+    Needs ``pip install 'lit_loader[ray]'``, here and on the nodes.
+
+    Attributes:
+        address: The cluster: ``"auto"`` is the one that this machine is a node of, ``"local"``
+            starts one of this machine alone, for trying out; else ``host:port``.
+        cpus_per_worker: Processors that each remote worker is given; may be a fraction.
+        resources: Other resources that each needs, as Ray names them: ``{"loader_node": 0.01}``.
+        label_selector: Labels of the nodes that may be used: ``{"market-type": "spot"}``.
+        runtime_env: Ray's runtime environment: packages, variables, code that nodes do not have.
+        in_flight: Batches that each is at, or has waiting, so that it need not wait for the next.
+        patience: Seconds without a sign of life, after which a worker's batches are made elsewhere.
+            One that is only slow answers, and is waited for.
+        verify: The share of the batches that this machine makes again, and compares: 0.001 is one
+            in a thousand. Of each node one batch is compared in any case. Of streams only batches
+            count that a reader begins with when it has come from another worker.
+
+    Raises:
+        OptionError: An option is refused.
+    """
+
+    address: str = checked("auto", checks.text)
+    cpus_per_worker: float = checked(1, checks.number)
+    resources: Mapping[str, float] | None = checked(None, or_none(_mapping))
+    label_selector: Mapping[str, str] | None = checked(None, or_none(_mapping))
+    runtime_env: Mapping[str, Any] | None = checked(None, or_none(_mapping))
+    in_flight: int = checked(2, checks.positive)
+    patience: float = checked(5.0, checks.seconds)
+    verify: float = checked(0.0, checks.number)
+
+    def __post_init__(self) -> None:
+        checks.check_fields(self, "remote.")
+        if self.address.startswith("ray://"):
+            raise OptionError(
+                "remote.address must be that of a cluster which this machine is a node of ('auto', "
+                "host:port): Ray's client, ray://, carries 0.15 GB/s, too little for batches; got "
+                f"remote.address={self.address!r}"
+            )
+        for name, least in (("patience", 0), ("cpus_per_worker", 0)):
+            if getattr(self, name) <= least:
+                checks.refuse(f"remote.{name}", "more than 0", getattr(self, name))
+        if self.address not in ("auto", "local") and not _HOST_AND_PORT.fullmatch(self.address):
+            checks.refuse("remote.address", "'auto', 'local' or host:port", self.address)
+        if self.verify > 1:
+            checks.refuse("remote.verify", "a share of the batches, from 0 to 1", self.verify)
+
+    def check_installed(self) -> None:
+        """Ask for Ray before anything is started; imports nothing.
+
+        Raises:
+            OptionError: It is not installed.
+        """
+        missing = [
+            name for name in ("ray", "cloudpickle") if importlib.util.find_spec(name) is None
+        ]
+        if missing:
+            raise OptionError(
+                f"remote_workers needs {' and '.join(missing)}: pip install 'lit_loader[ray]', or "
+                "set remote_workers=0"
+            )
+
+
+def remote_from(name: str, value: Any) -> Any:
+    """Check the option ``remote``: a `RayWorkers`, a mapping of its options, or the like of it."""
+    if isinstance(value, Mapping):
+        known = [field.name for field in dataclasses.fields(RayWorkers)]
+        checks.known_options(value, known, place="remote.")
+        return RayWorkers(**value)
+    if isinstance(value, type) or not callable(getattr(value, "check_installed", None)):
+        checks.refuse(name, "a lit_loader.RayWorkers, or a mapping of its options", value)
+    return value

@@ -1,0 +1,297 @@
+"""The loader's own orders of a dataset: as it is, shuffled, and none at all.
+
+They are what ``loader.sampler`` shows where the user gives no sampler, and are arithmetic on
+positions: nothing is drawn from a generator, nothing is stored, and any position of any epoch is
+reached at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import RandomSampler, Sampler, SequentialSampler
+
+from lit_loader.core.options.checks import whole_number
+from lit_loader.core.order.permutation import Permutation
+from lit_loader.core.seeding.bases import Bases, LoaderSeeds
+from lit_loader.core.state.fingerprint import Fingerprint, summarise
+from lit_loader.core.state.untrusted_state import damaged, is_count, is_epoch
+from lit_loader.describe import callers, short_repr
+from lit_loader.errors import OptionError, StateError
+
+__all__ = [
+    "CHUNK",
+    "ORDER",
+    "BatchOrder",
+    "EndlessSampler",
+    "EpochOrder",
+    "Indices",
+    "OrderedSampler",
+    "Seed",
+    "ShuffledSampler",
+    "epoch_number",
+    "resolve",
+]
+
+Seed = int | Callable[[], int]
+Indices = npt.NDArray[np.int64]
+
+CHUNK = 4096
+"""Indices are computed that many at a time: 0.1 ms for the first, 30 ns for each."""
+
+ORDER: Final = "order"
+"""The key, in a sampler's part of a state, of what `EpochOrder.order_state` gave."""
+
+
+class EpochOrder:
+    """Mixin of the loader's own samplers: an epoch's order by position."""
+
+    data_source: Any
+    epoch: int = 0
+    requested_epoch: int | None = None
+    dataset_length: int | None = None
+    """Samples that it knows of a dataset; None: it asks the dataset each time."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order comes next; an OptionError if it is none."""
+        self.epoch = self.requested_epoch = epoch_number(epoch)
+
+    def order(self, epoch: int) -> Callable[[Indices], Indices]:
+        """Give one epoch's order, for the length that the dataset has now.
+
+        It is a vectorised function from positions to dataset indices, both int64.
+        """
+        raise NotImplementedError
+
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
+        """Give the dataset indices, int64, at positions of an epoch's order; cut at its end."""
+        stop = min(stop, len(self))
+        return self.order(epoch)(np.arange(start, stop, dtype=np.int64))
+
+    def elastic(self, state: Any) -> frozenset[str]:
+        """Name the fields of a loader's fingerprint in which a state may differ.
+
+        What counts of them is in ``state``, which `order_state` gave, and compared by `place_in`.
+        """
+        return frozenset()
+
+    def order_state(self) -> dict[str, Any] | None:
+        """Give what a state must have of the order, besides its fingerprint; None: nothing."""
+        return None
+
+    def place_in(self, state: Any, epoch: int, items: int) -> int:
+        """Give how many items of this order an epoch has had, of which a state counts ``items``.
+
+        ``state`` is what `order_state` gave, or anything else. A StateError if no place of this
+        order is that one. Changes nothing.
+        """
+        return items
+
+    def go_on(self, state: Any, epoch: int, items: int) -> None:
+        """Go on from a state whose place `place_in` has found."""
+
+    def __len__(self) -> int:
+        return len(self.data_source)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({type(self.data_source).__name__}, epoch={self.epoch})"
+
+    def __iter__(self) -> Iterator[int]:
+        """Give the order of the epoch; the loader itself computes batches without this."""
+        tell_of_other_loader(self)
+        length, order = len(self), self.order(self.epoch)
+        for start in range(0, length, CHUNK):
+            stop = min(start + CHUNK, length)
+            yield from order(np.arange(start, stop, dtype=np.int64)).tolist()
+
+
+class BatchOrder(EpochOrder, Sampler[list[int]]):
+    """Mixin of batch samplers whose batches are computed, by their number in the epoch."""
+
+    def batches(self, epoch: int) -> Callable[[int], Indices]:
+        """Give one epoch's batches: a function from a batch's number to its indices, int64."""
+        raise NotImplementedError
+
+    def state_fingerprint(self) -> Fingerprint:
+        """Name what the batches depend on, besides the epoch; see `core/state/fingerprint.py`."""
+        raise NotImplementedError
+
+    @property
+    def data_source(self) -> Any:
+        """What is ordered: batches."""
+        return self
+
+    def order(self, epoch: int) -> Callable[[Indices], Any]:
+        """Give one epoch's batches: a function from their numbers to a list of arrays."""
+        # An epoch's first batches are asked for as they are made ahead, compared, and begun.
+        kept: dict[int, Callable[[int], Indices]] = self.__dict__.setdefault("_epochs", {})
+        if (batch := kept.get(epoch)) is None:
+            for old in [*kept][:-1]:
+                kept.pop(old, None)
+            batch = kept[epoch] = self.batches(epoch)
+        return lambda numbers: [batch(number) for number in numbers.tolist()]
+
+    def forget(self) -> None:
+        """Compute all batches anew, by options that have changed."""
+        self.__dict__.pop("_epochs", None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_epochs"}
+
+    def __iter__(self) -> Iterator[Any]:
+        return _BatchIterator(self)
+
+
+class _BatchIterator(Iterator[list[int]]):
+    """The batches of one epoch for whom they are not computed; its place can be asked for."""
+
+    def __init__(self, sampler: BatchOrder) -> None:
+        self._name, self._length = type(sampler).__name__, len(sampler)
+        self._order, self._next = sampler.order(sampler.epoch), 0
+        options = sampler.state_fingerprint().items(), sampler.order_state()
+        self._of = summarise([*options, self._length, "batches"])
+
+    def __next__(self) -> list[int]:
+        if self._next >= self._length:
+            raise StopIteration
+        self._next += 1
+        batch: list[int] = self._order(np.array([self._next - 1]))[0].tolist()
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the place among the epoch's batches; two primitives."""
+        return {"batches": self._next, "of": self._of}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken; a StateError if it is of other batches."""
+        if not isinstance(state, Mapping):
+            raise damaged("place among the batches must be a dict", state)
+        of, batches = state.get("of"), state.get("batches")
+        if type(of) is not str or of != self._of:
+            raise StateError(
+                f"the state is of other batches than this {self._name} makes: resume with the same "
+                "lengths, seed and options (num_replicas and group among them, which without being "
+                "given follow from the number of processes)"
+            )
+        if not is_count(batches, self._length + 1):
+            raise damaged(f"batches must be a whole number from 0 to {self._length}", batches)
+        self._next = batches
+
+
+class OrderedSampler(EpochOrder, SequentialSampler):
+    """The order of the dataset itself: 0, 1, 2, ..., for the length that it has each epoch."""
+
+    def order(self, epoch: int) -> Callable[[Indices], Indices]:  # noqa: D102
+        return lambda positions: positions
+
+
+class ShuffledSampler(EpochOrder, RandomSampler):
+    """Each element once, in an order that (seed, epoch) chooses; nothing is drawn or stored.
+
+    Its public attributes are those of ``torch.utils.data.RandomSampler``. ``generator`` is the
+    loader's option, kept for those who look at it, and ``seed`` a base seed, or a function that
+    gives it when an order is asked for. ``as_distributed``: the order is that of torch's
+    ``DistributedSampler`` with this seed, which takes memory for all indices.
+    """
+
+    def __init__(
+        self, data_source: Any, generator: torch.Generator | None = None, seed: Seed = 0
+    ) -> None:
+        super().__init__(data_source, generator=generator)
+        self.seed = seed
+        self.as_distributed = False
+        self._given_generator = generator
+
+    def __iter__(self) -> Iterator[int]:
+        """Give the order of the epoch that was asked for; as torch's class does where none was.
+
+        A program that makes the batches itself may iterate a loader's sampler again and again, and
+        means another order each time; or it puts a generator in here that it keeps equal on all
+        ranks. In torch's own loader it is torch's class altogether: whoever rebuilds loaders may
+        set epochs that it counts itself, from 0 again after a resume, for torch's has no epochs.
+        """
+        elsewhere = tell_of_other_loader(self)
+        asked = self.requested_epoch is not None and not elsewhere
+        fixed = asked or not isinstance(self.seed, LoaderSeeds)  # no loader's
+        if fixed and self.generator is self._given_generator:
+            return EpochOrder.__iter__(self)
+        return RandomSampler.__iter__(self)
+
+    def order(self, epoch: int, bases: Bases | None = None) -> Callable[[Indices], Indices]:
+        """Give an epoch's order; of a running one by the bases that it has begun with."""
+        bases, length = bases or self._bases(), len(self.data_source)
+        if self.as_distributed:
+            return _randperm(length, bases.order + epoch).__getitem__
+        return _permutation(length, bases.order_seed(epoch, length)).at
+
+    def _bases(self) -> Bases:
+        seed = self.seed
+        return seed.bases() if isinstance(seed, LoaderSeeds) else Bases.of(resolve(seed))
+
+
+def tell_of_other_loader(sampler: object) -> bool:
+    """Whether the caller is torch's own loader, which makes the batches then; warns once if so.
+
+    Programs that rebuild the loaders they are given (accelerate's ``prepare``) take the sampler
+    along and leave workers, seeding, state and statistics behind.
+    """
+    global _told
+    if not any(module.startswith(_OTHER_LOADERS) for module, _ in callers()[:_FRAMES_TO_LOADER]):
+        return False
+    if not _told:
+        _told = True
+        warnings.warn(
+            f"the batches of a lit_loader.DataLoader ({type(sampler).__name__}) are made "
+            "by torch's DataLoader: the program rebuilds the loaders that it is given, as "
+            'accelerate\'s prepare() does; "Other frameworks" in the documentation says '
+            "how lit_loader's own workers are used there",
+            stacklevel=2,
+        )
+    return True
+
+
+_OTHER_LOADERS = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader")
+_told = False
+_FRAMES_TO_LOADER = 12  # samplers around samplers in between
+
+# An epoch's order is asked for when it is made ahead, when that is compared, and when it begins.
+_permutation = functools.lru_cache(maxsize=4)(Permutation)
+
+
+@functools.lru_cache(maxsize=2)
+def _randperm(length: int, seed: int) -> Indices:
+    generator = torch.Generator().manual_seed(seed & _TORCH_SEEDS)
+    return torch.randperm(length, generator=generator).numpy()
+
+
+_TORCH_SEEDS = 0xFFFF_FFFF_FFFF_FFFF
+
+
+def resolve(seed: Seed) -> int:
+    """Give the base seed that a number or a function stands for."""
+    return seed() if callable(seed) else seed
+
+
+def epoch_number(epoch: Any) -> int:
+    """Give an epoch's number as an int; an OptionError if it is none that travels to workers."""
+    number = whole_number("epoch", epoch)
+    if not is_epoch(number):
+        raise OptionError(f"epoch must be below 2**62, got epoch={short_repr(number)}")
+    return number
+
+
+class EndlessSampler(Sampler[None]):
+    """What ``loader.sampler`` shows for an iterable dataset: None without end, for no index is."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def __iter__(self) -> Iterator[None]:
+        return itertools.repeat(None)

@@ -1,0 +1,580 @@
+"""The loader's checkpoint state: a position and what it is a position in.
+
+A state is independent of the rank and of how the data is loaded (number of workers, start method,
+prefetching): all ranks give the same one. It is a plain dict of primitives, so that
+``torch.load(weights_only=True)`` reads it, and for map-style datasets a few hundred bytes long.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import pickle
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Any, Final
+
+from lit_loader.core.seeding.bases import Bases
+from lit_loader.core.state.fingerprint import Fingerprint
+from lit_loader.core.state.position import COUNT, Mark, Position, ReadPoint, Shards
+from lit_loader.core.state.sampler_state import DIGEST, checked_sampler_state
+from lit_loader.core.state.stateful import checked_parts, unpickled
+from lit_loader.core.state.untrusted_state import (
+    MAX_BATCHES,
+    PRIMITIVES,
+    alike,
+    brief,
+    damaged,
+    is_count,
+    is_epoch,
+)
+from lit_loader.core.system.interrupts import let_handlers_through
+from lit_loader.describe import public
+from lit_loader.errors import StateError
+
+__all__ = ["ELASTIC", "VERSION", "LoaderState", "merge_states"]
+
+VERSION = 3
+"""Raised whenever an older reader would misunderstand a state."""
+
+ELASTIC = frozenset({"batch_size", "num_replicas"})
+"""Fingerprint fields that may differ, if the position in samples falls on a batch boundary."""
+
+_OF_STREAMS: Final = "EndlessSampler"
+"""The order of an iterable dataset in a fingerprint, as torch's loader shows it: none."""
+
+_ADVICE = {
+    "dataset_length": "resume with the dataset that the state was taken from, or at the end of an "
+    "epoch; or begin this epoch from its start: make the loader with the seed in "
+    "state['fingerprint'], and call set_epoch(state['epoch']) instead of load_state_dict",
+    "num_workers": "an iterable dataset's position belongs to its workers: resume with as many",
+    "num_shards": "they are what the data is divided into: resume with as many",
+    "rank": "an iterable dataset's state is one rank's: save one on each rank, and load it there",
+    "order": "resume with the same sampler or shuffle option",
+    "sampler": "resume with a sampler made with the same options",
+    "dataset": "resume with a dataset made with the same options",
+    "seed": "pass the state's seed as the loader's seed option",
+}
+_WRAPPED_ADVICE = (
+    "Lightning wraps a sampler of your own to divide it among its ranks, and not on one: resume "
+    "with as many ranks. For another number of them begin with num_replicas= and rank= of the "
+    "loader, and Trainer(use_distributed_sampler=False)"
+)
+_OR_SHUFFLED = (
+    ". In Lightning, which shuffles a training loader on several ranks, and not on one: resume "
+    "with as many ranks, or train with shuffle=True from the beginning"
+)
+_DIGITS: Final = 16
+"""Of a mark."""
+_MAX_READ = 2**32
+"""Batches of one reader are below it: their numbers, of all readers, are below `MAX_BATCHES`."""
+
+
+@dataclass(frozen=True)
+class LoaderState:
+    """A position in an epoch, with a fingerprint of everything that the position depends on."""
+
+    position: Position  # whose seed is the fingerprint's
+    samples: int  # of the epoch, delivered on all ranks together
+    # What makes the order of the samples and their random numbers, such as dataset_length and seed;
+    # and what samplers and datasets name themselves, as sampler.seed (`core/state/fingerprint.py`).
+    fingerprint: Fingerprint
+    # Those of the position's readers among all ranks' readers; None: each worker is one.
+    numbers: Sequence[int] | None = None
+
+    def to_position(
+        self,
+        fingerprint: Fingerprint,
+        plan: Any,
+        with_workers: bool,
+        shards: Shards | None = None,
+    ) -> Position:
+        """Find the state's place among a loader's batches; a StateError if it does not fit that.
+
+        ``fingerprint`` is the loader's, ``plan`` its `BatchPlan` (None for an iterable dataset),
+        and ``shards`` the readers of its rank (None: each worker is one).
+        """
+        orders = self.fingerprint.get("order"), fingerprint.get("order")
+        if orders[0] != orders[1] and _OF_STREAMS in orders:
+            kinds = ["an iterable" if order == _OF_STREAMS else "a map-style" for order in orders]
+            raise StateError(
+                f"state was taken of {kinds[0]} dataset, and this loader has {kinds[1]} one: "
+                "resume with the dataset that the state was taken from"
+            )
+        self._check_parts(plan is None)
+        position, readers, elastic = self.position, self.position.readers, ELASTIC
+        samples = self.samples
+        if shards is not None:
+            elastic = frozenset({"num_replicas"})
+        elif plan is None:
+            has_states = any(point.state is not None for point in readers)
+            elastic = frozenset() if has_states else frozenset({"rank"})
+        # Between two epochs there is no place that more, or less, data could move.
+        between = is_count(fingerprint.get("dataset_length")) and self._is_between(plan)
+        self.check(fingerprint, elastic | {"dataset_length"} if between else elastic)
+        grown = self.fingerprint.get("dataset_length") != fingerprint.get("dataset_length")
+        if plan is not None and plan.is_computed and not grown:
+            samples = plan.source.place_in(self.order, position.epoch, samples)
+        if shards is None and self.fingerprint.get("rank") != fingerprint.get("rank"):
+            readers = tuple(replace(point, marks=()) for point in readers)  # of that rank's data
+        batches = position.batches
+        if shards is not None and self.numbers is not None:
+            readers = shards.own(dict(self.numbered()))
+            batches = sum(point.delivered for point in readers)
+        if grown and between:
+            batches = batches and len(plan)  # still behind the last one
+        elif plan is not None and (
+            samples != self.samples
+            or any(self.fingerprint.get(name) != fingerprint.get(name) for name in ELASTIC)
+        ):
+            if position.ahead:
+                raise StateError(
+                    "a state taken with in_order=False in mid-epoch fits only the batch_size and "
+                    "num_replicas it was taken with: resume with those"
+                )
+            batches = _checked_batches(plan.start_for(samples))
+        elif plan is not None and not plan.fits(batches, self.samples):
+            raise damaged(f"samples must be those of {batches:,} batches", self.samples)
+        if plan is not None and plan.is_computed:
+            most = -(-len(plan.source) // plan.global_size)  # of the rank that has the most
+            if batches > most:
+                raise damaged(f"batches must be at most the epoch's {most:,}", batches)
+        if with_workers:
+            _check_portable(readers)
+        return replace(position, batches=batches, readers=readers, since=0)
+
+    def _is_between(self, plan: Any) -> bool:
+        """Whether this is the start of an epoch, or the end of one of the loader's own orders."""
+        if not self.position.delivered:
+            return is_count(self.fingerprint.get("dataset_length"))
+        length = self.fingerprint.get("dataset_length")
+        sizes = [self.fingerprint.get(name) for name in ELASTIC]
+        if plan is None or not plan.is_computed or not all(map(is_count, (length, *sizes))):
+            return False
+        left: int = min(length, plan.shard.assigned(length)) - self.samples
+        return left < math.prod(sizes) if plan.drop_last else left <= 0  # type: ignore[arg-type]
+
+    @property
+    def bases(self) -> Bases | None:
+        """What it was taken with; None if that is nothing a loader could have."""
+        return self.position.bases if is_count(self.fingerprint.get("seed"), 2**64) else None
+
+    @property
+    def order(self) -> Any:
+        """What a computed order has put into it (`core/order/orders.py`); None: nothing."""
+        return (self.position.sampler or {}).get("order")
+
+    @property
+    def reads_again(self) -> bool:
+        """Whether samples that were given out are read again, for want of the dataset's state."""
+        points = self.position.readers
+        read = any(point.batches and not point.ended for point in points)
+        return read and all(point.state is None for point in points)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the state as a new dict of primitives that shares nothing with this loader."""
+        position, numbers = self.position, self.numbers
+        state: dict[str, Any] = {"version": VERSION, "epoch": int(position.epoch)}
+        state |= {"batches": int(position.batches), "samples": int(self.samples)}
+        state |= {"fingerprint": dict(self.fingerprint), "ahead": list(position.ahead)}
+        if position.sampler is not None:
+            state["sampler"] = _copied(position.sampler)
+        # Of a sampler it is to be known that the program has told it this epoch.
+        known = position.epoch if position.sampler is None else None
+        if position.requested not in (None, known):
+            state["requested"] = position.requested
+        if position.told is not None:
+            state["told"] = position.told
+        if position.repeats:
+            state["repeats"] = position.repeats
+        if position.passed != position.epoch - 1:
+            state["passed"] = position.passed
+        bases = position.bases
+        if bases != Bases.of(bases.order):
+            state["bases"] = [*bases.drawn, bases.first, bases.older]
+        parts = [_part(point) for point in position.readers]
+        if numbers is not None:
+            state["readers"] = [[k, *part] for k, part in zip(numbers, parts, strict=True)]
+            state["since"] = position.since
+        elif parts:
+            state["workers"] = parts
+        return state
+
+    @classmethod
+    def from_dict(cls, state: Any) -> LoaderState:
+        """Read and copy what `to_dict` gave, or a file has; a StateError if it is no state."""
+        if not isinstance(state, Mapping) or "version" not in state:
+            raise StateError(
+                f"state must be the dict that state_dict() of a lit_loader.DataLoader gave, "
+                f"got {brief(state)}"
+            )
+        version = state["version"]
+        if not _is_readable(version, state):
+            known = f"only version {VERSION} is known here"
+            if type(version) is int and version == 1:
+                known = "the parts of iterable datasets and samplers have another form since"
+            raise StateError(
+                f"state has version {brief(version)}, but {known}: resume with the release of "
+                "lit_loader that the state was taken with"
+            )
+
+        def field(name: str, fits: Callable[[Any], bool], wanted: str, default: Any = None) -> Any:
+            value = state.get(name, default)
+            if not fits(value):
+                raise damaged(f"{name} must be {wanted}", value)
+            return value
+
+        count = "a whole number of at least 0"
+        epoch = field("epoch", is_epoch, "a whole number")
+        batches, samples = field("batches", is_count, count), field("samples", is_count, count)
+        fingerprint = _checked_fingerprint(state.get("fingerprint"))
+        asked = "an epoch's number or None"
+        requested = field("requested", lambda value: value is None or is_epoch(value), asked)
+        since = field("since", is_count, count, 0)
+        bases = _checked_bases(state.get("bases"), fingerprint.get("seed"), version)
+        repeats = field("repeats", is_count, count, 0)
+        passed = field("passed", lambda value: value == -1 or is_epoch(value), asked, epoch - 1)
+        # Releases before 0.4 told a dataset each epoch.
+        told = field("told", lambda value: value is None or is_epoch(value), asked)
+        told = epoch if version < VERSION else told
+        batches = _checked_batches(batches)
+        ahead = _checked_ahead(state.get("ahead", ()), batches)
+        sampler = checked_sampler_state(state.get("sampler"))
+        points = _checked_workers(state.get("workers"), fingerprint.get("num_workers"))
+        readers = _checked_readers(state.get("readers"), fingerprint)
+        if readers is not None:
+            if points is not None:
+                raise damaged("workers must be None beside readers", state["workers"])
+            points = [*readers.values()]
+        numbers = None if readers is None else [*readers]
+        position = Position(
+            *(epoch, bases, batches, ahead, sampler, tuple(points or ()), False),
+            *(requested, since, repeats, passed, told),
+        )
+        return cls(position, samples, fingerprint, numbers)
+
+    def check(self, fingerprint: Fingerprint, elastic: Collection[str] = ELASTIC) -> None:
+        """Make sure that the state is one of a loader like this one.
+
+        ``elastic`` fields are not compared: whether the position fits them is the batch plan's to
+        say. A StateError names the first field, by name, that differs, and both values.
+        """
+        names = (self.fingerprint.keys() | fingerprint.keys()) - set(elastic)
+        # num_shards first: without it, the ranks differ too.
+        for name in sorted(names, key=lambda name: (name != COUNT, name)):
+            theirs, ours = self.fingerprint.get(name), fingerprint.get(name)
+            both_nan = theirs != theirs and ours != ours
+            if theirs != ours and not both_nan:
+                shown = " ".join(name.split())[:80]
+                advice = _ADVICE.get(name.partition(".")[0], f"resume with the same {shown}")
+                if name == "order" and "DistributedSamplerWrapper" in (theirs, ours):
+                    advice = _WRAPPED_ADVICE
+                if sorted(map(str, (theirs, ours))) == ["DistributedSampler", "OrderedSampler"]:
+                    advice += _OR_SHUFFLED
+                raise StateError(
+                    f"state was taken with {shown}={brief(theirs)}, but this loader has "
+                    f"{shown}={brief(ours)}: {advice}"
+                )
+
+    def _check_parts(self, iterable: bool) -> None:
+        """Make sure that the state has the parts that one of such a dataset has."""
+        position, numbers = self.position, self.numbers
+        if not iterable:
+            if position.readers:
+                name = "workers" if numbers is None else "readers"
+                raise damaged(f"{name} must be None for a map-style dataset", position.readers)
+            return
+        for name in ("ahead", "sampler"):
+            if value := getattr(position, name):
+                raise damaged(f"{name} must be empty for an IterableDataset", value)
+        whose, read = "workers", sum(point.batches for point in position.readers)
+        if numbers is not None:
+            whose = "first rank's readers"
+            read = self.batches_of_first_rank()
+        if read != position.batches:
+            raise damaged(f"batches must be those of its {whose}, {read} in all", position.batches)
+
+    def numbered(self) -> list[tuple[int, ReadPoint]]:
+        """Give the readers with their numbers, where they have some."""
+        return [*zip(self.numbers or (), self.position.readers, strict=False)]
+
+    def batches_of_first_rank(self) -> int:
+        """Count the batches that the first of the ranks in a state has been given."""
+        found = self.batches_of_ranks(self.fingerprint["num_replicas"])
+        return found[min(found)]
+
+    def batches_of_ranks(self, replicas: Any) -> dict[int, int]:
+        """Count the batches that ranks have been given, if they are so many, by their numbers."""
+        found: dict[int, int] = {}
+        for number, point in self.numbered():
+            found[number % replicas] = found.get(number % replicas, 0) + point.delivered
+        return found
+
+
+def _part(point: ReadPoint) -> list[Any]:
+    """Give a reader's part: [batches, the dataset's state, whether it has ended].
+
+    And as far as there are any: batches behind that state, before it began again, marks.
+    """
+    own = unpickled(point.state) if type(point.state) is bytes else _copied(point.state)
+    part = [point.batches, own, point.ended]
+    if point.marks:
+        return [*part, point.behind, point.before, [list(mark) for mark in point.marks]]
+    if point.before:
+        return [*part, point.behind, point.before]
+    return [*part, point.behind] if point.behind else part
+
+
+def _checked_batches(batches: int) -> int:
+    """Make sure that so many batches of an epoch can be counted, and give them."""
+    if batches >= MAX_BATCHES:
+        raise damaged(f"batches must be less than {MAX_BATCHES:,}", batches)
+    return batches
+
+
+def _check_portable(points: Iterable[ReadPoint]) -> None:
+    """Make sure that what a dataset must remember can travel to the workers: be pickled."""
+    for point in points:
+        if type(point.state) in PRIMITIVES:
+            continue
+        try:
+            pickle.dumps(point.state, pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            let_handlers_through(error)
+            raise StateError(
+                f"state's part for the dataset cannot be pickled ({type(error).__name__}), as it "
+                "must be for workers: resume with a state as state_dict() gave it"
+            ) from error
+
+
+def _copied(value: Any) -> Any:
+    """Copy what readers remember: of many of them that is most of what a state costs.
+
+    By pickle, which takes an eighth of the time of :func:`copy.deepcopy` for small values.
+    """
+    try:
+        return pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+    except Exception as error:  # a lambda, say: it is for who saves the state to complain
+        let_handlers_through(error)
+        return copy.deepcopy(value)
+
+
+def _checked_fingerprint(fingerprint: Any) -> Fingerprint:
+    if not isinstance(fingerprint, Mapping):
+        raise damaged("fingerprint must be a dict", fingerprint)
+    for name, value in fingerprint.items():
+        if type(name) is not str:
+            raise damaged("fingerprint must have names for keys", name)
+        if type(value) not in PRIMITIVES:
+            raise damaged(
+                f"fingerprint[{brief(name)}] must be an int, float, str, bool or None", value
+            )
+    return dict(fingerprint)
+
+
+def _checked_bases(bases: Any, seed: Any, version: int) -> Bases:
+    """Take in what a state's random numbers follow from; without, it is all the seed."""
+    order = seed if is_count(seed, 2**64) else 0
+    if bases is None:
+        return replace(Bases.of(order), older=version < VERSION)
+    if not (
+        isinstance(bases, (list, tuple))
+        and len(bases) == 5
+        and all(is_count(base, 2**64) for base in bases[:3])
+        and is_epoch(bases[3])
+        and type(bases[4]) is bool
+    ):
+        raise damaged("bases must be three seeds, an epoch and a bool", bases)
+    return Bases(order, *bases)
+
+
+def _checked_ahead(ahead: Any, batches: int) -> tuple[int, ...]:
+    if not (isinstance(ahead, (list, tuple)) and all(is_count(n, MAX_BATCHES) for n in ahead)):
+        raise damaged("ahead must be a list of batch numbers", ahead)
+    if any(after <= before for before, after in itertools.pairwise((batches, *ahead))):
+        raise damaged(f"ahead must rise from above batches={batches}", ahead)
+    return tuple(ahead)
+
+
+def _is_readable(version: object, state: Mapping[Any, Any]) -> bool:
+    """Whether a state is of this version; or of the first, without parts of users' objects.
+
+    Only the own parts of samplers, datasets and their iterators have another form since.
+    """
+    if type(version) is not int or version not in (1, 2, VERSION):
+        return False
+    if version > 1:
+        return True
+    parts = state.get("sampler")
+    parts = parts if isinstance(parts, Mapping) else {}
+    return state.get("workers") is None and not parts.keys() & {"sampler", "iterator"}
+
+
+# --- readers: each worker, in order; or each behind its number among all, with num_shards ---
+
+
+def _checked_readers(readers: Any, fingerprint: Fingerprint) -> dict[int, ReadPoint] | None:
+    """Take in a state's readers, each behind its number; a StateError if they are none."""
+    if readers is None:
+        return None
+    count, replicas = fingerprint.get(COUNT), fingerprint.get("num_replicas")
+    if not (is_count(count) and is_count(replicas) and replicas >= 1):
+        raise damaged(f"readers need {COUNT} and num_replicas in the fingerprint", fingerprint)
+    if not isinstance(readers, (list, tuple)) or not readers:
+        raise damaged("readers must be a list, and not empty", readers)
+    points: dict[int, ReadPoint] = {}
+    last = -1
+    for place, part in enumerate(readers):
+        if not (isinstance(part, (list, tuple)) and part and is_count(part[0], count)):
+            raise damaged(f"readers[{place}] must begin with a reader's number", part)
+        if part[0] <= last:
+            raise damaged(f"readers[{place}] must have a higher number than that before", part)
+        last = part[0]
+        points[last] = _checked_part(f"readers[{place}]", list(part[1:]))
+    return points
+
+
+def _checked_workers(workers: Any, expected: Any) -> list[ReadPoint] | None:
+    """Take in each worker's part of a state; a StateError if it is none, or not as many."""
+    if workers is None:
+        return None
+    if not isinstance(workers, (list, tuple)):
+        raise damaged("workers must be a list", workers)
+    if not workers and expected is None:
+        raise damaged("workers must be None for a map-style dataset", workers)
+    if expected is not None and len(workers) != expected:
+        raise StateError(
+            f"state's workers must have a part for each of its num_workers={brief(expected)}, got "
+            f"{len(workers)}: resume with a state as state_dict() gave it"
+        )
+    return [_checked_part(f"workers[{number}]", part) for number, part in enumerate(workers)]
+
+
+def _checked_part(name: str, part: Any) -> ReadPoint:
+    """Take in one reader's part, which stands at ``name``."""
+    whole = isinstance(part, (list, tuple)) and len(part) in (3, 4, 5, 6)
+    if (
+        not (whole and is_count(part[0], _MAX_READ) and type(part[2]) is bool)
+        or not all(map(is_count, part[3:5]))
+        or any(behind > part[0] for behind in part[3:4])
+        or not all(isinstance(marks, (list, tuple)) for marks in part[5:])
+    ):
+        raise damaged(f"{name} must be [batches, the dataset's state, whether it has ended]", part)
+    own = checked_parts(f"{name}[1]", part[1], "dataset")
+    behind = part[3] if part[3:] else 0
+    # A state that is noted is that before a batch which was given out; an empty one, the first.
+    if own is not None and not (behind >= 1 and (own or behind == part[0])):
+        raise damaged(f"{name} must have the dataset's state of a batch that was given out", part)
+    return ReadPoint(part[0], own, *part[2:5], *(_marks(name, each, part[0]) for each in part[5:]))
+
+
+def _marks(name: str, marks: Any, batches: int) -> tuple[Mark, ...]:
+    """Take in what a reader's batches are known by: each with the first and last of its batches.
+
+    In older versions with one number, or as one of the last batches; and that of a state behind it.
+    """
+    found = []
+    for place, mark in enumerate(marks, batches - len(marks)):
+        part = (place, mark) if type(mark) is str else mark
+        if not (
+            isinstance(part, (list, tuple))
+            and len(part) in (2, 3)
+            and all(is_count(number, batches) for number in part[:-1])
+            and part[0] <= part[-2]
+            and type(part[-1]) is str
+        ):
+            raise damaged(f"{name} must have marks of batches that were given out", marks)
+        if part[-1]:
+            found.append(Mark(part[0], part[-2], part[-1][:_DIGITS]))
+    return tuple(found)
+
+
+# --- the states of several ranks ---
+
+
+@public
+def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Make one state of those of all ranks, which any number of ranks can resume from.
+
+    A rank's state of a loader with ``num_shards`` holds the readers that this rank serves. Taken at
+    the same step on every rank, gathered and merged, they hold all readers::
+
+        states = [None] * world_size
+        torch.distributed.all_gather_object(states, loader.state_dict())
+        state = lit_loader.merge_states(states)
+
+    Args:
+        states: What ``state_dict()`` gave on each rank, in any order. Those of a map-style dataset
+            are the same on all ranks, and so is what is made of them.
+
+    Returns:
+        A state for `DataLoader.load_state_dict` on any number of ranks that divides ``num_shards``.
+
+    Raises:
+        StateError: They are not the states of all ranks at the same step of the same data.
+    """
+    if not isinstance(states, Iterable) or isinstance(states, (Mapping, str)):
+        raise StateError(f"states must be a list of those of all ranks, got {brief(states)}")
+    given = list(states)
+    loaded = [LoaderState.from_dict(state) for state in given]
+    if not loaded:
+        raise StateError("states must be those of all ranks, got none")
+    first = loaded[0]
+    for state in loaded[1:]:
+        first.check(state.fingerprint, ())
+        for name in ("epoch", "requested"):
+            ours, theirs = getattr(first.position, name), getattr(state.position, name)
+            if ours != theirs:
+                raise StateError(
+                    f"states were taken in {name} {brief(ours)} and in {name} {brief(theirs)}: "
+                    "merge those that were taken at the same step"
+                )
+    if len(loaded) > 1 and any(
+        state.numbers is None and state.position.readers for state in loaded
+    ):
+        raise StateError(
+            "states of an IterableDataset that is read without num_shards are each rank's own: "
+            "load each on the rank that it was taken on, or read with num_shards"
+        )
+    if all(state.numbers is None for state in loaded):
+        if not all(alike(_common(state), _common(first)) for state in loaded):
+            raise StateError(
+                f"states differ, which are the same on all ranks (after {first.position.batches} "
+                "batches and others): merge those that were taken at the same step"
+            )
+        return first.to_dict()
+    return _merged(loaded).to_dict()
+
+
+def _common(state: LoaderState) -> dict[str, Any]:
+    """What is the same on all ranks: not what a sampler has drawn that takes its rank's share."""
+    position = vars(state.position)
+    sampler = {k: part for k, part in (state.position.sampler or {}).items() if k != DIGEST}
+    return {**vars(state), "position": {**position, "sampler": sampler}}
+
+
+def _merged(states: list[LoaderState]) -> LoaderState:
+    readers = sorted((pair for state in states for pair in state.numbered()), key=itemgetter(0))
+    fingerprint = states[0].fingerprint
+    count, replicas = fingerprint[COUNT], fingerprint["num_replicas"]
+    numbers = [number for number, _ in readers]
+    if numbers != list(range(count)):  # type: ignore[arg-type]
+        have = sorted({number % replicas for number in numbers})  # type: ignore[operator]
+        raise StateError(
+            f"states must be those of all {replicas} ranks, each once, got {len(states)} states "
+            f"with the readers of ranks {brief(have)}"
+        )
+    # One that has come to its end is behind the others, and stays there.
+    going = (state.position for state in states if not all(p.ended for p in state.position.readers))
+    since = {position.since for position in going}
+    if len(since) > 1:
+        raise StateError(
+            f"states were taken after {brief(min(since))} batches on one rank and after "
+            f"{brief(max(since))} on another: merge those that were taken at the same step"
+        )
+    position = replace(states[0].position, readers=tuple(point for _, point in readers))
+    merged = replace(states[0], position=position, numbers=numbers)
+    batches = merged.batches_of_first_rank()
+    return replace(merged, position=replace(position, batches=batches), samples=batches)

@@ -1,0 +1,218 @@
+"""Datasets and samplers whose place can be saved and restored: torchdata's Stateful protocol.
+
+Datasets and samplers are asked alike, as torchdata's ``StatefulDataLoader`` does it:
+
+- *Who is asked.* The iterator that ``iter(source)`` gives, and the source itself, each if it has
+  both methods; a source that is its own iterator is asked once, as the iterator. Nobody else:
+  collate functions are not.
+- *In which order they are restored.* The source, then ``iter(source)``, then the iterator, each
+  once. So one that begins in its ``__iter__`` begins first and is brought to its place afterwards.
+
+A stream's state may be as large as a shuffle buffer, and take longer than a batch: `StateMeter`
+says before which batches it is taken, and `pickled` writes it down, once, where it was taken.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final
+
+from lit_loader.core.state.untrusted_state import damaged, own_part, restore, resuming
+from lit_loader.core.system.interrupts import let_handlers_through
+from lit_loader.errors import StateError
+
+__all__ = [
+    *("ADAPTERS", "ITERATOR", "Opened", "StateMeter", "checked_parts", "has_methods"),
+    *("is_stateful", "pickled", "unpickled", "wants_arguments"),
+]
+
+ITERATOR: Final = "iterator"
+"""The key of an iterator's part of a state."""
+
+_SHARE: Final = 1 / 32
+"""Part of the time of making batches that may be spent on states."""
+
+_CHEAP: Final = 100_000
+"""Nanoseconds up to which a state is taken before each batch, however quick that is."""
+
+
+ADAPTERS: Final[list[Any]] = []
+"""What is known of streams that do not do what their methods promise (`streams/other_streams`).
+
+Each has ``forgets(stream)``, whether its state is known to leave out samples; ``note_start``,
+called before it is given a state; ``begin_at_start``, before it begins without one."""
+
+
+def has_methods(stream: Any) -> bool:
+    """Whether there are methods ``state_dict`` and ``load_state_dict``, whatever they take."""
+    methods = (getattr(stream, name, None) for name in ("state_dict", "load_state_dict"))
+    return all(map(callable, methods))
+
+
+def wants_arguments(stream: Any) -> bool:
+    """Whether these methods cannot be called as ``state_dict()`` and ``load_state_dict(state)``."""
+    for name, arguments in (("state_dict", ()), ("load_state_dict", ({},))):
+        try:
+            signature = inspect.signature(getattr(stream, name))
+        except (TypeError, ValueError):  # it is written in C, and does not say
+            continue
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            return True
+    return False
+
+
+def is_stateful(thing: Any) -> bool:
+    """Whether this has ``state_dict()`` and ``load_state_dict(state)`` that lose nothing."""
+    if not has_methods(thing) or wants_arguments(thing):
+        return False
+    return not any(each.forgets(thing) for each in ADAPTERS)
+
+
+def checked_parts(place: str, value: Any, name: str) -> dict[str, Any] | None:
+    """Copy what `Opened.state` gave, perhaps, of a source so named; the place is for messages."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not all(
+        type(key) is str and key in (name, ITERATOR) for key in value
+    ):
+        raise damaged(
+            f"{place} must be a dict of what the {name} and its iterator must remember, or None",
+            value,
+        )
+    return {part: own_part(f"{place}[{part!r}]", each) for part, each in value.items()}
+
+
+class Opened:
+    """A dataset or sampler that has been begun, at its start or where a state says.
+
+    ``name`` is the key of its own part of a state, ``state`` what :meth:`state` gave; without parts
+    it begins as it is. ``before_iter`` is called before ``iter(source)``, once the source has its
+    state; ``restoring`` gives the context of each ``load_state_dict``. A StateError if an object
+    cannot take its part, or does not go on from it.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        name: str,
+        state: Mapping[str, Any] | None = None,
+        before_iter: Callable[[], object] | None = None,
+        restoring: Callable[[], AbstractContextManager[object]] = nullcontext,
+        role: str | None = None,
+    ) -> None:
+        self._source, self._name, self._role = source, name, role or name
+        self._state, self._restoring = state or {}, restoring
+        if name in self._state:
+            self._restore(source, name)
+        else:
+            for each in ADAPTERS:
+                each.begin_at_start(source)
+        if before_iter is not None:
+            before_iter()
+        with resuming(source, self._role) if self._state else nullcontext():
+            self.iterator: Any = iter(source)
+        self._restore(self.iterator, ITERATOR)
+        asked = {ITERATOR: self.iterator}
+        if source is not self.iterator:
+            asked[name] = source
+        self._asked = {part: thing for part, thing in asked.items() if is_stateful(thing)}
+
+    def _restore(self, thing: Any, part: str) -> None:
+        if part not in self._state:
+            return
+        if not is_stateful(thing):
+            raise StateError(
+                f"the state is of a {self._role} with state_dict and load_state_dict (of the {part}"
+                f"), which {type(self._source).__name__} has not: resume with the {self._role} "
+                "that the state was taken from"
+            )
+        for each in ADAPTERS:
+            each.note_start(thing)
+        with self._restoring():
+            own = part == self._name
+            restore(thing, self._state[part], self._role if own else f"{self._role}'s {part}")
+
+    @property
+    def stateful(self) -> bool:
+        """Whether source or iterator can be asked for a state."""
+        return bool(self._asked)
+
+    @property
+    def must_be_read_again(self) -> bool:
+        """Whether no state leads here; a stream made of others says so by an attribute so named."""
+        return not self._asked or any(
+            getattr(thing, "must_be_read_again", False) for thing in self._asked.values()
+        )
+
+    @property
+    def composed(self) -> bool:
+        """Whether it is made of others, which begin one after the other (`MixtureStream`)."""
+        return any(hasattr(thing, "unproven") for thing in self._asked.values())
+
+    @property
+    def unproven(self) -> bool:
+        """Whether parts of it that draw as they begin have not begun from their states yet."""
+        return any(getattr(thing, "unproven", False) for thing in self._asked.values())
+
+    @property
+    def tells_its_start(self) -> bool:
+        """Whether the iterator can be asked before it has given anything.
+
+        A source asked in its stead may not know yet that it is begun: a generator runs later.
+        """
+        return ITERATOR in self._asked
+
+    def state(self) -> dict[str, Any] | None:
+        """Give what is needed to go on from here, by part; None: it must be read again."""
+        return copy.deepcopy(self.state_now())
+
+    def state_now(self) -> dict[str, Any] | None:
+        """Give the same, which may change as soon as reading goes on."""
+        if self.must_be_read_again:
+            return None
+        return {part: each.state_dict() for part, each in self._asked.items()}
+
+
+class StateMeter:
+    """Says when a stream's state is due: before each batch, or as often as it can be afforded.
+
+    A resume makes the batches since the last state once more, so it takes as long as about thirty
+    states do. ``made`` are nanoseconds of making batches since then.
+    """
+
+    def __init__(self) -> None:
+        self.made = 0
+        # Nanoseconds of the last two: the machine may have been at something else during one.
+        self._costs = 0, 0
+
+    @property
+    def due(self) -> bool:
+        """Whether the state is to be taken before the next batch."""
+        cost = min(self._costs)
+        return cost <= _CHEAP or self.made * _SHARE >= cost
+
+    def taken(self, nanoseconds: int) -> None:
+        """Note that it was taken, and how long that took."""
+        self._costs, self.made = (self._costs[1], nanoseconds), 0
+
+
+def pickled(state: dict[str, Any] | None) -> Any:
+    """Write a state down, for it may change; what cannot be pickled is copied."""
+    if not state:
+        return state
+    try:
+        return pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        let_handlers_through(error)
+        return copy.deepcopy(state)
+
+
+def unpickled(state: Any) -> Any:
+    """Read what `pickled` gave, or give what came from a saved state as it is."""
+    return pickle.loads(state) if type(state) is bytes else state

@@ -1,0 +1,131 @@
+"""Taking in a state from outside: what may stand in it, and the users' own parts handed on.
+
+A checkpoint may be damaged, of another program, or made to do harm. Whatever it holds, it is loaded
+or refused by a `StateError`: nothing of it is computed with, compared or written out before it is
+known to be what it should, and nothing that is done for it takes longer than the state is large.
+
+What a sampler or a dataset of the user's has put into a state is its own. It is copied, handed to
+its ``load_state_dict``, and whatever that raises becomes the `__cause__` of a `StateError`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, TypeGuard
+
+import numpy as np
+import torch
+
+from lit_loader.core.system.interrupts import let_handlers_through
+from lit_loader.describe import short_repr
+from lit_loader.errors import StateError
+
+__all__ = [
+    *("MAX_BATCHES", "MAX_COUNT", "PRIMITIVES"),
+    *("alike", "brief", "damaged", "is_count", "is_epoch", "own_part", "restore", "resuming"),
+]
+
+MAX_COUNT: Final = 2**62
+"""Epochs and samples are below it, so that sums of them are numbers of 64 bits."""
+
+MAX_BATCHES: Final = 2**40
+"""Batches of an epoch are below it: their numbers travel to the workers in so many bits."""
+
+PRIMITIVES: Final = (int, float, str, bool, type(None))
+
+_SHOWN = 80
+
+
+def is_count(value: object, below: int = MAX_COUNT) -> TypeGuard[int]:
+    """Whether this is a whole number of at least 0, of Python's own type, and not too large."""
+    return type(value) is int and 0 <= value < below
+
+
+def is_epoch(value: object) -> TypeGuard[int]:
+    """Whether this is a whole number of Python's own type that an epoch may have: below 0, too."""
+    return type(value) is int and -MAX_COUNT <= value < MAX_COUNT
+
+
+def brief(value: object) -> str:
+    """Write anything on one line of bounded length, in bounded time."""
+    if type(value) is int and value.bit_length() > 512:
+        return f"an integer of {value.bit_length()} bits"  # Python refuses to write such ones
+    if isinstance(value, (str, bytes)):
+        value = value[: _SHOWN + 1]
+    text = repr(value) if type(value) in (*PRIMITIVES, bytes) else short_repr(value)
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def damaged(constraint: str, value: object, of: str = "state") -> StateError:
+    """Make the error for a state that holds what none does; ``constraint`` says what is wanted."""
+    return StateError(
+        f"{of}'s {constraint}, got {brief(value)}: resume with a state as state_dict() gave it"
+    )
+
+
+def own_part(name: str, value: Any) -> Any:
+    """Copy a part of a state that is a user's, and may contain itself; or a StateError."""
+    try:
+        return copy.deepcopy(value)
+    except Exception as error:
+        let_handlers_through(error)
+        raise StateError(
+            f"state's {name} cannot be copied ({_told(error)}): resume with a state as "
+            "state_dict() gave it"
+        ) from error
+
+
+def restore(thing: Any, state: Any, role: str) -> None:
+    """Call ``load_state_dict`` with a copy; a StateError has what that raises as its cause."""
+    with resuming(thing, role):
+        thing.load_state_dict(copy.deepcopy(state))
+
+
+@contextmanager
+def resuming(thing: object, role: str) -> Iterator[None]:
+    """Turn what an object raises while it takes up its state into a StateError that names it."""
+    try:
+        yield
+    except StateError:
+        raise
+    except Exception as error:
+        let_handlers_through(error)
+        raise StateError(
+            f"{role} {type(thing).__name__} cannot go on from its part of the state "
+            f"({_told(error)}): resume with the {role} that the state was taken from"
+        ) from error
+
+
+def _told(error: Exception) -> str:
+    try:
+        message = " ".join(str(error).split())
+    except Exception:
+        message = ""
+    if len(message) > 2 * _SHOWN:
+        message = f"{message[: 2 * _SHOWN - 3]}..."
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two values are the same, arrays and tensors in them too; False if not comparable."""
+    if one is other:
+        return True
+    try:
+        return type(one) is type(other) and bool(_equal(one, other))
+    except Exception:  # it contains itself, say
+        return False
+
+
+def _equal(one: Any, other: Any) -> Any:
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    return one == other or (one != one and other != other)  # not a number

@@ -1,0 +1,538 @@
+"""An object as a pickle and large buffers, in one file; and put together from it in any process.
+
+::
+
+    object ─ freeze ─▶ Frozen ─ write ─▶ file ─ thaw ─▶ object
+                                          │
+        large buffers, 64 bytes apart │ where they lie │ pickle │ lengths
+        mapped privately: shared until written to        read once
+
+Large are arrays, tensors, and whatever else has buffers of pickle's protocol 5 (pyarrow's tables),
+from `LARGE` bytes on. The same memory lies in the file once. A `numpy.memmap` goes as its file's
+name. All else is in the pickle: plain `bytes`, arrays of objects, what is small.
+
+A `Policy` says for whom:
+
+- *workers* (spawn, forkserver): locks, queues and shared tensors arrive as the same ones. Their
+  descriptors are duplicated, and the pickle names them by number: so all workers read one pickle,
+  also those that replace others, and get the dataset as it was at first.
+- *this machine* (`shared_dataset`): no descriptors.
+- *other machines*: one pickle, and what ``__main__`` defines goes by value.
+
+A process's global random generators (`GLOBAL_GENERATORS`) are those of the process where they
+arrive, also inside of ``np.random.uniform`` or ``random.choice``.
+
+What cannot be imported (a lambda, a closure, a local class, whatever a notebook defines) is carried
+by value, with cloudpickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import dataclasses
+import importlib.util
+import io
+import mmap
+import operator
+import os
+import pickle
+import random
+import struct
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing import context
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from types import FunctionType
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lit_loader.core.system.interrupts import let_handlers_through
+from lit_loader.core.system.shared_file import map_part, round_up, write_all
+from lit_loader.describe import FailingObject, find_failing_object, message_of, short_repr
+from lit_loader.errors import TransportError
+
+__all__ = [
+    "GLOBAL_GENERATORS",
+    "LARGE",
+    "MACHINES",
+    "PROCESSES",
+    "Frozen",
+    "Policy",
+    "freeze",
+    "importable_main",
+    "main_is_importable",
+    "refusal",
+    "thaw",
+    "thaw_bytes",
+]
+
+LARGE: Final = 1 << 16
+"""Bytes from which on a buffer is kept out of the pickle."""
+
+GLOBAL_GENERATORS: Final[tuple[Any, ...]] = (
+    random.seed.__self__,  # type: ignore[attr-defined]
+    np.random.rand.__self__,  # type: ignore[attr-defined]
+    torch.default_generator,
+)
+"""The random generators that a process has once, which loaders seed for each batch."""
+
+_PROTOCOL: Final = 5
+"""Of pickle: the first one that knows buffers out of band."""
+
+_ALIGNED: Final = 64
+_END: Final = struct.Struct("<QQQ8s")  # bytes of the buffers, of their places, of the pickle; magic
+_MAGIC: Final = b"litfile1"
+
+_PLAIN_KINDS: Final = frozenset("biufcmMSUV?")
+"""Kinds of elements that are their bytes; others hold pointers."""
+
+_LEFT_OUT: Final = (
+    "leave it out in __getstate__ and make it in the worker (on first use, or in worker_init_fn)"
+)
+
+_NO_CLOUDPICKLE: Final = (
+    "define it at the top level of a module, pip install cloudpickle (which carries lambdas, "
+    "closures, local classes and those of notebooks)"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """For whom an object is taken apart.
+
+    Attributes:
+        fault: What is said of an object that cannot be: and who needs it.
+        advice: What can be done about what cannot be.
+        along: Descriptors go along.
+        by_value: Functions and classes go by value where they cannot be imported; needs
+            cloudpickle.
+        main: What ``__main__`` defines can be imported where it arrives.
+        apart: Large buffers are kept out of the pickle.
+    """
+
+    fault: str
+    advice: str
+    along: bool = False
+    by_value: bool = False
+    main: bool = True
+    apart: bool = True
+
+    @classmethod
+    def workers(cls) -> Policy:
+        """For workers that begin with a new interpreter."""
+        advice, how, by_value = _LEFT_OUT, ", not by cloudpickle either", True
+        if importlib.util.find_spec("cloudpickle") is None:
+            advice, how, by_value = _NO_CLOUDPICKLE, "", False
+        return cls(
+            f"cannot be pickled{how}, as every start method but 'fork' needs",
+            f"{advice}, or use multiprocessing_context='fork'",
+            along=True,
+            by_value=by_value,
+            main=main_is_importable(),
+        )
+
+
+PROCESSES: Final = Policy(
+    "cannot be pickled, as shared_dataset needs",
+    "leave it out in __getstate__ and make it on first use",
+)
+"""Any processes of this machine."""
+
+MACHINES: Final = Policy(
+    "cannot be pickled, as remote workers need", _LEFT_OUT, by_value=True, main=False, apart=False
+)
+"""Other machines: none has this program's file."""
+
+
+# --- apart ---
+
+
+class Frozen:
+    """An object, taken apart. Its buffers lie where they lay: it is to be written soon.
+
+    The file has ``nbytes`` of buffers, whole pages, and ``size`` in all. Descriptors that go along,
+    ``fds``, belong to whoever has this.
+    """
+
+    def __init__(self, pickled: bytes, buffers: Sequence[memoryview], fds: list[int]) -> None:
+        self.pickled, self.fds = pickled, fds
+        places = []
+        self._once: dict[tuple[int, int], tuple[int, memoryview]] = {}
+        end = 0
+        for buffer in buffers:
+            memory = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0], buffer.nbytes
+            if memory not in self._once:
+                self._once[memory] = end, buffer
+                end += -(-buffer.nbytes // _ALIGNED) * _ALIGNED
+            places.append((self._once[memory][0], buffer.nbytes, buffer.readonly))
+        self.nbytes = round_up(end)
+        table = pickle.dumps(places, _PROTOCOL)
+        lengths = _END.pack(self.nbytes, len(table), len(pickled), _MAGIC)
+        self._rest = table, pickled, lengths
+        self.size = self.nbytes + sum(map(len, self._rest))
+
+    def close(self) -> None:
+        """Let go of the descriptors."""
+        while self.fds:
+            os.close(self.fds.pop())
+
+    def write(self, fd: int) -> None:
+        """Write an empty file; OSError: there is no room."""
+        os.ftruncate(fd, self.size)
+        for offset, buffer in self._once.values():
+            os.lseek(fd, offset, os.SEEK_SET)
+            write_all(fd, buffer)
+        os.lseek(fd, self.nbytes, os.SEEK_SET)
+        for part in self._rest:
+            write_all(fd, part)
+
+
+def freeze(
+    value: object,
+    policy: Policy,
+    parts: Mapping[str, object] | None = None,
+    instead: Callable[[object], object] | None = None,
+) -> Frozen:
+    """Take an object apart.
+
+    TransportError: one of its ``parts``, by the names that users know them by, cannot be pickled.
+    ``instead`` gives what is pickled in an object's place, or None.
+    """
+    try:
+        return _freeze(value, policy, instead)
+    except Exception as error:
+        let_handlers_through(error)
+        for name, part in (parts or {}).items():
+            _check(part, policy, name)
+        raise
+
+
+def _check(part: object, policy: Policy, name: str) -> None:
+    """See whether a part of an object can be pickled; TransportError if not."""
+
+    def attempt(value: object) -> None:
+        _freeze(value, policy, None).close()
+
+    try:
+        attempt(part)
+    except Exception as error:
+        place = find_failing_object(part, error, attempt, name, inside=policy.by_value)
+        # Forked workers would share an open file's position.
+        advice = _LEFT_OUT if isinstance(place.value, io.IOBase) else policy.advice
+        raise refusal(place, policy.fault, advice) from error
+
+
+def refusal(place: FailingObject, fault: str, advice: str) -> TransportError:
+    """Say what cannot be done with an object, why, and what to do."""
+    return TransportError(
+        f"{place.path}: {short_repr(place.value)} {fault} "
+        f"({type(place.error).__name__}: {message_of(place.error)}); {advice}"
+    )
+
+
+def _freeze(value: object, policy: Policy, instead: Callable[[object], object] | None) -> Frozen:
+    # It stands for a process that is being started, which locks, queues and shared tensors ask for.
+    before, along = context.get_spawning_popen(), _Along()
+    meanwhile: Any = along if policy.along else None
+    file, buffers, carried = io.BytesIO(), list[memoryview](), dict[str, object]()
+
+    def stays_inside(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if not policy.apart or raw.nbytes < LARGE:
+            return True
+        buffers.append(raw)
+        return False
+
+    kind = _pickler(policy, carried, instead)
+    try:
+        context.set_spawning_popen(meanwhile)
+        # In this order: the second is filled by pickling the first.
+        kind(file, _PROTOCOL, buffer_callback=stays_inside).dump((value, carried))
+    except BaseException:
+        for fd in along.fds:
+            os.close(fd)
+        raise
+    finally:
+        context.set_spawning_popen(before)
+    return Frozen(file.getvalue(), buffers, along.fds)
+
+
+class _Along:
+    """Takes the place of the process that is being started, and collects descriptors."""
+
+    def __init__(self) -> None:
+        self.fds: list[int] = []
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self.fds.append(os.dup(fd))
+        return len(self.fds) - 1
+
+    class DupFd:
+        """What a pickle says of a descriptor."""
+
+        arrived: Sequence[int] = ()
+
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def detach(self) -> int:
+            return self.arrived[self.number]
+
+
+def _pickler(
+    policy: Policy, carried: dict[str, object], instead: Callable[[object], object] | None
+) -> Any:
+    """Make a pickler's class, which notes in ``carried`` what it takes out of ``__main__``."""
+    # Asked for anew each time: libraries register with multiprocessing as they are imported.
+    table: dict[Any, Any] = dict(ForkingPickler(io.BytesIO()).dispatch_table)
+    if not policy.along:  # nor what multiprocessing sends by descriptors
+        table = {kind: how for kind, how in table.items() if kind.__module__.startswith("torch")}
+    table = {**copyreg.dispatch_table, **(table if policy.apart else {})}
+    base: Any = pickle.Pickler
+    if policy.by_value:
+        import cloudpickle
+
+        base = cloudpickle.Pickler
+        table |= base.dispatch_table
+
+    class Freezing(base):  # type: ignore[misc]
+        dispatch_table = table
+
+        def reducer_override(self, obj: Any) -> Any:
+            if id(obj) in _PLACES:
+                return _global_generator, (_PLACES[id(obj)],)
+            if policy.apart and type(obj) in _REDUCERS:
+                return _REDUCERS[type(obj)](obj, policy)
+            if _is_in_main(obj):
+                if policy.main:
+                    # By name: cloudpickle would make a second class, with which isinstance() and
+                    # the pickling of instances would go wrong where it arrives.
+                    return NotImplemented
+                if not policy.by_value:
+                    raise pickle.PicklingError(
+                        f"{obj.__qualname__} is defined in a session or script that has no file"
+                    )
+                if "." not in obj.__qualname__:
+                    carried[obj.__qualname__] = obj
+            return super().reducer_override(obj) if policy.by_value else NotImplemented
+
+    if instead is not None:  # any at all would be called for every number and string
+        Freezing.persistent_id = lambda self, value: instead(value)
+    return Freezing
+
+
+_PLACES: Final = {id(each): place for place, each in enumerate(GLOBAL_GENERATORS)}
+
+
+def _global_generator(place: int) -> Any:
+    return GLOBAL_GENERATORS[place]
+
+
+def _reduce_tensor(tensor: Any, _: Policy) -> Any:
+    """As torch does, which forgets that a view is the conjugate or negative of its bytes."""
+    if not tensor.is_leaf or not (tensor.is_conj() or tensor.is_neg()):
+        return NotImplemented
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    return _tensor_of, (type(tensor), plain, tensor.requires_grad)
+
+
+def _reduce_storage(storage: Any, policy: Policy) -> Any:
+    nbytes = storage.nbytes()
+    if policy.along and (storage.device.type != "cpu" or storage.is_shared() or not nbytes):
+        return NotImplemented
+    if not nbytes:
+        return type(storage), (0,)
+    if storage.device.type != "cpu":
+        raise TypeError(f"its memory is that of {storage.device}; keep data on the CPU")
+    if storage.is_shared():
+        raise TypeError(
+            "a tensor in shared memory would be shared by the workers of one rank or of all; leave "
+            "share_memory_() out, for shared_dataset does what it is for"
+        )
+    elements = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    return _storage_of, (pickle.PickleBuffer(elements.data),)
+
+
+def _reduce_array(array: Any, _: Policy) -> Any:
+    flags, kind = array.flags, array.dtype.kind
+    if array.nbytes < LARGE or kind not in _PLAIN_KINDS or array.dtype.hasobject:
+        return NotImplemented
+    mapped = _reduce_mapped(array)
+    if mapped is not None:
+        return mapped
+    order: Any = "F" if flags.f_contiguous else "C"
+    elements = np.asarray(array).ravel(order).view(np.uint8)  # a copy if it is neither
+    look = (array.dtype, array.shape, order, flags.writeable)
+    return _array_of, (pickle.PickleBuffer(elements.data), *look)
+
+
+def _reduce_mapped(array: Any) -> Any:
+    """Name the file that an array looks into; None: there is none, or it is to go as it is.
+
+    That is one that was written to privately (mode "c"), or whose file is gone or has another
+    length by now.
+    """
+    whole = array
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    if not (isinstance(whole, np.memmap) and isinstance(whole.base, mmap.mmap)):
+        return None
+    if whole.mode == "c" or not isinstance(whole.filename, (str, os.PathLike)):
+        return None
+    path = os.fspath(whole.filename)
+    try:
+        if os.stat(path).st_size != whole.base.size():
+            return None
+    except OSError:
+        return None
+    start = array.ctypes.data - whole.ctypes.data + whole.offset
+    look = (type(array), array.dtype, array.shape, array.strides, array.flags.writeable)
+    return _map_again, (path, _identity(os.stat(path)), start, *look)
+
+
+_REDUCERS: Final = {
+    np.ndarray: _reduce_array,
+    np.memmap: _reduce_array,
+    torch.Tensor: _reduce_tensor,
+    torch.nn.Parameter: _reduce_tensor,
+    torch.UntypedStorage: _reduce_storage,
+}
+
+
+# --- together ---
+
+
+def thaw(fd: int, fds: Sequence[int] = (), held: bool = False) -> Any:
+    """Put an object together from its file; not a byte of its buffers is copied.
+
+    What was carried out of the other ``__main__`` is put into the one here, so that a batch that
+    holds an instance of such a class can be pickled by name on its way back. ``fds`` are the
+    descriptors that came along; ``held``: the file stays open as long as its buffers are in use.
+    """
+    size = os.fstat(fd).st_size
+    nbytes, table, pickled, magic = _END.unpack(os.pread(fd, _END.size, size - _END.size))
+    if magic != _MAGIC or nbytes + table + pickled + _END.size != size:
+        raise ValueError("no file of an object that was taken apart")
+    with mmap.mmap(fd, size - nbytes, access=mmap.ACCESS_READ, offset=nbytes) as rest:
+        places = pickle.load(rest)
+        buffers = []
+        if nbytes:
+            whole = map_part(fd, 0, nbytes, private=True)
+            if held:
+                weakref.finalize(whole, os.close, os.dup(fd)).atexit = False
+            for offset, length, readonly in places:
+                buffer = memoryview(whole)[offset : offset + length]
+                buffers.append(buffer.toreadonly() if readonly else buffer)
+        rest.seek(table)
+        _Along.DupFd.arrived = fds
+        return _arrived(_Unpickler(rest, buffers=buffers).load())
+
+
+def thaw_bytes(pickled: bytes | memoryview) -> Any:
+    """Put an object together that went to another machine."""
+    return _arrived(pickle.loads(pickled))
+
+
+def _arrived(found: tuple[Any, dict[str, object]]) -> Any:
+    value, carried = found
+    vars(sys.modules["__main__"]).update(carried)
+    return value
+
+
+class _Unpickler(pickle.Unpickler):
+    def persistent_load(self, given: object) -> object:
+        """Gives what was put in an object's place."""
+        return given
+
+
+def _tensor_of(kind: type, plain: Any, requires_grad: bool) -> Any:
+    return plain.as_subclass(kind).requires_grad_(requires_grad)
+
+
+def _storage_of(buffer: memoryview | bytearray) -> Any:
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _array_of(
+    buffer: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...], order: Any, writeable: bool
+) -> NDArray[Any]:
+    array = np.frombuffer(buffer, np.uint8).view(dtype).reshape(shape, order=order)
+    if not writeable:
+        array.flags.writeable = False
+    return array
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size
+
+
+def _map_again(
+    path: str,
+    file: tuple[int, ...],
+    start: int,
+    kind: type[NDArray[Any]],
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    writeable: bool,
+) -> Any:
+    """Map a file once more; what is written there stays this process's own."""
+    with open(path, "rb") as opened:
+        if _identity(os.fstat(opened.fileno())) != file:
+            raise FileNotFoundError(
+                f"{path}, which a numpy.memmap of the dataset maps, has been replaced by another "
+                "file since the workers were started; keep it as long as they run"
+            )
+        whole = np.memmap(opened, np.uint8, "c" if writeable else "r")
+    array: Any = np.ndarray.__new__(kind, shape, dtype, whole, start, strides)
+    if isinstance(array, np.memmap):
+        array.filename, array.mode, array.offset = whole.filename, whole.mode, start
+    return array
+
+
+# --- __main__ ---
+
+
+def main_is_importable() -> bool:
+    """Whether ``__main__`` is a module or a file that a new process can import."""
+    main = sys.modules["__main__"]
+    if getattr(main, "__spec__", None) is not None:
+        return True
+    path = getattr(main, "__file__", None)
+    return path is not None and Path(path).is_file()
+
+
+@contextlib.contextmanager
+def importable_main(hide: bool = False) -> Iterator[None]:
+    """Hide the path of a ``__main__`` that has one and no file, such as ``<stdin>``; or any.
+
+    A process that is started meanwhile would otherwise end, trying to run that file.
+    """
+    main: Any = sys.modules["__main__"]
+    hidden = {}
+    if hide or not main_is_importable():
+        hidden = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
+    if "__file__" in hidden:
+        del main.__file__
+    if "__spec__" in hidden:
+        main.__spec__ = None
+    try:
+        yield
+    finally:
+        vars(main).update(hidden)
+
+
+def _is_in_main(value: object) -> bool:
+    """Whether this is a function or class that ``__main__`` has under its own name."""
+    if not isinstance(value, (type, FunctionType)) or value.__module__ != "__main__":
+        return False
+    try:
+        return operator.attrgetter(value.__qualname__)(sys.modules["__main__"]) is value
+    except AttributeError:
+        return False

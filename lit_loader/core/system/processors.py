@@ -1,0 +1,122 @@
+"""Processors: how many may be used (affinity, cgroups, other ranks), what a process has had."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from lit_loader.core.system import linux
+from lit_loader.core.system.cgroups import cgroup_folders
+
+__all__ = [
+    *("ProcessorClock", "advice_if_too_many", "processors_of_this_rank", "times_of_threads"),
+    "usable_processors",
+]
+
+_RANKS_HERE: Final = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+"""Variables in which launchers say how many processes of a job there are on this machine."""
+
+
+def usable_processors(root: Path = linux.ROOT) -> float:
+    """Processors that this process and its children may use; a quota may be a fraction."""
+    cores = linux.affinity()
+    for folder, _ in cgroup_folders("cpu", root / "proc" / "self", root):
+        quota = _quota(folder)
+        cores = cores if quota is None else min(cores, quota)
+    return cores
+
+
+def processors_of_this_rank(
+    ranks: int | None = None, environment: Mapping[str, str] = os.environ
+) -> float:
+    """Processors for this process and its children, where other ranks of a job are beside it.
+
+    They are divided equally among the ``ranks`` (None: as the launcher's variables say), unless
+    the launcher has done so: by an affinity that is no more than a rank's part of the machine.
+    """
+    if ranks is None:
+        said = (environment.get(name, "") for name in _RANKS_HERE)
+        ranks = next((int(text) for text in said if text.isdecimal()), 1)
+    ranks = max(1, ranks)
+    machine, affinity = float(os.cpu_count() or 1), linux.affinity()
+    usable = usable_processors()
+    divided = affinity <= machine / ranks
+    # A quota, of a container say, is for all of them.
+    return min(affinity, usable / ranks if usable < affinity or not divided else usable)
+
+
+def advice_if_too_many(num_workers: int) -> str | None:
+    """Say that there are more workers than processors for them; None: there are not."""
+    processors = math.ceil(usable_processors())
+    if num_workers <= processors:
+        return None
+    begins = "This DataLoader will create"  # as torch's, by which programs filter it
+    return (
+        f"{begins} {num_workers} worker processes, but this process may use {processors} "
+        "processors: for work that computes, more workers only take time from each other and from "
+        f"training; num_workers={processors} is enough, unless samples wait for storage"
+    )
+
+
+def times_of_threads() -> dict[str, tuple[int, int]]:
+    """Nanoseconds that each thread of this process has run, and has waited for a processor.
+
+    By the thread's number; empty where the system does not say.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    with contextlib.suppress(OSError):  # not in every kernel
+        for task in Path(linux.PROC, "self", "task").iterdir():
+            with contextlib.suppress(OSError, ValueError):  # a thread may end meanwhile
+                ran, queued, _ = (task / "schedstat").read_text().split()
+                found[task.name] = int(ran), int(queued)
+    return found
+
+
+def _quota(folder: Path) -> float | None:
+    """Processors that a cgroup may use; None: no limit of its own."""
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = (folder / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    with contextlib.suppress(OSError, ValueError):
+        microseconds = int((folder / "cpu.cfs_quota_us").read_text())
+        if microseconds > 0:
+            return microseconds / int((folder / "cpu.cfs_period_us").read_text())
+    return None
+
+
+class ProcessorClock:
+    """What this process has of the processors from a start on; to be made in its main thread.
+
+    Measuring takes some microseconds.
+    """
+
+    def __init__(self) -> None:
+        self._schedstat: int | None = None
+        self._began = (0, 0)
+        with contextlib.suppress(OSError, ValueError):  # not in every kernel
+            fd = os.open(f"{linux.PROC}/self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            _queued(fd)
+            self._schedstat = fd
+
+    def start(self) -> None:
+        """Begin to measure."""
+        self._began = self._read()
+
+    def used(self) -> tuple[int, int]:
+        """Nanoseconds of processor time, and those that the main thread waited for it (or 0)."""
+        used, queued = self._read()
+        return used - self._began[0], queued - self._began[1]
+
+    def _read(self) -> tuple[int, int]:
+        queued = 0 if self._schedstat is None else _queued(self._schedstat)
+        return time.process_time_ns(), queued
+
+
+def _queued(schedstat: int) -> int:
+    _, queued, _ = os.pread(schedstat, 64, 0).split()
+    return int(queued)

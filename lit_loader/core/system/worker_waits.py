@@ -1,0 +1,73 @@
+"""`WorkerWaits`: what workers sleep at while the consumer waits for them, by looks from outside.
+
+A worker that waits shows in its statistics as one that is busy. Whether it waits for storage, for a
+lock that it shares with the other workers, or for memory that comes back from a disk, only the
+kernel knows: ``/proc/PID/syscall`` says in which call a process sleeps. The consumer's process
+looks while it has nothing else to do, a few times a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from lit_loader.core.system import linux
+
+__all__ = ["LONG", "WorkerWaits"]
+
+LONG: Final = 1_000_000
+"""Nanoseconds that the consumer must have waited for a batch for a look to be worth it."""
+
+PAUSE: Final = 30_000_000
+"""Nanoseconds between two looks, each of which costs some 20 microseconds a worker."""
+
+_CALLS: Final = {"x86_64": ("202", "73", "72"), "aarch64": ("98", "32", "25")}
+"""By machine: the numbers of futex, flock and fcntl."""
+
+_PRIVATE: Final = 128  # FUTEX_PRIVATE_FLAG: a lock within the process
+_WAITING_LOCKS: Final = (7, 38)  # F_SETLKW, F_OFD_SETLKW
+
+
+class WorkerWaits:
+    """Counts what workers were found at.
+
+    Attributes:
+        looks: At workers.
+        locked: How many of them waited for a lock that processes share.
+        paging: How many of them waited for a page of memory: from swap, or of a mapped file.
+    """
+
+    def __init__(self) -> None:
+        self.looks = self.locked = self.paging = 0
+        self._due = 0
+
+    def look(self, now: int, pids: Iterable[int]) -> None:
+        """Look at the workers, if it is time to."""
+        if now < self._due:
+            return
+        self._due = now + PAUSE
+        for pid in pids:
+            found = _sleeps_at(pid)
+            self.looks += 1
+            self.locked += found == "lock"
+            self.paging += found == "page"
+
+
+def _sleeps_at(pid: int) -> str:
+    """What a process's main thread waits for: "lock", "page", or "" for anything else."""
+    call: list[str] = []
+    with contextlib.suppress(OSError):  # it has ended, or may not be looked at
+        call = Path(linux.PROC, str(pid), "syscall").read_text().split()
+    if not call or call[0] == "running":
+        return ""
+    if call[0] == "-1":
+        return "page"
+    futex, flock, fcntl = _CALLS.get(platform.machine(), ("", "", ""))
+    if call[0] == futex:
+        return "" if int(call[2], 16) & _PRIVATE else "lock"
+    if call[0] == flock or (call[0] == fcntl and int(call[2], 16) in _WAITING_LOCKS):
+        return "lock"
+    return ""

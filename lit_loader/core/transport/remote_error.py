@@ -1,0 +1,193 @@
+"""A worker's exception, written down so that it can be raised again in the parent.
+
+An exception keeps its type, its arguments and its attributes wherever those can be carried. The
+worker's traceback, the worker and the sample indices become part of its message, so that a log
+line with ``str(error)`` has all there is to know; where the type forms its message in a way of its
+own, they stand in the exception that is its ``__cause__``.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from typing import Any, Final, NamedTuple, cast
+
+from lit_loader.core.transport.status_board import Progress
+from lit_loader.describe import class_name, message_of
+from lit_loader.errors import WorkerError
+
+__all__ = ["ReaderShare", "RemoteError", "WorkerTraceback", "describe_batch", "describe_indices"]
+
+_SHOWN_INDICES = 32
+
+
+class WorkerTraceback(Exception):
+    """Holds what was known in the worker; the ``__cause__`` of an exception raised again."""
+
+
+class _Verbatim(str):
+    """A message that ``KeyError``, which shows the repr of its argument, shows as it is."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class ReaderShare(NamedTuple):
+    """Stands for the indices of a batch where one of several readers gives its next samples."""
+
+    shard: int  # the reader's number, as `get_shard` gives it
+    of: int  # how many there are
+
+    def __repr__(self) -> str:
+        return f"shard {self.shard} of {self.of}"
+
+
+def describe_indices(indices: Any) -> str:
+    """Name a batch's sample indices in a message, shortened when there are many."""
+    if isinstance(indices, ReaderShare):
+        return f"the next samples of {indices!r}"
+    if indices is None:
+        return "an iterable dataset's next samples"
+    if isinstance(indices, list):
+        if len(indices) > _SHOWN_INDICES:
+            shown = ", ".join(map(repr, indices[:_SHOWN_INDICES]))
+            return f"indices [{shown}, … {len(indices)} in all]"
+        return f"indices {indices!r}"
+    return f"index {indices!r}"
+
+
+_MAY_START_NONE: Final = (
+    ": a worker is a daemonic process, and multiprocessing lets it start none: use threads or "
+    "subprocess in the dataset, or num_workers=0"
+)
+
+
+def describe_batch(number: int, indices: Any, progress: Progress) -> str:
+    """Name a batch and the sample that an exception came from, where samples are read one by one.
+
+    ``batch 3, at index 17 (sample 4 of 32), indices [...]``; samples are counted from 0. Of an
+    iterable dataset the indices are None, or whose turn it is.
+    """
+    at, listed = "", isinstance(indices, list)
+    if listed or indices is None or isinstance(indices, ReaderShare):
+        position = progress.reading(indexed=listed)
+        if position is not None and not listed:
+            at = f"at sample {position}, "
+        elif position is not None and position < len(indices):
+            at = f"at index {indices[position]!r} (sample {position} of {len(indices)}), "
+    return f"batch {number}, {at}{describe_indices(indices)}"
+
+
+def _portable(value: Any) -> bool:
+    """Whether ``value`` survives the journey."""
+    try:
+        pickle.loads(pickle.dumps(value))
+    except Exception:
+        return False
+    return True
+
+
+class RemoteError(NamedTuple):
+    """An exception taken apart, for its way from the worker to the parent."""
+
+    kind: type[BaseException] | None  # its class; None: it cannot be carried
+    name: str  # … and that by its qualified name
+    message: str
+    args: tuple[Any, ...] | None  # to build it anew with; None: they cannot be carried
+    attributes: dict[str, Any]  # as many as can be carried
+    trace: str  # the traceback as text
+    where: str  # worker, batch, indices, stage, for a reader
+
+    @classmethod
+    def capture(cls, error: BaseException, where: str) -> RemoteError:
+        """Write ``error`` down, with its traceback."""
+        kind = type(error)
+        attributes = getattr(error, "__dict__", {})
+        # An OSError keeps its file names out of ``args``, and puts them in where it is pickled.
+        args = error.args
+        if isinstance(error, OSError):
+            args = cast("tuple[Any, ...]", OSError.__reduce__(error)[1])
+        if kind is AssertionError and "daemonic processes" in str(error):  # multiprocessing's
+            where += _MAY_START_NONE
+        return cls(
+            kind=kind if _portable(kind) else None,
+            name=class_name(kind),
+            message=message_of(error),
+            args=args if _portable(args) else None,
+            attributes={k: v for k, v in attributes.items() if k != "__notes__" and _portable(v)},
+            trace="".join(traceback.format_exception(kind, error, error.__traceback__)),
+            where=where,
+        )
+
+    def pack(self, capacity: int) -> bytes:
+        """Write it as at most ``capacity`` bytes; what does not fit is shortened."""
+        data = self._dumps()
+        if len(data) <= capacity:
+            return data
+        room = capacity // 16  # characters, of up to 4 bytes each, three times
+        texts = self.trace[-room:], self.where[:room]
+        return RemoteError(None, self.name[:200], self.message[:room], None, {}, *texts)._dumps()
+
+    def _dumps(self) -> bytes:
+        # The user's own parts in a pickle apart: the parent may not know their classes.
+        original = pickle.dumps((self.kind, self.args, self.attributes), pickle.HIGHEST_PROTOCOL)
+        text = (self.name, self.message, self.trace, self.where)
+        return pickle.dumps((original, text), pickle.HIGHEST_PROTOCOL)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> RemoteError:
+        """Read what :meth:`pack` wrote; what cannot be had in this process is left out."""
+        original, (name, message, trace, where) = pickle.loads(data)
+        try:
+            kind, args, attributes = pickle.loads(original)
+        except Exception:
+            kind, args, attributes = None, None, {}
+        return cls(kind, name, message, args, attributes, trace, where)
+
+    @property
+    def report(self) -> str:
+        """Everything known, for a reader."""
+        return f"{self.where}\nThe worker's traceback:\n{self.trace.rstrip()}"
+
+    def error(self) -> BaseException:
+        """Build the exception to raise.
+
+        A `WorkerError` that names the type, if that cannot be carried, or would mean something else
+        where it is raised again (StopIteration would end the consumer's loop, SystemExit the
+        program).
+        """
+        error = self._original()
+        if error is None:
+            shown = f"{self.name}: {self.message}" if self.message else self.name
+            return WorkerError(f"{shown}\n{self.report}")
+        text = error.args[0] if error.args else ""
+        if len(error.args) < 2 and isinstance(text, str) and str(error) in (text, repr(text)):
+            # As it is shown: a KeyError shows its key's repr.
+            told = f"{self.message}\n{self.report}" if error.args else self.report
+            error.args = (_Verbatim(told),)
+        else:
+            error.__cause__ = WorkerTraceback(f"\n{self.report}")
+        return error
+
+    def _original(self) -> BaseException | None:
+        if (
+            self.kind is None
+            or self.args is None
+            or not issubclass(self.kind, Exception)
+            or issubclass(self.kind, StopIteration)
+        ):
+            return None
+        try:
+            # Not kind(*args): a class with arguments of its own puts others into args.
+            error = self.kind.__new__(self.kind, *self.args)
+            if not isinstance(error, OSError):
+                error.args = self.args
+            error.__dict__.update(self.attributes)
+            if str(error) != self.message:
+                error = self.kind(*self.args)  # types such as UnicodeError keep fields elsewhere
+                error.__dict__.update(self.attributes)
+            return error if str(error) == self.message else None
+        except Exception:
+            return None

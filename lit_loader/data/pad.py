@@ -1,0 +1,178 @@
+"""`PadCollate`: a ``collate_fn`` for samples of different lengths.
+
+::
+
+    samples ─▶ entry by entry, as default_collate goes ─┬ to be padded ─▶ Padded(values, lengths)
+                                                        └ anything else ─▶ default_collate
+"""
+
+from __future__ import annotations
+
+import functools
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_loader.core.batch.collate import default_collate
+from lit_loader.core.options.checks import plain, whole_number
+from lit_loader.describe import public
+from lit_loader.errors import OptionError
+
+__all__ = ["PadCollate", "Padded"]
+
+
+@public
+class Padded(NamedTuple):
+    """Tensors of different lengths as one.
+
+    Attributes:
+        values: Samples × longest × the tensors' other dimensions; their common dtype.
+        lengths: What of it is data, for each sample; int64, one dimension.
+    """
+
+    values: Tensor
+    lengths: Tensor
+
+    def mask(self) -> Tensor:
+        """Give True where there is data; bool, samples × longest, on the device of the lengths."""
+        places = torch.arange(self.values.shape[1], device=self.lengths.device)
+        return places < self.lengths[:, None]
+
+
+@public
+class PadCollate:
+    """Makes a batch of samples whose tensors differ in their first dimension, the length.
+
+    ::
+
+        DataLoader(documents, 32, collate_fn=PadCollate({"tokens": 0, "labels": -100}))
+
+    Mappings, tuples, namedtuples and lists are gone through entry by entry. A tensor or NumPy array
+    to be padded becomes a `Padded`, also where all lengths happen to be equal, so that batches are
+    all alike. What is not to be padded, and what has no dimension, is left to `default_collate`.
+
+    Args:
+        pad_value: What is put behind the data. A number: every tensor or array of at least one
+            dimension is padded with it. A mapping: the entries of these names are, each with its
+            own number, at whatever depth they are, and the others are left to `default_collate`.
+        pad_to_multiple_of: The longest length is rounded up to a multiple of this.
+
+    Raises:
+        OptionError: An option is refused.
+    """
+
+    def __init__(
+        self, pad_value: float | Mapping[str, float] = 0, pad_to_multiple_of: int = 1
+    ) -> None:
+        if isinstance(pad_value, Mapping):
+            pad_value = {name: plain(value) for name, value in pad_value.items()}
+        else:
+            pad_value = plain(pad_value)
+        values = pad_value if isinstance(pad_value, Mapping) else {"": pad_value}
+        for value in values.values():
+            if not isinstance(value, numbers.Real):
+                raise OptionError(
+                    "pad_value must be a number, or a mapping from entry to number, "
+                    f"got pad_value={pad_value!r}"
+                )
+        self.pad_value = pad_value
+        self.pad_to_multiple_of = whole_number("pad_to_multiple_of", pad_to_multiple_of, low=1)
+
+    def __repr__(self) -> str:
+        multiple = self.pad_to_multiple_of
+        return f"{type(self).__name__}(pad_value={self.pad_value}, pad_to_multiple_of={multiple})"
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        """Return the samples as one batch.
+
+        Args:
+            samples: At least one sample; the first one's type decides.
+
+        Raises:
+            ValueError: Tensors to be padded differ in more than their length, or their dtype cannot
+                hold the pad_value. The message names the entry.
+            RuntimeError: Sequences have different numbers of entries; and what `default_collate`
+                raises.
+            KeyError: A key of the first mapping is missing in another one.
+        """
+        value = None if isinstance(self.pad_value, Mapping) else self.pad_value
+        return self._collate(samples, value, "")
+
+    def _collate(self, samples: Sequence[Any], value: float | None, place: str) -> Any:
+        """Collate one entry; `value` is what it is padded with, None: not at all."""
+        first = samples[0]
+        if isinstance(first, Mapping):
+            named = self.pad_value if isinstance(self.pad_value, Mapping) else {}
+            return {
+                key: self._collate(
+                    [sample[key] for sample in samples],
+                    named.get(key, value),
+                    f"{place}.{key}" if place else str(key),
+                )
+                for key in first
+            }
+        if isinstance(first, (tuple, list)):
+            if len(set(map(len, samples))) != 1:
+                raise RuntimeError(
+                    f"{place or 'samples'}: sequences of different lengths cannot be padded, got "
+                    f"lengths {_few(samples, len)}: make tensors of them"
+                )
+            columns = [
+                self._collate(column, value, f"{place}[{number}]")
+                for number, column in enumerate(zip(*samples, strict=True))
+            ]
+            return type(first)(*columns) if hasattr(first, "_fields") else columns
+        if value is None or not _has_length(first):
+            return default_collate(samples)
+        return self._pad(samples, value, place or "samples")
+
+    def _pad(self, samples: Sequence[Any], value: float, place: str) -> Any:
+        tensors = [torch.as_tensor(sample) for sample in samples]
+        tail = tensors[0].shape[1:]
+        if any(tensor.ndim == 0 or tensor.shape[1:] != tail for tensor in tensors):
+            raise ValueError(
+                f"{place}: only the first dimension may differ, got shapes "
+                f"{_few(tensors, lambda tensor: tuple(tensor.shape))}: crop or pad the others in "
+                "the dataset"
+            )
+        dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+        _check_fits(value, dtype, place)
+        return self._join([tensor.to(dtype) for tensor in tensors], value, place)
+
+    def _join(self, tensors: list[Tensor], value: float, place: str) -> Any:
+        """Make one of tensors that differ in their first dimension alone."""
+        lengths = [len(tensor) for tensor in tensors]
+        longest = -(-max(lengths) // self.pad_to_multiple_of) * self.pad_to_multiple_of
+        values = tensors[0].new_full((len(tensors), longest, *tensors[0].shape[1:]), value)
+        for row, (tensor, length) in enumerate(zip(tensors, lengths, strict=True)):
+            values[row, :length] = tensor
+        return Padded(values, torch.tensor(lengths))
+
+
+def _has_length(entry: Any) -> bool:
+    """Whether an entry is a tensor, or an array that can become one, with a first dimension."""
+    if isinstance(entry, np.ndarray):
+        return entry.ndim > 0 and entry.dtype.kind in "biufc"
+    return isinstance(entry, Tensor) and entry.ndim > 0
+
+
+def _check_fits(value: float, dtype: torch.dtype, place: str) -> None:
+    """Refuse what torch would round, or let wrap around, without a word."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return
+    low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    if not (low <= value <= high and value == int(value)):  # NaN fails both comparisons
+        raise ValueError(
+            f"{place}: {dtype} cannot hold pad_value={value!r}: choose another pad_value, or "
+            "convert the data"
+        )
+
+
+def _few(items: Sequence[Any], of: Any) -> str:
+    """The different values of ``of(item)``, the first few of them, for messages."""
+    distinct = list(dict.fromkeys(map(of, items)))
+    return ", ".join(map(str, distinct[:4])) + (", …" if len(distinct) > 4 else "")

@@ -1,0 +1,479 @@
+"""Says in words what a loader's statistics mean: does data loading limit, by what, and what helps.
+
+``loader.statistics().verdict`` is this; `LoaderMonitor` adds what the Trainer does between a batch
+and its step. The first rule that applies counts::
+
+    torch's threads wait for processors ─▶ fewer threads (`_threads`)
+    the loop hardly waited              ─▶ the loader is not the limit
+    … mostly for first batches          ─▶ keep the workers, or start them faster
+    … and there are no workers          ─▶ have some
+    … workers wait for one lock         ─▶ hold it for less
+    … or for pages from a disk          ─▶ less memory
+    … a few samples take most of it     ─▶ these samples
+    … and remote workers were not busy  ─▶ the way from them (`_network`)
+    … and the workers were busy         ─▶ more of them, or the stage that takes longest
+    … … waiting for storage             ─▶ more reads at a time
+    … one of them was, the others not   ─▶ unequal shares
+    … and the parent itself was busy    ─▶ decode, or the pin-memory thread
+    … and batches are made at once      ─▶ larger batches
+    … and none of these was busy        ─▶ prefetch more
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from lit_loader.insight.records import LoaderStatistics, StageTimes
+from lit_loader.sentences import counted, duration, percent
+
+__all__ = ["MADE", "cause", "places", "verdict"]
+
+LITTLE: Final = 0.05  # part of the time that a loop may wait without advice about it
+BRIEF: Final = 0.15  # part of the time that epochs' first batches may take
+MUCH: Final = 0.1  # part of the time from which on the transfer to the device is mentioned
+SHOWN: Final = 0.02  # part of the workers' time that is worth mentioning
+MOST: Final = 0.5  # part of a sum that makes one summand its cause
+ELSEWHERE: Final = 0.3  # part of a worker's time from which on it waits for something
+BUSY: Final = 0.7  # part of the time from which on a worker, or thread, counts as busy
+OFTEN: Final = 0.1  # part of the looks at workers that makes what they wait for the cause
+
+SLOWER: Final = 3  # times the mean sample's time from which on a sample is named
+
+QUEUED: Final = 0.3
+"""Threads that wait for a processor, on the mean, from which on they take them from each other."""
+
+LARGE: Final = 4e6  # bytes of a batch whose copying takes the time
+QUICK: Final = 1e-3  # seconds of work on a batch below which handing it over takes longer
+
+FEW: Final = 0.1
+"""Part of the batches that remote workers must have made for their way to be judged."""
+
+TEN_GBE: Final = 1.15e9  # bytes a second that such a network carries of batches
+
+WIDE, SMALL = 0.08e9, 1e6
+"""Bytes a second, and of a batch, up to which it is the number of small batches that takes the
+time, not bytes: a slow network, 100 Mbit, carries a dozen of a megabyte a second."""
+
+_LEAVE: Final = "the loader is not the limit: leave it"
+
+MADE: Final = ("fetch", "state", "collate", "encode")  # a worker's stages
+_IN_PARENT: Final = {
+    "decode": "rebuilding batches in the training process: return tensors or arrays, instead of "
+    "objects that take long to unpickle",
+    "pin": "copying batches into page-locked memory: return fewer, larger tensors, or try "
+    "pin_memory=False",
+}
+
+
+def places(iterable: bool) -> dict[str, str]:
+    """Where each stage of a worker's happens, in the user's words."""
+    return {
+        "fetch": "in the stream's __iter__" if iterable else "in __getitem__",
+        "state": "taking the stream's state",
+        "collate": "in collate_fn",
+        "encode": "writing batches into shared memory",
+    }
+
+
+def verdict(statistics: LoaderStatistics, transfer: StageTimes | None = None) -> str:
+    """Say in a line where the time of a training loop went, and what would help.
+
+    ``transfer`` is from the moment at which a batch was given out to that at which the step with it
+    began; None: not known.
+    """
+    if not statistics.batches:
+        return "no batch was loaded"
+    fraction = statistics.wait_fraction
+    if threads := _threads(statistics):
+        parts = [threads]
+    elif fraction < LITTLE:
+        parts = [f"{_LEAVE} (the loop waited {100 * fraction:.1f} % of the time)"]
+    elif (steady := _behind_the_first(statistics)) < LITTLE:
+        parts = [
+            f"{_LEAVE} (the loop waited {duration(statistics.startup)} for "
+            f"{_first(statistics)}, and then {100 * steady:.1f} % of the time)"
+        ]
+    else:
+        parts = [f"the loop waited {percent(fraction)} of the time", cause(statistics)]
+    return "; ".join([*parts, *_besides(statistics, transfer)])
+
+
+def _behind_the_first(statistics: LoaderStatistics) -> float:
+    """Part of the time that a loop waited behind its epochs' first batches.
+
+    1: these are no longer than others, or something can be done about them.
+    """
+    seconds = statistics.seconds - statistics.startup
+    brief = statistics.startup < BRIEF * statistics.seconds
+    live = statistics.surroundings.persistent_workers and brief
+    if statistics.batches <= statistics.starts or not (statistics.starts == 1 or live):
+        return 1.0
+    return (statistics.waited - statistics.startup) / max(seconds, 1e-9)
+
+
+def _first(statistics: LoaderStatistics) -> str:
+    one = statistics.starts == 1
+    return "the first batch" if one else f"the first batches of {statistics.starts} epochs"
+
+
+def cause(statistics: LoaderStatistics) -> str:
+    """Why the loop waited, and what would help."""
+    if statistics.waited <= 0:
+        return "nothing was waited for but the first batch: measure more batches"
+    everywhere = statistics.num_workers + sum(node.workers for node in statistics.nodes)
+    for found in (
+        _startup(statistics),
+        _no_workers(statistics),
+        _kept_waiting(statistics),
+        _stragglers(statistics),
+        _network(statistics),
+        _workers(statistics, everywhere),
+        _parent(statistics),
+        _crowded(statistics),
+        _small(statistics),
+    ):
+        if found:
+            return found
+    return (
+        f"workers were only {percent(_busy(statistics, everywhere))} busy, and the training "
+        "process was not held up either: raise prefetch_factor, so that more batches are ready "
+        "when the loop asks"
+    )
+
+
+def _threads(statistics: LoaderStatistics) -> str:
+    """Advice where torch's threads and the workers want more processors than there are; else ""."""
+    around, processors = statistics.surroundings, statistics.surroundings.processors
+    busy = _busy(statistics, 1)
+    wanted = busy * min(1.0, statistics.processor_fraction + statistics.queued_fraction)
+    stepping = 1 - statistics.wait_fraction
+    if (
+        processors is None
+        or min(around.threads, statistics.active_threads) < 2
+        or stepping < MUCH
+        or statistics.queued_threads < QUEUED * stepping
+        or around.threads + wanted < processors + QUEUED
+        or wanted < QUEUED
+    ):
+        return ""
+    left = max(1, round(processors - wanted))
+    return (
+        f"the step computes with {around.threads} threads while workers want {wanted:.1f} of "
+        f"{counted(processors, 'processor')}: its threads waited for a processor, which can make a "
+        f"step many times slower; call torch.set_num_threads({min(left, around.threads - 1)}) at "
+        "the program's start, or have fewer workers"
+    )
+
+
+def _startup(statistics: LoaderStatistics) -> str:
+    """Advice where most of the wait was for the first batches of epochs; else ""."""
+    num_workers = statistics.num_workers
+    later = statistics.batches - statistics.starts
+    others = (statistics.waited - statistics.startup) / later if later else 0.0
+    excess = statistics.startup - statistics.starts * others
+    if excess < MOST * statistics.waited or (not later and not num_workers):
+        return ""
+    share = statistics.startup / statistics.waited
+    if statistics.starts == 1:
+        text = f"{percent(share)} of that for {_first(statistics)} ({duration(statistics.startup)})"
+        if num_workers:
+            text += ": starting workers takes that long, which matters less the longer a run is"
+        return text
+    each = statistics.startup / statistics.starts
+    text = f"{percent(share)} of that for {_first(statistics)} ({duration(each)} each)"
+    if num_workers and statistics.surroundings.persistent_workers:
+        text += ": workers begin an epoch with nothing ready, which matters less in longer ones"
+    elif num_workers:
+        text += ": persistent_workers=True starts workers once"
+    return text
+
+
+def _no_workers(statistics: LoaderStatistics) -> str:
+    """Advice for a loader without workers; else ""."""
+    here = bool(statistics.workers) and all(each.worker < 0 for each in statistics.workers)
+    if (statistics.num_workers and not here) or statistics.remote_batches:
+        return ""
+    own = {**_made(statistics), "encode": 0.0, "pin": statistics.pin.total}
+    stage = max(own, key=own.__getitem__)
+    share = own[stage] / max(sum(own.values()), 1e-9)
+    where = places(statistics.surroundings.iterable)
+    text = f"it loads the data itself, {percent(share)} of that "
+    text += where.get(stage, "copying batches into page-locked memory")
+    if sum(own.values()) < QUICK * statistics.batches or 0 < statistics.wait.p50 < QUICK:
+        text += ": batches are made faster than workers could hand them over; make them larger"
+    elif not statistics.num_workers:  # else it is a table, which is read in this process anyway
+        text += ": set num_workers"
+    if storage := _storage(statistics):
+        text += f"; {storage}"
+    return text + (_slowest(statistics) if stage == "fetch" else "")
+
+
+def _kept_waiting(statistics: LoaderStatistics) -> str:
+    """Advice where workers wait for a lock, or for pages from a disk; else ""."""
+    if statistics.lock_fraction >= OFTEN:
+        return (
+            f"workers waited for a lock that they share ({percent(statistics.lock_fraction)} of "
+            "the looks at them found one waiting), so more workers do not help: hold it for less "
+            "time, or give each worker its own file, connection or client"
+        )
+    if statistics.page_fraction >= OFTEN:
+        return (
+            "workers waited for memory that comes from a disk "
+            f"({percent(statistics.page_fraction)} of the looks at them found one waiting): the "
+            "machine swaps, or samples read memory-mapped files that are not in memory; use fewer "
+            "workers, less memory or a faster disk"
+        )
+    return ""
+
+
+def _stragglers(statistics: LoaderStatistics) -> str:
+    """Advice where a few slow samples, which others wait for, took most of the time; else ""."""
+    made = sum(_made(statistics).values())
+    if statistics.stragglers < MOST * made or not statistics.stragglers or _storage(statistics):
+        return ""  # of reads that are made together, the first is waited for
+    share = statistics.stragglers / statistics.fetch.total
+    return (
+        f"a few slow samples were {percent(share)} of the time "
+        f"{places(statistics.surroundings.iterable)['fetch']}: make these cheaper, or raise "
+        f"prefetch_factor{_slowest(statistics)}"
+    )
+
+
+def _network(statistics: LoaderStatistics) -> str:
+    """Advice where the way from other machines limits; else "".
+
+    It does where remote workers are not busy though the trainer waits: then their batches are long
+    on the way, or wait to be taken in.
+    """
+    remote = [worker.busy_fraction for worker in statistics.workers if worker.node]
+    busy = sum(remote) / max(1, len(remote))
+    made = sum(node.busy for node in statistics.nodes)
+    few = statistics.remote_batches < FEW * statistics.batches or not statistics.remote_batches
+    if few or busy >= BUSY or statistics.transit < made:
+        return ""
+    each = statistics.remote_nbytes / statistics.remote_batches
+    rate = statistics.remote_nbytes / max(statistics.seconds, 1e-9)
+    text = f"remote workers were only {percent(busy)} busy: "
+    if rate < WIDE and each < SMALL:
+        way = statistics.transit / statistics.remote_batches
+        return text + (
+            f"a batch of {_size(each)} is {duration(way)} on its way or waiting for it: raise "
+            "remote.in_flight, or make larger batches"
+        )
+    return text + (
+        f"the network, or the process that takes batches in, is the limit ({_size(each)} a batch, "
+        f"{_number(rate / each)} a second; 10 GbE carries {_number(TEN_GBE / each)}): send less, "
+        "images as uint8, say, and convert and normalise them in the model"
+    )
+
+
+def _workers(statistics: LoaderStatistics, num_workers: int) -> str:
+    """Advice where all workers were busy, or one of them while the others were not; else ""."""
+    busy, processors = _busy(statistics, num_workers), statistics.surroundings.processors
+    if not statistics.workers:
+        return ""
+    most = max(statistics.workers, key=lambda worker: worker.busy_fraction)
+    stages = _made(statistics)
+    stage = max(stages, key=stages.__getitem__)
+    share = stages[stage] / max(sum(stages.values()), 1e-9)
+    if busy < BUSY:
+        others = (busy * num_workers - most.busy_fraction) / max(1, num_workers - 1)
+        if most.busy_fraction < BUSY or num_workers == 1 or others > MOST * most.busy_fraction:
+            return ""
+        return (
+            f"worker {most.worker} was {percent(most.busy_fraction)} busy, the others "
+            f"{percent(others)}: give the workers equal shares"
+        )
+    where = places(statistics.surroundings.iterable)[stage]
+    text = f"workers were {percent(busy)} busy, {percent(share)} of it {where}: "
+    if storage := _storage(statistics):
+        return text + storage
+    computing, cheaper = statistics.processor_fraction, _cheaper(statistics, stage)
+    queued = statistics.queued_fraction
+    few = processors is not None and computing * busy * num_workers < BUSY * processors
+    if statistics.why_so_many:
+        text += cheaper
+    elif computing and 1 - computing - queued >= ELSEWHERE and few:
+        other = f"mark what waits with lit_loader.{_marked(statistics)}"
+        text = text.removesuffix(": ") + (
+            ", mostly waiting for storage, network or each other (they computed for "
+            f"{percent(computing)}): add workers, also more than there are processors, or "
+            f"{other if stage == 'fetch' else cheaper}"
+        )
+    elif queued > computing and processors is not None and num_workers <= processors:
+        return _crowded(statistics)  # and not by each other
+    elif statistics.nodes:
+        text += f"raise remote_workers or {cheaper}"
+    elif processors is None or num_workers < processors:
+        text += f"add workers or {cheaper}"
+    elif computing:
+        text += f"{cheaper}; more workers do not help: {counted(processors, 'processor')} for "
+        text += f"{num_workers} that compute"
+    else:
+        text += f"{cheaper}; with {counted(processors, 'processor')} more workers help only if "
+        text += "they wait for files or network"
+    return text + (_slowest(statistics) if stage == "fetch" else "")
+
+
+def _marked(statistics: LoaderStatistics) -> str:
+    return "read_stream" if statistics.surroundings.iterable else "reads_ahead"
+
+
+def _cheaper(statistics: LoaderStatistics, stage: str) -> str:
+    """What makes a stage of the workers' cheaper."""
+    if stage == "fetch":
+        place = places(statistics.surroundings.iterable)[stage].removeprefix("in ")
+        return f"make {place} cheaper"
+    if stage == "state":
+        return "make state_dict cheaper"
+    each = statistics.nbytes / max(1, statistics.batches)
+    if each >= LARGE:
+        return (
+            f"send less: a batch has {_size(each)}; images as uint8, say, which the model converts "
+            "and normalises"
+        )
+    if stage == "collate":
+        return "make collate_fn cheaper (the default one stacks tensors where they are needed)"
+    return "return tensors or arrays, which are copied, instead of objects, which are pickled"
+
+
+def _storage(statistics: LoaderStatistics) -> str:
+    """Advice where samples mostly waited for what `reads_ahead` marks; else ""."""
+    if statistics.read.total <= MOST * statistics.fetch.total:
+        return ""
+    share = statistics.read.total / max(statistics.fetch.total, 1e-9)
+    return f"samples waited for storage for {percent(share)} of that: raise reads"
+
+
+def _parent(statistics: LoaderStatistics) -> str:
+    """Advice where decoding or pinning, in the training process, took most of the time; else ""."""
+    own = {"decode": statistics.decode.total, "pin": statistics.pin.total}
+    stage = max(own, key=own.__getitem__)
+    if statistics.pin.total:
+        share = sum(own.values()) / max(statistics.seconds, 1e-9)
+        if share < BUSY:
+            return ""
+        busy = percent(min(share, 1.0))
+        return f"the pin-memory thread was {busy} busy, mostly {_IN_PARENT[stage]}"
+    share = statistics.decode.total / statistics.waited
+    return f"{percent(share)} of that {_IN_PARENT['decode']}" if share >= MOST else ""
+
+
+def _crowded(statistics: LoaderStatistics) -> str:
+    """Advice where workers mostly waited for a processor; else ""."""
+    if statistics.queued_fraction < ELSEWHERE:
+        return ""
+    processors = statistics.surroundings.processors
+    there_are = "" if processors is None else f" ({counted(processors, 'processor')} may be used)"
+    return (
+        f"workers waited for a processor for {percent(statistics.queued_fraction)} of their time"
+        f"{there_are}: something else uses them, the step, other programs or other workers; run "
+        "fewer of these"
+    )
+
+
+def _small(statistics: LoaderStatistics) -> str:
+    """Advice where batches are made faster than they can be handed over; else ""."""
+    made = sum(_made(statistics).values()) / statistics.batches
+    if made >= QUICK or statistics.wait.p50 >= QUICK:
+        return ""
+    return (
+        f"a batch is made in {duration(made)}, so handing it over takes most of the time: make "
+        "batches larger, or try num_workers=0"
+    )
+
+
+def _besides(statistics: LoaderStatistics, transfer: StageTimes | None) -> Iterator[str]:
+    """What is said whatever limits: remote workers, "auto", the device, a cache, accidents."""
+    if statistics.remote_batches:
+        workers = sum(node.workers for node in statistics.nodes)
+        named = sorted(statistics.nodes, key=lambda node: -node.batches)
+        listed = ", ".join(f"{node.node} {node.batches}" for node in named[:4])
+        yield (
+            f"{percent(statistics.remote_batches / statistics.batches)} of the batches "
+            f"({_size(statistics.remote_nbytes)}) came from "
+            f"{counted(workers, 'remote worker')} ({listed}"
+            f"{', …' if len(named) > 4 else ''}), each "
+            f"{duration(statistics.transit / statistics.remote_batches)} in transit"
+        )
+    if statistics.why_so_many:
+        yield _chosen(statistics)
+    asked = statistics.cache_hits + statistics.cache_misses
+    if asked:
+        text = f"{percent(statistics.cache_hits / asked)} of the samples came from the cache"
+        if statistics.cache_lacking:
+            made = _made(statistics)
+            share = made["fetch"] / max(sum(made.values()), 1e-9)
+            text += (
+                f", and reading samples was {percent(share)} of the work on batches: "
+                f"{_size(statistics.cache_lacking)} more memory would hold all"
+            )
+        yield text
+    share = transfer.total / statistics.seconds if transfer and statistics.seconds else 0.0
+    share = min(1.0, share)  # of a few batches, the last one's is behind their time
+    if share >= MUCH:
+        unpinned = statistics.surroundings.device and not statistics.pin.total
+        advice = ": pin_memory=True makes it cheaper" if unpinned else ""
+        yield f"bringing batches to the device took {percent(share)} of the time{advice}"
+    if statistics.worker_restarts:
+        replaced = counted(statistics.worker_restarts, "worker had", "workers had")
+        yield f"{replaced} to be replaced"
+    if statistics.sample_errors:
+        yield counted(statistics.sample_errors, "sample") + " could not be read"
+
+
+def _chosen(statistics: LoaderStatistics) -> str:
+    """How many workers were found to be right, and why: what ``num_workers="auto"`` has done."""
+    workers = counted(statistics.num_workers, "worker")
+    processors = statistics.surroundings.processors
+    of = "" if processors is None else f" on {counted(processors, 'processor')}"
+    text = f"{workers}{of} in the end: {statistics.why_so_many}"
+    if statistics.processor_fraction:
+        queued = statistics.queued_fraction
+        computing = min(statistics.processor_fraction, 1 - queued)
+        text += f" (workers computed for {percent(computing)} of their time"
+        if queued >= SHOWN:
+            text += f", waited for a processor for {percent(queued)}"
+        if (storage := 1 - computing - queued) >= SHOWN:
+            text += f", for storage or network {percent(storage)}"
+        text += ")"
+    return text
+
+
+def _made(statistics: LoaderStatistics) -> dict[str, float]:
+    """Seconds that workers spent in each of their stages."""
+    stages = {name: getattr(statistics, name).total for name in MADE}
+    return {**stages, "fetch": stages["fetch"] - stages["state"]}
+
+
+def _busy(statistics: LoaderStatistics, num_workers: int) -> float:
+    """Mean over all workers, once they are up; those that have made no batch are left out."""
+    made = sum(_made(statistics).values()) / max(1, statistics.batches)
+    start = max(0.0, statistics.startup - statistics.starts * made)
+    seconds = max(statistics.seconds - start, 1e-9)
+    busy = (worker.busy / seconds for worker in statistics.workers if worker.worker >= 0)
+    return sum(min(1.0, each) for each in busy) / max(1, num_workers)
+
+
+def _slowest(statistics: LoaderStatistics) -> str:
+    """The slowest samples, as far as they are slower than others."""
+    mean = statistics.fetch.total / statistics.samples if statistics.samples else 0.0
+    named = [
+        each
+        for each in statistics.slowest_samples
+        if each.index is not None and each.seconds > SLOWER * mean
+    ]
+    listed = ", ".join(f"{each.index!r:.40} ({duration(each.seconds)})" for each in named)
+    return f"; slowest samples: {listed}" if listed else ""
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _size(nbytes: float) -> str:
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.3g} {name}"
+    return f"{nbytes:.0f} bytes"

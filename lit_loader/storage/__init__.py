@@ -1,0 +1,1 @@
+"""Reads ahead of samples that wait for storage."""

@@ -1,0 +1,1 @@
+"""Threads as workers."""

@@ -1,0 +1,289 @@
+"""Tables of tensors: batches taken at once, equal to those read by the sample."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Subset, TensorDataset
+
+from lit_loader import DataLoader
+from lit_loader.core.batch.tensor_table import table_of
+from lit_loader.core.epoch import loader_core as core_module
+from tests.parity.tools import wait_gone
+from tests.support.samples import Call
+
+
+def by_sample(dataset: Any) -> Call:
+    """The same samples, from a dataset that nothing is known of."""
+    return Call(dataset.__getitem__, len(dataset))
+
+
+def table(length: int = 23) -> TensorDataset:
+    base = torch.arange(length * 6).view(length, 6)
+    return TensorDataset(
+        base.float(),
+        base[:, 0],
+        base[:, ::2],
+        base.to(torch.uint8).view(length, 2, 3).permute(0, 2, 1),
+        base[:, 0] % 2 == 0,
+        base[:, :0],
+        base[:, :2].to(torch.complex64),
+        base.double().view(length, 1, 6).expand(length, 4000, 6),  # large: stacked in the slot
+    )
+
+
+DATASETS = {
+    "whole": table(),
+    "subset": Subset(table(), [3, 1, 4, 1, 5, 9, 2, 6]),
+    "subset of a subset": Subset(Subset(table(), list(range(20, 2, -2))), range(1, 8)),
+    "array of indices": Subset(table(), np.array([7, 0, 22])),
+}
+
+
+def equal(found: Any, expected: Any) -> bool:
+    return (
+        type(found) is type(expected)
+        and [(t.dtype, t.shape, t.stride()) for t in found]
+        == [(t.dtype, t.shape, t.stride()) for t in expected]
+        and all(map(torch.equal, found, expected))
+    )
+
+
+@pytest.fixture(params=["here", "in workers", "chosen"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where the batches of a loader with workers are made."""
+    if request.param != "chosen":
+        here = request.param == "here"
+        monkeypatch.setattr(core_module, "IN_PROCESS_BYTES", 1 << 60 if here else -1)
+    return request.param
+
+
+@pytest.mark.parametrize("kind", DATASETS)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_equal_to_those_read_by_the_sample(num_workers: int, kind: str, place: str) -> None:
+    dataset = DATASETS[kind]
+    assert table_of(dataset) is not None
+    options: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": 3}
+    reference = DataLoader(by_sample(dataset), **options)
+    persistent = num_workers > 0
+    with DataLoader(
+        dataset, num_workers=num_workers, persistent_workers=persistent, **options
+    ) as loader:
+        for _ in range(2):
+            found, expected = list(loader), list(reference)
+            assert len(found) == len(expected)
+            assert all(map(equal, found, expected))
+
+
+class Odd(Sequence):
+    """Indices that are computed one by one, and never all of them."""
+
+    def __len__(self) -> int:
+        return 10**12
+
+    def __getitem__(self, place: Any) -> int:
+        return place % 4
+
+
+def objects(*values: Any) -> np.ndarray:
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+INDICES: dict[str, Any] = {
+    "strings": ["a", "b", "c", "a"],
+    "tuples": [(0, 1), (2, 0), (1, 1), (3, 2)],
+    "huge": [10**30, -(10**30), 2**63, 2**64],
+    "objects": objects(0, 3, 1, 2),
+    "dict": {0: 3, 1: 1, 2: 0, 3: 2},
+    "negative": [-1, 0, -2, -4],
+    "beyond": [0, 1, 2, 99],
+    "bools": [True, False, True, True],
+    "two dimensions": np.arange(8).reshape(4, 2) % 4,
+    "numpy's": list(np.array([3, 0, 1, 2])),
+    "tensor": torch.tensor([3, 0, 1, 2]),
+    "range": range(3, -1, -1),
+    "empty": [],
+    "computed": Odd(),
+}
+
+
+def outcome(loader: Any, most: int = 3) -> Any:
+    """The batches, up to an exception, which is told by its type."""
+    batches = []
+    try:
+        for _, batch in zip(range(most), loader, strict=False):
+            batches.append(batch)
+    except Exception as error:
+        return batches, type(error)
+    return batches, None
+
+
+def check_as_torch(dataset: Any, num_workers: int) -> None:
+    options: dict[str, Any] = {"batch_size": 2}
+    if len(dataset) > 1_000:
+        options["sampler"] = [10**11, 1, 2, 3]
+    expected, its_error = outcome(TorchLoader(dataset, **options))
+    found, error = outcome(DataLoader(dataset, num_workers=num_workers, **options))
+    assert error is its_error
+    assert len(found) == len(expected)
+    for mine, theirs in zip(found, expected, strict=True):
+        tensors = isinstance(theirs, list) and isinstance(theirs[0], torch.Tensor)
+        assert equal(mine, theirs) if tensors else mine == theirs
+
+
+@pytest.fixture(params=["without workers", "here", "in workers"])
+def num_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """0, and 1 with the batches made in either place."""
+    here = request.param == "here"
+    monkeypatch.setattr(core_module, "IN_PROCESS_BYTES", 1 << 60 if here else -1)
+    return int(request.param != "without workers")
+
+
+@pytest.mark.parametrize("kind", INDICES)
+def test_indices_of_any_kind_as_torch_takes_them(num_workers: int, kind: str) -> None:
+    """Of a table: what its tensors make of them."""
+    dataset = TensorDataset(torch.arange(12).view(4, 3), torch.arange(4))
+    check_as_torch(Subset(dataset, INDICES[kind]), num_workers)
+    check_as_torch(Subset(Subset(dataset, range(4)), INDICES[kind]), num_workers)
+
+
+def nested_tensor(layout: torch.layout) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.arange(2.0), torch.arange(3.0)], layout=layout)
+
+
+TENSORS: dict[str, Any] = {
+    "nested": lambda: nested_tensor(torch.strided),
+    "quantised": lambda: torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.quint8),
+    "conj": lambda: torch.tensor([1 + 2j, 3j]).conj(),
+    "neg": lambda: torch.tensor([1 + 2j, 3j]).conj().imag,
+}
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+@pytest.mark.filterwarnings("ignore")  # torch's, of prototypes
+def test_tensors_of_any_kind_as_torch_takes_them(kind: str, num_workers: int) -> None:
+    tensor = TENSORS[kind]()
+    dataset = TensorDataset(torch.arange(2), torch.arange(2))
+    dataset.tensors = (torch.arange(2), tensor)
+    options: dict[str, Any] = {"batch_size": 1, "num_workers": num_workers}
+    try:
+        found, error = outcome(DataLoader(dataset, **options))
+    except Exception as raised:
+        raise AssertionError("the loader itself has failed") from raised
+    expected, its_error = outcome(TorchLoader(dataset, batch_size=1))
+    if num_workers == 0 or its_error is not None:
+        assert error is its_error
+    if error is None:
+        assert [len(batch) for batch in found] == [len(batch) for batch in expected]
+        for [first, second], [_, theirs] in zip(found, expected, strict=True):
+            assert len(first) == 1
+            assert second.shape == theirs.shape if not theirs.is_nested else second.is_nested
+            if not theirs.is_nested and not theirs.is_meta:
+                assert torch.equal(torch.as_tensor(second), theirs)
+
+
+def change_indices(dataset: Any) -> None:
+    dataset.indices = [7, 7, 7, 7, 7, 7, 7, 7]
+
+
+def change_in_place(dataset: Any) -> None:
+    dataset.indices[:] = [7] * 8
+
+
+def change_all(dataset: Any) -> None:
+    dataset.dataset = TensorDataset(torch.full((8,), 7))
+
+
+CHANGES = [change_indices, change_in_place, change_all]
+
+
+def changeable(kind: type = list) -> Any:
+    return Subset(Subset(TensorDataset(torch.arange(8)), list(range(8))), kind(range(8)))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_without_workers_a_change_is_seen_at_once(change: Any) -> None:
+    for loader_class in (DataLoader, TorchLoader):
+        dataset = changeable()
+        iterator = iter(loader_class(dataset, 2))
+        assert next(iterator)[0].tolist() == [0, 1]
+        change(dataset)
+        assert [batch.tolist() for [batch] in iterator] == [[7, 7]] * 3
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_with_workers_a_change_is_seen_by_the_next_ones(
+    change: Any, persistent: bool, place: str
+) -> None:
+    """Whoever makes the batches."""
+    dataset = changeable()
+    options: dict[str, Any] = {"num_workers": 1, "persistent_workers": persistent}
+    with DataLoader(dataset, 2, **options) as loader:
+        iterator = iter(loader)
+        assert next(iterator)[0].tolist() == [0, 1]
+        change(dataset)
+        assert [batch.tolist() for [batch] in iterator] == [[2, 3], [4, 5], [6, 7]]
+        found = [batch.tolist() for [batch] in loader]
+        assert found == ([[0, 1], [2, 3], [4, 5], [6, 7]] if persistent else [[7, 7]] * 4)
+        loader.close()
+        assert [batch.tolist() for [batch] in loader] == [[7, 7]] * 4
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor], ids=["array", "tensor"])
+def test_a_change_of_other_indices_in_place(kind: Any, place: str) -> None:
+    chosen = kind(range(8))
+    loader = DataLoader(Subset(TensorDataset(torch.arange(8)), chosen), 2, num_workers=1)
+    iterator = iter(loader)
+    first = next(iterator)[0].tolist()
+    chosen[:] = 7
+    assert [first, *[b.tolist() for [b] in iterator]] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    iterator = iter(DataLoader(Subset(TensorDataset(torch.arange(8)), chosen), 2))
+    chosen[:] = 3
+    assert next(iterator)[0].tolist() == [3, 3]
+
+
+def test_no_worker_is_started_for_what_takes_no_time() -> None:
+    """A batch of 8 numbers is made quicker than any message is sent."""
+    loader = DataLoader(TensorDataset(torch.arange(80)), batch_size=8, num_workers=2)
+    before = set(psutil.Process().children())
+    iterator = iter(loader)
+    assert next(iterator)[0].tolist() == list(range(8))
+    assert set(psutil.Process().children()) == before
+    state = loader.state_dict()
+    assert state["batches"] == 1
+    assert loader.statistics().batches == 1
+
+
+@pytest.mark.usefixtures("by_fork")  # which makes children
+def test_workers_are_started_for_what_takes_time() -> None:
+    """A batch of 2.4 MB is copied while the consumer does something else."""
+    dataset = TensorDataset(torch.arange(8.0)[:, None].expand(8, 150_000))
+    before = set(psutil.Process().children())
+    with DataLoader(dataset, batch_size=4, num_workers=1) as loader:
+        iterator = iter(loader)
+        assert next(iterator)[0][:, 0].tolist() == [0, 1, 2, 3]
+        assert set(psutil.Process().children()) != before
+
+
+@pytest.mark.parametrize("option", ["worker_init_fn", "reseed_fn", "collate_fn", "on_sample_error"])
+def test_workers_are_started_where_they_are_needed(option: str) -> None:
+    value = {
+        "worker_init_fn": lambda worker: None,
+        "reseed_fn": lambda dataset, seed: None,
+        "collate_fn": lambda samples: os.getpid(),
+        "on_sample_error": "skip",
+    }[option]
+    loader = DataLoader(TensorDataset(torch.arange(4)), num_workers=1, **{option: value})
+    iterator = iter(loader)
+    next(iterator)
+    pids = list(iterator.pool.workers.pids)
+    del iterator
+    wait_gone(pids)

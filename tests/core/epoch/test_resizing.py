@@ -1,0 +1,316 @@
+"""``loader.resize(n)``: another number of workers while they are at work; no byte is another."""
+
+import errno
+import itertools
+import os
+import random
+import signal
+import threading
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import get_worker_info
+
+from lit_loader import DataLoader
+from lit_loader.core.executors.worker_pool import MOST_WORKERS
+from lit_loader.core.executors.worker_set import WorkerSet
+from lit_loader.errors import OptionError, WorkerRestartWarning
+from tests.core.executors.test_recovery import pool_of
+from tests.parity.tools import Gate, wait_gone
+from tests.support.faults import Faults, Noisy, Strike, outcomes
+from tests.support.samples import Call, Counting, Noted, Rows, ints, until, worker_pids
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("by_fork")]  # for pipes and gates
+
+LENGTH = 60
+
+
+def noisy(num_workers: int, **options: Any) -> DataLoader[Any]:
+    return DataLoader(
+        Noisy(LENGTH), batch_size=2, shuffle=True, seed=7, num_workers=num_workers, **options
+    )
+
+
+# The bytes ---------------------------------------------------------------------------------------
+
+
+def test_an_epoch_begun_ahead_is_adopted(tmp_path: Path) -> None:
+    """Each sample is read once, whatever the number of workers becomes between two epochs."""
+
+    dataset = Noted(tmp_path / "read", 12)
+    with DataLoader(dataset, num_workers=2, persistent_workers=True) as loader:
+        for number in (1, 3, 2):
+            assert ints(loader) == list(range(12))
+            loader.resize(number)
+        loader.resize(1, prefetch_factor=1)
+        assert ints(loader) == list(range(12))
+        # And of the next one as much as one worker is to.
+        until(lambda: dataset.times() == 4 * 12 + 1)
+
+
+@pytest.mark.parametrize("given", range(4))
+def test_near_the_end_of_an_epoch_begun_ahead(given: int) -> None:
+    """The next one is begun, too, and fewer batches may be outstanding than are."""
+    with DataLoader(range(3), num_workers=3, prefetch_factor=3, persistent_workers=True) as loader:
+        assert ints(loader) == [0, 1, 2]
+        for _ in range(2):
+            iterator = iter(loader)
+            head = [next(iterator) for _ in range(given)]
+            loader.resize(1, prefetch_factor=1)
+            assert ints([*head, *iterator]) == [0, 1, 2]
+            loader.resize(3, prefetch_factor=3)
+
+
+# What comes about --------------------------------------------------------------------------------
+
+
+def test_the_number_comes_about_and_is_given_back() -> None:
+    with DataLoader(Rows(10_000), num_workers=2, persistent_workers=True) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        until(lambda: next(iterator) is not None and len(worker_pids(iterator)) == 2)
+        first, files = worker_pids(iterator), len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            loader.resize(5)
+            assert loader.num_workers == 5 and "num_workers=5" in repr(loader)
+            until(lambda: next(iterator) is not None and len(worker_pids(iterator)) == 5)
+            more = worker_pids(iterator)
+            assert more[:2] == first
+            loader.resize(2)
+            until(lambda: next(iterator) is not None and len(worker_pids(iterator)) == 2)
+            wait_gone(more[2:])
+            assert worker_pids(iterator) == first
+        assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_who_leaves_finishes_what_it_has(gate: Gate, tmp_path: Path) -> None:
+    def sample(index: int) -> int:
+        mark = tmp_path / "begun"
+        if get_worker_info().id == 0:  # which leaves a batch to the other one
+            until(mark.exists)
+        elif not mark.exists():
+            mark.write_text(str(index))
+            gate.wait()
+        return index
+
+    with DataLoader(Call(sample, 40), num_workers=2, in_order=False) as loader:
+        iterator = iter(loader)
+        found = [int(next(iterator))]
+        pids = worker_pids(iterator)
+        loader.resize(1)
+        found += [int(next(iterator)) for _ in range(20)]
+        assert worker_pids(iterator) == pids
+        assert int((tmp_path / "begun").read_text()) not in found
+        gate.open()
+        wait_gone(pids[1:])
+        assert sorted(found + ints(iterator)) == list(range(40))
+
+
+def test_who_leaves_a_loader_of_an_executors_thread_is_no_death() -> None:
+    """There Python joins the very thread when the process ends, and exits with 1."""
+
+    def shrunk() -> tuple[list[int], int]:
+        with DataLoader(range(40), num_workers=3, persistent_workers=True) as loader:
+            iterator = iter(loader)
+            found = [int(next(iterator))]
+            pids = worker_pids(iterator)
+            loader.resize(1)
+            found += ints(iterator)
+            wait_gone(pids[1:])
+            found += ints(loader)
+            return found, loader.statistics().worker_restarts
+
+    with ThreadPoolExecutor(1) as pool:
+        found, restarts = pool.submit(shrunk).result(60)
+    assert found == [*range(40)] * 2
+    assert restarts == 0
+
+
+def test_while_another_thread_waits_for_a_batch(gate: Gate, tmp_path: Path) -> None:
+    """The only worker waits for a second one, and so does the consumer."""
+
+    def sample(index: int) -> int:
+        if index == 0:
+            (tmp_path / "waits").touch()
+            assert gate.wait()
+        elif index == 1:
+            gate.open()
+        return index
+
+    with DataLoader(Call(sample, 8), num_workers=1) as loader:
+
+        def resize() -> None:
+            until((tmp_path / "waits").exists)
+            loader.resize(2)
+
+        thread = threading.Thread(target=resize)
+        thread.start()
+        assert ints(loader) == list(range(8))
+        thread.join()
+
+
+@pytest.mark.parametrize("pin", [False, True], ids=["", "pin"])
+def test_many_threads_resize(pin: bool, pinned: None) -> None:
+    expected, over = outcomes(noisy(0)), threading.Event()
+    with noisy(1, pin_memory=pin, persistent_workers=True) as loader:
+
+        def resize(seed: int) -> None:
+            chance = random.Random(seed)
+            while not over.is_set():
+                loader.resize(chance.randint(1, 4))
+
+        threads = [threading.Thread(target=resize, args=(seed,)) for seed in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            assert outcomes(loader) == expected
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+
+
+def test_a_signals_handler_resizes() -> None:
+    """Wherever it breaks in: nothing is begun there, it comes about a little later."""
+    numbers, expected = itertools.cycle([3, 1, 2]), outcomes(noisy(0))
+    with noisy(2) as loader:
+        before = signal.signal(signal.SIGALRM, lambda *_: loader.resize(next(numbers)))
+        signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+        try:
+            assert outcomes(loader) == expected
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+
+# What goes wrong ---------------------------------------------------------------------------------
+
+
+def leaving(loader: DataLoader[Any]) -> list[Any]:
+    """An epoch in which only one worker is wanted as soon as both have a batch in hand."""
+    iterator = iter(loader)
+    found = outcomes([next(iterator)])
+    loader.resize(1)
+    return found + outcomes(iterator)
+
+
+@pytest.mark.parametrize("fault", ["SIGKILL", "loop"])
+@pytest.mark.parametrize("point", ["fetching", "sending"])
+def test_who_dies_or_hangs_while_it_leaves(fault: str, point: str, tmp_path: Path) -> None:
+    expected = outcomes(noisy(0))
+    for number in range(1, 4):  # of these batches worker 1 has one in hand when it is to leave
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        faults = Faults(folder, Strike(fault, point, number))
+        with (
+            warnings.catch_warnings(record=True) as told,
+            noisy(2, worker_init_fn=faults, timeout=2.0 * (fault == "loop")) as loader,
+        ):
+            warnings.simplefilter("always")
+            assert leaving(loader) == expected
+        assert faults.struck == 1
+        assert [warning.category for warning in told] == [WorkerRestartWarning]
+
+
+def test_a_worker_that_leaves_and_does_not_end(tmp_path: Path) -> None:
+    """A thread of the dataset's keeps its process; it is ended, and nobody waits for it."""
+
+    def begin(worker: int) -> None:
+        if worker == 1:
+            threading.Thread(target=threading.Event().wait).start()
+
+    with DataLoader(Rows(10_000), num_workers=2, worker_init_fn=begin) as loader:
+        iterator = iter(loader)
+        until(lambda: next(iterator) is not None and len(worker_pids(iterator)) == 2)
+        pids = worker_pids(iterator)
+        loader.resize(1)
+        wait_gone(pids[1:])
+
+
+@pytest.mark.parametrize(
+    ("how", "persistent"), [("here", True), ("here", False), ("between epochs", True)]
+)
+def test_the_next_epochs_make_do_with_as_many(
+    how: str, persistent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = WorkerSet.launch
+
+    def refuse(self: WorkerSet, workers: Sequence[int], generation: int) -> None:
+        if max(workers) > 0:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        launch(self, workers, generation)
+
+    monkeypatch.setattr(WorkerSet, "launch", refuse)
+    with DataLoader(Call(int, 60), num_workers=1, persistent_workers=persistent) as loader:
+        if how == "between epochs":
+            assert ints(loader) == list(range(60))
+            loader.resize(3)
+        with pytest.warns(WorkerRestartWarning, match="num_workers stays at 1 instead of 3"):
+            iterator = iter(loader)
+            found = [int(next(iterator))]
+            if how == "here":
+                loader.resize(3)
+            assert found + ints(iterator) == list(range(60))
+        assert loader.num_workers == 1
+        pids = pool_of(loader).workers.pids if persistent else []
+        assert ints(loader) == list(range(60))
+        assert not persistent or pool_of(loader).workers.pids == pids
+
+
+# Without workers, and what is refused ------------------------------------------------------------
+
+
+@pytest.mark.process
+def test_from_none_and_to_none() -> None:
+    with DataLoader(Call(int, 6), num_workers=0) as loader:
+        loader.resize(2)
+        assert (loader.num_workers, loader.prefetch_factor) == (2, 2)
+        iterator = iter(loader)
+        found = [int(next(iterator))]
+        with pytest.raises(OptionError, match="got resize\\(0\\): resize to 1, or set loader.num_"):
+            loader.resize(0)
+        assert loader.num_workers == 2
+        assert found + ints(iterator) == list(range(6))
+        loader.resize(0)
+        assert loader.num_workers == 0
+        assert ints(loader) == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dataset": Counting(8)}, "an IterableDataset without num_shards is read in shares"),
+        ({"seeding": "worker"}, "with seeding='worker' the number of workers is part of the data"),
+    ],
+    ids=["iterable", "worker"],
+)
+def test_the_number_is_part_of_the_data(options: dict[str, Any], message: str) -> None:
+    loader = DataLoader(**{"dataset": Rows(8), "num_workers": 2, **options})
+    with pytest.raises(OptionError, match=f"{message}.*, got resize\\(3\\): set loader.num_wor"):
+        loader.resize(3)
+    assert loader.num_workers == 2
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "auto", True, MOST_WORKERS + 1])
+def test_what_is_no_number(value: Any) -> None:
+    loader = DataLoader(Rows(8))
+    with pytest.raises(OptionError):
+        loader.resize(value)
+    with pytest.raises(OptionError, match="prefetch_factor"):
+        loader.resize(1, prefetch_factor=0)
+    assert loader.num_workers == 0
+
+
+def test_setting_the_option_counts_from_the_next_iterator_on() -> None:
+    with DataLoader(Call(int, 40), num_workers=2, persistent_workers=True) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        loader.num_workers = 1
+        assert len(ints(iterator)) == 39
+        assert pool_of(loader).num_workers == 2
+        assert ints(loader) == list(range(40))
+        assert pool_of(loader).num_workers == 1

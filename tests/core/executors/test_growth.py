@@ -1,0 +1,70 @@
+"""Workers whose memory grows until the kernel ends one: told before, and called that after."""
+
+import pytest
+
+from lit_loader import DataLoader
+from lit_loader.core.executors import growth, healer, worker_pool
+from lit_loader.core.system.cgroups import MemoryLimits
+from lit_loader.core.transport import loader_page
+from tests.support.samples import OfLength
+
+pytestmark = pytest.mark.skipif(growth.own_bytes(1) == 0, reason="looks into /proc")
+
+BLOCK = 4 << 20
+
+
+class Cached(OfLength):
+    """Keeps what each sample has cost, for ever; or the last few only."""
+
+    def __init__(self, bounded: bool) -> None:
+        super().__init__(100)
+        self.cache: dict[int, bytes] = {}
+        self.bounded = bounded
+
+    def __getitem__(self, index: int) -> int:
+        self.cache[index % 8 if self.bounded else index] = b"x" * BLOCK
+        return index
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch is a look, and the machine is nearly full."""
+    monkeypatch.setattr(growth, "EVERY", 0.0)
+    monkeypatch.setattr(worker_pool, "_SETTLING", 0.0)
+    monkeypatch.setattr(loader_page, "EVERY", 0)
+    monkeypatch.setattr(growth, "memory_left", lambda: 100 << 20)
+
+
+@pytest.mark.usefixtures("often")
+def test_a_cache_without_a_bound() -> None:
+    loader = DataLoader(Cached(False), None, num_workers=1)
+    with pytest.warns(RuntimeWarning, match="^lit_loader: the workers' memory grows") as caught:
+        assert [int(index) for index in loader] == list(range(100))
+    [warning] = caught  # once
+    text = str(warning.message)
+    assert "100 MiB are left" in text
+    assert "The largest is worker 0 (pid " in text
+    kibibytes = int(text.partition(" KiB a batch")[0].rpartition("(")[2].replace(",", ""))
+    assert 2048 < kibibytes < 8192
+    assert warning.filename == __file__
+
+
+@pytest.mark.usefixtures("often")
+def test_a_cache_with_a_bound() -> None:
+    assert len([*DataLoader(Cached(True), None, num_workers=1)]) == 100
+
+
+def test_there_is_enough_left(often: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "memory_left", lambda: 64 << 30)
+    assert len([*DataLoader(Cached(False), None, num_workers=1)]) == 100
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(("before", "sure"), [(2, True), (3, False), (None, False)])
+def test_who_was_ended_by_the_kernel_is_called_that(before: int | None, sure: bool) -> None:
+    limits = MemoryLimits(used=7 * GIB, limit=8 * GIB, available=20 * GIB, oom_kills=3)
+    text = healer._killed(2 * GIB, limits, before)
+    assert text.startswith("by the kernel" if sure else "most likely by the kernel")
+    assert "(the worker had 2,048 MiB at most; cgroup memory 7.0 of 8.0 GiB" in text

@@ -1,0 +1,461 @@
+"""Healing: what is replaced and what is told, what it costs, and when it is given up.
+
+That the bytes are right wherever a fault strikes is in test_fault_matrix.py.
+"""
+
+import multiprocessing
+import os
+import re
+import signal
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from torch.utils.data import IterableDataset
+
+import lit_loader
+from lit_loader import DataLoader
+from lit_loader.core.executors import healer
+from lit_loader.core.executors.worker_pool import WorkerPool
+from lit_loader.core.system.cgroups import MemoryLimits
+from lit_loader.core.transport.status_board import Stage
+from lit_loader.errors import WorkerDiedError, WorkerRestartWarning, WorkerTimeoutError
+from tests.parity.tools import Gate, wait_gone
+from tests.support.exact import loaded
+from tests.support.faults import (
+    FAULTS,
+    Faults,
+    Noisy,
+    NoisyStream,
+    StatefulStream,
+    Strike,
+    outcomes,
+    told,
+)
+from tests.support.samples import (
+    Call,
+    Counting,
+    StatefulCounting,
+    hang,
+    ints,
+    share,
+    until,
+    worker_pids,
+)
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("by_fork")]  # for pipes and gates
+
+
+def dying(indices: list[int], folder: Path, how: str = "SIGKILL", always: bool = False) -> Any:
+    """A sample function that ends its process at each of the indices, once or always."""
+
+    def sample(index: int) -> int:
+        if index in indices:
+            mark = folder / str(index)
+            if always or not mark.exists():
+                mark.touch()
+                FAULTS[how]()
+                hang()
+        return index
+
+    return sample
+
+
+def pool_of(loader: Any) -> WorkerPool:
+    return loader._core.pool  # type: ignore[no-any-return]
+
+
+# The budget ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", [0, 1, 3])
+@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
+def test_when_the_budget_is_used_up(budget: int, persistent: bool, tmp_path: Path) -> None:
+    """The death after the last that may be healed is an error; the next next() goes on."""
+    with DataLoader(
+        Call(dying([1, 3, 5, 7], tmp_path), 12), num_workers=1, max_worker_restarts=budget,
+        persistent_workers=persistent,
+    ) as loader:  # fmt: skip
+        found: list[Any] = []
+        iterator = iter(loader)
+        with told(budget) as texts:
+            while len(found) < 12 + 4 - budget:
+                try:
+                    found.append(int(next(iterator)))
+                except WorkerDiedError as error:
+                    found.append(str(error))
+        errors = [entry for entry in found if isinstance(entry, str)]
+        assert [entry for entry in found if entry not in errors] == list(range(12))
+        assert len(errors) == 4 - budget
+        for number, text in enumerate(texts, start=1):
+            assert f"nothing is lost (restart {number} of at most max_worker_restarts=" in text
+        for error in errors:
+            used_up = f"max_worker_restarts={budget} for this epoch is used up" in error
+            assert used_up == (budget > 0)
+            assert "num_workers=0 shows errors in place" in error
+        assert list(iterator) == []
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "_exit"])
+def test_dying_in_worker_init_fn_is_given_up(how: str, tmp_path: Path) -> None:
+    faults = Faults(tmp_path, Strike(how, "starting", times=None))
+    iterator = iter(DataLoader(range(8), num_workers=2, worker_init_fn=faults))
+    with told(3), pytest.raises(WorkerDiedError, match="It was in worker_init_fn") as caught:
+        next(iterator)
+    assert "max_worker_restarts=3 for this epoch is used up" in str(caught.value)
+
+
+# What is not tried again -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_order", [True, False], ids=["", "unordered"])
+@pytest.mark.parametrize(
+    ("how", "budget"), [("SIGKILL", 1), ("SIGKILL", 3), ("SIGSEGV", 3), ("loop", 1)]
+)
+def test_a_batch_that_ends_two_workers(
+    how: str, in_order: bool, budget: int, tmp_path: Path
+) -> None:
+    """It is told with its indices, in its turn, and the epoch goes on without it."""
+    loader = DataLoader(
+        Call(dying([9], tmp_path, how, always=True), 24), batch_size=2, num_workers=2,
+        max_worker_restarts=budget, in_order=in_order, timeout=0.5 if how == "loop" else 0,
+    )  # fmt: skip
+    iterator, found, states = iter(loader), [], []
+    kind = WorkerTimeoutError if how == "loop" else WorkerDiedError
+    with told(1):
+        for _ in range(12):
+            try:
+                found.append(next(iterator).tolist())
+            except kind as error:
+                found.append(str(error))
+            states.append(loader.state_dict())
+    [(at, error)] = [(at, entry) for at, entry in enumerate(found) if isinstance(entry, str)]
+    assert "fetching index 9 (sample 1 of batch 4, indices [8, 9])" in error
+    assert "Batch 4 has ended 2 workers in a row and is not tried again" in error
+    assert ("num_workers=0" in error) == (how != "loop")
+    expected = [[start, start + 1] for start in range(0, 24, 2)]
+    batches = found[:at] + found[at + 1 :]
+    assert (batches if in_order else sorted(batches)) == expected[:4] + expected[5:]
+    assert list(iterator) == []
+    assert not in_order or at == 4
+    # A state taken behind it passes over it.
+    resumed = loaded(DataLoader(Call(int, 24), batch_size=2), states[at])
+    rest = [batch.tolist() for batch in resumed]
+    assert rest == [batch for batch in expected if batch not in [*batches[:at], [8, 9]]]
+
+
+def test_a_stream_cannot_pass_over_such_a_batch(tmp_path: Path) -> None:
+    sample = dying([4], tmp_path, always=True)
+    iterator = iter(DataLoader(Counting(8, sample), num_workers=1))
+    with told(1):
+        assert [int(next(iterator)) for _ in range(4)] == [0, 1, 2, 3]
+        for _ in range(2):
+            with pytest.raises(WorkerDiedError, match="Batch 4 has ended 2 workers in a row"):
+                next(iterator)
+
+
+def test_workers_that_had_sent_their_batch_did_not_die_of_it(tmp_path: Path) -> None:
+    """Two deaths at the same place, behind the result: nothing is given up."""
+    strikes = [Strike("SIGKILL", "sent", number) for number in (0, 2, 4)]
+    with told(3), DataLoader(
+        Noisy(), batch_size=3, num_workers=1, worker_init_fn=Faults(tmp_path, *strikes), seed=1
+    ) as loader:  # fmt: skip
+        assert outcomes(loader) == outcomes(DataLoader(Noisy(), batch_size=3, seed=1))
+
+
+# What is told ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("SIGKILL", ["was killed by SIGKILL, ", "MiB at most", "memory"]),
+        ("SIGSEGV", ["was killed by SIGSEGV, by a crash in native", "in string_at", "in sample"]),
+        ("SIGVTALRM", ["was killed by SIGVTALRM, whose sender"]),
+        ("SIGABRT", ["was killed by SIGABRT, by native code"]),
+        ("_exit", ["exited by itself with code 7: something in the dataset"]),
+        ("_exit 0", ["exited by itself with code 0"]),
+        ("loop", ["did not get on within timeout=0.5 s", "in _loop", "in sample"]),
+        ("SIGSTOP", ["did not get on within timeout=0.5 s", "It did not write its stacks"]),
+    ],
+)
+def test_one_warning_says_it_all(how: str, words: list[str], tmp_path: Path) -> None:
+    loader = DataLoader(
+        Call(dying([9], tmp_path, how), 24), batch_size=2, num_workers=2,
+        timeout=0.5 if how in ("loop", "SIGSTOP") else 0,
+    )  # fmt: skip
+    with told(1) as texts:
+        assert ints(loader) == list(range(24))
+    words += [
+        "fetching index 9 (sample 1 of batch 4, indices [8, 9])",
+        "It has been replaced and nothing is lost (restart 1 of at most max_worker_restarts=3",
+    ]
+    assert [word for word in words if word not in texts[0]] == [], texts[0]
+    assert re.match(r"DataLoader worker [01] \(pid \d+\) ", texts[0])
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("limits", "by_the_kernel"),
+    [
+        (MemoryLimits(available=20 * GIB, oom_kills=0), False),
+        (MemoryLimits(used=GIB, limit=8 * GIB, available=20 * GIB, oom_kills=0), False),
+        (MemoryLimits(available=20 * GIB, oom_kills=1), True),
+        (MemoryLimits(available=20 * GIB), True),  # the kernel's kills cannot be counted here
+        (MemoryLimits(available=2 * GIB, oom_kills=0), True),
+        (MemoryLimits(used=6 * GIB, limit=8 * GIB, available=20 * GIB, oom_kills=0), True),
+        (MemoryLimits(), True),
+    ],
+)
+def test_want_of_memory_is_named_unless_there_was_plenty(
+    limits: MemoryLimits, by_the_kernel: bool
+) -> None:
+    text = healer._killed(2 * GIB, limits)
+    assert text.startswith("most likely by the kernel" if by_the_kernel else "by another process")
+    assert "(the worker had 2,048 MiB at most; " in text
+    assert limits.describe() in text
+
+
+@pytest.mark.parametrize("pin", [False, True], ids=["", "pin"])
+@pytest.mark.parametrize("kind", ["map", "stream", "stateful"])
+def test_a_warning_that_is_an_error_loses_no_batch(
+    kind: str, pin: bool, tmp_path: Path, pinned: None
+) -> None:
+    dataset = {"map": Noisy, "stream": NoisyStream, "stateful": StatefulStream}[kind]()
+    expected = outcomes(DataLoader(dataset, batch_size=3, num_workers=2, seed=1))
+    strikes = [Strike("SIGKILL", "fetching", number) for number in (3, 5)]
+    iterator = iter(
+        DataLoader(
+            dataset, batch_size=3, num_workers=2, seed=1, pin_memory=pin,
+            worker_init_fn=Faults(tmp_path, *strikes),
+        )
+    )  # fmt: skip
+    found = outcomes(iterator)
+    # The first one ends all workers, perhaps also one that has died and was not missed yet.
+    assert found.count(WorkerRestartWarning) in (1, 2)
+    assert [entry for entry in found if entry is not WorkerRestartWarning] == expected
+
+
+# Hanging ---------------------------------------------------------------------------------------
+
+
+def _hang_once(mark: Path) -> None:
+    if not mark.exists():
+        mark.touch()
+        hang()
+
+
+@pytest.mark.parametrize("stage", ["fetching index 4 ", "collating (batch 4,", "in worker_init_fn"])
+def test_hanging_in_user_code(stage: str, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+
+    def at(place: str, index: int = 4) -> None:
+        if place in stage and index == 4:
+            _hang_once(mark)
+
+    def sample(index: int) -> int:
+        at("fetching", index)
+        return index
+
+    def collate(samples: list[int]) -> list[int]:
+        at("collating", samples[0])
+        return samples
+
+    loader = DataLoader(
+        Call(sample, 12), num_workers=1, timeout=0.5, collate_fn=collate,
+        worker_init_fn=lambda _: at("worker_init_fn"),
+    )  # fmt: skip
+    with told(1) as texts:
+        assert ints(loader) == list(range(12))
+    assert f"it was {stage}" in texts[0]
+    assert re.search(r"Its stacks:\n(.*\n)+.* in _hang_once\n", texts[0])
+
+
+def test_hanging_when_the_next_epoch_begins(gate: Gate) -> None:
+    """The consumer leaves an epoch whose last sample never ends."""
+
+    def sample(index: int) -> int:
+        if index == 2 and lit_loader.get_epoch() == 0:
+            gate.open()
+            hang()
+        return index
+
+    with DataLoader(Call(sample, 8), num_workers=2, persistent_workers=True, timeout=0.5) as loader:
+        for _ in loader:
+            assert gate.wait()
+            break
+        before = pool_of(loader).workers.pids
+        with told(1) as texts:
+            assert ints(loader) == list(range(8))
+        assert "did not get on within" in texts[0]
+        assert "in hang" in texts[0]
+        assert len(set(before) & set(pool_of(loader).workers.pids)) == 1  # the other one lives
+
+
+def test_stopped_while_idle_in_mid_epoch() -> None:
+    """Nothing is due from a worker that has no task; when there is one, it is missed."""
+    iterator = iter(DataLoader(range(20), num_workers=1, timeout=0.5))
+    found = [int(next(iterator))]
+    pool = iterator.pool
+    until(lambda: pool._board.read(0).stage == Stage.IDLE and pool.unread == 2)  # all that it had
+    os.kill(pool.workers.pids[0], signal.SIGSTOP)
+    with told(1) as texts:
+        found += ints(iterator)
+    assert found == list(range(20))
+    assert "it was idle, for" in texts[0]
+
+
+def test_slow_is_not_hanging() -> None:
+    """A batch may take longer than ``timeout``, if no sample does."""
+
+    def sample(index: int) -> int:
+        time.sleep(0.2)
+        return index
+
+    with told(0):
+        loader = DataLoader(Call(sample, 12), batch_size=6, num_workers=2, timeout=0.7)
+        assert ints(loader) == list(range(12))
+
+
+@pytest.mark.parametrize("pin", [False, True], ids=["", "pin"])
+@pytest.mark.parametrize("iterable", [False, True], ids=["map", "stream"])
+def test_a_slow_consumer_is_not_the_workers_fault(iterable: bool, pin: bool, pinned: None) -> None:
+    dataset = Counting(12) if iterable else Call(int, 12)
+    loader = DataLoader(dataset, num_workers=2, timeout=0.2, pin_memory=pin)
+    with told(0):
+        iterator = iter(loader)
+        found = []
+        for _ in range(2):
+            found.append(int(next(iterator)))
+            time.sleep(0.5)
+        assert found + ints(iterator) == list(range(12))
+
+
+# Where workers come from -----------------------------------------------------------------------
+
+
+def test_the_launcher_is_killed() -> None:
+    """Its workers live; those that die then are replaced by a new one's."""
+    with DataLoader(
+        range(20), num_workers=2, persistent_workers=True, prefetch_next_epoch=False
+    ) as loader:
+        assert ints(loader) == list(range(20))
+        before = pool_of(loader).workers.pids
+        [launcher] = {psutil.Process(pid).ppid() for pid in before}
+        os.kill(launcher, signal.SIGKILL)
+        wait_gone([launcher])
+        with told(0):
+            assert ints(loader) == list(range(20))
+        assert pool_of(loader).workers.pids == before
+        for pid, words in ((before[0], "its exit code is not known"), (None, "SIGKILL")):
+            pid = pid or pool_of(loader).workers.pids[0]
+            os.kill(pid, signal.SIGKILL)
+            wait_gone([pid])
+            with told(1) as texts:
+                assert ints(loader) == list(range(20))
+            assert f"worker 0 (pid {pid}) " in texts[0] and words in texts[0]
+
+
+# Iterable datasets -----------------------------------------------------------------------------
+
+
+STREAMS = pytest.mark.parametrize(
+    "stream", [Counting, StatefulCounting], ids=["generator", "with a state"]
+)
+
+
+@STREAMS
+@pytest.mark.parametrize("at", [2, 6])
+def test_a_reader_that_is_ahead_dies(
+    stream: type[Counting], at: int, gate: Gate, tmp_path: Path
+) -> None:
+    """What it had sent is not given out yet, since the other one, whose turn it is, is slow."""
+    mark = tmp_path / "mark"
+
+    def function(number: int) -> int:
+        if number == 3:  # the second reader's second
+            gate.wait()
+        if number == 2 * at and not mark.exists():
+            mark.touch()
+            FAULTS["SIGKILL"]()
+        if number == 2 * at:
+            gate.open()
+        return number
+
+    with told(1):
+        loader = DataLoader(stream(18, function), num_workers=2, prefetch_factor=8)
+        assert ints(loader) == list(range(18))
+
+
+@STREAMS
+@pytest.mark.parametrize("death", [3, 5])  # right behind the error, and later
+def test_an_error_that_was_given_out_is_not_given_out_again(
+    stream: type[Counting], death: int, tmp_path: Path
+) -> None:
+    """A reader that goes on behind an exception, and dies later."""
+    mark = tmp_path / "mark"
+
+    def function(number: int) -> int:
+        if number == 2:
+            raise LookupError("the third")
+        if number == death and not mark.exists():
+            mark.touch()
+            FAULTS["SIGKILL"]()
+        return number
+
+    iterator = iter(DataLoader(stream(8, function), num_workers=1, prefetch_factor=1))
+    found: list[Any] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(9):
+            try:
+                found.append(int(next(iterator)))
+            except LookupError:
+                found.append("error")
+            except StopIteration:
+                break
+    if stream is Counting:  # a generator is over then
+        assert (found, len(caught)) == ([0, 1, "error"], 0)
+    else:
+        assert (found, len(caught)) == ([0, 1, "error", 3, 4, 5, 6, 7], 1)
+
+
+def test_dealt_tasks_are_dealt_again(tmp_path: Path) -> None:
+    """``seeding="worker"``: what is drawn depends on the worker's life, but nothing is lost."""
+    loader = DataLoader(
+        Call(dying([2, 9], tmp_path), 24), batch_size=2, num_workers=2, seeding="worker"
+    )
+    with told(2):
+        assert ints(loader) == list(range(24))
+
+
+class Meeting(IterableDataset[int]):
+    """All readers wait for each other where they begin."""
+
+    def __init__(self) -> None:
+        self.barrier = multiprocessing.get_context("fork").Barrier(2)
+
+    def __iter__(self) -> Iterator[int]:
+        mine = share(range(100))
+        self.barrier.wait()
+        yield from mine
+
+
+def test_readers_that_wait_for_each_other_and_one_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody knows that this is no slow sample; but it is told of."""
+    monkeypatch.setattr(healer, "_SUSPICIOUS", 1.0)
+    with DataLoader(Meeting(), num_workers=2) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        os.kill(worker_pids(iterator)[1], signal.SIGKILL)
+        with pytest.raises(WorkerRestartWarning, match="DataLoader worker 1 .* wait for each"):
+            for _ in iterator:
+                pass

@@ -1,0 +1,160 @@
+"""The consumer waits, and no worker sends a batch: that is told, once, with what each is at."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_loader import DataLoader, StallWarning
+from tests.parity.tools import Gate
+from tests.support.samples import Call, Rows, ints
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="looks into /proc"),
+    pytest.mark.timeout(60),
+]
+
+lock = threading.Lock()
+
+
+def decode(index: int) -> int:
+    """As a library does that has a lock of its own."""
+    with lock:
+        return index
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """A thread of the program has the library's lock just now."""
+    taken, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            taken.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold, name="decoder")
+    thread.start()
+    taken.wait()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("pin", [False, True], ids=["", "pin"])
+def test_a_lock_that_was_copied(pin: bool, pinned: None) -> None:
+    """Without ``timeout`` such a program waits for ever; now it says where, beside what, and why.
+
+    (Warnings are errors here, so it ends, too.)
+    """
+    loader = DataLoader(
+        Call(decode, 4), num_workers=2, stall_warning=2, pin_memory=pin,
+        multiprocessing_context="fork",
+    )  # fmt: skip
+    with held(), pytest.raises(StallWarning) as caught:
+        list(loader)
+    text = str(caught.value)
+    for worker in (0, 1):
+        assert f"DataLoader worker {worker} (pid " in text
+    assert "its workers do not get on" in text
+    assert "fetching index 0 (sample 0 of batch 0, indices [0]), for " in text, text
+    assert "sleeps at a lock (futex), got 0.0 s of processor time" in text, text
+    assert ", in decode" not in text and "in decode" in text
+    assert "forked beside other threads (" in text and "decoder" in text
+    assert "timeout=…" in text and "'forkserver'" in text
+
+
+def test_slow_is_not_stuck() -> None:
+    """One warning, though it goes on for longer; and the batches come."""
+
+    def sample(index: int) -> int:
+        time.sleep(0.1)
+        return index
+
+    loader = DataLoader(Call(sample, 40), 20, num_workers=1, stall_warning=1.5)
+    with pytest.warns(StallWarning) as caught:
+        assert [len(batch) for batch in loader] == [20, 20]
+    [warning] = caught
+    assert "its workers are slow, and get on" in str(warning.message)
+    assert warning.filename == __file__
+
+
+def test_a_file_from_which_nothing_comes(tmp_path: Path) -> None:
+    path = tmp_path / "samples"
+    os.mkfifo(path)
+    file = os.open(path, os.O_RDWR)
+
+    def sample(index: int) -> int:
+        return len(os.read(file, 1))
+
+    with pytest.raises(StallWarning, match=f"sleeps at a read of {path}, got 0.0 s") as caught:
+        list(DataLoader(Call(sample, 1), num_workers=1, stall_warning=0.5))
+    os.close(file)
+    assert "With timeout=… (seconds) lit_loader replaces" in str(caught.value)
+    assert "forked beside" not in str(caught.value)
+
+
+def loop(index: int) -> int:
+    while True:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("method", "seconds"), [("fork", 2), pytest.param("spawn", 20, marks=pytest.mark.slow)]
+)
+def test_a_loop_without_end(method: str, seconds: int) -> None:
+    data, options = Call(loop, 1), {"multiprocessing_context": method}
+    with pytest.raises(StallWarning, match=r"in loop\n") as caught:
+        list(DataLoader(data, num_workers=1, stall_warning=seconds, **options))
+    assert "sleeps at" not in str(caught.value)
+
+
+def test_a_worker_that_somebody_has_stopped() -> None:
+    loader = DataLoader(Rows(100, 1), num_workers=1, stall_warning=1, prefetch_factor=1)
+    iterator = iter(loader)
+    next(iterator)
+    [pid] = iterator.pool.workers.pids  # type: ignore[attr-defined]
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(StallWarning, match="it is stopped by a signal"):
+        ints(iterator)
+
+
+def test_it_is_told_once_more_after_ten_times_as_long(gate: Gate) -> None:
+    told: list[str] = []
+
+    def note(message: Any, *_: Any, **__: Any) -> None:
+        told.append(str(message))
+        if len(told) == 2:
+            gate.open()
+
+    def sample(index: int) -> int:
+        gate.wait()
+        return index
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("warnings.warn", note)
+        loader = DataLoader(Call(sample, 1), num_workers=1, stall_warning=0.3)
+        assert ints(loader) == [0]
+    assert len(told) == 2
+
+
+PLAIN = """
+import sys
+from lit_loader import DataLoader
+list(DataLoader(range(8), num_workers=2, multiprocessing_context="fork"))
+assert not {"lit_loader.core.executors.stall", "lit_loader.core.system.looks"} & {*sys.modules}
+"""
+
+
+def test_a_plain_run_does_not_load_it() -> None:
+    subprocess.run([sys.executable, "-c", PLAIN], check=True, timeout=60)

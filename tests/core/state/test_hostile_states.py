@@ -1,0 +1,536 @@
+"""States from outside: damaged, of something else, or made to do harm; loaded or a StateError."""
+
+import copy
+import functools
+import itertools
+import random
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    WeightedRandomSampler,
+)
+
+from lit_loader import (
+    BalancedBatchSampler,
+    DataLoader,
+    MixtureDataset,
+    MixtureSampler,
+    MixtureStream,
+    OptionError,
+    StateError,
+    TokenBudgetBatchSampler,
+)
+from lit_loader.core.state.untrusted_state import MAX_BATCHES, MAX_COUNT
+from tests.core.options import test_refusals
+from tests.support.exact import SamplerWithStatefulIterator
+from tests.support.samples import Call
+from tests.support.stateful_data import SAMPLERS, STREAMS, sampling
+
+LENGTH = 22
+
+
+# --- what states are of ---
+
+ANY = Call(lambda index: 0, LENGTH)
+"""Takes any index: what is wrong then is the loader's, not the dataset's."""
+
+
+class Places(Sampler[int]):
+    """Has a state and an epoch, and does what user code does with bad ones: raises anything."""
+
+    def __init__(self) -> None:
+        self.epoch = self.place = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        random.Random().seed(epoch)
+        np.random.RandomState(epoch)  # below 2**32
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __iter__(self) -> Iterator[int]:
+        start, self.place = self.place, 0
+        for place in range(start, LENGTH):
+            self.place = place + 1
+            yield place
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place, "history": [[1, 2], {"a": (3, None)}]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place = state["place"]
+
+
+class Numbers(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(LENGTH))
+
+
+class Cursor:
+    def __init__(self) -> None:
+        self.place = 0
+
+    def __iter__(self) -> "Cursor":
+        return self
+
+    def __next__(self) -> int:
+        if self.place >= LENGTH:
+            raise StopIteration
+        self.place += 1
+        return 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place = 0 + state["place"]
+        assert 0 <= self.place <= LENGTH
+
+
+class NumbersWithState(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return Cursor()
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+def mixture(**options: Any) -> MixtureStream:
+    return MixtureStream([Numbers(), NumbersWithState(), Numbers()], [3, 2, 0], **options)
+
+
+def mapped(**options: Any) -> dict[str, Any]:
+    return {"dataset": ANY, "batch_size": 4, "seed": 1, **options}
+
+
+def batches(sampler: Any, **options: Any) -> dict[str, Any]:
+    return {"dataset": ANY, "batch_sampler": sampler, "seed": 1, **options}
+
+
+KINDS: dict[str, Callable[[], dict[str, Any]]] = {
+    "order": mapped,
+    "seed of nobody's": lambda: mapped(seed=None, shuffle=True),
+    "shuffle, a rank": lambda: mapped(shuffle=True, num_replicas=2, rank=1),
+    "generator": lambda: mapped(sampler=RandomSampler(range(LENGTH), generator=generator())),
+    "weighted": lambda: mapped(
+        sampler=WeightedRandomSampler([1.0] * LENGTH, LENGTH, generator=generator())
+    ),
+    "generator in batches": lambda: batches(
+        BatchSampler(RandomSampler(range(LENGTH), generator=generator()), 4, True)
+    ),
+    "stateful": lambda: mapped(sampler=Places()),
+    "stateful, a rank": lambda: mapped(sampler=Places(), num_replicas=3, rank=0),
+    "stateful in batches": lambda: batches(BatchSampler(Places(), 4, False)),
+    "stateful iterator": lambda: mapped(sampler=SamplerWithStatefulIterator(LENGTH)),
+    "drawn again": lambda: mapped(sampler=list(range(LENGTH))),
+    "token budget": lambda: batches(TokenBudgetBatchSampler(([3, 1, 2, 5, 4] * 5)[:LENGTH], 8)),
+    "balanced": lambda: batches(BalancedBatchSampler(range(LENGTH), 3, 2)),
+    "mixture": lambda: {
+        "dataset": (both := MixtureDataset([range(30), range(9)])),
+        "batch_size": 4,
+        "sampler": MixtureSampler(both, epoch_length=20),
+        "seed": 1,
+    },
+    "iterable": lambda: {"dataset": Numbers(), "batch_size": 4, "seed": 1},
+    "iterable with a state": lambda: {"dataset": NumbersWithState(), "batch_size": 4, "seed": 1},
+    "stream": lambda: {"dataset": mixture(), "batch_size": 4, "seed": 1},
+    "stream, dropping": lambda: {"dataset": mixture(exhausted="drop"), "batch_size": 4, "seed": 1},
+    "stream, repeating": lambda: {
+        "dataset": mixture(exhausted="repeat", epoch_length=40), "batch_size": 4, "seed": 1,
+    },
+}  # fmt: skip
+
+
+KINDS |= {
+    f"stream with {kind}": lambda made=made: {
+        "dataset": made(LENGTH, "torch"), "batch_size": 4, "seed": 1,
+    }
+    for kind, made in STREAMS.items()
+    if kind != "neither"
+}  # fmt: skip
+KINDS |= {
+    f"{use} with {kind}": lambda use=use, kind=kind: {
+        "dataset": ANY, "seed": 1, **sampling(use, kind, LENGTH, "torch")[1],
+    }
+    for use, kind in itertools.product(["sampler", "batch sampler"], SAMPLERS)
+    if kind != "neither"
+}  # fmt: skip
+KINDS["stream of streams"] = lambda: {
+    "dataset": MixtureStream(
+        [STREAMS[kind](LENGTH) for kind in ("both", "dataset")], exhausted="drop"
+    ),
+    "batch_size": 4,
+    "seed": 1,
+}
+
+
+def make(kind: str, workers: int = 0) -> DataLoader[Any]:
+    return DataLoader(**KINDS[kind](), num_workers=workers)
+
+
+@functools.cache
+def taken_at(kind: str, taken: int, workers: int = 0) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch, make(kind, workers) as loader:
+        # States of mixtures with a source without one are taken no more, but may come.
+        patch.setattr("lit_loader.data.mixture_stream._Mixing.must_be_read_again", False)
+        iterator = iter(loader)
+        for _ in range(taken):
+            next(iterator, None)
+        return loader.state_dict()
+
+
+# --- what is done to them ---
+
+
+def deep(levels: int, innermost: Any = None) -> Any:
+    value = innermost
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def selfish() -> dict[str, Any]:
+    value: dict[str, Any] = {"version": 2}
+    value["sampler"] = value["fingerprint"] = value["workers"] = value
+    return value
+
+
+def laughing() -> Any:
+    """A list whose written form has a billion elements."""
+    value: Any = ["ha"]
+    for _ in range(30):
+        value = [value, value]
+    return value
+
+
+CONSTANTS: list[Any] = [
+    *(None, True, -1, 1, LENGTH, 2**31, MAX_BATCHES - 1, MAX_BATCHES, MAX_COUNT - 1, 2**63),
+    *(2**64 - 1, 10**5000, 1.0, float("nan"), float("-inf"), 1j),
+    *("", "1\n2", "x" * 100_000, b"", np.int64(2), np.float64(2), np.str_("batch")),
+    *(zlib.compress(bytes(10**6)), zlib.compress(bytes(5056))),
+    zlib.compress(generator().get_state().numpy().tobytes())[:-9],
+    zlib.compress(torch.Generator().get_state().numpy().tobytes() + b"0"),
+]
+JUNK: list[Callable[[], Any]] = [
+    *(lambda value=value: value for value in CONSTANTS),
+    lambda: torch.tensor(3),
+    lambda: torch.arange(3),
+    lambda: torch.zeros(2, requires_grad=True) * 2,
+    lambda: torch.empty(3, device="meta"),
+    lambda: torch.zeros(1).expand(10**12),
+    lambda: np.arange(4.0),
+    lambda: np.array([None, {}], object),
+    list,
+    dict,
+    set,
+    lambda: [1, 2, 3],
+    lambda: [[0, None, False]],
+    lambda: [[4, None, False, 4]],
+    lambda: [[4, 0, True, 10**9]],
+    lambda: {1: 2, "a": 3, None: 4, (5,): 6},
+    lambda: {"generator": b"x", "sampler": 3, "head": {}},
+    lambda: {"iterator": {"position": 3}},
+    lambda: {"iterator": {"position": "3"}},
+    lambda: {"position": 3},
+    lambda: {"position": "x"},
+    lambda: {"sampler": {"position": 4}, "iterator": None, "behind": 4},
+    lambda: {"sampler": {"position": []}, "behind": True, "between": 1, "fresh": "x"},
+    lambda: {"iterator": {"position": 3}, "behind": 2**61, "between": True, "fresh": True},
+    lambda: {"dataset": 3, "iterator": {}},
+    lambda: {"dataset": {"position": 1.5}},
+    lambda: [3, {"dataset": {"position": "x"}}, False, 1],
+    lambda: [3, {"iterator": {"position": "x"}}, False, 3],
+    lambda: {"head": [10**30, "a", None]},
+    lambda: deep(3),
+    lambda: deep(100),
+    lambda: deep(100_000),
+    laughing,
+    selfish,
+    lambda: lambda: 3,
+    lambda: iter(()),
+    object,
+]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place within a state, by the keys that lead there."""
+    yield path
+    if isinstance(value, dict):
+        for key in value:
+            yield from places(value[key], (*path, key))
+    elif isinstance(value, (list, tuple)):
+        for number, child in enumerate(value):
+            yield from places(child, (*path, number))
+
+
+def changed(state: Any, path: tuple[Any, ...], how: str, junk: Any) -> Any:
+    """A copy of a state with one place put out of order."""
+    if not path:
+        return {"replace": junk, "delete": {}, "wrap": [state]}.get(how, state)
+    parent, key = state, path[-1]
+    for step in path[:-1]:
+        parent = parent[step]
+    if isinstance(parent, tuple):
+        return state
+    if how == "delete":
+        del parent[key]
+    elif how == "insert":
+        if isinstance(parent, dict):
+            parent[junk if isinstance(junk, (int, float, str, bytes)) else key] = junk
+        else:
+            parent.insert(key, junk)
+    else:
+        parent[key] = [parent[key]] if how == "wrap" else junk
+    return state
+
+
+@st.composite
+def mutations(draw: st.DrawFn, state: Any) -> Any:
+    state = copy.deepcopy(state)
+    for _ in range(draw(st.integers(1, 3))):
+        # Not into what an earlier change has put there: that may contain itself.
+        field = draw(st.sampled_from(list(state))) if state else None
+        inside = itertools.islice(places(state.get(field), (field,)), 40) if state else ()
+        path = draw(st.sampled_from([(), *(path for path in inside if len(path) <= 6)]))
+        how = draw(st.sampled_from(["replace", "replace", "replace", "delete", "insert", "wrap"]))
+        junk = draw(st.sampled_from(JUNK))()
+        state = changed(state, path, how, junk)
+        if not isinstance(state, dict) or state is junk:
+            break
+    return state
+
+
+def attempt(kind: str, state: Any, workers: int = 0) -> str | None:
+    """Load a state and begin; gives the refusal, if there is one. Nothing else may be raised."""
+    with make(kind, workers) as loader:
+        before = loader.state_dict()
+        try:
+            loader.load_state_dict(state)
+        except StateError as error:
+            assert loader.state_dict() == before  # nothing of it has been taken over
+            return str(error)
+        try:
+            next(iter(loader), None)
+        except StateError as error:
+            return str(error)
+    return None
+
+
+def fuzz(data: st.DataObject, kind: str, workers: int) -> None:
+    taken = data.draw(st.sampled_from([0, 1, 3] if workers else [0, 1, 3, 9]))
+    refusal = attempt(kind, data.draw(mutations(taken_at(kind, taken, workers))), workers)
+    if refusal is not None and not workers:  # those from a worker have its traceback
+        assert "\n" not in refusal
+        assert len(refusal) < 600
+
+
+def fuzzing(examples: int) -> Any:
+    any_speed = {"suppress_health_check": list(HealthCheck)}
+    return settings(max_examples=examples, derandomize=True, database=None, **any_speed)
+
+
+quiet = pytest.mark.filterwarnings(
+    "ignore:.*(has no state_dict and load_state_dict|has not asked which of them):UserWarning"
+)
+
+
+@quiet
+@fuzzing(200)
+@given(st.data())
+def test_any_state_is_loaded_or_refused(data: st.DataObject) -> None:
+    fuzz(data, data.draw(st.sampled_from(sorted(KINDS))), 0)
+
+
+@quiet
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "examples"), [(0, 400), (2, 20)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_so_is_any_of_each_kind(kind: str, workers: int, examples: int) -> None:
+    @fuzzing(examples)
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        fuzz(data, kind, workers)
+
+    check()
+
+
+# --- nothing is done without bound ---
+
+
+def refused(call: Callable[[], object]) -> str:
+    message = test_refusals.refused(call, StateError)
+    assert len(message) < 600
+    return message
+
+
+BOMBS = {
+    "large": lambda: zlib.compress(bytes(128 << 20)),  # 130 kB
+    "small": lambda: zlib.compress(bytes(32 << 20)),
+    "endless": lambda: zlib.compress(bytes(1 << 20))[:1000],
+    "followed": lambda: zlib.compress(bytes(16)) + bytes(1000),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_generator_is_unpacked_into_little_memory(bomb: str) -> None:
+    packed, state = BOMBS[bomb](), copy.deepcopy(taken_at("generator", 1))
+    state["sampler"]["generator"] = packed
+    loader = make("generator")
+    tracemalloc.start()
+    try:
+        message = refused(lambda: loader.load_state_dict(state))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+    assert message.startswith(
+        "state's generator must be a random generator's packed state, got b'x"
+    )
+
+
+def test_a_stream_whose_sources_have_all_ended_ends() -> None:
+    state = copy.deepcopy(taken_at("stream, dropping", 1))
+    mixing = state["workers"][0][1]["iterator"]
+    for source in mixing["sources"][:2]:
+        source[1] = True
+    assert mixing["ended"] is False
+    with make("stream, dropping") as loader:
+        loader.load_state_dict(state)
+        with pytest.warns(UserWarning, match="beyond the stream's end: batch 1 of 0 of a reader"):
+            assert list(loader) == []
+
+
+@pytest.mark.parametrize("part", [deep(100), selfish(), laughing()])
+def test_what_a_sampler_has_put_there_may_be_anything(part: Any) -> None:
+    seen = []
+
+    class Any_(Places):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            seen.append(state)
+
+    state = copy.deepcopy(taken_at("stateful", 1))
+    state["sampler"]["sampler"] = part
+    loader = DataLoader(**mapped(sampler=Any_()))
+    state["fingerprint"]["order"] = "Any_"
+    loader.load_state_dict(state)
+    next(iter(loader))
+    assert type(seen[0]) is type(part)
+    assert seen[0] is not part
+
+
+def test_a_part_that_is_nested_too_deeply_is_refused() -> None:
+    state = copy.deepcopy(taken_at("stateful", 1))
+    state["sampler"]["sampler"] = deep(100_000)
+    message = refused(lambda: make("stateful").load_state_dict(state))
+    assert "state's sampler['sampler'] cannot be copied (RecursionError" in message
+
+
+# --- what is said ---
+
+MIXING = ["workers", 0, 1, "iterator"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "junk", "message"),
+    [
+        ("order", ["version"], True, "state has version True, but only version 3 is known"),
+        ("order", ["epoch"], 10**5000, "state's epoch must be a whole number, got an integer of"),
+        ("order", ["fingerprint", 3], 4, "state's fingerprint must have names for keys, got 3:"),
+        ("order", ["fingerprint", "seed"], torch.tensor(1), "state's fingerprint['seed'] must be"),
+        ("order", ["workers"], [], "state's workers must be None for a map-style dataset, got []"),
+        ("order", ["ahead"], [3], "state's ahead must rise from above batches=3, got [3]:"),
+        ("order", ["sampler"], [1], "state's sampler must be a dict of what the sampler must "),
+        ("iterable", ["workers"], None, "state's batches must be those of its workers, 0 in all, "),
+        ("token budget", ["sampler", "order", "num_replicas"], -1,
+         "state's sampler['order'] must have the num_replicas, got"),
+        ("balanced", ["sampler", "order", "group"], 0,
+         "state's sampler['order'] must have the group and the batches, got"),
+        ("stream", [*MIXING, "draws"], -3, "state's draws and given must be how many"),
+        ("stream", [*MIXING, "sources"], [], "the state is of a mixture of 0 sources"),
+        ("stream", [*MIXING, "sources", 1], [1, 2, 3],
+         "state's sources[1] must be [taken, ended, the source's state], got [1, 2, 3]:"),
+        ("stream", [*MIXING, "sources", 1, 2, "iterator"], {"place": "x"},
+         "source's iterator Cursor cannot go on from its part of the state (TypeError: unsupp"),
+        ("iterable", ["workers", 0], [3, {"iterator": {"place": 3}}, False, 1],
+         "the state is of a dataset with state_dict and load_state_dict (of the iterator), which"),
+        ("iterable with a state", ["workers", 0, 1], {}, "state's workers[0] must have the dat"),
+        ("stream", [*MIXING, "sources", 1, 2], {"place": "x"}, "state's sources[1][2] must be a "),
+        ("stream with both", ["workers", 0, 1, "dataset", "shift"], {}, "dataset WithBothStates "
+         "cannot go on from its part of the state (TypeError: unsupported operand"),
+        ("sampler with sampler", ["sampler", "drawn"], [1, 2], "state's sampler['drawn'] must be "),
+        ("sampler with sampler", ["sampler", "carried"], {"attributes": {"0.n": 1}},
+         "the state has a sampler's counters, which an earlier release of lit_loader kept"),
+        ("stateful", ["sampler", "sampler", "place"], "x", "sampler Places cannot go on from its"),
+        ("stateful iterator", ["sampler", "iterator"], 0, "sampler's iterator Place "),
+        ("generator", ["sampler", "generator"], zlib.compress(bytes(16)),  # as a GPU's are
+         "state's generator must be the state of a torch.Generator on cpu"),
+        ("iterable with a state", ["workers", 0, 3], 10**9,  # to be read again
+         "state's workers[0] must be [batches, the dataset's state, whether"),
+    ],
+    ids=itertools.count(),
+)  # fmt: skip
+@quiet
+def test_one_line_tells_what_is_wrong(kind: str, path: list[Any], junk: Any, message: str) -> None:
+    state = copy.deepcopy(taken_at(kind, 3))
+    part = state
+    for step in path[:-1]:
+        part = part[step]
+    part[path[-1]] = junk
+    told = attempt(kind, state)
+    assert told is not None
+    assert "\n" not in told
+    assert told.startswith(message)
+
+
+def test_a_position_behind_the_epochs_end_is_refused() -> None:
+    """Else the rest of the epoch would be passed over without a word."""
+    with DataLoader(range(50), 4, shuffle=True, seed=1) as loader:
+        next(iter(loader))
+        state = loader.state_dict() | {"batches": 14, "samples": 56}
+        with pytest.raises(StateError, match="batches must be at most the epoch's 13, got 14"):
+            loader.load_state_dict(state)
+
+
+def test_a_bad_source_is_no_bad_sample() -> None:
+    """It would be passed over, and the source read from its beginning."""
+    state = copy.deepcopy(taken_at("stream", 3))
+    state["workers"][0][1]["iterator"]["sources"][1][2]["iterator"] = {}
+    with DataLoader(**KINDS["stream"](), on_sample_error="skip", max_sample_errors=0) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(Exception, match="Cursor cannot go on from its part of the state"):
+            list(loader)
+
+
+def test_a_state_that_cannot_travel_is_refused() -> None:
+    with make("iterable with a state", 1) as loader:
+        state = loader.state_dict() | {
+            "batches": 1, "workers": [[1, {"iterator": {"place": lambda: 3}}, False, 1]],
+        }  # fmt: skip
+        message = refused(lambda: loader.load_state_dict(state))
+    assert message.startswith("state's part for the dataset cannot be pickled (")
+
+
+# --- epochs that no run comes to ---
+
+
+@pytest.mark.parametrize("epoch", [2**62, -(2**62) - 1, 10**5000], ids=["above", "below", "far"])
+def test_epochs_that_no_state_can_hold_are_refused(epoch: int) -> None:
+    for target in (
+        make("order"), make("order").sampler, TokenBudgetBatchSampler([1, 2], 8),
+    ):  # fmt: skip
+        with pytest.raises(OptionError, match="^epoch must be below 2\\*\\*62, got epoch="):
+            target.set_epoch(epoch)

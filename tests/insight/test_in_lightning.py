@@ -1,0 +1,78 @@
+"""``num_workers="auto"`` under Lightning's Trainer, in a checkpoint, and from Hydra's options."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("lightning")
+
+from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
+from lightning.pytorch.loggers import CSVLogger
+
+from lit_loader import LoaderDataModule, LoaderMonitor
+from lit_loader.insight import auto_workers
+from tests.insight.test_auto_workers import Random
+from tests.support.lightning_runs import quiet_trainer
+
+DATA = RandomDataset(32, 240)
+
+
+def module(**options: Any) -> LoaderDataModule:
+    return LoaderDataModule(
+        {"train": DATA},
+        {"batch_size": 4, "seed": 1, "num_workers": "auto", "persistent_workers": True, **options},
+    )
+
+
+class Seen(BoringModel):
+    validation_step = None  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[bytes] = []
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        self.batches.append(batch.numpy().tobytes())
+        return super().training_step(batch, index)
+
+
+def fit(data: LoaderDataModule, folder: Path, epochs: int = 1, **options: Any) -> tuple[Any, Seen]:
+    trainer = quiet_trainer(
+        folder, max_epochs=epochs, log_every_n_steps=10, logger=CSVLogger(folder),
+        limit_val_batches=0, callbacks=[LoaderMonitor(print_verdict=False)],
+    )  # fmt: skip
+    model = Seen()
+    trainer.fit(model, datamodule=data, **options)
+    return trainer, model
+
+
+def test_a_fit_is_the_same_is_told_and_leaves_a_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, alone = fit(module(num_workers=0, persistent_workers=False), tmp_path / "alone", 2)
+    monkeypatch.setattr(auto_workers, "LEAST", 0)
+    monkeypatch.setattr(auto_workers, "Controller", lambda workers: Random(workers))
+    trainer, found = fit(module(), tmp_path / "auto", 2)
+    assert found.batches == alone.batches
+    log = (Path(trainer.logger.log_dir) / "metrics.csv").read_text()
+    assert "loader/num_workers" in log
+    monitor = next(each for each in trainer.callbacks if isinstance(each, LoaderMonitor))
+    (report,) = monitor.reports
+    assert "in the end: by chance (workers computed for" in report.verdict
+
+    loader = trainer.train_dataloader
+    path = tmp_path / "auto.ckpt"
+    trainer.save_checkpoint(path)
+    saved = torch.load(path, weights_only=False)
+    (hint,) = saved["lit_loader_workers"]
+    assert hint == loader.num_workers
+    assert "workers" not in loader.state_dict()
+
+    begun: list[int] = []
+    monkeypatch.setattr(
+        auto_workers.AutoWorkers, "begin_with", lambda self, workers: begun.append(workers)
+    )
+    fit(module(), tmp_path / "resumed", 3, ckpt_path=path)
+    assert hint in begun

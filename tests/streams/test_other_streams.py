@@ -1,0 +1,384 @@
+"""Streams made as other libraries' are, with habits of their own: what they leave out, and keep."""
+
+import itertools
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.utils.data import IterableDataset
+
+import lit_loader
+from lit_loader import DataLoader, MixtureStream
+from lit_loader.streams.other_streams import advice_if_it_sleeps, forgets
+from tests.parity.tools import lists
+from tests.support.exact import Augmented, digests, loaded, taken
+from tests.support.samples import Counting as Numbers
+from tests.support.samples import share
+from tests.support.stateful_data import STREAMS
+
+
+class Rows:
+    """Numbers, and how many of them were read."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.read = length, 0
+
+    def __iter__(self) -> Iterator[int]:
+        shard, count = lit_loader.get_shard()
+        while self.read * count + shard < self.length:
+            self.read += 1
+            yield (self.read - 1) * count + shard
+
+
+class BufferShuffledExamplesIterable:
+    """Draws out of a buffer, by a generator that it keeps."""
+
+    def __init__(self, rows: Any, size: int) -> None:
+        self.ex_iterable, self.size, self.generator = rows, size, random.Random(3)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = random.Random()
+        generator.setstate(self.generator.getstate())
+        rows = iter(self.ex_iterable)
+        buffer = [*itertools.islice(rows, self.size)]
+        while buffer:
+            place = generator.randrange(len(buffer))
+            yield buffer[place]
+            buffer[place : place + 1] = itertools.islice(rows, 1)
+
+
+class Concatenated:
+    def __init__(self, *parts: Any) -> None:
+        self.ex_iterables = list(parts)
+
+
+class Streaming(IterableDataset[int]):
+    """Says how much it has read, which is more than what it has given."""
+
+    def __init__(self, length: int, buffer: bool = True) -> None:
+        self.rows = Rows(length)
+        self._ex_iterable = BufferShuffledExamplesIterable(self.rows, 8) if buffer else self.rows
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ex_iterable)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"read": self.rows.read}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.rows.read = state["read"]
+
+
+def stopped(make: Callable[[], DataLoader[Any]], stop: int) -> tuple[Any, Any, Any]:
+    """A whole epoch; that of another loader up to a stop, and its state there."""
+    with make() as whole, make() as one:
+        return lists(whole), lists(itertools.islice(one, stop)), one.state_dict()
+
+
+def test_it_is_found_wherever_it_is() -> None:
+    stream = Streaming(5)
+    assert forgets(stream) and not forgets(Streaming(5, buffer=False)) and not forgets([1])
+    stream._ex_iterable = Concatenated(Rows(3), Concatenated(stream._ex_iterable))  # type: ignore[assignment]
+    assert forgets(stream)
+    stream._ex_iterable = circle = Concatenated()  # type: ignore[assignment]
+    circle.ex_iterables = [circle]
+    assert not forgets(stream)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nothing_is_lost(workers: int) -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(Streaming(80), 3, num_workers=workers, num_shards=4, seed=1)
+
+    expected, found, state = stopped(loader, 9)
+    assert sorted(itertools.chain(*expected)) == [*range(80)] != [*itertools.chain(*expected)]
+    with loader() as one, pytest.warns(UserWarning, match="leaves out what is in its shuffle buf"):
+        one.load_state_dict(state)
+        assert found + lists(one) == expected
+
+
+class Holding(IterableDataset[int]):
+    """Tells the stream that it holds its epoch."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def set_epoch(self, epoch: int) -> None:
+        self.stream.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        return (row["x"] for row in self.stream)
+
+
+@pytest.mark.parametrize("seeding", ["batch", "worker"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_epoch_is_set_in_one_worker(persistent: bool, seeding: str) -> None:
+    """Hugging Face's would be that of all forked workers, and each would add to it."""
+    datasets = pytest.importorskip("datasets")
+
+    def stream() -> Any:
+        rows = datasets.Dataset.from_dict({"x": [*range(24)]})
+        return rows.to_iterable_dataset(num_shards=4).shuffle(seed=4, buffer_size=5)
+
+    def epochs(stream: Any) -> list[Any]:
+        options: Any = {"persistent_workers": persistent, "multiprocessing_context": "fork"}
+        with DataLoader(
+            Holding(stream), None, num_workers=2, seeding=seeding, seed=1, **options
+        ) as one:
+            found = []
+            for epoch in range(3):
+                one.set_epoch(epoch)
+                found.append([*one])
+            return found
+
+    here = stream()
+    found = epochs(here)
+    assert found == epochs(stream())
+    assert [sorted(each) for each in found] == [[*range(24)]] * 3
+    assert found[0] != found[1] != found[2]
+    assert here.epoch == 0
+
+
+@pytest.mark.filterwarnings("ignore:MixtureStream has a source that has no state_dict")
+def test_a_source_of_a_mixture() -> None:
+    def loader() -> DataLoader[Any]:
+        mixture = MixtureStream([Streaming(60), Streaming(30)], exhausted="drop", seed=2)
+        return DataLoader(mixture, 3, num_shards=2, seed=1)
+
+    for stop in (1, 4, 11):
+        expected, found, state = stopped(loader, stop)
+        assert sorted(itertools.chain(*expected)) == sorted([*range(60), *range(30)])
+        assert found + lists(loaded(loader(), state)) == expected
+
+
+class OfAnotherProtocol(IterableDataset[int]):
+    """Its own library's loader counts for it, as LitData's and Mosaic's do."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(share(range(40)))
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int]:
+        return {"epoch": 0, "sample_in_epoch": num_samples}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise AssertionError("it is not called")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_dict_with_arguments_is_not_called(workers: int) -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(OfAnotherProtocol(), 3, num_workers=workers, seed=1)
+
+    expected, found, state = stopped(loader, 5)
+    assert sorted(itertools.chain(*expected)) == [*range(40)]
+    with (
+        loader() as one,
+        pytest.warns(UserWarning, match="has a state_dict with arguments") as told,
+    ):
+        one.load_state_dict(state)
+        assert found + lists(one) == expected
+    assert "And this is not its first epoch" not in str(told[0].message)
+
+
+class Counting(IterableDataset[int]):
+    def __init__(self) -> None:
+        self.epoch = -1
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        order = list(range(24))
+        random.Random(self.epoch).shuffle(order)
+        return iter(order)
+
+
+class Announced(Counting):
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch - 1
+
+
+@pytest.mark.parametrize("dataset", [Counting, Announced])
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [
+        ({}, True),
+        ({"num_workers": 1, "persistent_workers": True}, True),
+        ({"num_workers": 1}, False),  # each epoch begins with the dataset as it is here
+    ],
+)
+def test_a_count_of_epochs_that_begins_anew(
+    dataset: type[Counting], options: dict[str, Any], counts: bool
+) -> None:
+    """It is told of wherever it may be, and what announces its epochs is exact."""
+
+    def loader() -> DataLoader[Any]:
+        return DataLoader(dataset(), 4, seed=1, **options)
+
+    with loader() as one:
+        list(one)
+        one.set_epoch(1)
+        iterator = iter(one)
+        found = [next(iterator).tolist() for _ in range(3)]
+        state = one.state_dict()
+        expected = found + lists(iterator)
+    with loader() as one, pytest.warns(UserWarning) as caught:
+        one.load_state_dict(state)
+        exact = found + lists(one) == expected
+    told = [str(each.message) for each in caught]
+    assert exact is (dataset is Announced or not counts)
+    assert "reads again" in told[0]
+    warned = "And this is not its first epoch: if Counting counts" in told[0]
+    assert warned is (dataset is Counting)
+    assert ["were read again, and were others" in each for each in told[1:]] == [True] * (not exact)
+
+
+# --- one that keeps the place it was brought to, as Hugging Face's ---
+
+
+class Kept(IterableDataset[int]):
+    """Begins at the state that it was given, each time that it is iterated in that epoch."""
+
+    def __init__(self, first: int, length: int) -> None:
+        self.numbers, self.epoch, self.at = range(first, first + length), 0, 0
+        self._starting_state_dict: Any = None
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int] | None) -> None:
+        self._starting_state_dict = state
+
+    def __iter__(self) -> Iterator[int]:
+        start = self._starting_state_dict
+        self.at = start["at"] if start and start["epoch"] == self.epoch else 0
+        for number in self.numbers[self.at :]:
+            self.at += 1
+            yield number
+
+
+def test_the_same_epoch_again_after_a_resume() -> None:
+    loader = DataLoader(Kept(0, 12), 4)
+    start, iterator = loader.state_dict(), iter(loader)
+    whole = [next(iterator).tolist() for _ in range(2)]
+    state = loader.state_dict()
+    whole += lists(iterator)
+    resumed = DataLoader(Kept(0, 12), 4)
+    for _ in range(2):
+        resumed.load_state_dict(state)
+        assert lists(resumed) == whole[2:]
+        resumed.set_epoch(0)
+        assert lists(resumed) == whole
+    resumed.load_state_dict(state)
+    next(iter(resumed))
+    resumed.load_state_dict(start)
+    assert lists(resumed) == whole
+
+
+def test_it_begins_where_its_user_has_brought_it() -> None:
+    stream = Kept(0, 12)
+    stream.load_state_dict({"at": 4, "epoch": 0})
+    loader = DataLoader(stream, 4)
+    iterator = iter(loader)
+    first = next(iterator).tolist()
+    loader.load_state_dict(loader.state_dict())
+    assert [first, *lists(loader)] == [[4, 5, 6, 7], [8, 9, 10, 11]]
+    loader.set_epoch(0)
+    assert lists(loader) == [[4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize("shards", [None, 1])
+def test_a_source_that_is_repeated_after_a_resume(shards: int | None) -> None:
+    def make() -> DataLoader[Any]:
+        sources = [Kept(0, 10), Kept(100, 7)]
+        mixture = MixtureStream(sources, epoch_length=60, exhausted="repeat")
+        return DataLoader(mixture, 4, num_shards=shards, seed=1)
+
+    for stop in (1, 3, 9):
+        expected, found, state = stopped(make, stop)
+        assert found + lists(loaded(make(), state)) == expected
+
+
+# --- torchdata's Stateful protocol: who is asked for a state ---
+
+LENGTH = 22
+
+
+@pytest.mark.parametrize(
+    ("kind", "order"),
+    [
+        ("neither", ["iter"]),
+        ("iterator", ["iter", "load iterator"]),
+        ("dataset", ["load", "iter"]),
+        ("its own iterator", ["iter", "load iterator"]),
+        ("both", ["load", "iter", "load iterator"]),
+    ],
+)
+def test_in_which_order_datasets_are_restored(kind: str, order: list[str]) -> None:
+    """As torchdata does it."""
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+    for cls in (DataLoader, torchdata.StatefulDataLoader):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loader = cls(STREAMS[kind](LENGTH), batch_size=3)
+            iterator = iter(loader)
+            list(itertools.islice(iterator, 3))
+            state = loader.state_dict()
+            dataset = STREAMS[kind](LENGTH)
+            resumed = cls(dataset, batch_size=3)
+            resumed.load_state_dict(state)
+            next(iter(resumed))
+            assert dataset.calls == order, cls
+
+
+class StatefulTable(Augmented):
+    def state_dict(self) -> dict[str, int]:
+        raise AssertionError("not asked")
+
+    load_state_dict = state_dict
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_map_style_datasets_are_not_asked_and_it_is_said(workers: int) -> None:
+    def make(kind: type) -> DataLoader[Any]:
+        return DataLoader(kind(LENGTH), 4, num_workers=workers, seed=7)
+
+    with make(StatefulTable) as loader:
+        expected = digests(loader)
+    with make(StatefulTable) as loader:
+        got, iterator = taken(loader, 2)
+        with pytest.warns(
+            UserWarning,
+            match="StatefulTable has state_dict and load_state_dict, which are not called: a "
+            "map-style dataset is read by whichever worker is free, so that each sample must",
+        ) as record:
+            state = loader.state_dict()
+            loader.state_dict()
+        assert len(record) == 1
+        assert got + digests(iterator) == expected
+    with make(StatefulTable) as resumed:
+        resumed.load_state_dict(state)
+        assert digests(resumed) == expected[2:]
+
+
+def test_a_stream_that_sleeps_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interleaved Parquet files of Hugging Face: five seconds a reader, unless that is set to 0."""
+    config = SimpleNamespace(SLEEP_TIME_ON_THREADS_SHUTDOWN=5)
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(config=config))
+    files = type("ArrowExamplesIterable", (), {})()
+    stage = type("InterleavedShardsExamplesIterable", (), {})()
+    stage.ex_iterable = files
+    stream: Any = Numbers()
+    stream._ex_iterable = stage
+    assert advice_if_it_sleeps(stream) is None  # of other files
+    stage.sleep_on_threads_shutdown = True
+    text = "datasets sleeps 5 s at the end of each reader of this Counting"
+    with pytest.warns(UserWarning, match=text):
+        next(iter(DataLoader(stream, num_shards=2)))
+    config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
+    next(iter(DataLoader(stream, num_shards=2)))
