@@ -223,7 +223,7 @@ class BatchLoader:
         if self._seeds:
             self._reseed_batch(number)
         else:
-            rng.begin(self._position(number))
+            rng.begin(number * self._spec.num_replicas + self._spec.rank)
         rng.indices, rng.progress = indices, progress
         if self.reads is None:
             samples = fetcher.fetch(indices, progress)

@@ -124,7 +124,9 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                         epoch.given = None
                     asked = True
                     while (outcome := self._await(epoch, began)) is not None:
-                        own = outcome.error or self._report(outcome)
+                        own = outcome.error
+                        if own is None and outcome.made is not None:
+                            own = self._report(outcome)
                         if own is not None:
                             outcome.error = None  # its traceback has frames that hold the outcome
                             raise own
@@ -258,8 +260,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
     def _report(self, outcome: Outcome) -> Exception | None:
         """Note what came with a batch; returns what is to be raised in the batch's place."""
         made = outcome.made
-        if made is None:
-            return None
+        assert made is not None
         try:
             if made.divided is not None:
                 self._warn_of_ignored_share(made.divided)

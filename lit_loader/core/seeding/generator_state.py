@@ -140,9 +140,11 @@ class Loan(AbstractContextManager[None]):
         """Note where they are, as soon as no other thread has them."""
         self._turn.take()
         if self._idle:
+            global _plain
             now = GlobalStates.now()
-            if now is not None and not numpy_state(now.numpy)["has_gauss"]:  # which it does not see
-                self.before = now
+            # It does not see a normal deviate in reserve. None comes without a word being drawn.
+            if now is not None and (now.numpy == _plain or not numpy_state(now.numpy)["has_gauss"]):
+                self.before, _plain = now, now.numpy
                 return
         self.lend()
 
@@ -202,6 +204,8 @@ class Loan(AbstractContextManager[None]):
         finally:  # an exception out of a signal handler may have come in between
             self.end()
 
+
+_plain = b""  # words of NumPy's generator with nothing in reserve
 
 preserved = Loan
 """A context after which the global generators are as they were before."""

@@ -37,7 +37,7 @@ _bits: Final = _numpy.get_bit_generator
 _new: Final = tuple.__new__
 _torch: Final = torch.default_generator
 _torch_state: Final = _torch.get_state
-_TORCH_BYTES: Final = _torch_state().nbytes
+_TorchBytes: Final = ctypes.c_char * _torch_state().nbytes
 _WORDS: Final = 624
 _BYTES: Final = 4 * _WORDS + 4
 
@@ -59,11 +59,14 @@ class GlobalStates(NamedTuple):
     @classmethod
     def now(cls) -> GlobalStates | None:
         """Look where they are; None: that cannot be seen."""
-        python = b"" if of_thread.generator is not None else _python_memory()
-        if not python or (_bits() is not _view[0] and not numpy_memory()):
+        # reach: python: reloading the module makes another one
+        if _python_view is None or random._inst is not _PYTHON or of_thread.generator is not None:
+            return None
+        if _bits() is not _view[0] and not numpy_memory():
             return None
         (bits, words), state = _view, _torch_state()
-        numpy, torchs = bytes(words), ctypes.string_at(state.data_ptr(), _TORCH_BYTES)
+        python, numpy = bytes(_python_view), bytes(words)
+        torchs = _TorchBytes.from_address(state.data_ptr()).raw
         # Without the call of a constructor that is written in Python.
         return _new(cls, (python, _PYTHON.gauss_next, numpy, bits, torchs, _uses))
 
