@@ -98,19 +98,19 @@ class BatchSpec:
     modes: TorchModes = USUAL_MODES
     timed: bool = False  # workers measure their processor time, batch by batch
     watched: bool = True  # each sample is announced, for somebody looks at how long it takes
-    remote_workers: int = 0
-    share: bool = False  # workers are to have the dataset's long lists in shared memory
+    num_remote_workers: int = 0
+    share_lists: bool = False  # workers are to have the dataset's long lists in shared memory
     shards: Shards | None = None  # readers of an iterable dataset; None: each worker is one
     ahead: int = 0  # readers whose next epoch a worker may begin when they have ended
     start_method_chosen: bool = False  # by the program; else it is Python's default
-    reads: int = 0
+    concurrent_reads: int = 0
     read_bytes: int | None = None  # that reads ahead may take in a process; None: any number
 
     def read_ahead(self) -> ReadAhead | None:
         """What reads ahead for the samples; None: the dataset does not say what waits."""
         if not (self.iterable or declares_reads(self.dataset)):
             return None
-        return ReadAhead(self.dataset, self.reads, self.read_bytes)
+        return ReadAhead(self.dataset, self.concurrent_reads, self.read_bytes)
 
     @property
     def default_collation(self) -> bool:

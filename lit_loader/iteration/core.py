@@ -86,12 +86,13 @@ dataset as it is now.
 
 _AS_THE_LOADER: Final = (
     *("dataset", "batch_size", "drop_last", "collate_fn", "worker_init_fn", "seeding", "reseed_fn"),
-    *("remote_workers", "share", "reads"),
+    *("num_remote_workers", "share_lists", "concurrent_reads"),
 )
 """What a spec has as ``iter(loader)`` finds it: within, subclasses may show others than outside."""
 
 _OF_WORKERS: Final = (
-    *("collate_fn", "worker_init_fn", "seeding", "reseed_fn", "share", "reads", "memory_budget"),
+    *("collate_fn", "worker_init_fn", "seeding", "reseed_fn", "memory_budget"),
+    *("share_lists", "concurrent_reads"),
     *("on_sample_error", "max_sample_errors", "sample_retries", "retry_backoff"),
     *("transient_errors", "multiprocessing_context", "timeout"),
 )
@@ -131,7 +132,7 @@ class LoaderCore:
         self._heard: tuple[int | None, int | None] = None, None
         self.promised: int | None = None  # samples of a stream, once ``len(loader)`` has asked
         self.auto: AutoWorkers | None = None  # with ``num_workers="auto"``
-        self.checked = False  # whether ``check_exactness`` has compared its batches
+        self.checked = False  # whether ``check_determinism`` has compared its batches
         self.reads_again = False  # whether resuming reads again what has been given out before
         self.role = ""  # what the loader is for, as messages name it
         self._warnings_given: set[str] = set()
@@ -223,7 +224,7 @@ class LoaderCore:
 
     @property
     def _remote(self) -> RemoteWorkers | None:
-        count = 0 if self.iterable else self.loader.remote_workers
+        count = 0 if self.iterable else self.loader.num_remote_workers
         return RemoteWorkers(self.loader.remote, count, self.recorder.nodes) if count else None
 
     @property
@@ -252,8 +253,8 @@ class LoaderCore:
             parts.append(f"sampler={type(_behind(loader.sampler)).__name__}")
         auto = "" if self.auto is None else "auto, now "
         parts.append(f"num_workers={auto}{loader.num_workers}")
-        if loader.remote_workers:
-            parts.append(f"remote_workers={loader.remote_workers}")
+        if loader.num_remote_workers:
+            parts.append(f"num_remote_workers={loader.num_remote_workers}")
         if loader.num_replicas is not None:
             parts.append(f"rank={loader.rank} of num_replicas={loader.num_replicas}")
         return f"{type(loader).__name__}({', '.join(parts)})"
@@ -325,18 +326,18 @@ class LoaderCore:
         pin, device = None, None
         if loader.pin_memory:
             pin, device = pinning.choose(loader.pin_memory_device, self.warn_once)
-        if loader.remote_workers and self.iterable:
+        if loader.num_remote_workers and self.iterable:
             self.warn_once(
-                f"remote_workers={loader.remote_workers} make no batches of an IterableDataset: "
-                "its readers stay on this machine"
+                f"num_remote_workers={loader.num_remote_workers} make no batches of an "
+                "IterableDataset: its readers stay on this machine"
             )
-        elif loader.remote_workers:
+        elif loader.num_remote_workers:
             self.recorder.first_remote = MOST_WORKERS
         if self.shards and self.auto is None:
             idle = advice_if_idle(self.shards, loader.num_workers)
             if idle is not None:
                 self.warn_once(idle)
-        workers = loader.num_workers or loader.remote_workers
+        workers = loader.num_workers or loader.num_remote_workers
         here: Callable[[], BatchSpec] | None = None
         if workers == 0 or (loader.num_workers and pin is None and self._is_best_in_process()):
             here = self._spec_of_workers if workers else self.spec
@@ -359,12 +360,12 @@ class LoaderCore:
     def _exactness_check(self, in_process: bool) -> ExactnessCheck | None:
         """What compares the first batches with themselves made again; None: nothing does."""
         loader = self.loader
-        if not loader.check_exactness or self.checked:
+        if not loader.check_determinism or self.checked:
             return None
         if in_process and self.iterable:
             self.warn_once(
-                "check_exactness needs num_workers of at least 1 for an IterableDataset: it would "
-                "be iterated twice in this process"
+                "check_determinism needs num_workers of at least 1 for an IterableDataset: it "
+                "would be iterated twice in this process"
             )
             return None
         return ExactnessCheck(self, in_process)
@@ -378,7 +379,7 @@ class LoaderCore:
         rank, num_replicas = self.replica
         kept = self.shards is not None and self._may_begin_early()
         # What each process reads ahead takes a quarter of the budget, together.
-        parts = 4 * max(1, loader.num_workers + loader.remote_workers)
+        parts = 4 * max(1, loader.num_workers + loader.num_remote_workers)
         return BatchSpec(
             **{name: self._found.get(name, getattr(loader, name)) for name in _AS_THE_LOADER},
             iterable=self.iterable,
@@ -491,7 +492,7 @@ class LoaderCore:
 
         loader, seed = self.loader, self.worker_seed(start)
         waits = loader.timeout, loader.stall_warning
-        strict = bool(loader.check_exactness)
+        strict = bool(loader.check_determinism)
         return ThreadExecutor(self.spec(), seed, loader.num_workers, self.depth, *waits, strict)
 
     def _claim(self, run: LoaderIterator[Any], epoch: Epoch) -> tuple[WorkerPool, Ahead | None]:
@@ -691,7 +692,7 @@ class LoaderCore:
         if auto is None or record.worker < 0 or not auto.add(record, again) or pool is None:
             return  # what this process has made itself says nothing of workers
         loader, name = self.loader, type(self.dataset).__name__
-        if auto.decide(pool, name, loader.memory_budget, self.readers, loader.reads):
+        if auto.decide(pool, name, loader.memory_budget, self.readers, loader.concurrent_reads):
             self._tell_size()
 
     def statistics(self, memory: bool) -> LoaderStatistics:
@@ -704,7 +705,7 @@ class LoaderCore:
                 shared_memory=sum(pool.arena.resident for pool in pools),
                 memory=_memory_use({*pools, self.pool}) if memory else None,
                 num_workers=self.loader.num_workers,
-                why_so_many="" if auto is None else auto.setting.reason,
+                num_workers_reason="" if auto is None else auto.setting.reason,
                 surroundings=Surroundings(
                     processors=_processors(),
                     persistent_workers=self.loader.persistent_workers,

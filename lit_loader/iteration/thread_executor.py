@@ -230,7 +230,7 @@ class ThreadExecutor(Executor):
         text = f"a sample (or worker_init_fn) draws from, or seeds, a global generator, {_ADVICE}"
         if self._desk.strict:
             name = type(self._desk.spec.dataset).__name__
-            outcome.error = LoaderError(f"check_exactness: {name}: {text}")
+            outcome.error = LoaderError(f"check_determinism: {name}: {text}")
             return
         made = outcome.made or BatchWithReport(None, None, None)
         outcome.made = made._replace(notes=(*made.notes, text))
@@ -407,7 +407,7 @@ class _Worker:
                 if id(generator) in own:
                     text = f"{path} is a random generator, {_ADVICE}, or make it in __init__"
                     if desk.strict:
-                        raise LoaderError(f"check_exactness: {text}")
+                        raise LoaderError(f"check_determinism: {text}")
                     maker.note(text)
         return maker
 

@@ -222,7 +222,7 @@ class Recorder:
             workers=tuple(workers),
             busy_fraction=sum(w.busy_fraction for w in workers) / max(1, len(workers)),
             slowest_samples=tuple(self._slow),
-            stragglers=sums["stragglers"] / 1e9,
+            straggler_seconds=sums["stragglers"] / 1e9,
             worker_restarts=self.worker_restarts,
             sample_errors=self.sample_errors,
             sample_retries=self.sample_retries,

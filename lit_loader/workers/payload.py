@@ -45,7 +45,7 @@ class Payload:
         self._spec: BatchSpec | None = spec
         self._fds: list[int] = []  # the file, and what goes along
         self._lists: SharedLists | None = None
-        if spec.share and spec.table() is None:
+        if spec.share_lists and spec.table() is None:
             self._lists = SharedLists(spec.dataset)
 
     def __getstate__(self) -> list[Descriptor]:
