@@ -121,9 +121,7 @@ def _wait(loader: Loader) -> Text:
 
 
 def _workers_of(loader: Loader) -> str:
-    return (
-        f"{loader.num_workers}{f'+{len(loader.nodes)} nodes' if loader.num_remote_workers else ''}"
-    )
+    return f"{loader.num_workers}{f'+{len(loader.nodes)} nodes' if loader.remote_workers else ''}"
 
 
 def _fault(number: int, style: str) -> Text:

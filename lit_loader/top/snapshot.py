@@ -89,7 +89,7 @@ class Loader:
     batches: int = 0
     ready: int = 0
     num_workers: int = 0
-    num_remote_workers: int = 0
+    remote_workers: int = 0
     remote_in_flight: int = 0
     remote_batches: int = 0
     nodes: list[str] = field(default_factory=list)

@@ -152,7 +152,7 @@ class Watch:
                     loader.workers.append(worker)
                 loader.remote_in_flight += row.credit or 0
         remote = [worker for worker in loader.workers if worker.node is not None]
-        loader.num_remote_workers = len(remote)
+        loader.remote_workers = len(remote)
         loader.remote_batches = sum(worker.made for worker in remote)
         loader.nodes = sorted({worker.node for worker in remote if worker.node})
         loader.findings = findings(loader)

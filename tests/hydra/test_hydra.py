@@ -371,7 +371,7 @@ def test_debug_raises_at_once(application: Compose) -> None:
     assert instantiate(cfg.loader) == LoaderConfig()
 
 
-def test_fragile_data(application: Compose, caplog: pytest.LogCaptureFixture) -> None:
+def test_fault_tolerant(application: Compose, caplog: pytest.LogCaptureFixture) -> None:
     cfg = application("lit_loader/loader@loader=fault_tolerant", dataset("Broken", "val"))
     read = [batch.item() for batch in epochs(cfg, split="val")[0]]
     assert read[:7] + read[8:] == [*range(7), *range(8, 12)]

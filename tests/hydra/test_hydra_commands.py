@@ -118,7 +118,8 @@ finally:
     [
         (
             "loader.num_",
-            "loader.num_remote_workers= loader.num_replicas= loader.num_shards= loader.num_workers=",
+            "loader.num_remote_workers= loader.num_replicas= loader.num_shards= "
+            "loader.num_workers=",
         ),
         ("loader.on_sample_error=skip loader.max_s", "loader.max_sample_errors="),
         ("lit_loader/sa", "lit_loader/sampler="),
