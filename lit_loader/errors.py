@@ -98,7 +98,7 @@ class PinMemoryError(LoaderError):
 class ExactnessWarning(UserWarning):
     """A batch that was made again, for a check, came out otherwise than at first.
 
-    By ``check_exactness``, or where a batch of a remote worker is compared with this machine's;
+    By ``check_determinism``, or where a batch of a remote worker is compared with this machine's;
     also: another machine has other versions of what batches may depend on.
     """
 

@@ -43,7 +43,7 @@ from lit_loader.core.options.loader_config import (
     LoaderConfig,
     SampleErrorPolicy,
     Seeding,
-    ShardTailRule,
+    UnevenRanks,
     WorkerMethod,
     check_option,
 )
@@ -98,11 +98,11 @@ class _AddOns(Seams):
         if core.iterable or _loaded("lit_loader.storage.reads_declared"):
             from lit_loader.storage.reads_ahead import reads_of_loader
 
-            parts["reads"] = reads_of_loader(core)
-        if loader.share:
+            parts["concurrent_reads"] = reads_of_loader(core)
+        if loader.share_lists:
             from lit_loader.data.shared_lists import SharedLists
 
-            parts["share"] = SharedLists
+            parts["share_lists"] = SharedLists
         return parts
 
     def advice(self, core: Any) -> Iterable[str]:
@@ -129,7 +129,7 @@ class _AddOns(Seams):
         return tail_of(core, start)
 
     def observer(self, core: Any, in_process: bool) -> Any:
-        if not core.loader.check_exactness:
+        if not core.loader.check_determinism:
             return None
         from lit_loader.insight.exactness_check import check_of
 
@@ -152,11 +152,11 @@ class _AddOns(Seams):
 
     def remote_workers(self, core: Any) -> Any:
         loader = core.loader
-        if core.iterable or not loader.remote_workers:
+        if core.iterable or not loader.num_remote_workers:
             return None
         from lit_loader.remote.starter import RemoteWorkers
 
-        return RemoteWorkers(loader.remote, loader.remote_workers, core.log.nodes)
+        return RemoteWorkers(loader.remote, loader.num_remote_workers, core.log.nodes)
 
     def auto(self, core: Any) -> Any:
         from lit_loader.insight.auto_workers import AutoWorkers
@@ -300,10 +300,10 @@ class DataLoader(_TorchLoader[T_co]):
             ranks: reader k has ``lit_loader.get_shard() == (k, num_shards)``, its own copy of the
             dataset, and its turn in every round of batches. A multiple of num_replicas; None: each
             worker of each rank is a reader, as with torch.
-        shard_tail: What the ranks do with samples that cannot be split evenly: "pad" repeats some,
-            "drop" leaves them off, "keep" gives each sample once (ranks may differ in length). With
-            num_shards: "pad" lets a rank's readers begin again until all ranks have as many
-            batches; "drop" is refused.
+        uneven_ranks: What the ranks do with samples that cannot be split evenly: "pad" repeats
+            some, "drop" leaves them off, "keep" gives each sample once (ranks may differ
+            in length). With num_shards: "pad" lets a rank's readers begin again until all ranks
+            have as many batches; "drop" is refused.
         max_worker_restarts: Workers that may be replaced in an epoch after they died or hung;
             0: their death is raised at once.
         stall_warning: Seconds that the consumer waits, while no worker sends a batch, after which a
@@ -332,20 +332,20 @@ class DataLoader(_TorchLoader[T_co]):
             the dataset holds what other processes may change (multiprocessing's Value or Manager, a
             shared tensor). False for datasets that are changed between epochs in other ways, by
             files, say.
-        check_exactness: So many of the first batches are made again, after others and, where there
-            are workers, in another process. One warning names the first difference: something in
-            the samples is not a function of seed and index. The samples are read twice. 0: none.
+        check_determinism: So many of the first batches are made again, after others and, where
+            there are workers, in another process. One warning names the first difference: something
+            in the samples is not a function of seed and index. The samples are read twice. 0: none.
             For a test run, or for the first of many.
-        share: Let workers read the dataset's long lists and tuples (10,000 strings, numbers, or
-            tuples, lists and dicts of such, and more) from memory that all of them share, instead
-            of a copy in each. They and their records read as before, and raise if they are
+        share_lists: Let workers read the dataset's long lists and tuples (10,000 strings, numbers,
+            or tuples, lists and dicts of such, and more) from memory that all of them share,
+            instead of a copy in each. They and their records read as before, and raise if they are
             written to. The training process's own stay as they are.
-        reads: Reads that each worker has under way at a time, ahead of their samples, where the
-            dataset says by `lit_loader.reads_ahead` or `lit_loader.read_stream` what waits for
-            storage. They hold up to a quarter of memory_budget besides. 0: one at a time, when the
-            sample asks.
-        remote_workers: Workers on other machines, besides those of num_workers here; readers of an
-            iterable dataset stay here. 0: none.
+        concurrent_reads: Reads that each worker has under way at a time, ahead of their samples,
+            where the dataset says by `lit_loader.reads_ahead` or `lit_loader.read_stream` what
+            waits for storage. They hold up to a quarter of memory_budget besides. 0: one at a time,
+            when the sample asks.
+        num_remote_workers: Workers on other machines, besides those of num_workers here; readers of
+            an iterable dataset stay here. 0: none.
         remote: Where remote workers come from: a `RayWorkers`, or a mapping of its options; None:
             ``RayWorkers()``, the Ray cluster that this machine is a node of.
 
@@ -366,7 +366,7 @@ class DataLoader(_TorchLoader[T_co]):
     num_replicas: int | None
     rank: int | None
     num_shards: int | None
-    shard_tail: ShardTailRule
+    uneven_ranks: UnevenRanks
     max_worker_restarts: int
     stall_warning: float
     on_sample_error: SampleErrorPolicy
@@ -376,10 +376,10 @@ class DataLoader(_TorchLoader[T_co]):
     transient_errors: tuple[type[Exception], ...] | None
     memory_budget: int | None
     prefetch_next_epoch: bool
-    check_exactness: int
-    share: bool
-    reads: int
-    remote_workers: int
+    check_determinism: int
+    share_lists: bool
+    concurrent_reads: int
+    num_remote_workers: int
 
     # The class has torch's name, and so this is torch's own flag under torch's own mangled name
     # (_DataLoader__initialized): programs that exchange samplers (timm's loaders) switch it off
@@ -417,7 +417,7 @@ class DataLoader(_TorchLoader[T_co]):
         num_replicas: int | None = None,
         rank: int | None = None,
         num_shards: int | None = None,
-        shard_tail: ShardTailRule = "pad",
+        uneven_ranks: UnevenRanks = "pad",
         max_worker_restarts: int = 3,
         stall_warning: float = 60,
         on_sample_error: SampleErrorPolicy = "raise",
@@ -427,10 +427,10 @@ class DataLoader(_TorchLoader[T_co]):
         transient_errors: Sequence[type[Exception] | str] | None = None,
         memory_budget: int | str | None = None,
         prefetch_next_epoch: bool = True,
-        check_exactness: int = 0,
-        share: bool = False,
-        reads: int = 16,
-        remote_workers: int = 0,
+        check_determinism: int = 0,
+        share_lists: bool = False,
+        concurrent_reads: int = 16,
+        num_remote_workers: int = 0,
         remote: RayWorkers | Mapping[str, Any] | None = None,
     ) -> None:
         iterable = isinstance(dataset, IterableDataset)
@@ -455,7 +455,7 @@ class DataLoader(_TorchLoader[T_co]):
         for name, value in config.as_kwargs().items():
             if name not in SHOWN_OTHERWISE:
                 setattr(self, name, value)
-        workers = config.num_workers != "auto" and (config.num_workers or config.remote_workers)
+        workers = config.num_workers != "auto" and (config.num_workers or config.num_remote_workers)
         if workers and self.prefetch_factor is None:
             self.prefetch_factor = DEFAULT_PREFETCH
         if config.batch_sampler is not None:
@@ -469,6 +469,10 @@ class DataLoader(_TorchLoader[T_co]):
         self.check_worker_number_rationality()
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if self.__initialized and name not in self.__dict__ and name[0] != "_":
+            from lit_loader import old_names  # which programs of today need not have
+
+            name = old_names.current_name(self, name)
         if self.__initialized and name in FIXED:
             raise OptionError(
                 f"{name} cannot be changed once the loader is built, "
@@ -487,6 +491,13 @@ class DataLoader(_TorchLoader[T_co]):
         # reach: torch: its loader sets it when it is made, and Lightning when it has renewed one
         if name == "_DataLoader__initialized" and value:
             self._core.make_plan()
+
+    if not TYPE_CHECKING:  # which is to find what is misspelt
+
+        def __getattr__(self, name: str) -> Any:
+            from lit_loader import old_names  # of which this is one, or it is none
+
+            return old_names.attribute(self, name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_core": copy.copy(self._core)}
@@ -540,7 +551,7 @@ class DataLoader(_TorchLoader[T_co]):
         context = multiprocessing.get_context(value) if isinstance(value, str) else value
         self.__dict__["_context"] = context  # past __setattr__, which was called for the property
 
-    def copy_ahead(self, device: torch.device, move: Move) -> None:
+    def _copy_ahead(self, device: torch.device, move: Move) -> None:
         """Let iterators copy each batch to an accelerator while the one before is computed on.
 
         At most one batch more is on the device then. Nothing is done for a device that is not a

@@ -7,7 +7,7 @@ Per batch, in milliseconds, medians of rounds that take turns:
 - ``pageable``: copied when it is wanted, straight from the arena.
 - ``pinned``: the pin-memory thread makes a page-locked copy; copied when it is wanted.
 - ``pinned, ahead``: the same, copied on a stream of its own while the step before computes
-  (`DataLoader.copy_ahead`, which ``LoaderDataModule(device_prefetch=True)`` asks for).
+  (`DataLoader._copy_ahead`, which ``LoaderDataModule(device_prefetch=True)`` asks for).
 - ``registered, ahead``: the arena's own pages are page-locked where they are used
   (``cudaHostRegister``), so that no copy on the host is needed.
 
@@ -105,7 +105,7 @@ def _batches(
     # One block a batch, uncollated: what is measured is the way, not the making.
     with DataLoader[Any](data, batch_size=None, num_workers=2, pin_memory=pin) as loader:
         if ahead:
-            loader.copy_ahead(device, move)
+            loader._copy_ahead(device, move)
         for batch in loader:
             yield batch if ahead else move(batch, device)
 

@@ -96,13 +96,15 @@ def main():
     for name, kind, options in (
         ("list, shuffled", "list", {"shuffle": True}),
         ("list, in order", "list", {}),
-        ("list with share=True, shuffled", "list", {"shuffle": True, "share": True}),
+        ("list with share_lists=True, shuffled", "list", {"shuffle": True, "share_lists": True}),
         ("SharedSequence, shuffled", "SharedSequence", {"shuffle": True}),
     ):
         figures = []
         for loader in LOADERS:
             given = {
-                key: value for key, value in options.items() if key != "share" or loader != "torch"
+                key: value
+                for key, value in options.items()
+                if key != "share_lists" or loader != "torch"
             }
             figures.append(measured(loader, kind, size, {**of_list, **given}))
         rows.append([f"{size:,} records in a {name}", *figures])

@@ -62,7 +62,9 @@ def torchs(dataset, workers):
 
 
 def ours(dataset, workers, reads):
-    return lit_loader.DataLoader(dataset, BATCH, shuffle=True, num_workers=workers, reads=reads)
+    return lit_loader.DataLoader(
+        dataset, BATCH, shuffle=True, num_workers=workers, concurrent_reads=reads
+    )
 
 
 def grains(dataset, workers):
@@ -130,8 +132,8 @@ def litdatas(dataset, workers):
 SUBJECTS = {
     "torch": (torchs, Stored, 1),
     "torch, threads by hand": (torchs, ByHand, READS),
-    "lit_loader, reads=0": (lambda d, w: ours(d, w, 0), Stored, 1),
-    "lit_loader, reads=16": (lambda d, w: ours(d, w, READS), Stored, READS),
+    "lit_loader, concurrent_reads=0": (lambda d, w: ours(d, w, 0), Stored, 1),
+    "lit_loader, concurrent_reads=16": (lambda d, w: ours(d, w, READS), Stored, READS),
     "Grain, 16 threads": (grains, Stored, READS),
     "SPDL, 16 threads a worker": (spdls, Stored, READS),
     "LitData, 16 downloads": (litdatas, Stored, READS),
@@ -198,7 +200,7 @@ def main():
     for latency in options.latency:
         cases = [(s, w) for w in options.processes for s in subjects]
         if not options.quick:
-            cases.append(("lit_loader, reads=0", 32))
+            cases.append(("lit_loader, concurrent_reads=0", 32))
         for subject, workers in cases:
             found = [
                 measured(subject, latency / 1e3, workers, options.seconds)

@@ -27,7 +27,7 @@ class RowGroups(IterableDataset[Row]):
     """Rows of a Parquet file; each reader reads whole row groups of its own.
 
     There may be any number of groups and readers: with ``num_shards`` the loader sees to it that
-    all ranks come to as many batches (``shard_tail``).
+    all ranks come to as many batches (``uneven_ranks``).
 
     Args:
         path: The file.

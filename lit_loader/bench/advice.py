@@ -228,7 +228,7 @@ def _bound(chosen: Point, statistics: LoaderStatistics, cores: float, most: int)
         startup=0.0,
         processor_fraction=min(1.0, chosen.cpu / busy),
         # More are not advised where more were measured, and did not help.
-        why_so_many="as measured" if chosen.num_workers < most else "",
+        num_workers_reason="as measured" if chosen.num_workers < most else "",
         num_workers=chosen.num_workers,
         surroundings=replace(
             statistics.surroundings, processors=math.ceil(cores), persistent_workers=True

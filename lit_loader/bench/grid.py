@@ -168,7 +168,8 @@ class Grid:
             )
             others = ", for other programs want the processors, too: fewer on a quiet machine"
             lines.append(
-                f'num_workers="auto" came to {auto.num_workers} ({auto.statistics.why_so_many}'
+                f'num_workers="auto" came to {auto.num_workers} '
+                f"({auto.statistics.num_workers_reason}"
                 f"{others if crowded else ''}): "
                 f"{times.median if times else 0:.2f} times as fast as the fastest, {best}"
             )

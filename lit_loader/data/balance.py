@@ -62,8 +62,8 @@ class BalancedBatchSampler(BatchOrder):
     it; which of these batches has which of them is chosen so that the sums of their costs are as
     equal as they can be. Every batch has ``batch_size`` samples, but for those of a last group that
     is not full: its samples are dealt among ``group`` batches whose sizes differ by one at most, or
-    there are as many batches as samples if that is fewer. Then the loader's ``shard_tail`` decides
-    whether batches are repeated or left out, as a whole, so that all ranks have as many.
+    there are as many batches as samples if that is fewer. Then the loader's ``uneven_ranks``
+    decides whether batches are repeated or left out, as a whole, so that all ranks have as many.
 
     What a batch holds is a function of (costs, options, seed, epoch). Ranks need no sampler of
     their own: rank r of R gets each R-th batch. In the middle of an epoch a state can be loaded

@@ -23,7 +23,7 @@ from typing import Any, Final
 from torch.utils.data import IterableDataset
 
 from lit_loader.context import reading, share
-from lit_loader.core.options.checks import one_of, whole_number
+from lit_loader.core.options.checks import known_keywords, one_of, whole_number
 from lit_loader.core.seeding.generator_state import preserved
 from lit_loader.core.seeding.seeds import derive
 from lit_loader.core.state.fingerprint import Fingerprint
@@ -35,6 +35,8 @@ from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError, StateError
 
 __all__ = ["MixtureStream"]
+
+STRATEGIES: Final = ("first_exhausted", "all_exhausted_without_replacement", "repeat")
 
 
 @public
@@ -59,9 +61,12 @@ class MixtureStream(IterableDataset[Any]):
             1})]``: from which draw on they count, of all readers together. With ``epoch_length``
             that is counted over all epochs, without it in each epoch.
         epoch_length: Samples of an epoch, over all readers; None: until sources are exhausted.
-        exhausted: What happens where a source has no more: "stop" ends the epoch (of this reader),
-            "drop" goes on with the others until none has more, "repeat" iterates it again: give
-            each source at least as many samples as there are readers.
+        stopping_strategy: What happens where a source has no more samples. "first_exhausted" ends
+            the epoch (of this reader). "all_exhausted_without_replacement" goes on with the others
+            until none has more. Both are named, and mean, as in Hugging Face's
+            ``interleave_datasets``. "repeat" iterates the source again, as their "all_exhausted"
+            does, but the epoch ends by ``epoch_length``; give each source at least as many samples
+            as there are readers.
         seed: Seed of the mixture.
 
     Raises:
@@ -72,21 +77,23 @@ class MixtureStream(IterableDataset[Any]):
     state_is_that_of_sources: Final = True
     """For the advice that is given where there is none."""
 
+    @known_keywords
     def __init__(
         self,
         datasets: Mapping[str, Iterable[Any]] | Sequence[Iterable[Any]],
         weights: Weights | Sequence[tuple[int, Weights]] | None = None,
         epoch_length: int | None = None,
-        exhausted: str = "stop",
+        stopping_strategy: str = "first_exhausted",
         seed: int = 0,
     ) -> None:
-        exhausted = one_of("exhausted", exhausted, ("stop", "drop", "repeat"))
+        stopping_strategy = one_of("stopping_strategy", stopping_strategy, STRATEGIES)
         if epoch_length is not None:
             epoch_length = whole_number("epoch_length", epoch_length, low=1)
         seed = whole_number("seed", seed)
-        if epoch_length is None and exhausted == "repeat":
+        if epoch_length is None and stopping_strategy == "repeat":
             raise OptionError(
-                "exhausted='repeat' never ends an epoch: set epoch_length, got epoch_length=None"
+                "stopping_strategy='repeat' never ends an epoch: set epoch_length, got "
+                "epoch_length=None"
             )
         self.names, self.datasets = named_sources(datasets)
         _check_distinct(self.names, self.datasets)
@@ -96,7 +103,8 @@ class MixtureStream(IterableDataset[Any]):
         self.weights = self.changes[0][1]
         # Made here, too, so that bad weights are refused before a worker has them.
         Timeline(self.changes, seed)
-        self.epoch_length, self.exhausted, self.seed = epoch_length, exhausted, seed
+        self.epoch_length, self.seed = epoch_length, seed
+        self.stopping_strategy = stopping_strategy
 
     def __iter__(self) -> Iterator[Any]:
         return _Mixing(self)
@@ -105,7 +113,8 @@ class MixtureStream(IterableDataset[Any]):
         sources = dict(zip(self.names, self.weights, strict=True))
         return (
             f"{type(self).__name__}(weights={short_repr(sources)}, "
-            f"epoch_length={self.epoch_length}, exhausted={self.exhausted!r}, seed={self.seed})"
+            f"epoch_length={self.epoch_length}, stopping_strategy={self.stopping_strategy!r}, "
+            f"seed={self.seed})"
         )
 
     def set_epoch(self, epoch: int) -> None:
@@ -116,7 +125,7 @@ class MixtureStream(IterableDataset[Any]):
         """Name what the mixture depends on, besides epoch and reader; of the sources, how many."""
         return {
             "seed": self.seed,
-            "exhausted": self.exhausted,
+            "stopping_strategy": self.stopping_strategy,
             "epoch_length": self.epoch_length,
             "shares": summary(self.changes),
         }
@@ -171,7 +180,8 @@ class _Mixing(Iterator[Any]):
         self._own = History(stream.names, [*changes.items()])
         self._datasets = dict(zip(stream.names, stream.datasets, strict=True))
         self._seed = derive(stream.seed, reading.epoch, index)
-        self._exhausted, self._draws, self._given, self._ended = stream.exhausted, 0, 0, False
+        self._strategy = stream.stopping_strategy
+        self._draws, self._given, self._ended = 0, 0, False
         self._of, self._readers = summary(stream.changes), count
         self._until: int | None = None  # samples, after which other weights count
         self._begin_by(self._own)
@@ -208,12 +218,12 @@ class _Mixing(Iterator[Any]):
                 sample = source.next()
             except StopIteration:
                 # One that has nothing to give (an empty share, perhaps) would be asked for ever.
-                if self._exhausted == "repeat" and source.taken:
+                if self._strategy == "repeat" and source.taken:
                     source.load((0, False, None, source.draws))  # from its start
                 else:
                     source.ended = True
-                self._ended = self._exhausted == "stop" or self._all_ended()
-                if self._exhausted == "repeat" and source.ended:
+                self._ended = self._strategy == "first_exhausted" or self._all_ended()
+                if self._strategy == "repeat" and source.ended:
                     self._tell_of_nothing(self._history.names[number])
                 continue
             self._draws += 1
@@ -227,10 +237,10 @@ class _Mixing(Iterator[Any]):
         if readers > 1:
             whom = f" for one or more of the {readers} readers"
         text = (
-            f"source {name!r} has no sample{whom}, so exhausted='repeat' has nothing to repeat: "
-            "the source comes less often than its weight says, and the epoch may be shorter than "
-            "epoch_length; leave it out, give it more samples, or use fewer readers (num_shards; "
-            "without it, workers × ranks)"
+            f"source {name!r} has no sample{whom}, so stopping_strategy='repeat' has nothing to "
+            "repeat: the source comes less often than its weight says, and the epoch may be "
+            "shorter than epoch_length; leave it out, give it more samples, or use fewer readers "
+            "(num_shards; without it, workers × ranks)"
         )
         if self._ended:
             warnings.warn(text, stacklevel=program_stacklevel())  # no batch comes to go with

@@ -188,7 +188,7 @@ class PackingBatchSampler(LengthsSampler):
         margin = math.ceil(_SPREAD * math.sqrt(windows)) if self.shuffle and windows > 1 else 0
         if self.drop_last:
             return max(0, packs - margin) // ranks * ranks
-        # Not more packs than samples: the loader's shard_tail decides.
+        # Not more packs than samples: the loader's uneven_ranks decides.
         return min(-(-(packs + margin) // ranks) * ranks, len(self._kept))
 
     def _packed(self, epoch: int, window: int) -> tuple[Indices, Indices]:
@@ -303,7 +303,7 @@ class PackCollate(PadCollate):
     `default_collate`. The packed entries of a sample have the same length.
 
     Args:
-        pad_value: What padding at the end is filled with. A number: every tensor or array of at
+        padding_value: What padding at the end is filled with. A number: every tensor or array of at
             least one dimension is packed. A mapping: the entries of these names are, each with its
             own number, and the others are left to `default_collate`.
         pad_to_multiple_of: The number of tokens is rounded up to a multiple of this.
@@ -320,18 +320,18 @@ class PackCollate(PadCollate):
 
         Raises:
             ValueError: Tensors to be packed differ in more than their length, a sample's entries in
-                that, their dtype cannot hold the pad_value, or there is nothing to be packed. The
-                message names the entry.
+                that, their dtype cannot hold the padding_value, or there is nothing to be packed.
+                The message names the entry.
             RuntimeError: Sequences have different numbers of entries; and what `default_collate`
                 raises.
             KeyError: A key of the first mapping is missing in another one.
         """
-        joining = _Joining(self.pad_value, self.pad_to_multiple_of)
+        joining = _Joining(self.padding_value, self.pad_to_multiple_of)
         values = joining(samples)
         if joining.lengths is None:
             raise ValueError(
                 f"samples have nothing to pack: no tensor with a length, or none of the names in "
-                f"pad_value={self.pad_value!r}; got {type(samples[0]).__name__}"
+                f"padding_value={self.padding_value!r}; got {type(samples[0]).__name__}"
             )
         lengths = torch.tensor(joining.lengths)
         padding = joining.padded(int(lengths.sum())) - int(lengths.sum())
@@ -368,7 +368,7 @@ class _Joining(PadCollate):
                 raise ValueError(
                     f"{place}: the packed entries of a sample must have one length, and sample "
                     f"{number} of the pack has {ours}, but {theirs} of {self._place}: name the "
-                    "entries to be packed in pad_value, as {'tokens': 0, 'labels': -100}"
+                    "entries to be packed in padding_value, as {'tokens': 0, 'labels': -100}"
                 )
         self.lengths, self._place = lengths, place
         joined = torch.cat(tensors)

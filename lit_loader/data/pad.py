@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lit_loader.core.batch.collate import default_collate
-from lit_loader.core.options.checks import plain, whole_number
+from lit_loader.core.options.checks import known_keywords, plain, whole_number
 from lit_loader.describe import public
 from lit_loader.errors import OptionError
 
@@ -56,7 +56,7 @@ class PadCollate:
     all alike. What is not to be padded, and what has no dimension, is left to `default_collate`.
 
     Args:
-        pad_value: What is put behind the data. A number: every tensor or array of at least one
+        padding_value: What is put behind the data. A number: every tensor or array of at least one
             dimension is padded with it. A mapping: the entries of these names are, each with its
             own number, at whatever depth they are, and the others are left to `default_collate`.
         pad_to_multiple_of: The longest length is rounded up to a multiple of this.
@@ -65,26 +65,27 @@ class PadCollate:
         OptionError: An option is refused.
     """
 
+    @functools.partial(known_keywords, unset={"padding_value": 0})
     def __init__(
-        self, pad_value: float | Mapping[str, float] = 0, pad_to_multiple_of: int = 1
+        self, padding_value: float | Mapping[str, float] = 0, pad_to_multiple_of: int = 1
     ) -> None:
-        if isinstance(pad_value, Mapping):
-            pad_value = {name: plain(value) for name, value in pad_value.items()}
+        if isinstance(padding_value, Mapping):
+            padding_value = {name: plain(value) for name, value in padding_value.items()}
         else:
-            pad_value = plain(pad_value)
-        values = pad_value if isinstance(pad_value, Mapping) else {"": pad_value}
+            padding_value = plain(padding_value)
+        values = padding_value if isinstance(padding_value, Mapping) else {"": padding_value}
         for value in values.values():
             if not isinstance(value, numbers.Real):
                 raise OptionError(
-                    "pad_value must be a number, or a mapping from entry to number, "
-                    f"got pad_value={pad_value!r}"
+                    "padding_value must be a number, or a mapping from entry to number, "
+                    f"got padding_value={padding_value!r}"
                 )
-        self.pad_value = pad_value
+        self.padding_value = padding_value
         self.pad_to_multiple_of = whole_number("pad_to_multiple_of", pad_to_multiple_of, low=1)
 
     def __repr__(self) -> str:
-        multiple = self.pad_to_multiple_of
-        return f"{type(self).__name__}(pad_value={self.pad_value}, pad_to_multiple_of={multiple})"
+        value, multiple = self.padding_value, self.pad_to_multiple_of
+        return f"{type(self).__name__}(padding_value={value}, pad_to_multiple_of={multiple})"
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Return the samples as one batch.
@@ -94,19 +95,19 @@ class PadCollate:
 
         Raises:
             ValueError: Tensors to be padded differ in more than their length, or their dtype cannot
-                hold the pad_value. The message names the entry.
+                hold the padding_value. The message names the entry.
             RuntimeError: Sequences have different numbers of entries; and what `default_collate`
                 raises.
             KeyError: A key of the first mapping is missing in another one.
         """
-        value = None if isinstance(self.pad_value, Mapping) else self.pad_value
+        value = None if isinstance(self.padding_value, Mapping) else self.padding_value
         return self._collate(samples, value, "")
 
     def _collate(self, samples: Sequence[Any], value: float | None, place: str) -> Any:
         """Collate one entry; `value` is what it is padded with, None: not at all."""
         first = samples[0]
         if isinstance(first, Mapping):
-            named = self.pad_value if isinstance(self.pad_value, Mapping) else {}
+            named = self.padding_value if isinstance(self.padding_value, Mapping) else {}
             return {
                 key: self._collate(
                     [sample[key] for sample in samples],
@@ -167,8 +168,8 @@ def _check_fits(value: float, dtype: torch.dtype, place: str) -> None:
     low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
     if not (low <= value <= high and value == int(value)):  # NaN fails both comparisons
         raise ValueError(
-            f"{place}: {dtype} cannot hold pad_value={value!r}: choose another pad_value, or "
-            "convert the data"
+            f"{place}: {dtype} cannot hold padding_value={value!r}: choose another padding_value, "
+            "or convert the data"
         )
 
 

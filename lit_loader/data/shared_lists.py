@@ -1,4 +1,4 @@
-"""`SharedLists`: the ``share`` option. A dataset's long lists, shared in memory by all workers.
+"""`SharedLists`: the ``share_lists`` option: a dataset's long lists, shared by all workers.
 
 ::
 
@@ -84,12 +84,16 @@ class SharedLists:
             return True
         if type(records) is dict or not _is_plain(records):
             why = "it is a dict" if type(records) is dict else "its records hold other objects"
-            _log.info("share: %s is left alone: %s; SharedSequence takes any records", name, why)
+            _log.info(
+                "share_lists: %s is left alone: %s; SharedSequence takes any records", name, why
+            )
             return False
         put = shared(records)
         self._instead[id(records)] = (records, put)
         size = put.nbytes / 1e6
-        _log.info("share: %s, %d records, takes %.1f MB for all workers", name, len(records), size)
+        _log.info(
+            "share_lists: %s, %d records, takes %.1f MB for all workers", name, len(records), size
+        )
         return True
 
     def instead(self, value: object) -> SharedList | None:
@@ -125,9 +129,9 @@ def _is_plain(records: Any, depth: int = _NESTED) -> bool:
 def _refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
     """Take the place of the methods that write."""
     raise TypeError(
-        f"this {self.KIND.__name__} belongs to what all workers share (share=True), and what is "
-        "written into it would be lost: change a copy of it, as in copy.deepcopy(record), or leave "
-        "share out"
+        f"this {self.KIND.__name__} belongs to what all workers share (share_lists=True), and what "
+        "is written into it would be lost: change a copy of it, as in copy.deepcopy(record), or "
+        "leave share_lists out"
     )
 
 

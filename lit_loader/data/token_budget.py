@@ -269,7 +269,7 @@ class TokenBudgetBatchSampler(LengthsSampler):
             largest = np.argsort(-padded, kind="stable")[:missing]
             largest = largest[sizes[largest] > 1]
             if not len(largest):
-                break  # fewer samples than ranks: the loader's shard_tail decides
+                break  # fewer samples than ranks: the loader's uneven_ranks decides
             cuts = np.sort(np.concatenate([cuts, cuts[largest] + sizes[largest] // 2]))
         return cuts
 

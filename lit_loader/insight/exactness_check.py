@@ -50,7 +50,7 @@ class ExactnessCheck:
         if self._start is not start:
             self._start, self._made = start, {}  # the epoch before was left early
         self._made[number] = indices, digest(batch)
-        if len(self._made) >= self._core.loader.check_exactness:
+        if len(self._made) >= self._core.loader.check_determinism:
             self.finish()
 
     def finish(self) -> None:
@@ -63,7 +63,7 @@ class ExactnessCheck:
             for number, batch in (self._here if self._in_process else self._by_workers)(start):
                 if number in made and (found := difference(made[number][1], digest(batch))):
                     core.warn_once(
-                        f"check_exactness: batch {number} of epoch {start.epoch} came out "
+                        f"check_determinism: batch {number} of epoch {start.epoch} came out "
                         f"otherwise when it was made again, after other batches: {found}. "
                         "Something there is not a function of seed and index (a generator that is "
                         "not found, a counter, the order of a set): seed it in "
@@ -76,8 +76,8 @@ class ExactnessCheck:
             if isinstance(error, WorkerDeath):
                 cause = f"the worker ended, with exit code {error.exitcode}"
             core.warn_once(
-                f"check_exactness could not make the first batches again ({cause}): they were not "
-                "compared"
+                f"check_determinism could not make the first batches again ({cause}): they were "
+                "not compared"
             )
 
     def _here(self, start: EpochStart) -> Iterator[tuple[int, Any]]:
@@ -133,7 +133,7 @@ def check_of(core: Any, in_process: bool) -> ExactnessCheck | None:
         return None
     if in_process and core.iterable:
         core.warn_once(
-            "check_exactness needs num_workers of at least 1 for an IterableDataset: it would "
+            "check_determinism needs num_workers of at least 1 for an IterableDataset: it would "
             "be iterated twice in this process"
         )
         return None

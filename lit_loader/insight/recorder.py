@@ -198,7 +198,7 @@ class Recorder:
             workers=tuple(workers),
             busy_fraction=sum(w.busy_fraction for w in workers) / max(1, len(workers)),
             slowest_samples=tuple(self._slow),
-            stragglers=sums["stragglers"] / 1e9,
+            straggler_seconds=sums["stragglers"] / 1e9,
             worker_restarts=self._log.worker_restarts,
             sample_errors=self._log.sample_errors,
             sample_retries=self._log.sample_retries,
@@ -247,7 +247,7 @@ def statistics_of(core: Any, memory: bool, caches: Mapping[str, Any]) -> LoaderS
             shared_memory=sum(pool.arena.resident for pool in pools),
             memory=_memory_use({*pools, core.pool}) if memory else None,
             num_workers=loader.num_workers,
-            why_so_many="" if auto is None else auto.setting.reason,
+            num_workers_reason="" if auto is None else auto.setting.reason,
             surroundings=Surroundings(
                 processors=_processors(),
                 persistent_workers=loader.persistent_workers,

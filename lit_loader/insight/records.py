@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lit_loader.core.batch.timings import Timings
 from lit_loader.describe import public
@@ -202,8 +202,8 @@ class LoaderStatistics:
         workers: Each worker's part.
         busy_fraction: Mean of the workers'.
         slowest_samples: The slowest, at most five, slowest first, each index once.
-        stragglers: Seconds of ``fetch`` spent in samples that took over five times as long as the
-            mean of the others in their batch.
+        straggler_seconds: Seconds of ``fetch`` spent in samples that took over five times as long
+            as the mean of the others in their batch.
         ready: Batches that were made and not asked for yet, when this was taken.
         worker_restarts: Workers that were replaced after they died or hung.
         sample_errors: Samples that could not be read, and were skipped or replaced.
@@ -213,7 +213,7 @@ class LoaderStatistics:
             was made and in all processes.
         cache_misses: Samples that it had to make.
         cache_bytes: Bytes of memory that its samples take.
-        cache_lacking: Bytes of memory more that would hold all; 0 while there is room.
+        cache_bytes_missing: Bytes of memory more that would hold all; 0 while there is room.
         remote_batches: Those of ``batches`` that were made on other machines.
         remote_nbytes: Their bytes, which came over the network.
         transit: Seconds, summed over them, in which nobody was at such a batch between its order
@@ -221,7 +221,7 @@ class LoaderStatistics:
         nodes: What each other machine did, by name.
         memory: What memory all of it takes; None unless it was asked for.
         num_workers: Worker processes, when this was taken.
-        why_so_many: Why, with ``num_workers="auto"``; else "".
+        num_workers_reason: Why, with ``num_workers="auto"``; else "".
         processor_fraction: Processor time of the workers, as part of the time in which they made
             batches (with threads of the dataset's it may be more than 1); 0: not measured.
         queued_fraction: Part of that time in which they waited for a processor; 0: not measured.
@@ -257,7 +257,7 @@ class LoaderStatistics:
     workers: tuple[WorkerTimes, ...] = ()
     busy_fraction: float = 0.0
     slowest_samples: tuple[SlowSample, ...] = ()
-    stragglers: float = 0.0
+    straggler_seconds: float = 0.0
     ready: int = 0
     worker_restarts: int = 0
     sample_errors: int = 0
@@ -266,14 +266,14 @@ class LoaderStatistics:
     cache_hits: int = 0
     cache_misses: int = 0
     cache_bytes: int = 0
-    cache_lacking: int = 0
+    cache_bytes_missing: int = 0
     remote_batches: int = 0
     remote_nbytes: int = 0
     transit: float = 0.0
     nodes: tuple[NodeTimes, ...] = ()
     memory: MemoryUse | None = None
     num_workers: int = 0
-    why_so_many: str = ""
+    num_workers_reason: str = ""
     processor_fraction: float = 0.0
     queued_fraction: float = 0.0
     read: StageTimes = field(default_factory=StageTimes)
@@ -283,6 +283,13 @@ class LoaderStatistics:
     queued_threads: float = 0.0
     active_threads: int = 0
     surroundings: Surroundings = field(default_factory=Surroundings)
+
+    if not TYPE_CHECKING:  # which is to find what is misspelt
+
+        def __getattr__(self, name: str) -> Any:
+            from lit_loader import old_names  # of which this is one, or it is none
+
+            return old_names.attribute(self, name)
 
     @property
     def verdict(self) -> str:

@@ -230,9 +230,13 @@ def _kept_waiting(statistics: LoaderStatistics) -> str:
 def _stragglers(statistics: LoaderStatistics) -> str:
     """Advice where a few slow samples, which others wait for, took most of the time; else ""."""
     made = sum(_made(statistics).values())
-    if statistics.stragglers < MOST * made or not statistics.stragglers or _storage(statistics):
+    if (
+        statistics.straggler_seconds < MOST * made
+        or not statistics.straggler_seconds
+        or _storage(statistics)
+    ):
         return ""  # of reads that are made together, the first is waited for
-    share = statistics.stragglers / statistics.fetch.total
+    share = statistics.straggler_seconds / statistics.fetch.total
     return (
         f"a few slow samples were {percent(share)} of the time "
         f"{places(statistics.surroundings.iterable)['fetch']}: make these cheaper, or raise "
@@ -292,7 +296,7 @@ def _workers(statistics: LoaderStatistics, num_workers: int) -> str:
     computing, cheaper = statistics.processor_fraction, _cheaper(statistics, stage)
     queued = statistics.queued_fraction
     few = processors is not None and computing * busy * num_workers < BUSY * processors
-    if statistics.why_so_many:
+    if statistics.num_workers_reason:
         text += cheaper
     elif computing and 1 - computing - queued >= ELSEWHERE and few:
         other = f"mark what waits with lit_loader.{_marked(statistics)}"
@@ -304,7 +308,7 @@ def _workers(statistics: LoaderStatistics, num_workers: int) -> str:
     elif queued > computing and processors is not None and num_workers <= processors:
         return _crowded(statistics)  # and not by each other
     elif statistics.nodes:
-        text += f"raise remote_workers or {cheaper}"
+        text += f"raise num_remote_workers or {cheaper}"
     elif processors is None or num_workers < processors:
         text += f"add workers or {cheaper}"
     elif computing:
@@ -397,17 +401,17 @@ def _besides(statistics: LoaderStatistics, transfer: StageTimes | None) -> Itera
             f"{', …' if len(named) > 4 else ''}), each "
             f"{duration(statistics.transit / statistics.remote_batches)} in transit"
         )
-    if statistics.why_so_many:
+    if statistics.num_workers_reason:
         yield _chosen(statistics)
     asked = statistics.cache_hits + statistics.cache_misses
     if asked:
         text = f"{percent(statistics.cache_hits / asked)} of the samples came from the cache"
-        if statistics.cache_lacking:
+        if statistics.cache_bytes_missing:
             made = _made(statistics)
             share = made["fetch"] / max(sum(made.values()), 1e-9)
             text += (
                 f", and reading samples was {percent(share)} of the work on batches: "
-                f"{_size(statistics.cache_lacking)} more memory would hold all"
+                f"{_size(statistics.cache_bytes_missing)} more memory would hold all"
             )
         yield text
     share = transfer.total / statistics.seconds if transfer and statistics.seconds else 0.0
@@ -428,7 +432,7 @@ def _chosen(statistics: LoaderStatistics) -> str:
     workers = counted(statistics.num_workers, "worker")
     processors = statistics.surroundings.processors
     of = "" if processors is None else f" on {counted(processors, 'processor')}"
-    text = f"{workers}{of} in the end: {statistics.why_so_many}"
+    text = f"{workers}{of} in the end: {statistics.num_workers_reason}"
     if statistics.processor_fraction:
         queued = statistics.queued_fraction
         computing = min(statistics.processor_fraction, 1 - queued)

@@ -45,6 +45,7 @@ from lit_loader.core.options.checks import (
     is_list,
     known_keywords,
     known_options,
+    renamed,
 )
 from lit_loader.core.options.loader_config import FOR_WORKERS, LoaderConfig
 from lit_loader.core.order.shown_samplers import wrappable_by_lightning
@@ -68,9 +69,10 @@ SPLITS = ("train", "val", "test", "predict")
 # Trainer function -> the split it cannot do without, and what it uses besides where it is given.
 _STAGES = {"fit": SPLITS[:2], "validate": ("val",), "test": ("test",), "predict": ("predict",)}
 
+_OPTIONS = [*LoaderConfig.__dataclass_fields__]
 _IN_LOADER = {
     name: f"it is an option of the loaders: pass loader={{{name!r}: ...}}, in Hydra loader.{name}="
-    for name in LoaderConfig.__dataclass_fields__
+    for name in _OPTIONS
 }
 
 Options = Mapping[str, Any] | LoaderConfig
@@ -182,7 +184,7 @@ class KeepsLoaders(_Base):  # type: ignore[misc]
         if trainer is not None and loader._core.auto is not None:
             loader._core.auto.ranks = trainer.num_devices
         if device_prefetch and trainer is not None:
-            loader.copy_ahead(trainer.strategy.root_device, move_data_to_device)
+            loader._copy_ahead(trainer.strategy.root_device, move_data_to_device)
         self._lit_loaders.add(loader)
         return loader
 
@@ -195,7 +197,7 @@ def _asked_by(trainer: Trainer | None, split: str, config: LoaderConfig) -> dict
     asked: dict[str, Any] = {}
     if split == "predict":
         # As Lightning does with torch's DataLoader: each sample has one prediction.
-        asked.update(drop_last=False, shard_tail="keep")
+        asked.update(drop_last=False, uneven_ranks="keep")
     if trainer is None:
         return asked
     # Lightning acts on this option for torch's DataLoader alone.
@@ -225,7 +227,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
     A loader is made afresh at each call of a hook. Ranks and number of replicas come from the
     Trainer's strategy, unless they are given or the Trainer has ``use_distributed_sampler=False``;
     with ``overfit_batches`` the order is fixed here. In the "predict" split every sample comes
-    once, whatever ``drop_last`` and ``shard_tail`` say, and prediction writers get its index.
+    once, whatever ``drop_last`` and ``uneven_ranks`` say, and prediction writers get its index.
 
     A subclass may make the datasets itself, in `make_dataset`, or have ``*_dataloader`` hooks of
     its own as any LightningDataModule, and call the constructor without datasets.
@@ -352,6 +354,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         """
         given = train_dataset, val_dataset, test_dataset, predict_dataset
         splits = zip(SPLITS, given, strict=True)
+        options = renamed(options, _OPTIONS)
         datasets: dict[str, Any] = {name: one for name, one in splits if one is not None}
         order, train = options.pop("shuffle", None), options.get("train") or {}
         if isinstance(train, LoaderConfig):
@@ -361,14 +364,14 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
             "num_workers": num_workers,
             "pin_memory": torch.accelerator.is_available(),
         }
-        loader |= {n: options.pop(n) for n in [*options] if n in LoaderConfig.__dataclass_fields__}
+        loader |= {n: options.pop(n) for n in [*options] if n in _OPTIONS}
         if order is None and "train" in datasets and False in _are_streams(train_dataset):
             order = all({**loader, **train}.get(n) is None for n in ("sampler", "batch_sampler"))
         train = {"shuffle": order, **train}
         taken = inspect.signature(cls.__init__).parameters
         open_to_any = any(each.kind is each.VAR_KEYWORD for each in taken.values())
         if not open_to_any:
-            known_options(options, [*LoaderConfig.__dataclass_fields__, *taken])
+            known_options(options, [*_OPTIONS, *taken])
         if open_to_any or "datasets" in taken:
             common = _config("loader", options.pop("loader", None), LoaderConfig()).merged(**loader)
             made = cls(**{**options, "datasets": datasets, "loader": common, "train": train})
@@ -697,8 +700,7 @@ def _primitives(config: LoaderConfig) -> dict[str, Any]:
 
 # --- in the place of torch's loaders ---
 
-_OF_TORCH = [*LoaderConfig.__dataclass_fields__]
-_OF_TORCH = _OF_TORCH[: _OF_TORCH.index("in_order") + 1]
+_OF_TORCH = _OPTIONS[: _OPTIONS.index("in_order") + 1]
 _SAME_OPTIONS = {*_OF_TORCH} - {"shuffle", "sampler", "batch_sampler", "collate_fn"}
 """Options that both classes have, and mean the same by."""
 
@@ -736,6 +738,7 @@ def swapped(wrapped: LightningDataModule, overrides: Mapping[str, Any]) -> Swapp
         )
     # Unknown names are refused at once, by options that are sure to fit together; whether these do
     # is seen when there is a loader that they are laid over.
+    overrides = renamed(overrides, _OPTIONS)
     LoaderConfig().merged(**{name: getattr(LoaderConfig, name, None) for name in overrides})
     # In the class, and not among the attributes, which are the user's. The name is that of the
     # user's class, by which Lightning's checkpoints have a data module's state.

@@ -30,9 +30,9 @@ __all__ = ["LoaderReport", "LoopMonitor"]
 _COUNTED: Final = (
     *("worker_restarts", "sample_errors", "sample_retries", "cache_hits", "cache_misses"),
 )
-_KEPT: Final = ("cache_bytes", "cache_lacking")
+_KEPT: Final = ("cache_bytes", "cache_bytes_missing")
 _AS_THE_LOADER: Final = (
-    *("num_workers", "why_so_many", "lock_fraction", "page_fraction", "queued_threads"),
+    *("num_workers", "num_workers_reason", "lock_fraction", "page_fraction", "queued_threads"),
     *("active_threads", "surroundings"),
 )
 

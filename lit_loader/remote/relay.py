@@ -340,8 +340,8 @@ class Relay:
                 job,
                 WorkerDiedError(
                     f"{reason}. Batch {position_of(number)} has ended {_BLAMED} remote workers in "
-                    "a row and is not tried again. num_workers=0, remote_workers=0 shows errors in "
-                    "place."
+                    "a row and is not tried again. num_workers=0, num_remote_workers=0 shows "
+                    "errors in place."
                 ),
             )
         else:
@@ -370,12 +370,12 @@ class Relay:
 
     def _on_unreachable(self, text: str) -> None:
         if self._alone:
-            self._give_up(f"remote_workers: {text}")
+            self._give_up(f"num_remote_workers: {text}")
         elif text != self._unreachable:
             self._unreachable = text
             self.say(
-                f"remote_workers: {text}. The workers of this machine go on without; joining is "
-                "tried again."
+                f"num_remote_workers: {text}. The workers of this machine go on without; joining "
+                "is tried again."
             )
 
     def _look(self) -> float | None:
@@ -392,17 +392,18 @@ class Relay:
         if self._joined and missing >= _TELL_AFTER * self._patience and not self._told_of_missing:
             self._told_of_missing = True
             self.say(
-                f"{crew.up} of remote_workers={len(crew.members)} are up: see what the cluster has "
-                "(ray status), and what each asks for (remote.cpus_per_worker, remote.resources, "
-                "remote.label_selector). The others come up when there is room for them."
+                f"{crew.up} of num_remote_workers={len(crew.members)} are up: see what the cluster "
+                "has (ray status), and what each asks for (remote.cpus_per_worker, "
+                "remote.resources, remote.label_selector). The others come up when there is room "
+                "for them."
             )
         # Joining has an end of its own.
         longest = _ALONE * self._patience if self._joined else _JOINING
         if self._alone and crew.up == 0 and missing >= longest:
             why = f" (the last one: {crew.trouble})" if crew.trouble else ""
             self._give_up(
-                f"remote_workers={len(crew.members)}: none has come up for {missing:.0f} s{why}, "
-                "and there are no workers on this machine (num_workers=0): see what the cluster "
+                f"num_remote_workers={len(crew.members)}: none has come up for {missing:.0f} s{why}"
+                ", and there are no workers on this machine (num_workers=0): see what the cluster "
                 "has (ray status), ask for less (remote.cpus_per_worker, remote.resources), or "
                 "set num_workers"
             )

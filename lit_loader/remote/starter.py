@@ -51,22 +51,22 @@ class RemoteWorkers:
 
     Args:
         config: Where they come from: a `RayWorkers`, or the like of it.
-        remote_workers: How many there are to be.
+        num_remote_workers: How many there are to be.
         nodes: Is told which machine each of them is on, by its place among them.
     """
 
-    def __init__(self, config: Any, remote_workers: int, nodes: dict[int, str]) -> None:
+    def __init__(self, config: Any, num_remote_workers: int, nodes: dict[int, str]) -> None:
         self._config = config
-        self._remote_workers = remote_workers
+        self._num_remote_workers = num_remote_workers
         self._nodes = nodes
         self._relays = 0
         self._relay: _Relay | None = None
-        self.count: int = remote_workers * config.in_flight
+        self.count: int = num_remote_workers * config.in_flight
 
     def prepare(self, links: Links, spec: BatchSpec, notices: deque[Notice]) -> None:
         """Get ready to start the relay; TransportError: something of ``spec`` cannot be pickled."""
         here, self._notices = links.num_workers, notices
-        total = here + self._remote_workers
+        total = here + self._num_remote_workers
         self._roles = [Role(each, total, links.seed + each) for each in range(here, total)]
         packed = freeze_spec(spec, MACHINES).pickled
         self._payload, _ = nameless_file("lit_loader dataset")

@@ -164,8 +164,8 @@ def reads_of_loader(core: Any) -> ReadsAhead | None:
         return None
     budget = loader.memory_budget
     # What each process reads ahead takes a quarter of the budget, together.
-    parts = 4 * max(1, loader.num_workers + loader.remote_workers)
-    return ReadsAhead(loader.reads, None if budget is None else budget // parts)
+    parts = 4 * max(1, loader.num_workers + loader.num_remote_workers)
+    return ReadsAhead(loader.concurrent_reads, None if budget is None else budget // parts)
 
 
 class ReadAhead:
@@ -370,7 +370,7 @@ class ReadAhead:
                     f"something drew from {drawn} while sample {short_repr(arguments[-1])} waited "
                     f"for {_name(method)}, so random numbers of samples depend on when that was: "
                     "if it was the read (a client's retries may), have it draw from a generator of "
-                    "its own, or set reads=0"
+                    "its own, or set concurrent_reads=0"
                 )
 
     def _begin_more(self) -> None:
@@ -449,8 +449,8 @@ def read_stream(keys: Iterable[_K], read: Callable[[_K], _R]) -> Iterator[tuple[
 def read_stream(keys: Iterable[Any], read: Call) -> Iterator[tuple[Any, Any]]:
     """Give ``(key, read(key))`` for each key, read ahead; for the ``__iter__`` of a dataset.
 
-    In a `DataLoader` up to ``reads`` keys are read at a time, divided among the readers that a
-    worker serves; elsewhere one after the other. The order is the keys'::
+    In a `DataLoader` up to ``concurrent_reads`` keys are read at a time, divided among the readers
+    that a worker serves; elsewhere one after the other. The order is the keys'::
 
         def __iter__(self):
             index, count = lit_loader.get_shard()
@@ -517,7 +517,7 @@ class _Stream:
         if early and reading.drawn() != before:
             raise OptionError(
                 "the keys of read_stream draw random numbers as they are taken, and are taken "
-                "early: give it a list that is shuffled already, or set reads=0"
+                "early: give it a list that is shuffled already, or set concurrent_reads=0"
             )
         assert self._ahead is not None
         self._coming.append((key, ReadResult()))

@@ -60,8 +60,8 @@ def reads_ahead(read: Call) -> Call:
     """Mark the method of a dataset that waits for storage, so that it is called ahead.
 
     ``__getitem__`` calls the method as before. In a `DataLoader` it gets what a thread of the
-    worker has read meanwhile, up to ``reads`` samples at a time; elsewhere, under torch's loader
-    too, the method is simply called. No byte of a batch depends on it::
+    worker has read meanwhile, up to ``concurrent_reads`` samples at a time; elsewhere, under
+    torch's loader too, the method is simply called. No byte of a batch depends on it::
 
         class Objects(Dataset):
             @lit_loader.reads_ahead

@@ -1,4 +1,4 @@
-"""How the ranks come to the end of a stream together: ``shard_tail="pad"`` with ``num_shards``.
+"""How the ranks come to the end of a stream together: ``uneven_ranks="pad"`` with ``num_shards``.
 
 ::
 
@@ -75,7 +75,7 @@ class ShardTail:
             raise LoaderError(
                 f"{ranks} ranks must tell each other when their readers come to an end, "
                 f"through the job of torch.distributed, and {there}: call init_process_group "
-                "first, or pass shard_tail='keep'"
+                "first, or pass uneven_ranks='keep'"
             )
         self._store = job.store()
         self._keys = [f"lit_loader/{subject}/{each}" for each in range(ranks)]
@@ -112,7 +112,7 @@ class ShardTail:
             raise LoaderError(
                 f"rank {self._rank} of {len(self._words)} in {self._where} has no batch that it "
                 "could repeat, and others have more: its readers are all empty; give each at least "
-                "one sample, pass fewer num_shards, or shard_tail='keep'"
+                "one sample, pass fewer num_shards, or uneven_ranks='keep'"
             )
         return True
 
@@ -168,7 +168,7 @@ class ShardTail:
             f"rank {silent} has not said for {waited:,.0f} s (the job's timeout) whether it has "
             f"a batch {number:,} in {self._where}: it has ended, is late, has left the epoch, or "
             "iterates another loader; if it is late, init_process_group(timeout=...) gives it more "
-            "time; if ranks are to stop apart, pass shard_tail='keep'"
+            "time; if ranks are to stop apart, pass uneven_ranks='keep'"
         )
 
     def _write(self, word: Word) -> None:
@@ -253,7 +253,7 @@ def tail_of(core: Any, start: EpochPosition) -> ShardTail | None:
     A LoaderError if the ranks have no way to tell each other.
     """
     shards, loader = core.shards, core.loader
-    if shards is None or loader.shard_tail == "keep" or shards.replicas == 1:
+    if shards is None or loader.uneven_ranks == "keep" or shards.replicas == 1:
         return None
     talks: Talks = core.of_process.setdefault("talks", Talks())
     rank, ranks, epoch = shards.rank, shards.replicas, start.start.epoch

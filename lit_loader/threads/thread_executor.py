@@ -130,7 +130,7 @@ class ThreadExecutor(Executor):
         """Give that of a loader, for the pass ``start``."""
         loader, seed = core.loader, core.worker_seed(start)
         waits = loader.timeout, loader.stall_warning
-        strict = bool(loader.check_exactness)
+        strict = bool(loader.check_determinism)
         return cls(core.spec(), seed, loader.num_workers, core.depth, *waits, strict)
 
     def submit(self, task: Task) -> None:
@@ -238,7 +238,7 @@ class ThreadExecutor(Executor):
         text = f"a sample (or worker_init_fn) draws from, or seeds, a global generator, {_ADVICE}"
         if self._desk.strict:
             name = type(self._desk.spec.dataset).__name__
-            outcome.error = LoaderError(f"check_exactness: {name}: {text}")
+            outcome.error = LoaderError(f"check_determinism: {name}: {text}")
             return
         made = outcome.made or BatchWithReport(None, None, None)
         outcome.made = made._replace(notes=(*made.notes, text))
@@ -415,7 +415,7 @@ class _Worker:
                 if id(generator) in own:
                     text = f"{path} is a random generator, {_ADVICE}, or make it in __init__"
                     if desk.strict:
-                        raise LoaderError(f"check_exactness: {text}")
+                        raise LoaderError(f"check_determinism: {text}")
                     maker.note(text)
         return maker
 

@@ -239,7 +239,7 @@ class Numbers(IterableDataset[int]):
 def streamed(weights: Any = FIRST, names: str = "abc", **options: Any) -> DataLoader[Any]:
     workers = options.pop("num_workers", 0)
     sources = {name: Numbers(name) for name in names}
-    made = {"exhausted": "repeat", "epoch_length": 240, "seed": 3, **options}
+    made = {"stopping_strategy": "repeat", "epoch_length": 240, "seed": 3, **options}
     stream = MixtureStream(sources, weights, **made)
     return DataLoader(stream, 4, num_shards=2, num_workers=workers, seed=1)
 

@@ -201,8 +201,14 @@ def test_any_place_of_a_huge_mixture_is_reached_at_once() -> None:
         (lambda: MixtureStream([[1]], epoch_length=0), "at least 1, got epoch_length=0"),
         (lambda: sampler(shuffle="no"), "shuffle must be True or False, got shuffle='no'"),
         (lambda: MixtureSampler(Rows(3)), "must be a MixtureDataset, which knows its"),  # type: ignore
-        (lambda: MixtureStream([[1]], exhausted="loop"), "exhausted must be one of 'stop', 'drop'"),
-        (lambda: MixtureStream([[1]], exhausted="repeat"), "never ends an epoch: set epoch_length"),
+        (
+            lambda: MixtureStream([[1]], stopping_strategy="loop"),
+            "stopping_strategy must be one of 'first_exhausted', ",
+        ),
+        (
+            lambda: MixtureStream([[1]], stopping_strategy="repeat"),
+            "never ends an epoch: set epoch_length",
+        ),
     ],
 )
 def test_refused(make: Any, message: str) -> None:
@@ -217,9 +223,9 @@ class WithIteratorState(Held):
         return Cursor(self.item, self.numbers())
 
 
-def streams(exhausted: str, epoch_length: int | None = None) -> MixtureStream:
+def streams(strategy: str, epoch_length: int | None = None) -> MixtureStream:
     sources = [Held(0, 40), WithIteratorState(1000, 90), HeldWithState(5000, 30)]
-    return MixtureStream(sources, [2, 2, 1], epoch_length, exhausted, seed=7)
+    return MixtureStream(sources, [2, 2, 1], epoch_length, strategy, seed=7)
 
 
 def numbers(loader: DataLoader[Any]) -> list[int]:
@@ -231,11 +237,11 @@ def numbers(loader: DataLoader[Any]) -> list[int]:
 def test_streams_end_as_they_are_told(workers: int) -> None:
     options = {"batch_size": 4, "num_workers": workers}
     everything = [*range(40), *range(1000, 1090), *range(5000, 5030)]
-    with DataLoader(streams("drop"), **options) as loader:
+    with DataLoader(streams("all_exhausted_without_replacement"), **options) as loader:
         got = numbers(loader)
         assert sorted(got) == everything
         assert numbers(loader) != got
-    with DataLoader(streams("stop"), **options) as loader:
+    with DataLoader(streams("first_exhausted"), **options) as loader:
         stopped = numbers(loader)
         assert set(stopped) < set(everything)
         assert len(set(stopped)) == len(stopped) > 60
@@ -244,14 +250,16 @@ def test_streams_end_as_they_are_told(workers: int) -> None:
     assert len(repeated) == 2000
     assert set(repeated) == set(everything)
     assert abs(sum(number < 1000 for number in repeated) - 800) < 10
-    with DataLoader(streams("stop", 21), **options) as loader:
+    with DataLoader(streams("first_exhausted", 21), **options) as loader:
         assert len(numbers(loader)) == 21
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_source_without_a_share_is_left_out_and_told_once(workers: int) -> None:
-    sources = MixtureStream([Held(0, 1), Held(100, 60)], epoch_length=50, exhausted="repeat")
-    line = "MixtureStream: source '0' has no sample for one or more of the 4 readers, so exhausted"
+    sources = MixtureStream(
+        [Held(0, 1), Held(100, 60)], epoch_length=50, stopping_strategy="repeat"
+    )
+    line = "MixtureStream: source '0' has no sample for one or more of the 4 readers, so stopping_"
     with (
         DataLoader(sources, 5, num_shards=4, num_workers=workers) as loader,
         pytest.warns(UserWarning, match=line) as caught,
@@ -261,16 +269,20 @@ def test_a_source_without_a_share_is_left_out_and_told_once(workers: int) -> Non
 
 
 def test_a_mixture_of_nothing() -> None:
-    nothing = MixtureStream([Held(0, 0)], epoch_length=5, exhausted="repeat")
-    with pytest.warns(UserWarning, match="source '0' has no sample, so exhausted='repeat' has"):
+    nothing = MixtureStream([Held(0, 0)], epoch_length=5, stopping_strategy="repeat")
+    with pytest.warns(
+        UserWarning, match="source '0' has no sample, so stopping_strategy='repeat' has"
+    ):
         assert list(DataLoader(nothing)) == []
-    with pytest.warns(UserWarning, match="source '0' has no sample, so exhausted='repeat' has"):
+    with pytest.warns(
+        UserWarning, match="source '0' has no sample, so stopping_strategy='repeat' has"
+    ):
         assert list(nothing) == []
 
 
 def test_a_state_of_other_sources_is_refused() -> None:
     """One that does not name them; of others see test_changing.py."""
-    first: Any = iter(streams("drop"))
+    first: Any = iter(streams("all_exhausted_without_replacement"))
     next(first)
     state = first.state_dict()
     del state["names"]
@@ -280,7 +292,10 @@ def test_a_state_of_other_sources_is_refused() -> None:
 
 
 def test_sources_that_give_everybody_everything_are_warned_of() -> None:
-    loader = DataLoader(MixtureStream([[1, 2], [3, 4]], exhausted="drop"), num_workers=2)
+    loader = DataLoader(
+        MixtureStream([[1, 2], [3, 4]], stopping_strategy="all_exhausted_without_replacement"),
+        num_workers=2,
+    )
     with pytest.warns(UserWarning, match="MixtureStream is iterated by 2 readers"):
         assert sorted(np.concatenate([batch.numpy() for batch in loader])) == [
             1, 1, 2, 2, 3, 3, 4, 4,
@@ -303,7 +318,10 @@ def test_all_readers_shuffle_a_source_alike(workers: int) -> None:
 
     def loader() -> DataLoader[Any]:
         mixture = MixtureStream(
-            [Drawn(0, 40), Drawn(100, 40)], weights=[9, 1], exhausted="drop", seed=5
+            [Drawn(0, 40), Drawn(100, 40)],
+            weights=[9, 1],
+            stopping_strategy="all_exhausted_without_replacement",
+            seed=5,
         )
         return DataLoader(mixture, 4, num_shards=3, num_workers=workers, seed=2)
 

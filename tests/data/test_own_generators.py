@@ -58,7 +58,9 @@ class Nested(IterableDataset[Tensor]):
     """A mixture as a source of another one."""
 
     def __init__(self, *sources: Any) -> None:
-        self.mixture = MixtureStream(list(sources), exhausted="drop", seed=8)
+        self.mixture = MixtureStream(
+            list(sources), stopping_strategy="all_exhausted_without_replacement", seed=8
+        )
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self.mixture)
@@ -99,7 +101,9 @@ def test_who_reads_again_is_told() -> None:
 
     def loader() -> DataLoader[Any]:
         sources = SOURCES["buffered late"]()
-        mixture = MixtureStream(sources, weights=[3, 1], exhausted="drop", seed=1)
+        mixture = MixtureStream(
+            sources, weights=[3, 1], stopping_strategy="all_exhausted_without_replacement", seed=1
+        )
         return DataLoader(mixture, 2, seed=1)
 
     one, warned = loader(), []
@@ -118,7 +122,11 @@ def test_a_loader_of_others_reads_a_source_again_alone() -> None:
     """From the mixture's own state, which does without the seeds of our loader's batches."""
 
     def mixture() -> MixtureStream:
-        return MixtureStream([HeldWithState(0, 24), Held(100, 12)], exhausted="drop", seed=1)
+        return MixtureStream(
+            [HeldWithState(0, 24), Held(100, 12)],
+            stopping_strategy="all_exhausted_without_replacement",
+            seed=1,
+        )
 
     whole = [int(row[0]) for row in mixture()]
     for stop in range(len(whole) + 1):

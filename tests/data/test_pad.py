@@ -41,7 +41,7 @@ def pieces(*lengths: int, dtype: torch.dtype = torch.int64) -> list[Tensor]:
 
 # --- what is padded ---
 
-ROUNDED = {"pad_value": 9, "pad_to_multiple_of": 4}
+ROUNDED = {"padding_value": 9, "pad_to_multiple_of": 4}
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_tensors(options: Any, lengths: tuple[int, ...], expected: list[list[int
 
 
 def test_other_dimensions_stay() -> None:
-    batch = PadCollate(pad_value=0.5)([torch.ones(2, 3, 4), torch.ones(1, 3, 4)])
+    batch = PadCollate(padding_value=0.5)([torch.ones(2, 3, 4), torch.ones(1, 3, 4)])
     assert batch.values.shape == (2, 2, 3, 4)
     assert batch.values[1, 1].eq(0.5).all()
 
@@ -136,8 +136,11 @@ def test_other_mappings_and_arrays_of_text() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pad_value": "0"}, "pad_value must be a number, or a mapping from entry to number"),
-        ({"pad_value": {"tokens": None}}, "got pad_value={'tokens': None}"),
+        (
+            {"padding_value": "0"},
+            "padding_value must be a number, or a mapping from entry to number",
+        ),
+        ({"padding_value": {"tokens": None}}, "got padding_value={'tokens': None}"),
         ({"pad_to_multiple_of": 0}, "pad_to_multiple_of must be a whole number of at least 1"),
         ({"pad_to_multiple_of": 1.5}, "got pad_to_multiple_of=1.5"),
         ({"pad_to_multiple_of": True}, "got pad_to_multiple_of=True"),
@@ -152,7 +155,9 @@ def test_options_are_refused(options: dict[str, Any], message: str) -> None:
     [(-100, torch.uint8), (0.5, torch.int64), (2, torch.bool), (math.nan, torch.int32)],
 )
 def test_a_value_that_the_dtype_cannot_hold(value: float, dtype: torch.dtype) -> None:
-    with pytest.raises(ValueError, match=f"x: {dtype} cannot hold pad_value={value}: choose anoth"):
+    with pytest.raises(
+        ValueError, match=f"x: {dtype} cannot hold padding_value={value}: choose anoth"
+    ):
         PadCollate(value)([{"x": torch.zeros(1, dtype=dtype)}])
 
 

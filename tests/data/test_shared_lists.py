@@ -1,4 +1,4 @@
-"""The ``share`` option: long lists of the dataset, once in memory for all workers."""
+"""The ``share_lists`` option: long lists of the dataset, once in memory for all workers."""
 
 import copy
 import logging
@@ -102,7 +102,7 @@ def test_the_list_itself_refuses_to_be_changed(write: Any) -> None:
 def test_a_record_refuses_to_be_changed(name: str) -> None:
     plain = {"n": 1, "in": [3, 2], "of": ({"a": []},)}
     view = shared([plain])
-    with pytest.raises(TypeError, match=r"belongs to what all workers share \(share=True\)"):
+    with pytest.raises(TypeError, match=r"belongs to what all workers share \(share_lists=True\)"):
         WRITES[name](view[0])
     assert view[0] == plain
     for copied in (copy.deepcopy(view[0]), pickle.loads(pickle.dumps(view[0]))):
@@ -128,7 +128,7 @@ class Records(OfLength):
 @pytest.mark.parametrize("collate", [None, uncollated], ids=["default", "none"])
 def test_records_arrive_as_plain_ones(collate: Any) -> None:
     batches = [
-        list(DataLoader(Records(), 2, num_workers=1, collate_fn=collate, share=share))
+        list(DataLoader(Records(), 2, num_workers=1, collate_fn=collate, share_lists=share))
         for share in (False, True)
     ]
     assert repr(batches[0]) == repr(batches[1])
@@ -184,7 +184,7 @@ def test_in_workers_only_and_if_asked_for(method: str, share: bool) -> None:
         num_workers=2,
         multiprocessing_context=method,
         collate_fn=uncollated,
-        share=share,
+        share_lists=share,
     ) as loader:
         for _ in range(1 if method == "spawn" else 2):
             samples = [sample for batch in loader for sample in batch]
@@ -200,12 +200,12 @@ def test_what_was_done_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "lit_loader.share"):
         SharedLists(Files())
     first, *others = [record.message for record in caplog.records]
-    assert first == f"share: Files.files, {N} records, takes 0.3 MB for all workers"
+    assert first == f"share_lists: Files.files, {N} records, takes 0.3 MB for all workers"
     assert [message.split(",")[0] for message in others] == [
-        "share: Files.parts['train']['labels']",
-        "share: Files.inner.indices",
-        "share: Files.records",
-        "share: Files.sets is left alone: its records hold other objects; SharedSequence takes any "
-        "records",
-        "share: Files.by_name is left alone: it is a dict; SharedSequence takes any records",
+        "share_lists: Files.parts['train']['labels']",
+        "share_lists: Files.inner.indices",
+        "share_lists: Files.records",
+        "share_lists: Files.sets is left alone: its records hold other objects; SharedSequence "
+        "takes any records",
+        "share_lists: Files.by_name is left alone: it is a dict; SharedSequence takes any records",
     ]

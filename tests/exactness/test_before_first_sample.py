@@ -115,8 +115,8 @@ def cases() -> Iterator[Any]:
         of_two = replicas == 2 and draw == "numpy" and workers in (0, 2)
         # From global generators workers draw differently, but where they are told of an epoch.
         if workers > 1 and not draw.startswith("own") and kind is not ShuffledInSetEpoch:
-            options = {**options, "num_shards": 6, "shard_tail": "keep"}
-        plain = options in ({}, {"num_shards": 6, "shard_tail": "keep"})
+            options = {**options, "num_shards": 6, "uneven_ranks": "keep"}
+        plain = options in ({}, {"num_shards": 6, "uneven_ranks": "keep"})
         usual = plain and (of_two or (replicas == 1 and (draw, workers) in FEW))
         name = "-".join(map(str, (kind.__name__, *case[1:])))
         marks = [] if usual else [pytest.mark.slow]

@@ -60,7 +60,7 @@ def test_stopped_and_resumed(stop: int, filled: bool, tmp_path: Path) -> None:
 
 def test_checked_by_being_made_again() -> None:
     cached = CachedDataset(Decoded(), "1 MB")
-    with make(cached, num_workers=2, check_exactness=5) as loader:
+    with make(cached, num_workers=2, check_determinism=5) as loader:
         assert digests(loader) == reference()[0]
 
 

@@ -101,8 +101,8 @@ class Case(NamedTuple):
         options = {"batch_size": 4, "seed": 11, "num_workers": workers, **self.options(), **more}
         if "batch_sampler" in options:
             del options["batch_size"]
-        if clean and "reads" in options:
-            options["reads"] = 0
+        if clean and "concurrent_reads" in options:
+            options["concurrent_reads"] = 0
         make = self.plain if clean and self.plain is not None else self.dataset
         return DataLoader(make(), **options)
 
@@ -211,7 +211,7 @@ def map_cases() -> Iterator[tuple[str, Case]]:
         yield f"packed, {ranks}", Case(functools.partial(Augmented, 60), options)
     for place, (name, dataset) in enumerate(reads.KINDS.items()):
         seeding = ("batch", "sample")[place % 2]
-        options = {**SHUFFLED, "reads": (1, 3, 16)[place % 3], "seeding": seeding}
+        options = {**SHUFFLED, "concurrent_reads": (1, 3, 16)[place % 3], "seeding": seeding}
         yield f"reads, {name}", Case(dataset, functools.partial(dict, options))
     for policy, seeding in itertools.product(("skip", "replace"), ("batch", "sample")):
         options = functools.partial(dict, SHUFFLED, on_sample_error=policy, seeding=seeding)
@@ -281,7 +281,7 @@ def stream_cases() -> Iterator[tuple[str, Case]]:
     jittered = lambda: Counting(LENGTH, Jittered().__getitem__)  # noqa: E731
     yield "shards, global functions", Case(jittered, shards, following=False)
     for kind in (reads.Stream, reads.AwaitedStream):
-        options = functools.partial(dict, num_shards=3, reads=4)
+        options = functools.partial(dict, num_shards=3, concurrent_reads=4)
         yield f"reads, {kind.__name__}", Case(kind, options, following=False)
     for name, make in test_get_rng.STREAMS.items():
         yield f"get_rng, {name}", Case(make, lambda: {"num_shards": 3, "batch_size": 3})
@@ -317,15 +317,24 @@ def stream_cases() -> Iterator[tuple[str, Case]]:
         make = functools.partial(kind, "own torch")
         yield f"first drawn, {kind.__name__}, {readers}", Case(make, readers=readers)
     for sources, shards in itertools.product(mixed.SOURCES, (None, 1, 2)):
-        make = functools.partial(mixture_of, sources, weights=[3, 1], exhausted="drop", seed=1)
+        make = functools.partial(
+            mixture_of,
+            sources,
+            weights=[3, 1],
+            stopping_strategy="all_exhausted_without_replacement",
+            seed=1,
+        )
         options = functools.partial(dict, num_shards=shards, batch_size=2)
         name = f"mixed, {sources}, {shards}"
         yield name, Case(make, options, None if shards else 0, following=False)
-    for exhausted, length in (("stop", None), ("drop", None), ("repeat", 120)):
+    for strategy, length in (
+        *(("first_exhausted", None), ("all_exhausted_without_replacement", None)),
+        ("repeat", 120),
+    ):
         make = functools.partial(
-            mixture_of, "with state", epoch_length=length, exhausted=exhausted, seed=7
+            mixture_of, "with state", epoch_length=length, stopping_strategy=strategy, seed=7
         )
-        yield f"mixed, {exhausted}", Case(make, readers=2)
+        yield f"mixed, {strategy}", Case(make, readers=2)
     lengths = [(12, 12), (5, 17), (0, 9), (14,), (7, 10, 2)]
     for kind, shares in itertools.product(
         (Shared, SharedWithIteratorState, SharedWithState), lengths
@@ -357,7 +366,7 @@ def mixture_of(sources: str, **options: Any) -> MixtureStream:
 
 def bad_sources() -> MixtureStream:
     sources: list[Any] = [test_sample_errors.Stream(), test_sample_errors.StatefulStream()]
-    return MixtureStream(sources, exhausted="drop")
+    return MixtureStream(sources, stopping_strategy="all_exhausted_without_replacement")
 
 
 CASES = {**dict(map_cases()), **dict(stream_cases())}

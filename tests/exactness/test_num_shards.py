@@ -32,7 +32,7 @@ def stream(kind: str) -> Any:
 def loader(dataset: Any, workers: int = 0, ranks: int = 1, rank: int = 0, **options: Any) -> Any:
     options = {"batch_size": SIZE, "num_shards": SHARDS, "seed": 7, **options}
     if ranks > 1:
-        options |= {"num_replicas": ranks, "rank": rank, "shard_tail": "keep"}
+        options |= {"num_replicas": ranks, "rank": rank, "uneven_ranks": "keep"}
     return DataLoader(dataset, num_workers=workers, **options)
 
 
@@ -91,7 +91,7 @@ class StripedByRankAndWorker(StripedByWorkerInfo):
 def test_a_dataset_that_asks_for_its_worker_alone(workers: int, name: str) -> None:
     """Which says nothing of ranks; with ``num_shards`` it does. Some hold what knows of them."""
     ranks: dict[str, Any] = {"num_replicas": 2, "rank": 0, "num_workers": workers}
-    shards: dict[str, Any] = {"num_shards": 4, "shard_tail": "keep"}
+    shards: dict[str, Any] = {"num_shards": 4, "uneven_ranks": "keep"}
     text = "StripedByWorkerInfo is iterated on 2 ranks and has asked get_worker_info"
     with pytest.warns(UserWarning, match=text):
         assert len([*DataLoader(StripedByWorkerInfo(20), **ranks)]) == 20
@@ -221,7 +221,7 @@ def test_a_stream_that_is_split_by_ranks_already(said: dict[str, Any], name: str
         ({"num_shards": 2, "seeding": "worker"}, "num_shards makes readers that do not depend"),
         ({"num_workers": "auto"}, "does not apply to an IterableDataset without num_shards, whose"),
         (
-            {"num_shards": 2, "shard_tail": "drop"},
+            {"num_shards": 2, "uneven_ranks": "drop"},
             "'drop' is for map-style .*: pass 'pad', .* or 'keep'",
         ),
     ],

@@ -142,14 +142,14 @@ def test_a_class_that_is_pickled_with_its_functions() -> None:
             return torch.tensor([index, 7.0 * index], dtype=torch.float64)
 
     with make(Local(), num_workers=1, multiprocessing_context="spawn") as loader:
-        assert digests(loader) == digests(make(Still(), reads=0))
+        assert digests(loader) == digests(make(Still(), concurrent_reads=0))
 
 
 def test_without_batches_and_with_a_list_as_index() -> None:
     for options in ({"batch_size": None}, {"batch_size": None, "sampler": [[1, 2], [3, 3]]}):
         kind: Any = Read if "sampler" not in options else Listed
         shuffle = None if "sampler" in options else True
-        expected = digests(make(kind(), reads=0, shuffle=shuffle, **options))
+        expected = digests(make(kind(), concurrent_reads=0, shuffle=shuffle, **options))
         with make(kind(), num_workers=2, shuffle=shuffle, **options) as loader:
             assert digests(loader) == expected
 
@@ -256,7 +256,7 @@ class Drawing(Read):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_read_that_draws_is_told_and_not_made_ahead(workers: int) -> None:
-    expected = digests(make(Drawing(), reads=0))
+    expected = digests(make(Drawing(), concurrent_reads=0))
     with (
         make(Drawing(), num_workers=workers) as loader,
         pytest.warns(UserWarning, match=r"Drawing\.read draws from random at \d+, so it is called"),
@@ -273,7 +273,7 @@ class Asking(Read):
 @pytest.mark.parametrize("reads", [0, 16])
 def test_a_read_has_no_generator(reads: int) -> None:
     with pytest.raises(OptionError, match=r"get_rng\(\) in a method that reads_ahead"):
-        digests(make(Asking(), reads=reads))
+        digests(make(Asking(), concurrent_reads=reads))
 
 
 _counting = threading.Lock()
@@ -306,18 +306,20 @@ def test_so_many_at_a_time_over_batches(workers: int) -> None:
     together = 4
     dataset = Subset(Counting(together), range(13))
     options: Any = {"batch_size": 13} if not workers else {"prefetch_factor": 4}
-    with make(dataset, num_workers=workers, reads=together, shuffle=False, **options) as loader:
+    with make(
+        dataset, num_workers=workers, concurrent_reads=together, shuffle=False, **options
+    ) as loader:
         most = torch.cat([*loader]).max() - 1  # the thread that makes the batch may read as well
         assert together <= most <= together + 1
 
 
 def test_the_check_of_exactness_agrees() -> None:
-    with make(Read(), num_workers=1, check_exactness=3) as loader:
-        assert digests(loader) == digests(make(Read(), reads=0))
+    with make(Read(), num_workers=1, check_determinism=3) as loader:
+        assert digests(loader) == digests(make(Read(), concurrent_reads=0))
 
 
 def test_pickled_and_used_by_threads_of_the_datasets_own() -> None:
-    expected = digests(make(Still(), reads=0))
+    expected = digests(make(Still(), concurrent_reads=0))
     with make(Threaded(), num_workers=2) as loader:
         assert digests(loader) == expected
 
@@ -372,7 +374,7 @@ class DrawnKeys(Stream):
 
 
 def test_keys_that_are_drawn_one_by_one_are_refused() -> None:
-    assert len(digests(make_stream(DrawnKeys(), num_shards=None, reads=0))) == 5
+    assert len(digests(make_stream(DrawnKeys(), num_shards=None, concurrent_reads=0))) == 5
     with pytest.raises(OptionError, match="keys of read_stream draw random numbers"):
         digests(make_stream(DrawnKeys(), num_shards=None))
 
@@ -393,7 +395,9 @@ def test_a_stream_goes_on_behind_what_cannot_be_read(workers: int, retries: int)
     options |= {"sample_retries": retries, "retry_backoff": 0.0}
     expected = [key for key in range(40) if key % 5 != 4]
     for reads in (0, 16):
-        with make_stream(BrokenStream(), num_workers=workers, reads=reads, **options) as loader:
+        with make_stream(
+            BrokenStream(), num_workers=workers, concurrent_reads=reads, **options
+        ) as loader:
             assert torch.cat([keys for keys, _ in loader]).tolist() == expected
 
 
@@ -417,5 +421,7 @@ def test_a_retry_reads_the_same_key(workers: int, policy: Any) -> None:
     options = {"num_shards": None, "on_sample_error": policy, "sample_retries": 2}
     options["retry_backoff"] = 0.0
     for reads in (0, 16):
-        with make_stream(PassingStream(), num_workers=workers, reads=reads, **options) as loader:
+        with make_stream(
+            PassingStream(), num_workers=workers, concurrent_reads=reads, **options
+        ) as loader:
             assert torch.cat([keys for keys, *_ in loader]).tolist() == [*range(40)]

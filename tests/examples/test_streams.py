@@ -48,7 +48,7 @@ class Stream(NamedTuple):
     def loader(self, workers: int) -> DataLoader[Any]:
         """Read it by workers."""
         loader = DataLoader(
-            self.make(), self.size, num_workers=workers, num_shards=SHARDS, shard_tail="keep",
+            self.make(), self.size, num_workers=workers, num_shards=SHARDS, uneven_ranks="keep",
             seed=5, collate_fn=named,
         )  # fmt: skip
         loader.set_epoch(self.epoch)

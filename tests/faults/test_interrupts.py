@@ -198,9 +198,11 @@ CASES = {
     "in process, end": Case(num_workers=0, given=LENGTH),
     "in process, failing": Case(functools.partial(Call, damaged, LENGTH), num_workers=0),
     "in process, a table": Case(functools.partial(torch.arange, LENGTH), num_workers=0),
-    "in process, reads ahead, first": Case(ReadAhead, 0, num_workers=0, reads=2),
-    "in process, reads ahead": Case(ReadAhead, num_workers=0, reads=2),
-    "in process, a stream's reads ahead": Case(StreamReadAhead, 1, num_workers=0, reads=2),
+    "in process, reads ahead, first": Case(ReadAhead, 0, num_workers=0, concurrent_reads=2),
+    "in process, reads ahead": Case(ReadAhead, num_workers=0, concurrent_reads=2),
+    "in process, a stream's reads ahead": Case(
+        StreamReadAhead, 1, num_workers=0, concurrent_reads=2
+    ),
     "in process, iterable": Case(Counting, num_workers=0),
     "in process, iterable's end": Case(functools.partial(Counting, LENGTH), 8, num_workers=0),
     "in process, stateful": Case(stateful, num_workers=0),

@@ -150,7 +150,7 @@ class Lane:
                 where = {"directory": folder, "key": "soak"} if self.rng.random() < 0.5 else {}
                 dataset = CachedDataset(dataset, memory="20 MB", **where)
             if self.name == "beside remote ones":
-                options |= {"remote": ThreadWorkers(folder), "remote_workers": 2}
+                options |= {"remote": ThreadWorkers(folder), "num_remote_workers": 2}
             with DataLoader(dataset, **options) as loader:
                 yield loader
 
@@ -305,7 +305,7 @@ def lanes() -> list[Lane]:
         Lane("resized", images, shuffle=True, act=resize),
         Lane("shards, resized", stream, num_shards=6, act=resize),
         Lane("cached", Fixed(160, 50), shuffle=True),
-        Lane("reads ahead", Stored(80, 50), shuffle=True, reads=8, sample_retries=5),
+        Lane("reads ahead", Stored(80, 50), shuffle=True, concurrent_reads=8, sample_retries=5),
         Lane("beside remote ones", images, shuffle=True),
         Lane("closed", images, shuffle=True, act=close),
         Lane("stream, closed", stream, act=close),

@@ -34,6 +34,7 @@ from lit_loader import (
 )
 from lit_loader.data.pad import PadCollate, Padded
 from lit_loader.hydra.schema import hydra_schema
+from lit_loader.old_names import PRESETS as PRESETS_BY_OLD_NAMES
 from tests.support.samples import OfLength
 
 Compose = Callable[..., DictConfig]
@@ -47,17 +48,19 @@ if not hydra.__version__.startswith("1.3"):
 CONF = Path(__file__).parents[2] / "conf" / "lit_loader"
 GROUPS = {
     "loader": {
-        *("debug", "default", "fragile_data", "inherit", "split"),
-        *("auto", "cluster", "reproducible", "throughput", "workers"),
+        *("debug", "default", "fault_tolerant", "_inherit", "ray", "split"),
+        *("auto", "cluster", "fragile_data", "inherit", "reproducible", "throughput", "workers"),
     },
     "remote": {"ray"},
     "sampler": {
-        *("balanced", "mixture", "packing", "token_budget", "weighted", "with_replacement"),
+        *("balanced", "mixture", "packing", "token_budget", "random", "weighted"),
+        "with_replacement",
     },
     "collate": {"list", "pack", "pad"},
     "callbacks": {"monitor", "state"},
 }
-PRESETS = sorted(GROUPS["loader"] - {"inherit", "split", "cluster"})  # which needs Ray
+# ray needs Ray; those of old names are in test_old_names.py.
+PRESETS = sorted(GROUPS["loader"] - {"_inherit", "split", "ray"} - PRESETS_BY_OLD_NAMES.keys())
 
 
 class Numbers(OfLength):
@@ -153,7 +156,7 @@ def test_short_forms_are_of_every_split_unless_it_has_its_own(application: Compo
 @pytest.mark.parametrize("place", ["loader", "data", "data.val"])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_sweep_reaches_no_workers(application: Compose, preset: str, place: str) -> None:
-    said = {"fragile_data": "timeout=120.* has no effect: num_workers=0"}.get(preset)
+    said = {"fault_tolerant": "timeout=120.* has no effect: num_workers=0"}.get(preset)
     with pytest.warns(UserWarning, match=said) if said else contextlib.nullcontext():
         configs = module(
             application(f"lit_loader/loader@loader={preset}", f"{place}.num_workers=0")
@@ -212,7 +215,7 @@ def test_refused_while_composing(application: Compose, override: str, message: s
         ),
         (["+data.val.batchsize=4"], "unknown option 'batchsize': did you mean 'batch_size'?"),
         (
-            ["+lit_loader/sampler@data.train=with_replacement", "data.train.shuffle=true"],
+            ["+lit_loader/sampler@data.train=random", "data.train.shuffle=true"],
             "sampler decides the order itself: leave shuffle at None",
         ),
     ],
@@ -368,8 +371,8 @@ def test_debug_raises_at_once(application: Compose) -> None:
     assert instantiate(cfg.loader) == LoaderConfig()
 
 
-def test_fragile_data(application: Compose, caplog: pytest.LogCaptureFixture) -> None:
-    cfg = application("lit_loader/loader@loader=fragile_data", dataset("Broken", "val"))
+def test_fault_tolerant(application: Compose, caplog: pytest.LogCaptureFixture) -> None:
+    cfg = application("lit_loader/loader@loader=fault_tolerant", dataset("Broken", "val"))
     read = [batch.item() for batch in epochs(cfg, split="val")[0]]
     assert read[:7] + read[8:] == [*range(7), *range(8, 12)]
     assert read[7] in {*range(7), *range(8, 12)}
@@ -415,7 +418,7 @@ def test_token_budget(application: Compose) -> None:
         "+lit_loader/sampler@data.train=token_budget",
         "+lit_loader/collate@data.train.collate_fn=pad",
         "data.train.batch_sampler.max_tokens=10",
-        "data.train.collate_fn.pad_value=-1",
+        "data.train.collate_fn.padding_value=-1",
         dataset("Documents"),
     )
     batches, loader = epochs(cfg)
@@ -500,7 +503,7 @@ def test_weights_that_are_refused(
 
 
 def test_with_replacement(application: Compose) -> None:
-    options = "+lit_loader/sampler@data.train=with_replacement", "loader.batch_size=10"
+    options = "+lit_loader/sampler@data.train=random", "loader.batch_size=10"
     cfg = application(*options, "data.train.sampler.num_samples=30", "loader.seed=1")
     batches, loader = epochs(cfg)
     assert type(loader.sampler) is RandomSampler
@@ -529,7 +532,7 @@ def test_pad_for_every_split(application: Compose) -> None:
 def test_pad_by_name(application: Compose) -> None:
     cfg = application(
         "+lit_loader/collate@data.val.collate_fn=pad",
-        "data.val.collate_fn.pad_value={tokens: 0, labels: -100}",
+        "data.val.collate_fn.padding_value={tokens: 0, labels: -100}",
         "data.val.num_workers=1",
         "data.val.batch_size=3",
         dataset("Named", "val"),

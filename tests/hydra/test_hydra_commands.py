@@ -74,7 +74,7 @@ def test_sweep_over_presets(program: Path, tmp_path: Path) -> None:
     told = jobs(tmp_path)
     workers = {preset: told[number]["num_workers"] for number, preset in enumerate(PRESETS)}
     assert workers == {
-        "auto": "auto", "debug": 0, "default": 0, "fragile_data": 2, "reproducible": 2,
+        "auto": "auto", "debug": 0, "default": 0, "fault_tolerant": 2, "reproducible": 2,
         "throughput": 4, "workers": 2,
     }  # fmt: skip
     assert all(job["batches"] == told[0]["batches"] for job in told.values())
@@ -116,7 +116,11 @@ finally:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("loader.num_", "loader.num_replicas= loader.num_shards= loader.num_workers="),
+        (
+            "loader.num_",
+            "loader.num_remote_workers= loader.num_replicas= loader.num_shards= "
+            "loader.num_workers=",
+        ),
         ("loader.on_sample_error=skip loader.max_s", "loader.max_sample_errors="),
         ("lit_loader/sa", "lit_loader/sampler="),
         ("lit_loader/sampler=w", "lit_loader/sampler=weighted lit_loader/sampler=with_replacement"),

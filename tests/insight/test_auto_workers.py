@@ -119,7 +119,7 @@ def test_it_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFi
         sampler.decided = by_chance(loader, monkeypatch).loads
         batches(loader, 1)
         told = loader.statistics()
-        assert (told.num_workers, told.why_so_many) == (loader.num_workers, "by chance")
+        assert (told.num_workers, told.num_workers_reason) == (loader.num_workers, "by chance")
         assert told.processor_fraction > 0 and 0 <= told.queued_fraction <= 1
     assert "Augmented: 2 -> " in caplog.text and "workers, 2 -> " in caplog.text
 

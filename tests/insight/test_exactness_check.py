@@ -1,4 +1,4 @@
-"""`check_exactness`: what is not a function of seed and index is noticed by what it does."""
+"""`check_determinism`: what is not a function of seed and index is noticed by what it does."""
 
 import itertools
 import os
@@ -85,7 +85,7 @@ def told(loader: DataLoader[Any], epochs: int = 1) -> list[str]:
     ids=["own", "counter", "system", "entropy"],
 )
 def test_what_is_not_exact_is_told_once(make: Any, workers: int, batches: int) -> None:
-    loader = DataLoader(items(make()), 4, num_workers=workers, check_exactness=batches)
+    loader = DataLoader(items(make()), 4, num_workers=workers, check_determinism=batches)
     [message] = told(loader, epochs=3)
     assert "of epoch 0 came out otherwise when it was made again" in message
     assert "batch['value'] (float64 4) has other values" in message or make is counter
@@ -95,13 +95,13 @@ def test_what_is_not_exact_is_told_once(make: Any, workers: int, batches: int) -
 
 @pytest.mark.parametrize("value", [lambda index: os.getpid(), num_workers], ids=["pid", "workers"])
 def test_what_differs_between_processes_is_told(value: Any) -> None:
-    [message] = told(DataLoader(items(value), batch_size=4, num_workers=2, check_exactness=2))
+    [message] = told(DataLoader(items(value), batch_size=4, num_workers=2, check_determinism=2))
     assert "batch['value'] (int64 4) has other values" in message
 
 
 @pytest.mark.slow
 def test_set_order_under_spawn_is_told() -> None:
-    options: Any = {"collate_fn": list, "multiprocessing_context": "spawn", "check_exactness": 1}
+    options: Any = {"collate_fn": list, "multiprocessing_context": "spawn", "check_determinism": 1}
     [message] = told(DataLoader(items(set_order), 2, num_workers=1, **options))
     assert "batch[0]['value'][0] (str) has other values" in message
 
@@ -111,26 +111,26 @@ def test_set_order_under_spawn_is_told() -> None:
 def test_nothing_is_told_of_what_is_exact(workers: int, options: dict[str, Any]) -> None:
     if not workers and "persistent_workers" in options:
         options = {}
-    options = {"num_workers": workers, "check_exactness": 4, "seed": 1, **options}
+    options = {"num_workers": workers, "check_determinism": 4, "seed": 1, **options}
     assert told(DataLoader(Augmented(), 4, shuffle=True, **options), epochs=2) == []
 
 
 def test_what_the_consumer_does_to_a_batch_is_no_difference() -> None:
-    with DataLoader(Augmented(), 4, num_workers=1, check_exactness=3) as loader:
+    with DataLoader(Augmented(), 4, num_workers=1, check_determinism=3) as loader:
         for batch in loader:
             batch.zero_()
 
 
 def test_streams_are_checked_with_workers() -> None:
-    assert told(DataLoader(Counting(LENGTH), 4, num_workers=2, check_exactness=4)) == []
-    [message] = told(DataLoader(Counting(LENGTH, entropy), 4, num_workers=2, check_exactness=4))
+    assert told(DataLoader(Counting(LENGTH), 4, num_workers=2, check_determinism=4)) == []
+    [message] = told(DataLoader(Counting(LENGTH, entropy), 4, num_workers=2, check_determinism=4))
     assert "batch (float64 4) has other values" in message
 
 
 def test_a_stream_without_workers_is_not_iterated_twice() -> None:
     with (
-        DataLoader(Counting(LENGTH), 4, check_exactness=4) as loader,
-        pytest.warns(UserWarning, match="check_exactness needs num_workers of at least 1 for an"),
+        DataLoader(Counting(LENGTH), 4, check_determinism=4) as loader,
+        pytest.warns(UserWarning, match="check_determinism needs num_workers of at least 1 for an"),
     ):
         assert len(list(loader)) == LENGTH // 4
 
@@ -145,7 +145,7 @@ def test_nested_tensors_are_compared(workers: int, layout: torch.layout) -> None
         return torch.nested.nested_tensor(samples, layout=layout)
 
     nested([torch.ones(1)])  # torch warns once
-    options: Any = {"collate_fn": nested, "num_workers": workers, "check_exactness": 2}
+    options: Any = {"collate_fn": nested, "num_workers": workers, "check_determinism": 2}
     ragged = Call(lambda index: torch.full((index + 1,), float(index)), LENGTH)
     options["multiprocessing_context"] = "fork" if workers else None
     assert told(DataLoader(ragged, 4, **options)) == []
@@ -155,13 +155,13 @@ def test_nested_tensors_are_compared(workers: int, layout: torch.layout) -> None
 
 
 def test_an_error_the_second_time_is_a_difference() -> None:
-    [message] = told(DataLoader(items(once()), 4, check_exactness=1))
+    [message] = told(DataLoader(items(once()), 4, check_determinism=1))
     assert "batch was dict of 2, and then RuntimeError: 0 was read before" in message
 
 
 @pytest.mark.usefixtures("by_fork")
 def test_an_epoch_left_early_is_no_epoch() -> None:
-    loader = DataLoader(items(counter()), 4, num_workers=1, check_exactness=3)
+    loader = DataLoader(items(counter()), 4, num_workers=1, check_determinism=3)
     with loader:
         next(iter(loader))
     [message] = told(loader)
@@ -169,7 +169,7 @@ def test_an_epoch_left_early_is_no_epoch() -> None:
 
 
 def test_it_is_refused_where_batches_depend_on_workers() -> None:
-    with pytest.raises(OptionError, match="check_exactness needs batches that do not depend on"):
-        LoaderConfig(seeding="worker", check_exactness=1)
-    with pytest.raises(OptionError, match="check_exactness must be a whole number of at least 0"):
-        LoaderConfig(check_exactness=-1)
+    with pytest.raises(OptionError, match="check_determinism needs batches that do not depend on"):
+        LoaderConfig(seeding="worker", check_determinism=1)
+    with pytest.raises(OptionError, match="check_determinism must be a whole number of at least 0"):
+        LoaderConfig(check_determinism=-1)

@@ -58,13 +58,13 @@ def elsewhere(busy: float, nbytes: int, transit: float) -> dict[str, Any]:
     return {"workers": (here, *there), "nodes": (node,), **sums}
 
 
-STORAGE = {"read": lasted(60.0), "stragglers": 40.0}
+STORAGE = {"read": lasted(60.0), "straggler_seconds": 40.0}
 """Of the seconds in __getitem__, those that samples waited for what is read ahead."""
 
 
 SLOW = (SlowSample(77, 0.055, 0, 3), SlowSample("a.png", 1.26, 0, 9), SlowSample(None, 1, 0, 1))
 
-CACHE = {"cache_hits": 71, "cache_misses": 29, "cache_lacking": 2_140_000_000}
+CACHE = {"cache_hits": 71, "cache_misses": 29, "cache_bytes_missing": 2_140_000_000}
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ CACHE = {"cache_hits": 71, "cache_misses": 29, "cache_lacking": 2_140_000_000}
         (run(0.5, 0.9, 0.9, **stages(20, 20, 140)), 2,
          "workers were 90 % busy, 78 % of it writing batches into shared memory: add workers "
          "or return tensors or arrays, which are copied, instead of objects, which are pickled"),
-        (run(0.2, 0.3, 0.3, stragglers=40.0, slowest_samples=SLOW[:1]), 2,
+        (run(0.2, 0.3, 0.3, straggler_seconds=40.0, slowest_samples=SLOW[:1]), 2,
          "a few slow samples were 82 % of the time in __getitem__: make these cheaper, or "
          "raise prefetch_factor; slowest samples: 77 (55 ms)"),
         (run(0.5, 0.95, 0.1, 0.1), 3,
@@ -109,7 +109,7 @@ CACHE = {"cache_hits": 71, "cache_misses": 29, "cache_lacking": 2_140_000_000}
          "for it: raise remote.in_flight, or make larger batches; 50 % of the batches (1 MB) "
          "came from 2 remote workers (a.b 500), each 360 ms in transit"),
         (run(0.4, 0.9, **elsewhere(0.9, 2_000, 10.0)), 1,
-         "workers were 93 % busy, 81 % of it in __getitem__: raise remote_workers or make "
+         "workers were 93 % busy, 81 % of it in __getitem__: raise num_remote_workers or make "
          "__getitem__ cheaper; 50 % of the batches (1 MB) came from 2 remote workers (a.b "
          "500), each 20 ms in transit"),
         (run(0.1, 0.3, 0.3, decode=lasted(1.0)), 2,
@@ -121,7 +121,7 @@ CACHE = {"cache_hits": 71, "cache_misses": 29, "cache_lacking": 2_140_000_000}
          "the loader is not the limit: leave it (the loop waited 1.0 % of the time); 71 % "
          "of the samples came from the cache, and reading samples was 80 % of the work on "
          "batches: 2.14 GB more memory would hold all"),
-        (run(0.3, 0.9, 0.9, num_workers=2, why_so_many="more than 2 did not help",
+        (run(0.3, 0.9, 0.9, num_workers=2, num_workers_reason="more than 2 did not help",
              processor_fraction=0.05, queued_fraction=0.02), 2,
          "workers were 90 % busy, 81 % of it in __getitem__: make __getitem__ cheaper; 2 workers "
          "on 4 processors in the end: more than 2 did not help (workers computed for 5 % of their "
@@ -257,7 +257,7 @@ def test_it_is_one_line_whatever_the_figures_are(seed: int) -> None:
     }
     for name in ("fetch", "collate", "encode", "decode", "pin", "step", "wait", "read"):
         fields[name] = lasted(draw.choice([0.0, 1e-5, 3.0]))
-    fields |= {"stragglers": fields["fetch"].total / 2, "wait": lasted(0.0)}
+    fields |= {"straggler_seconds": fields["fetch"].total / 2, "wait": lasted(0.0)}
     workers = tuple(
         WorkerTimes(draw.choice([-1, 0, 1024]), 1, 1, draw.random(), draw.random())
         for _ in range(draw.randrange(3))

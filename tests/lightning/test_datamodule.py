@@ -187,7 +187,7 @@ def test_fit_without_a_validation_split(tmp_path: Path) -> None:
 def test_ranks_come_from_the_trainer_unless_given() -> None:
     data = LoaderDataModule(
         {"train": Points, "val": Points},
-        {"shard_tail": "keep"},
+        {"uneven_ranks": "keep"},
         val={"num_replicas": 2, "rank": 0},
     )
     data.trainer = Parallel(4, 3)  # type: ignore[assignment]
@@ -318,7 +318,7 @@ def stack(samples: list[tuple[Tensor]]) -> Tensor:
 def test_device_prefetch_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     put = lambda loader, *given: asked.append(given)  # noqa: E731
-    monkeypatch.setattr(lit_loader.DataLoader, "copy_ahead", put)
+    monkeypatch.setattr(lit_loader.DataLoader, "_copy_ahead", put)
     for wanted in (True, False):
         data = LoaderDataModule({"train": range(4)}, device_prefetch=wanted)
         data.trainer = quiet_trainer(tmp_path)

@@ -106,7 +106,7 @@ def test_an_error_ahead_comes_in_its_turn(pin: bool, recorded: type[Recorded]) -
 
 def test_nothing_of_it_without_an_accelerator(recorded: type[Recorded]) -> None:
     loader = DataLoader(Rows(4), num_workers=1)
-    loader.copy_ahead(torch.device("cpu"), lambda batch, device: batch)
+    loader._copy_ahead(torch.device("cpu"), lambda batch, device: batch)
     assert len(list(loader)) == 4
     assert not recorded.made
 
@@ -123,7 +123,7 @@ def test_on_a_device(pin: bool) -> None:
     with DataLoader(
         Rows(4096, 1024), batch_size=64, num_workers=2, pin_memory=pin, persistent_workers=True
     ) as loader:
-        loader.copy_ahead(device, move)
+        loader._copy_ahead(device, move)
         for _ in range(3):
             sums = []
             for batch in loader:

@@ -366,7 +366,11 @@ def test_prediction_neither_pads_nor_drops(drop_last: bool) -> None:
     for rank in range(3):
         data = LoaderDataModule(
             {"predict": lambda: Points(10)},
-            {"batch_size": 2, "drop_last": drop_last, "shard_tail": "drop" if drop_last else "pad"},
+            {
+                "batch_size": 2,
+                "drop_last": drop_last,
+                "uneven_ranks": "drop" if drop_last else "pad",
+            },
         )
         data.trainer = Parallel(3, rank)  # type: ignore[assignment]
         loader = data.predict_dataloader()

@@ -117,7 +117,7 @@ def test_a_rebuilt_loader_has_what_a_hook_has_asked_for() -> None:
         list(loader)
         next(iter(loader))
         loader.load_state_dict(loader.state_dict())
-        loader.copy_ahead(torch.device("cuda"), print)
+        loader._copy_ahead(torch.device("cuda"), print)
     rebuilt = data._update_dataloader(loader, loader.sampler)
     assert rebuilt is not loader
     assert rebuilt.state_dict() == loader.state_dict()
@@ -181,7 +181,7 @@ def resume(loader: Any) -> None:
 @pytest.mark.parametrize(
     ("dataset", "act", "options", "text"),
     [
-        (STREAM, iter, {"check_exactness": 1, "num_workers": 0}, "num_workers of at least 1"),
+        (STREAM, iter, {"check_determinism": 1, "num_workers": 0}, "num_workers of at least 1"),
         (STREAM, resume, {}, "has no state_dict"),
         (STREAM, Through.state_of_another, {}, "has no state_dict"),
         (
@@ -336,7 +336,7 @@ SOURCES: dict[str, dict[str, Any]] = {
 def test_a_sharded_loader_shows_a_distributed_sampler(case: str, tail: str) -> None:
     """Lightning looks for one before it puts in its own; its items are what this rank reads."""
     for rank in range(2):
-        loader = DataLoader(DATA, rank=rank, num_replicas=2, shard_tail=tail, **SOURCES[case])
+        loader = DataLoader(DATA, rank=rank, num_replicas=2, uneven_ranks=tail, **SOURCES[case])
         sampler: Any = loader.sampler
         assert isinstance(sampler, DistributedSampler)
         assert isinstance(sampler, ShardedSampler)

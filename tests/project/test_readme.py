@@ -51,12 +51,12 @@ THEMES = {
     "Order": "shuffle sampler in_order",
     "Workers": "num_workers worker_method prefetch_factor persistent_workers prefetch_next_epoch "
     "multiprocessing_context worker_init_fn pin_memory pin_memory_device",
-    "Exactness": "seed generator seeding reseed_fn check_exactness",
+    "Exactness": "seed generator seeding reseed_fn check_determinism",
     "Faults": "timeout stall_warning max_worker_restarts on_sample_error max_sample_errors "
     "sample_retries retry_backoff transient_errors",
-    "Memory": "memory_budget share",
-    "Ranks and shards": "num_replicas rank num_shards shard_tail",
-    "Storage and other machines": "reads remote_workers remote",
+    "Memory": "memory_budget share_lists",
+    "Ranks and shards": "num_replicas rank num_shards uneven_ranks",
+    "Storage and other machines": "concurrent_reads num_remote_workers remote",
 }
 """The options, by what they are about; each stands in one theme."""
 
@@ -132,7 +132,7 @@ def test_public_names_are_mentioned() -> None:
 def test_packages_import_those_above_them() -> None:
     cells = [row[0] for row in rows(sections(INSIDE)["Packages"])]
     named = [re.sub(r"\[([\w/]+)\].*|`(\w+)\.py`", r"\1\2", cell) for cell in cells]
-    beside = {"context", "describe", "errors"}
+    beside = {"context", "describe", "errors", "old_names"}
     used = {name: names for name, names in below(modules()).items() if name not in beside}
     assert sorted(named) == sorted(used)
     above = {name: beside.union(named[:place]) for place, name in enumerate(named)}

@@ -69,8 +69,8 @@ SHOWN: list[tuple[Any, str]] = [
     ),
     (
         lambda: MixtureStream({"web": [1], "books": [2]}, [3, 1]),
-        "MixtureStream(weights={'books': 1, 'web': 3}, epoch_length=None, exhausted='stop', "
-        "seed=0)",
+        "MixtureStream(weights={'books': 1, 'web': 3}, epoch_length=None, "
+        "stopping_strategy='first_exhausted', seed=0)",
     ),
     (lambda: SharedSequence([1, 2]), "SharedSequence(2 records, 40 bytes)"),
     (

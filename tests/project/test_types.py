@@ -128,8 +128,8 @@ from typing import Literal
 from lit_loader import LoaderConfig
 
 policy: Literal["skip", "replace"] = "skip"
-loader = DataLoader(Images(), seeding="sample", on_sample_error=policy, shard_tail="drop")
-config = LoaderConfig(seeding="worker", shard_tail="keep", num_workers="auto")
+loader = DataLoader(Images(), seeding="sample", on_sample_error=policy, uneven_ranks="drop")
+config = LoaderConfig(seeding="worker", uneven_ranks="keep", num_workers="auto")
 again = DataLoader(Images(), **config.as_kwargs())
 state = loader.state_dict()
 loader.load_state_dict(state)
@@ -197,11 +197,11 @@ from lit_loader import CachedDataset, LoaderConfig
 
 DataLoader(Images(), seeding="bach")
 DataLoader(Images(), on_sample_error="skp")
-DataLoader(Images(), shard_tail="padd")
+DataLoader(Images(), uneven_ranks="padd")
 DataLoader(Images(), num_worker=2)
 LoaderConfig(seeding="bach")
 LoaderConfig(on_sample_error="skp")
-LoaderConfig(shard_tail="padd")
+LoaderConfig(uneven_ranks="padd")
 CachedDataset(Images(), 1000)[0].upper()
 CachedDataset(Images(), 1000).map(len)[0].upper()
 """

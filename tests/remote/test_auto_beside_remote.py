@@ -20,7 +20,7 @@ from tests.support.remote_threads import ThreadWorkers
 def auto(dataset: Any, remote: Any, there: int = 2, **options: Any) -> Any:
     options = {"batch_size": 4, "seed": 3, "persistent_workers": True, **options}
     return lit_loader.DataLoader(
-        dataset, num_workers="auto", remote_workers=there, remote=remote, **options
+        dataset, num_workers="auto", num_remote_workers=there, remote=remote, **options
     )
 
 

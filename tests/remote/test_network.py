@@ -104,9 +104,12 @@ def wide(index: int) -> Any:
     return torch.full((2_000_000,), index % 256, dtype=torch.uint8)
 
 
-@pytest.mark.filterwarnings("ignore:. of remote_workers=2 are up")
+@pytest.mark.filterwarnings("ignore:. of num_remote_workers=2 are up")
 def test_the_verdict_says_whether_the_network_is_the_limit(far: Far) -> None:
-    for expected in ("raise remote_workers", "the network, or the process that takes batches in"):
+    for expected in (
+        "raise num_remote_workers",
+        "the network, or the process that takes batches in",
+    ):
         with loader_of(Call(wide, 320), 0, 2, at(far.nodes), batch_size=2) as loader:
             for batch in itertools.chain.from_iterable(itertools.repeat(loader)):
                 assert batch.shape == (2, 2_000_000)

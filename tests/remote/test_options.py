@@ -37,8 +37,11 @@ DATA = TensorDataset(torch.arange(8))
         ({"remote": {"resources": 3}}, "remote.resources must be a mapping, got"),
         ({"remote": 4}, "remote must be a lit_loader.RayWorkers, or a mapping of its options"),
         ({"remote": lit_loader.RayWorkers}, "remote must be a lit_loader.RayWorkers, or"),
-        ({"remote_workers": -1}, "remote_workers must be a whole number of at least 0"),
-        ({"remote_workers": 2, "seeding": "worker"}, "remote_workers needs batches that do not"),
+        ({"num_remote_workers": -1}, "num_remote_workers must be a whole number of at least 0"),
+        (
+            {"num_remote_workers": 2, "seeding": "worker"},
+            "num_remote_workers needs batches that do not",
+        ),
     ],
     ids=range(14),
 )
@@ -49,36 +52,39 @@ def test_a_mistake_is_refused_in_one_line(options: dict[str, Any], message: str)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "remote_workers does not apply to an IterableDataset without num_shards"),
-        ({"num_shards": 2}, "remote_workers make no batches of an IterableDataset, whose readers"),
+        ({}, "num_remote_workers does not apply to an IterableDataset without num_shards"),
+        (
+            {"num_shards": 2},
+            "num_remote_workers make no batches of an IterableDataset, whose readers",
+        ),
     ],
 )
 def test_an_iterable_dataset_is_refused_where_it_must_be(
     options: dict[str, Any], message: str, tmp_path: Any
 ) -> None:
-    options |= {"remote_workers": 1, "remote": ThreadWorkers(str(tmp_path))}
+    options |= {"num_remote_workers": 1, "remote": ThreadWorkers(str(tmp_path))}
     assert message in refused(lambda: lit_loader.DataLoader(Unshared(8), **options))
 
 
 def test_options_may_be_a_mapping() -> None:
-    config = LoaderConfig(remote_workers=2, remote={"address": "head:6379", "in_flight": 3})
+    config = LoaderConfig(num_remote_workers=2, remote={"address": "head:6379", "in_flight": 3})
     assert config.remote == lit_loader.RayWorkers(address="head:6379", in_flight=3)
-    assert LoaderConfig(remote_workers=2).remote == lit_loader.RayWorkers()
+    assert LoaderConfig(num_remote_workers=2).remote == lit_loader.RayWorkers()
     assert LoaderConfig().remote is None
 
 
 def test_remote_workers_cannot_be_changed_once_the_loader_is_built() -> None:
     loader = lit_loader.DataLoader(DATA)
-    with pytest.raises(OptionError, match="remote_workers cannot be changed once"):
-        loader.remote_workers = 2
+    with pytest.raises(OptionError, match="num_remote_workers cannot be changed once"):
+        loader.num_remote_workers = 2
 
 
 def test_a_loader_without_workers_here_may_have_their_options(tmp_path: Any) -> None:
     remote = ThreadWorkers(str(tmp_path))
     loader = lit_loader.DataLoader(
-        DATA, remote_workers=2, remote=remote, persistent_workers=True, prefetch_factor=4
+        DATA, num_remote_workers=2, remote=remote, persistent_workers=True, prefetch_factor=4
     )
-    assert "remote_workers=2" in repr(loader)
+    assert "num_remote_workers=2" in repr(loader)
 
 
 def test_no_file_is_left_where_there_is_no_room_for_the_dataset(
@@ -89,7 +95,7 @@ def test_no_file_is_left_where_there_is_no_room_for_the_dataset(
 
     monkeypatch.setattr(starter, "write_all", refuse)
     remote = ThreadWorkers(str(tmp_path))
-    with lit_loader.DataLoader(list(range(8)), remote_workers=1, remote=remote) as loader:
+    with lit_loader.DataLoader(list(range(8)), num_remote_workers=1, remote=remote) as loader:
         with pytest.raises(OSError, match="No space left"):
             next(iter(loader))
         links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
@@ -103,9 +109,9 @@ def test_without_ray_using_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
         importlib.util, "find_spec", lambda name: None if name == "ray" else find_spec(name)
     )
     with pytest.raises(
-        OptionError, match=r"^remote_workers needs ray: pip install 'lit_loader\[ray\]'"
+        OptionError, match=r"^num_remote_workers needs ray: pip install 'lit_loader\[ray\]'"
     ):
-        lit_loader.DataLoader(DATA, remote_workers=1)
+        lit_loader.DataLoader(DATA, num_remote_workers=1)
 
 
 def test_without_remote_workers_nothing_of_it_is_imported() -> None:

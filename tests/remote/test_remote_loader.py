@@ -65,7 +65,7 @@ def loader_of(
     options = {"batch_size": 4, "shuffle": True, "seed": 3, **options}
     options["persistent_workers"] = bool(here or there)
     return lit_loader.DataLoader(
-        dataset, num_workers=here, remote_workers=there, remote=remote, **options
+        dataset, num_workers=here, num_remote_workers=there, remote=remote, **options
     )
 
 
@@ -229,10 +229,10 @@ def test_a_stream_is_read_here(persistent: bool, tmp_path: Path) -> None:
 
     alone = stream()
     with (
-        stream(1, remote_workers=2, remote=remote, persistent_workers=persistent) as loader,
+        stream(1, num_remote_workers=2, remote=remote, persistent_workers=persistent) as loader,
         pytest.warns(
             UserWarning,
-            match="remote_workers=2 make no batches of an IterableDataset: its readers stay on",
+            match="num_remote_workers=2 make no batches of an IterableDataset: its readers stay on",
         ) as warned,
     ):
         for _ in range(2):
@@ -252,7 +252,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "silent": ({"silent_at": (3,), "patience": 1.5}, "Nothing was heard of remote worker"),
     "relay": ({"kills_relay_at": (3,)}, "by SIGKILL. Another one was started, and nothing is lost"),
     "unreachable": ({"unreachable": 2, "patience": 1.0}, "no cluster of threads can be reached"),
-    "room": ({"room": 1, "patience": 0.7}, "of remote_workers=2 are up: see what the cluster has"),
+    "room": (
+        {"room": 1, "patience": 0.7},
+        "of num_remote_workers=2 are up: see what the cluster has",
+    ),
     "versions": ({"versions": {"numpy": "0.1"}}, "numpy 0.1 there, "),
 }
 
@@ -320,7 +323,9 @@ def test_without_a_cluster_and_workers_here_there_is_an_error(tmp_path: Path) ->
     remote = ThreadWorkers(str(tmp_path), unreachable=99)
     with (
         loader_of(Drawn(), 0, 2, remote) as loader,
-        pytest.raises(LoaderError, match="^remote_workers: no cluster of threads can be reached"),
+        pytest.raises(
+            LoaderError, match="^num_remote_workers: no cluster of threads can be reached"
+        ),
     ):
         next(iter(loader))
 
@@ -330,9 +335,9 @@ def test_where_none_comes_up_and_none_is_here_there_is_an_error(tmp_path: Path) 
     with (
         loader_of(Drawn(), 0, 2, remote) as loader,
         pytest.warns(
-            WorkerRestartWarning, match="0 of remote_workers=2 are up: see what the cluster"
+            WorkerRestartWarning, match="0 of num_remote_workers=2 are up: see what the cluster"
         ),
-        pytest.raises(LoaderError, match="remote_workers=2: none has come up for 1 s"),
+        pytest.raises(LoaderError, match="num_remote_workers=2: none has come up for 1 s"),
     ):
         next(iter(loader))
 

@@ -127,7 +127,7 @@ def options(kind: str) -> dict[str, Any]:
 
 @functools.cache
 def clean(kind: str) -> list[list[Any]]:
-    loader = DataLoader(KINDS[kind](), reads=0, **options(kind))
+    loader = DataLoader(KINDS[kind](), concurrent_reads=0, **options(kind))
     return [outcomes(loader) for _ in range(2)]
 
 
@@ -146,7 +146,9 @@ def test_bytes_are_those_of_a_clean_run(
     """A fault strikes in a read; elsewhere in a worker it does in test_fault_matrix.py."""
     made = {"timeout": 2 if fault in HANGS else 0, "max_worker_restarts": 20, **options(kind)}
     dataset = KINDS[kind](Claim(tmp_path, fault))
-    with DataLoader(dataset, num_workers=2, persistent_workers=True, reads=3, **made) as loader:
+    with DataLoader(
+        dataset, num_workers=2, persistent_workers=True, concurrent_reads=3, **made
+    ) as loader:
         for batches in clean(kind):
             found = []
             for batch, size in zip(loader, itertools.cycle((3, 1, 2)), strict=False):

@@ -147,20 +147,22 @@ def test_samples_are_the_same_and_read_ahead(name: str) -> None:
     global _ahead
     make, options = PROGRAMS[name]
     options = {"batch_size": 4, "seed": 3} | options
-    without = DataLoader(make(), reads=0, **options)
+    without = DataLoader(make(), concurrent_reads=0, **options)
     expected = [digests(without) for _ in range(2)]
     _ahead = 0
-    loader = DataLoader(make(), reads=4, **options)
+    loader = DataLoader(make(), concurrent_reads=4, **options)
     assert [digests(loader) for _ in range(2)] == expected
     assert _ahead > 0
-    with DataLoader(make(), reads=4, num_workers=1, **options) as loader:
+    with DataLoader(make(), concurrent_reads=4, num_workers=1, **options) as loader:
         assert digests(loader) == expected[0]
 
 
 def test_two_loaders_over_one_dataset_take_turns() -> None:
     dataset = Stored()
     options: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": 0}
-    expected = [digests(DataLoader(dataset, seed=seed, reads=0, **options)) for seed in (1, 2)]
+    expected = [
+        digests(DataLoader(dataset, seed=seed, concurrent_reads=0, **options)) for seed in (1, 2)
+    ]
     train, val = (DataLoader(dataset, seed=seed, **options) for seed in (1, 2))
     both = [digests(pair) for pair in zip(train, val, strict=True)]
     assert [*zip(*both, strict=True)] == [tuple(each) for each in expected]
@@ -216,7 +218,7 @@ class BlobsBehindABadOne(Blobs):
 
 def test_a_read_that_fails_says_nothing_of_how_large_others_are() -> None:
     Blob.alive = Blob.most = 0
-    options: Any = {"on_sample_error": "skip", "memory_budget": "16 MB", "reads": 16}
+    options: Any = {"on_sample_error": "skip", "memory_budget": "16 MB", "concurrent_reads": 16}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         most = int(torch.cat([*DataLoader(BlobsBehindABadOne(), 16, **options)]).max())

@@ -37,7 +37,9 @@ def test_each_sample_comes_once(loader_class: Any, workers: int) -> None:
 
 def test_each_sample_of_a_mixture_comes_once() -> None:
     def loader(loader_class: Any) -> Any:
-        mixture = MixtureStream({"one": Stream()}, exhausted="drop", seed=1)
+        mixture = MixtureStream(
+            {"one": Stream()}, stopping_strategy="all_exhausted_without_replacement", seed=1
+        )
         return loader_class(mixture, batch_size=2, num_workers=3)
 
     assert ids(loader(TorchLoader)) == ids(loader(DataLoader)) == list(range(LENGTH))
@@ -90,7 +92,7 @@ def test_a_merged_state_without_num_shards_names_it() -> None:
     states = []
     for rank in range(2):
         options: dict[str, Any] = {"num_shards": 4, "num_replicas": 2, "rank": rank}
-        loader = DataLoader(Stream(), batch_size=2, shard_tail="keep", **options)
+        loader = DataLoader(Stream(), batch_size=2, uneven_ranks="keep", **options)
         next(iter(loader))
         states.append(loader.state_dict())
     merged = lit_loader.merge_states(states)
@@ -100,7 +102,7 @@ def test_a_merged_state_without_num_shards_names_it() -> None:
 
 def test_workers_without_a_reader_are_told_of() -> None:
     def begin(**options: Any) -> None:
-        settings = {"num_replicas": 2, "rank": 0, "shard_tail": "keep", "num_workers": 2}
+        settings = {"num_replicas": 2, "rank": 0, "uneven_ranks": "keep", "num_workers": 2}
         with DataLoader(Stream(), **{**settings, **options}) as loader:
             iter(loader)
 

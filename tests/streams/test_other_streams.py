@@ -146,7 +146,11 @@ def test_an_epoch_is_set_in_one_worker(persistent: bool, seeding: str) -> None:
 @pytest.mark.filterwarnings("ignore:MixtureStream has a source that has no state_dict")
 def test_a_source_of_a_mixture() -> None:
     def loader() -> DataLoader[Any]:
-        mixture = MixtureStream([Streaming(60), Streaming(30)], exhausted="drop", seed=2)
+        mixture = MixtureStream(
+            [Streaming(60), Streaming(30)],
+            stopping_strategy="all_exhausted_without_replacement",
+            seed=2,
+        )
         return DataLoader(mixture, 3, num_shards=2, seed=1)
 
     for stop in (1, 4, 11):
@@ -296,7 +300,7 @@ def test_it_begins_where_its_user_has_brought_it() -> None:
 def test_a_source_that_is_repeated_after_a_resume(shards: int | None) -> None:
     def make() -> DataLoader[Any]:
         sources = [Kept(0, 10), Kept(100, 7)]
-        mixture = MixtureStream(sources, epoch_length=60, exhausted="repeat")
+        mixture = MixtureStream(sources, epoch_length=60, stopping_strategy="repeat")
         return DataLoader(mixture, 4, num_shards=shards, seed=1)
 
     for stop in (1, 3, 9):

@@ -254,4 +254,6 @@ def stream(kind: str, generator: str, state: str, large: bool = False) -> Any:
         return make(kind, generator)
     second, weights = ("filter", [2, 1]) if kind == "mixture" else ("shuffled", [12, 1])
     sources = [make("buffer", generator), make(second, generator, 100)]
-    return MixtureStream(sources, weights=weights, exhausted="drop", seed=1)
+    return MixtureStream(
+        sources, weights=weights, stopping_strategy="all_exhausted_without_replacement", seed=1
+    )

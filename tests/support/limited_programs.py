@@ -304,7 +304,7 @@ PROGRAMS: dict[str, Program] = {
         Locked("file", sleep), W2, NONE, ("a lock that they share",), ("add workers",)
     ),
     "storage, few reads": Program(
-        Stored(length=320), {**W1, "reads": 2}, NONE,
+        Stored(length=320), {**W1, "concurrent_reads": 2}, NONE,
         ("samples waited for storage", "raise reads"),
     ),
     "one slow sample in each batch": Program(

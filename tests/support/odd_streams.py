@@ -307,7 +307,9 @@ MIXTURES = [
 
 def mixture(kind: Any, weights: Numbers, names: tuple[str, ...]) -> MixtureStream:
     sources = [kind(BUILDS[name]) for name in names]
-    return MixtureStream(sources, weights=weights, exhausted="drop", seed=1)
+    return MixtureStream(
+        sources, weights=weights, stopping_strategy="all_exhausted_without_replacement", seed=1
+    )
 
 
 def programs() -> Iterator[tuple[str, Callable[[], Any]]]:

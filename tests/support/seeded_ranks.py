@@ -42,7 +42,7 @@ def loader(kind: str, rank: int, workers: int) -> DataLoader[Any]:
         return DataLoader(Noisy(), sampler=sampler, **options)
     options |= {"num_replicas": 2, "rank": rank}
     if kind == "stream":
-        return DataLoader(NoisyStream(), num_shards=4, shard_tail="keep", **options)
+        return DataLoader(NoisyStream(), num_shards=4, uneven_ranks="keep", **options)
     return DataLoader(Noisy(), shuffle=True, **options)
 
 

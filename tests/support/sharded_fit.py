@@ -36,7 +36,7 @@ def stream() -> Any:
 
 
 def options(workers: int) -> dict[str, Any]:
-    shards = {"num_shards": SHARDS, "shard_tail": "keep"}
+    shards = {"num_shards": SHARDS, "uneven_ranks": "keep"}
     return {"batch_size": BATCH_SIZE, "seed": 5, "num_workers": workers, **shards}
 
 
@@ -59,7 +59,7 @@ def fit(folder: Path, ranks: int, tail: str, name: str, stop: int, before: str) 
         model,
         LoaderDataModule(
             {"train": tail_ranks.WithIteratorState(80, "torch", True) if tail else stream()},
-            options(workers=ranks % 4) | ({"shard_tail": tail} if tail else {}),
+            options(workers=ranks % 4) | ({"uneven_ranks": tail} if tail else {}),
         ),
         ckpt_path=folder / f"{before}.ckpt" if before else None,
         weights_only=True,

@@ -65,7 +65,7 @@ def loader(kind: str, tail: str, workers: int, ranks: int = 1, rank: int = 0) ->
         num_workers=workers,
         seed=3,
         num_shards=SHARDS,
-        shard_tail=tail,
+        uneven_ranks=tail,
         num_replicas=ranks,
         rank=rank,
     )

@@ -245,8 +245,8 @@ def test_a_draw_from_a_global_generator_is_told_once(draw: Callable[[], float]) 
 
 
 def test_a_draw_from_a_global_generator_is_an_error_of_check_exactness() -> None:
-    loader = DataLoader(Call(lambda _: random.random()), check_exactness=2, **THREADS)
-    with pytest.raises(lit_loader.LoaderError, match="check_exactness: Call: a sample"):
+    loader = DataLoader(Call(lambda _: random.random()), check_determinism=2, **THREADS)
+    with pytest.raises(lit_loader.LoaderError, match="check_determinism: Call: a sample"):
         list(loader)
 
 
@@ -257,8 +257,8 @@ def test_a_generator_that_no_copy_has_for_itself_is_told() -> None:
     dataset = Call(lambda _: RNG.random())
     with pytest.warns(UserWarning, match="<global RNG> is a random generator, which threads share"):
         list(DataLoader(dataset, batch_size=2, **THREADS))
-    with pytest.raises(lit_loader.LoaderError, match="check_exactness: .*<global RNG>"):
-        list(DataLoader(dataset, check_exactness=2, **THREADS))
+    with pytest.raises(lit_loader.LoaderError, match="check_determinism: .*<global RNG>"):
+        list(DataLoader(dataset, check_determinism=2, **THREADS))
 
 
 def test_what_the_program_draws_meanwhile_is_its_own() -> None:
@@ -272,7 +272,7 @@ def test_what_the_program_draws_meanwhile_is_its_own() -> None:
 
 def test_check_exactness_finds_what_is_no_function_of_the_index() -> None:
     count = iter(range(100))
-    loader = DataLoader(Call(lambda _: next(count)), check_exactness=3, **THREADS)
+    loader = DataLoader(Call(lambda _: next(count)), check_determinism=3, **THREADS)
     with pytest.warns(lit_loader.ExactnessWarning, match="came out otherwise"):
         list(loader)
 
@@ -402,10 +402,10 @@ def test_a_forked_child_reads_on_and_ends() -> None:
     ("options", "text"),
     [
         ({"multiprocessing_context": "spawn"}, "multiprocessing_context is for worker processes"),
-        ({"share": True}, "share is for worker processes"),
+        ({"share_lists": True}, "share_lists is for worker processes"),
         ({"max_worker_restarts": 1}, "max_worker_restarts is for worker processes"),
         ({"memory_budget": "1 GB"}, "memory_budget is for worker processes"),
-        ({"remote_workers": 1}, "remote_workers is for worker processes"),
+        ({"num_remote_workers": 1}, "num_remote_workers is for worker processes"),
         ({"num_workers": "auto"}, "num_workers='auto' measures worker processes"),
         ({"seeding": "worker"}, "seeding='worker' seeds global generators"),
     ],

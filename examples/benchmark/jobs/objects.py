@@ -20,7 +20,7 @@ from lit_loader import reads_ahead
 class Objects(Job):
     """Objects of 48 kB, each 20 ms away, as in a store; lit_loader reads 16 at a time a worker."""
 
-    own_options: ClassVar[dict[str, Any]] = {"reads": 16}
+    own_options: ClassVar[dict[str, Any]] = {"concurrent_reads": 16}
     beside = "torch, 16 threads by hand"
 
     def make(self) -> None:

@@ -94,19 +94,19 @@ class BatchSpec:
     modes: TorchModes = USUAL_MODES
     timed: bool = False  # workers measure their processor time, batch by batch
     watched: bool = True  # each sample is announced, for somebody looks at how long it takes
-    remote_workers: int = 0
-    share: Any = None  # puts the dataset's long lists into shared memory (`SharedLists`)
+    num_remote_workers: int = 0
+    share_lists: Any = None  # puts the dataset's long lists into shared memory (`SharedLists`)
     shards: Shards | None = None  # readers of an iterable dataset; None: each worker is one
     ahead: int = 0  # readers whose next epoch a worker may begin when they have ended
     start_method_chosen: bool = False  # by the program; else it is Python's default
     # Add-ons, each None without. What copes with samples that cannot be read (`BadSamples`):
     tolerance: Any = None
-    reads: Any = None  # what reads ahead of the samples (`ReadsAhead`)
+    concurrent_reads: Any = None  # what reads ahead of the samples (`ReadsAhead`)
     streams: Any = None  # what makes batches of an iterable dataset (`StreamMaker`)
 
     def read_ahead(self) -> Any:
         """What reads ahead for the samples in a process; None: nothing does."""
-        return None if self.reads is None else self.reads.begin(self.dataset)
+        return None if self.concurrent_reads is None else self.concurrent_reads.begin(self.dataset)
 
     @property
     def default_collation(self) -> bool:

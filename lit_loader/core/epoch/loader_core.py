@@ -73,12 +73,13 @@ dataset as it is now.
 
 _AS_THE_LOADER: Final = (
     *("dataset", "batch_size", "drop_last", "collate_fn", "worker_init_fn", "seeding", "reseed_fn"),
-    "remote_workers",
+    "num_remote_workers",
 )
 """What a spec has as ``iter(loader)`` finds it: within, subclasses may show others than outside."""
 
 _OF_WORKERS: Final = (
-    *("collate_fn", "worker_init_fn", "seeding", "reseed_fn", "share", "reads", "memory_budget"),
+    *("collate_fn", "worker_init_fn", "seeding", "reseed_fn", "memory_budget"),
+    *("share_lists", "concurrent_reads"),
     *("on_sample_error", "max_sample_errors", "sample_retries", "retry_backoff"),
     *("transient_errors", "multiprocessing_context", "timeout"),
 )
@@ -119,7 +120,7 @@ class LoaderCore:
         self._heard: tuple[int | None, int | None] = None, None
         self.promised: int | None = None  # samples of a stream, once ``len(loader)`` has asked
         self.auto: Any = None  # with ``num_workers="auto"``
-        self.checked = False  # whether ``check_exactness`` has compared its batches
+        self.checked = False  # whether ``check_determinism`` has compared its batches
         self.reads_again = False  # whether resuming reads again what has been given out before
         self.role = ""  # what the loader is for, as messages name it
         self._warnings_given: set[str] = set()
@@ -238,8 +239,8 @@ class LoaderCore:
             parts.append(f"sampler={type(_behind(loader.sampler)).__name__}")
         auto = "" if self.auto is None else "auto, now "
         parts.append(f"num_workers={auto}{loader.num_workers}")
-        if loader.remote_workers:
-            parts.append(f"remote_workers={loader.remote_workers}")
+        if loader.num_remote_workers:
+            parts.append(f"num_remote_workers={loader.num_remote_workers}")
         if loader.num_replicas is not None:
             parts.append(f"rank={loader.rank} of num_replicas={loader.num_replicas}")
         return f"{type(loader).__name__}({', '.join(parts)})"
@@ -311,16 +312,16 @@ class LoaderCore:
         pin, device = None, None
         if loader.pin_memory:
             pin, device = pinning.choose(loader.pin_memory_device, self.warn_once)
-        if loader.remote_workers and self.iterable:
+        if loader.num_remote_workers and self.iterable:
             self.warn_once(
-                f"remote_workers={loader.remote_workers} make no batches of an IterableDataset: "
-                "its readers stay on this machine"
+                f"num_remote_workers={loader.num_remote_workers} make no batches of an "
+                "IterableDataset: its readers stay on this machine"
             )
-        elif loader.remote_workers:
+        elif loader.num_remote_workers:
             self.log.first_remote = MOST_WORKERS
         if (idle := self.seams.idle(self)) is not None:
             self.warn_once(idle)
-        workers = loader.num_workers or loader.remote_workers
+        workers = loader.num_workers or loader.num_remote_workers
         here: Callable[[], BatchSpec] | None = None
         if workers == 0 or (loader.num_workers and pin is None and self._is_best_in_process()):
             here = self._spec_of_workers if workers else self.spec
@@ -630,7 +631,7 @@ class LoaderCore:
         if auto is None or record.worker < 0 or not auto.add(record, again) or pool is None:
             return  # what this process has made itself says nothing of workers
         loader, name = self.loader, type(self.dataset).__name__
-        if auto.decide(pool, name, loader.memory_budget, self.readers, loader.reads):
+        if auto.decide(pool, name, loader.memory_budget, self.readers, loader.concurrent_reads):
             self._tell_size()
 
     def show(self, page: LoaderPage, run: LoaderIterator[Any]) -> None:

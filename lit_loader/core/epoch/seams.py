@@ -8,8 +8,8 @@
                                                                                option asks for
 
 Each method says what it is asked for, when, and what its answer must have. What worker processes
-need of an add-on is in the spec, and is pickled with it: ``tolerance``, ``reads``, ``share``,
-``streams`` of `BatchSpec`.
+need of an add-on is in the spec, and is pickled with it: ``tolerance``, ``concurrent_reads``,
+``share_lists``, ``streams`` of `BatchSpec`.
 """
 
 from __future__ import annotations

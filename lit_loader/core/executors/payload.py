@@ -44,8 +44,8 @@ class Payload:
         self._spec: BatchSpec | None = spec
         self._fds: list[int] = []  # the file, and what goes along
         self._lists: Any = None
-        if spec.share is not None and spec.table() is None:
-            self._lists = spec.share(spec.dataset)
+        if spec.share_lists is not None and spec.table() is None:
+            self._lists = spec.share_lists(spec.dataset)
 
     def __getstate__(self) -> list[Descriptor]:
         return list(map(Descriptor, self._fds))

@@ -197,7 +197,7 @@ class WorkerPool:
                 "processes: use num_workers=0 there, or make the process non-daemonic"
             )
         # Behind the rows of workers here are those of workers elsewhere, and the relay's.
-        relay = max(num_workers, MOST_WORKERS) + (0 if remote is None else spec.remote_workers)
+        relay = max(num_workers, MOST_WORKERS) + (0 if remote is None else spec.num_remote_workers)
         size = board_bytes(relay + (remote is not None)) + PAGE_BYTES
         self._lock = threading.RLock()
         self._tasks: dict[int, _Task] = {}

@@ -91,7 +91,7 @@ class WorkerSet:
             stacks=Descriptor(self._stacks.fd),
         )
         self.relay = None if remote is None else relay  # who stands for those elsewhere
-        self._remote_workers = 0 if remote is None else spec.remote_workers
+        self._num_remote_workers = 0 if remote is None else spec.num_remote_workers
         self._context = context
         self.starter = make_starter(context, self._links, spec)
         self.notices = self.starter.notices
@@ -243,7 +243,7 @@ class WorkerSet:
         process = self.processes.pop(worker)
         loss = process.loss
         if loss is not None:
-            for row in range(worker - self._remote_workers, worker):
+            for row in range(worker - self._num_remote_workers, worker):
                 self._board.is_elsewhere(row, "")
                 self._board.enter(row, Stage.STARTING, -1)
             if not loss.again:

@@ -15,7 +15,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 from lit_loader.core.options import checks
 from lit_loader.core.options.checks import checked, count, flag, or_none, positive, seconds
@@ -24,25 +24,25 @@ from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError
 
 __all__ = [
-    *("AT_FIRST", "FIXED", "FOR_WORKERS", "LoaderConfig", "SHARD_TAILS", "SHOWN_OTHERWISE"),
-    *("SampleErrorPolicy", "Seeding", "ShardTailRule", "WorkerMethod", "check_option"),
+    *("AT_FIRST", "FIXED", "FOR_WORKERS", "LoaderConfig", "UNEVEN_RANKS", "SHOWN_OTHERWISE"),
+    *("SampleErrorPolicy", "Seeding", "UnevenRanks", "WorkerMethod", "check_option"),
 ]
 
 SampleErrorPolicy: TypeAlias = Literal["raise", "skip", "replace"]
 Seeding: TypeAlias = Literal["batch", "sample", "worker"]
 WorkerMethod: TypeAlias = Literal["multiprocessing", "thread"]
-ShardTailRule: TypeAlias = Literal["pad", "drop", "keep"]
-SHARD_TAILS = get_args(ShardTailRule)
+UnevenRanks: TypeAlias = Literal["pad", "drop", "keep"]
+UNEVEN_RANKS = get_args(UnevenRanks)
 
 FIXED: Final = frozenset(
     {
         *("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers"),
-        *("remote_workers", "remote", "worker_method"),
+        *("num_remote_workers", "remote", "worker_method"),
     }
 )
 """What cannot be changed once a loader is built."""
 
-AT_FIRST: Final = frozenset({"num_replicas", "rank", "num_shards", "shard_tail"})
+AT_FIRST: Final = frozenset({"num_replicas", "rank", "num_shards", "uneven_ranks"})
 """Likewise, but a subclass may keep something of its own under these names."""
 
 FOR_WORKERS: Final = (
@@ -51,8 +51,8 @@ FOR_WORKERS: Final = (
 """Options that mean nothing without workers."""
 
 FOR_PROCESSES: Final = (
-    *("multiprocessing_context", "max_worker_restarts", "memory_budget", "share"),
-    "remote_workers",
+    *("multiprocessing_context", "max_worker_restarts", "memory_budget", "share_lists"),
+    "num_remote_workers",
 )
 """Options that mean nothing for workers in threads."""
 
@@ -98,7 +98,7 @@ class LoaderConfig:
     num_replicas: int | None = checked(None, or_none(positive))
     rank: int | None = checked(None, or_none(count))
     num_shards: int | None = checked(None, or_none(partial(positive, below=2**20)))
-    shard_tail: ShardTailRule = checked("pad", partial(checks.one_of, choices=SHARD_TAILS))
+    uneven_ranks: UnevenRanks = checked("pad", partial(checks.one_of, choices=UNEVEN_RANKS))
     max_worker_restarts: int = checked(3, count)
     stall_warning: float = checked(60, seconds)
     on_sample_error: SampleErrorPolicy = checked(
@@ -114,18 +114,25 @@ class LoaderConfig:
         None, or_none(partial(checks.memory_size, low=1, below=math.inf))
     )
     prefetch_next_epoch: bool = checked(True, flag)
-    check_exactness: int = checked(0, count)
-    share: bool = checked(False, flag)
-    reads: int = checked(16, partial(count, below=checks.MANY))
-    remote_workers: int = checked(0, count)
+    check_determinism: int = checked(0, count)
+    share_lists: bool = checked(False, flag)
+    concurrent_reads: int = checked(16, partial(count, below=checks.MANY))
+    num_remote_workers: int = checked(0, count)
     remote: Any = checked(None, or_none(remote_from))
 
     def __post_init__(self) -> None:
         checks.check_fields(self)
-        if self.remote_workers and self.remote is None:
+        if self.num_remote_workers and self.remote is None:
             object.__setattr__(self, "remote", RayWorkers())
         for message in self._conflicts():
             raise OptionError(message)
+
+    if not TYPE_CHECKING:  # which is to find what is misspelt
+
+        def __getattr__(self, name: str) -> Any:
+            from lit_loader import old_names  # of which this is one, or it is none
+
+            return old_names.attribute(self, name)
 
     def __repr__(self) -> str:
         """The options that differ from their defaults; there are too many to read all of them."""
@@ -157,9 +164,9 @@ class LoaderConfig:
                 f"{self._shown('sampler')}"
             )
         of_anybody = {
-            "check_exactness": self.check_exactness,
+            "check_determinism": self.check_determinism,
             "num_workers='auto'": self.num_workers == "auto",
-            "remote_workers": self.remote_workers,
+            "num_remote_workers": self.num_remote_workers,
         }
         for what, given in of_anybody.items():
             if given and self.seeding == "worker":
@@ -173,7 +180,7 @@ class LoaderConfig:
                 "drop_last needs batches: set batch_size to a number or drop_last to False, "
                 "got drop_last=True and batch_size=None"
             )
-        for name in () if self.num_workers or self.remote_workers else FOR_WORKERS:
+        for name in () if self.num_workers or self.num_remote_workers else FOR_WORKERS:
             default = getattr(LoaderConfig, name)
             if getattr(self, name) != default:
                 yield (
@@ -227,11 +234,11 @@ class LoaderConfig:
                 f"readers: use {' or '.join(map(str, dict.fromkeys(fitting)))}, "
                 f"got num_shards={shards} and num_replicas={replicas}"
             )
-        if self.shard_tail == "drop":
+        if self.uneven_ranks == "drop":
             yield (
-                "shard_tail='drop' is for map-style datasets, since nobody knows beforehand which "
-                "reader of a stream ends first: pass 'pad', which repeats batches until all ranks "
-                f"have as many, or 'keep', got num_shards={shards} and shard_tail='drop'"
+                "uneven_ranks='drop' is for map-style datasets, since nobody knows beforehand "
+                "which reader of a stream ends first: pass 'pad', which repeats batches until all "
+                f"ranks have as many, or 'keep', got num_shards={shards} and uneven_ranks='drop'"
             )
         if self.seeding == "worker":
             yield (
@@ -256,7 +263,7 @@ class LoaderConfig:
         """
         for message in self._conflicts_with(iterable):
             raise OptionError(message)
-        if self.remote_workers:
+        if self.num_remote_workers:
             self.remote.check_installed()
 
     def _conflicts_with(self, iterable: bool) -> Iterator[str]:
@@ -277,17 +284,17 @@ class LoaderConfig:
                 "on_sample_error='replace' does not apply to an IterableDataset, which has no "
                 "indices to choose from: use 'skip' or 'raise', got on_sample_error='replace'"
             )
-        if self.remote_workers and self.num_shards is None:
+        if self.num_remote_workers and self.num_shards is None:
             yield (
-                "remote_workers does not apply to an IterableDataset without num_shards, whose "
+                "num_remote_workers does not apply to an IterableDataset without num_shards, whose "
                 "shares belong to the workers here: pass num_shards, got "
-                f"{self._shown('remote_workers')}"
+                f"{self._shown('num_remote_workers')}"
             )
-        if self.remote_workers and self.num_workers == 0:
+        if self.num_remote_workers and self.num_workers == 0:
             yield (
-                "remote_workers make no batches of an IterableDataset, whose readers stay on this "
-                "machine: set num_workers to at least 1, got num_workers=0 and "
-                f"{self._shown('remote_workers')}"
+                "num_remote_workers make no batches of an IterableDataset, whose readers stay on "
+                "this machine: set num_workers to at least 1, got num_workers=0 and "
+                f"{self._shown('num_remote_workers')}"
             )
         if self.num_workers == "auto" and self.num_shards is None:
             yield (
@@ -325,6 +332,8 @@ class LoaderConfig:
     def from_options(cls, **options: Any) -> LoaderConfig:
         """Builds a config from keyword options; the ``_target_`` of every loader node in Hydra.
 
+        An option's old name counts before its new one, which a preset may have set.
+
         What a preset sets for workers gives way to ``num_workers=0``, so that a sweep may reach it:
         ``persistent_workers`` and ``prefetch_factor``, which mean nothing then, and ``timeout``,
         with a warning.
@@ -332,7 +341,8 @@ class LoaderConfig:
         Raises:
             OptionError: An option is unknown (the message names the nearest known one) or refused.
         """
-        workers = options.get("num_workers", 0), options.get("remote_workers", 0)
+        options = checks.renamed(options, [*cls.__dataclass_fields__], unset=options)
+        workers = options.get("num_workers", 0), options.get("num_remote_workers", 0)
         if workers in ((0, 0), ("0", 0)):
             for name in ("persistent_workers", "prefetch_factor", "timeout"):
                 value = check_option(name, options.pop(name, getattr(cls, name)))
@@ -364,7 +374,11 @@ class LoaderConfig:
         Raises:
             OptionError: An override is unknown, or the result is refused.
         """
+        overrides = checks.renamed(overrides, [*self.__dataclass_fields__])
         return self._known({**self.as_kwargs(), **overrides})
+
+
+LoaderConfig.__init__ = checks.known_keywords(LoaderConfig.__init__)  # type: ignore[method-assign]
 
 
 def check_option(name: str, value: Any) -> Any:

@@ -86,8 +86,8 @@ class RayWorkers:
         ]
         if missing:
             raise OptionError(
-                f"remote_workers needs {' and '.join(missing)}: pip install 'lit_loader[ray]', or "
-                "set remote_workers=0"
+                f"num_remote_workers needs {' and '.join(missing)}: pip install 'lit_loader[ray]', "
+                "or set num_remote_workers=0"
             )
 
 

@@ -106,7 +106,7 @@ def choose_samplers(
         else:
             sampler = OrderedSampler(dataset)
     if config.num_replicas is not None and not iterable and given is None:
-        shard = Shard(config.rank or 0, config.num_replicas, config.shard_tail)
+        shard = Shard(config.rank or 0, config.num_replicas, config.uneven_ranks)
         sampler = shard_items(sampler, shard)
         if batch_sampler is not None:
             batch_sampler = shard_items(batch_sampler, shard)

@@ -10,7 +10,7 @@ are walked through, breadth first, data before code::
 No code of the user's is run: no property, no ``__getattr__``. In the code of installed packages
 only what is itself a generator counts; the standard library's, NumPy's, torch's and this package's
 is not read. Nothing else is looked at: what is missed is for ``reseed_fn``, `get_rng` and
-``check_exactness``.
+``check_determinism``.
 """
 
 from __future__ import annotations

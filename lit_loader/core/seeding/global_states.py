@@ -60,7 +60,7 @@ class GlobalStates(NamedTuple):
     def now(cls) -> GlobalStates | None:
         """Look where they are; None: that cannot be seen."""
         # reach: python: reloading the module makes another one
-        if _python_view is None or random._inst is not _PYTHON or of_thread.generator is not None:
+        if _python_view is None or _random._inst is not _PYTHON or of_thread.generator is not None:
             return None
         if _bits() is not _view[0] and not numpy_memory():
             return None
@@ -97,7 +97,8 @@ os.register_at_fork(before=note_use)  # who goes on in the copy, draws from a co
 # --- Python's ---
 
 # reach: python: what the functions of the module are methods of
-_PYTHON: Final[Any] = random._inst
+_random: Final[Any] = random
+_PYTHON: Final[Any] = _random._inst
 _LAYOUT: Final = struct.Struct(f"i{_WORDS}I")
 
 

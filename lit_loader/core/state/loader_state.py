@@ -261,10 +261,15 @@ class LoaderState:
         ``elastic`` fields are not compared: whether the position fits them is the batch plan's to
         say. A StateError names the first field, by name, that differs, and both values.
         """
-        names = (self.fingerprint.keys() | fingerprint.keys()) - set(elastic)
+        saved = self.fingerprint
+        if not saved.keys() <= fingerprint.keys():
+            from lit_loader import old_names  # which most states have none of
+
+            saved = old_names.saved(saved, fingerprint)
+        names = (saved.keys() | fingerprint.keys()) - set(elastic)
         # num_shards first: without it, the ranks differ too.
         for name in sorted(names, key=lambda name: (name != COUNT, name)):
-            theirs, ours = self.fingerprint.get(name), fingerprint.get(name)
+            theirs, ours = saved.get(name), fingerprint.get(name)
             both_nan = theirs != theirs and ours != ours
             if theirs != ours and not both_nan:
                 shown = " ".join(name.split())[:80]

@@ -58,7 +58,7 @@ class ReadPoint:
     # compared.
     behind: int = 0
     # Batches that it had given before it began again, for the sake of other ranks
-    # (``shard_tail="pad"``); all above counts from there. Else 0.
+    # (``uneven_ranks="pad"``); all above counts from there. Else 0.
     before: int = 0
     # What the batches behind ``state`` are known by, or the last one if there is none: one mark,
     # and up to three in states of older versions. Behind an exception it does not grow.

@@ -18,6 +18,7 @@ from torch.utils.data import RandomSampler, TensorDataset, WeightedRandomSampler
 
 import lit_loader
 from lit_loader import CachedDataset, DataLoader, LoaderConfig, OptionError
+from lit_loader.old_names import OLD_OPTIONS
 
 LOADER_CONF = Path(__file__).parents[3] / "conf" / "lit_loader" / "loader"
 
@@ -37,7 +38,8 @@ def test_constructor_dataclass_and_files_are_equal() -> None:
     inherited = {name: f"${{loader.{name}}}" for name in dataclass}
     assert [*constructor.items()] == [*dataclass.items()]
     assert [*options_of("default.yaml").items()] == [*dataclass.items()]
-    assert [*options_of("inherit.yaml").items()] == [*inherited.items()]
+    inherited |= {name: f"${{loader.{name}}}" for name in OLD_OPTIONS}
+    assert [*options_of("_inherit.yaml").items()] == [*inherited.items()]
 
 
 # --- accepted, and normalised ---
@@ -149,7 +151,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "seed must be a whole number of at least 0 and below 18446744073709551616": {"seed": -1},
     "got seed=18446744073709551616": {"seed": 2**64},
     "seeding must be one of 'batch', 'sample', 'worker', got seeding=": {"seeding": "batches"},
-    "shard_tail must be one of 'pad', 'drop', 'keep', got shard_tail=None": {"shard_tail": None},
+    "uneven_ranks must be one of 'pad', 'drop', 'keep', got uneven_ranks=N": {"uneven_ranks": None},
     "rank and num_replicas are given together or not at all, got rank=0 and num": {"rank": 0},
     "rank must be less than num_replicas, got rank=2 and num_rep": {"rank": 2, "num_replicas": 2},
     "num_replicas must be a whole number of at least 1": {"rank": 0, "num_replicas": 0},

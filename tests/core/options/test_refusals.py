@@ -145,12 +145,12 @@ def test_numbers_of_every_kind_are_options_of_samplers(kind: Any) -> None:
     weights = [3 * 10**12, 10**12]
     assert drawn(kind(1), kind(64), list(map(kind, weights))) == drawn(1, 64, weights)
 
-    def streamed(seed: Any, length: Any, exhausted: Any) -> list[Any]:
-        stream = MixtureStream([[1] * 50, [2] * 50], [1, 3], length, exhausted, seed)
+    def streamed(seed: Any, length: Any, strategy: Any) -> list[Any]:
+        stream = MixtureStream([[1] * 50, [2] * 50], [1, 3], length, strategy, seed)
         loader = DataLoader(stream, 4, seed=0)
         return [[b.tolist() for b in loader], repr(stream), loader.state_dict()["fingerprint"]]
 
-    assert streamed(kind(2), kind(9), np.str_("drop")) == streamed(2, 9, "drop")
+    assert streamed(kind(2), kind(9), np.str_("repeat")) == streamed(2, 9, "repeat")
 
     def budgeted(one: Any, many: Any, share: Any, true: Any, word: Any) -> list[Any]:
         sampler = TokenBudgetBatchSampler(

@@ -76,7 +76,7 @@ def test_ranks(order: str, length: int, size: int, ranks: int, tail: str, drop_l
     before = own_generators()
     [alone] = [list(each) for each in ranks_of(order, length, size * ranks, 1)]
     whole = stream_of([alone])
-    loaders = ranks_of(order, length, size, ranks, shard_tail=tail, drop_last=drop_last)
+    loaders = ranks_of(order, length, size, ranks, uneven_ranks=tail, drop_last=drop_last)
     epochs = [list(loader) for loader in loaders]
     assert [len(loader) for loader in loaders] == [len(batches) for batches in epochs]
     assert own_generators() == before
@@ -105,13 +105,13 @@ def test_gone_on_with_other_ranks(
     order: str, length: int, size: int, first: int, then: int, tail: str, part: float
 ) -> None:
     [whole] = [list(each) for each in ranks_of(order, length, 4 * size, 1)]
-    loaders = ranks_of(order, length, 4 * size // first, first, shard_tail=tail)
+    loaders = ranks_of(order, length, 4 * size // first, first, uneven_ranks=tail)
     iterators = [iter(loader) for loader in loaders]
     stop = int(part * len(loaders[-1]))
     for iterator in iterators:
         list(itertools.islice(iterator, stop))
     state = through_file(loaders[-1].state_dict())
-    resumed = ranks_of(order, length, 4 * size // then, then, shard_tail=tail)
+    resumed = ranks_of(order, length, 4 * size // then, then, uneven_ranks=tail)
     for loader in resumed:
         loader.load_state_dict(state)
     rest = stream_of([list(loader) for loader in resumed])
@@ -151,7 +151,7 @@ def test_an_order_without_a_length(size: int | None, ranks: int, tail: str) -> N
             return self.length
 
     def epochs(kind: type[Unsized], length: int) -> list[list[Any]]:
-        options = {"collate_fn": uncollated, "num_replicas": ranks, "shard_tail": tail}
+        options = {"collate_fn": uncollated, "num_replicas": ranks, "uneven_ranks": tail}
         return [
             list(DataLoader(Call(int, 20), size, sampler=kind(length), rank=rank, **options))
             for rank in range(ranks)

@@ -203,7 +203,7 @@ def test_a_state_of_a_resumed_one_is_the_same(kind: Any) -> None:
 )
 def test_ranks_and_batch_sizes(tail: Any, before: int, after: int) -> None:
     """Samples go by rank 1's batches; 1,684 are no multiple of 3."""
-    options = {"num_replicas": before, "rank": before - 1, "shard_tail": tail, "batch_size": 2}
+    options = {"num_replicas": before, "rank": before - 1, "uneven_ranks": tail, "batch_size": 2}
     loader = loader_of(Indices(), **options)
     lists(islice(iter(loader), 1440 // (2 * before)))
     state = through_file(loader.state_dict())

@@ -32,7 +32,7 @@ def test_users_batch_samplers(count: int) -> None:
             seed=3,
             num_replicas=replicas,
             rank=rank,
-            shard_tail="drop",
+            uneven_ranks="drop",
         )
 
     whole = lists(loader(0, 1))
@@ -43,7 +43,7 @@ def test_users_batch_samplers(count: int) -> None:
 
 
 def augmented(count: int, batch_size: int, **options: Any) -> list[DataLoader[Any]]:
-    options = {"shuffle": True, "seed": 3, "seeding": "sample", "shard_tail": "keep"} | options
+    options = {"shuffle": True, "seed": 3, "seeding": "sample", "uneven_ranks": "keep"} | options
     return [
         DataLoader(Augmented(48), batch_size, num_replicas=count, rank=rank, **options)
         for rank in range(count)
@@ -139,7 +139,7 @@ def test_behind_the_end_more_ranks_leave_off_more(length: int, size: int) -> Non
         return DataLoader(range(length), size, sampler=order, **options)
 
     state = state_behind(loader(), len(loader()))
-    resumed = loader(num_replicas=4, rank=0, shard_tail="drop")
+    resumed = loader(num_replicas=4, rank=0, uneven_ranks="drop")
     assert [*loaded(resumed, state)] == []
 
 
@@ -147,7 +147,8 @@ def test_behind_the_end_more_ranks_leave_off_more(length: int, size: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("num_replicas", 2), ("rank", 0), ("num_shards", 4), ("shard_tail", "drop")]
+    ("name", "value"),
+    [("num_replicas", 2), ("rank", 0), ("num_shards", 4), ("uneven_ranks", "drop")],
 )
 def test_what_would_do_nothing_later_is_refused(name: str, value: Any) -> None:
     loader = DataLoader(range(4), num_replicas=2, rank=1)
@@ -171,7 +172,7 @@ def test_a_stream_that_splits_by_readers_is_not_told_to_say_that_it_does(
     assert len(caught) == 1
     shares = [
         DataLoader(
-            Counting(8), 1, num_shards=4, num_replicas=2, rank=rank, shard_tail="keep", seed=0
+            Counting(8), 1, num_shards=4, num_replicas=2, rank=rank, uneven_ranks="keep", seed=0
         )
         for rank in range(2)
     ]

@@ -82,7 +82,7 @@ def test_batch_size_order_and_ranks_do_not_matter() -> None:
     assert by_index(single) == expected
     found = {}
     for rank in range(2):
-        found |= by_index(epochs(Noisy(), count=1, num_replicas=2, rank=rank, shard_tail="keep"))
+        found |= by_index(epochs(Noisy(), count=1, num_replicas=2, rank=rank, uneven_ranks="keep"))
     assert found == expected
 
 
@@ -114,7 +114,7 @@ def test_a_replacement_draws_what_it_would_by_itself(workers: int) -> None:
 def test_on_another_machine(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        found = epochs(Noisy(), 1, remote_workers=1, remote=ThreadWorkers(tmp_path))
+        found = epochs(Noisy(), 1, num_remote_workers=1, remote=ThreadWorkers(tmp_path))
     assert found == reference()
 
 
@@ -229,7 +229,7 @@ def test_outside_of_a_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     first = outside()
     assert outside() == first
     assert first[0] != first[1]
-    next(iter(DataLoader(Noisy(), check_exactness=1)))
+    next(iter(DataLoader(Noisy(), check_determinism=1)))
     assert outside() == first
 
 

@@ -97,7 +97,11 @@ CHANGES: list[tuple[Callable[..., DataLoader[Any]], dict[str, Any], str]] = [
     (budgeted, {"too_long": "skip"}, "sampler.too_long='raise', but this loader has sampler.too_"),
     (budgeted, {"last": 8}, "sampler.lengths='60 values, digest "),
     (streamed, {"seed": 2}, "dataset.seed=1, but this loader has dataset.seed=2"),
-    (streamed, {"exhausted": "drop"}, "dataset.exhausted='stop', but this loader has dataset.exh"),
+    (
+        streamed,
+        {"stopping_strategy": "all_exhausted_without_replacement"},
+        "dataset.stopping_strategy='first_exhausted', but this loader has dataset.stopping",
+    ),
     (streamed, {"epoch_length": 9}, "dataset.epoch_length=None, but this loader has dataset.epo"),
     (descending, {"first": 6}, "sampler.first=5, but this loader has sampler.first=6"),
     (in_batches, {"first": 6}, "sampler.sampler.first=5, but this loader has sampler.sampler.fir"),

@@ -31,7 +31,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "the rest is dropped": {"batch_size": 12, "drop_last": True},
     "a smaller last batch": {"batch_size": 12},
     "ranks": {"num_replicas": 3, "rank": 1, "batch_size": 5},
-    "ranks that drop": {"num_replicas": 3, "rank": 1, "batch_size": 5, "shard_tail": "drop"},
+    "ranks that drop": {"num_replicas": 3, "rank": 1, "batch_size": 5, "uneven_ranks": "drop"},
     "another batch size": {"batch_size": 5},
     "workers": {"num_workers": 2, "persistent_workers": True},
 }

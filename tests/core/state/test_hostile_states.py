@@ -148,9 +148,12 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "iterable": lambda: {"dataset": Numbers(), "batch_size": 4, "seed": 1},
     "iterable with a state": lambda: {"dataset": NumbersWithState(), "batch_size": 4, "seed": 1},
     "stream": lambda: {"dataset": mixture(), "batch_size": 4, "seed": 1},
-    "stream, dropping": lambda: {"dataset": mixture(exhausted="drop"), "batch_size": 4, "seed": 1},
+    "stream, dropping": lambda: {
+        "dataset": mixture(stopping_strategy="all_exhausted_without_replacement"),
+        "batch_size": 4, "seed": 1,
+    },
     "stream, repeating": lambda: {
-        "dataset": mixture(exhausted="repeat", epoch_length=40), "batch_size": 4, "seed": 1,
+        "dataset": mixture(stopping_strategy="repeat", epoch_length=40), "batch_size": 4, "seed": 1,
     },
 }  # fmt: skip
 
@@ -171,7 +174,8 @@ KINDS |= {
 }  # fmt: skip
 KINDS["stream of streams"] = lambda: {
     "dataset": MixtureStream(
-        [STREAMS[kind](LENGTH) for kind in ("both", "dataset")], exhausted="drop"
+        [STREAMS[kind](LENGTH) for kind in ("both", "dataset")],
+        stopping_strategy="all_exhausted_without_replacement",
     ),
     "batch_size": 4,
     "seed": 1,

@@ -1,4 +1,4 @@
-"""``shard_tail`` with ``num_shards`` on real ranks: all stop together, whoever has how much.
+"""``uneven_ranks`` with ``num_shards`` on real ranks: all stop together, whoever has how much.
 
 What each rank is to be given follows from what each reader gives (a loader without ranks says
 that), and from a model of the rules, written down here once more.
