@@ -42,7 +42,7 @@ def test_it_outlives_the_run(memory: Any, tmp_path: Path) -> None:
     assert hits >= 78 and not misses  # a straggling batch is read by two
     assert (second.figures().bytes > 0) == (memory != 0)
     [about] = tmp_path.glob("cache/v1-*/about.txt")
-    assert about.read_text() == "v1\ntests.cache.data.Decoded of 26 samples\n"
+    assert about.read_text() == "v1\ntests.data.data.Decoded of 26 samples\n"
     assert not os.listdir(about.parent / "new")
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lit_loader import DataLoader
-from lit_loader.core.epoch import iterator as iterator_module
-from lit_loader.lightning.device_copy import Staged
+from lit_loader.lightning import device_copy
+from lit_loader.lightning.device_copy import DeviceCopy, Staged
 from tests.support.exact import loaded
 from tests.support.samples import Call, Rows
 
@@ -23,7 +23,11 @@ class Recorded:
         self.log: list[tuple[str, int]] = []
         self.made.append(self)
 
+    source = DeviceCopy.source
+
     def stage(self, batch: Any) -> Staged:
+        if isinstance(batch, Staged):
+            return batch
         self.log.append(("stage", int(batch.flatten()[0])))
         return Staged(batch.clone(), None, batch)  # type: ignore[arg-type]
 
@@ -35,7 +39,7 @@ class Recorded:
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> type[Recorded]:
     Recorded.made = []
-    monkeypatch.setattr(iterator_module, "DeviceCopy", Recorded)
+    monkeypatch.setattr(device_copy, "DeviceCopy", Recorded)
     return Recorded
 
 

@@ -17,7 +17,7 @@ BESIDE = {
 ASSEMBLED = {"loader", "__init__"}
 """What puts the rings together."""
 
-MOST_LINES = 20_300
+MOST_LINES = 20_500
 MOST_MODULES = 92
 MOST_FILES = {
     "remote": (r"remote", 23),

@@ -19,10 +19,7 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[2]
 
-FOLDERS: Final = (
-    *("batch", "checkpoint", "config", "exactness", "iteration", "lightning", "memory", "mixture"),
-    *("pool", "sampling", "seeding", "system", "transport", "tuning", "worker"),
-)
+FOLDERS: Final = ("core", "data", "exactness", "insight", "lightning", "memory")
 """The core: the folders whose tests need nothing but the package's own dependencies."""
 
 TOOLS: Final = (

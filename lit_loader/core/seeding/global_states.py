@@ -96,8 +96,8 @@ os.register_at_fork(before=note_use)  # who goes on in the copy, draws from a co
 
 # --- Python's ---
 
-# reach: python: what the functions of the module are methods of
 _random: Final[Any] = random
+# reach: python: what the functions of the module are methods of
 _PYTHON: Final[Any] = _random._inst
 _LAYOUT: Final = struct.Struct(f"i{_WORDS}I")
 

@@ -213,7 +213,7 @@ def test_a_state_of_an_older_mixture(value: str) -> None:
 
 def test_hyperparameters_of_a_checkpoint() -> None:
     """One of 0.3 holds every option by its old name, and a constructor takes them."""
-    saved = Path(__file__).parents[2] / "checkpoint" / "states" / "trainer.ckpt"
+    saved = Path(__file__).parents[1] / "state" / "states" / "trainer.ckpt"
     options = torch.load(saved, weights_only=True)["datamodule_hyper_parameters"]
     with pytest.warns(DeprecationWarning, match="shard_tail is called uneven_ranks now"):
         data = LoaderDataModule({"train": DATA}, **options)
