@@ -1,0 +1,230 @@
+"""Each seam with a toy add-on of a few lines: that is how one writes the next (`core/epoch`)."""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from lit_loader import DataLoader
+from lit_loader.core.batch import timings
+from lit_loader.core.batch.batch_loader import BatchLoader, maker_of
+from lit_loader.core.epoch.seams import Seams
+from lit_loader.core.executors.executor import Executor, Inline, Task
+from lit_loader.core.executors.outcome import Outcome
+from lit_loader.core.transport.status_board import Progress
+from lit_loader.loader import _AddOns
+from tests.support.samples import Rows
+
+EXPECTED: list[Any] = list(DataLoader(Rows(12), 4))
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(12))
+
+
+def with_seams(seams: Seams, **options: Any) -> DataLoader[Any]:
+    """A loader that has nothing but a toy."""
+    loader: DataLoader[Any] = DataLoader(Rows(12), 4, **options)
+    loader._core.seams = seams
+    return loader
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_any_add_on_it_loads(workers: int) -> None:
+    with with_seams(Seams(), num_workers=workers) as loader:
+        assert [*map(torch.Tensor.tolist, loader)] == [*map(torch.Tensor.tolist, EXPECTED)]
+
+
+def test_an_observer_is_shown_each_batch_until_it_is_done() -> None:
+    class Sums(Seams):
+        done = False
+
+        def __init__(self) -> None:
+            self.seen: list[float] = []
+
+        def observer(self, core: Any, in_process: bool) -> Any:
+            return self
+
+        def note(self, start: Any, number: int, indices: Any, batch: Any) -> None:
+            self.seen.append(float(batch.sum()))
+            self.done = number == 1
+
+        def finish(self) -> None:
+            raise AssertionError("it was done before the end")
+
+    sums = Sums()
+    with with_seams(sums, num_workers=1) as loader:
+        batches = list(loader)
+    assert sums.seen == [float(batch.sum()) for batch in batches[:2]]
+
+
+def test_an_executor_may_be_another() -> None:
+    """One that makes batches in the order in which they were asked for, three at a time."""
+
+    class Eager(Executor):
+        eager, depth = True, 3
+
+        def __init__(self, inner: Inline) -> None:
+            self.inner, self.made = inner, deque[Outcome]()
+
+        def submit(self, task: Task) -> None:
+            self.inner.submit(task)
+            outcome = self.inner.receive()
+            assert outcome is not None
+            self.made.append(outcome)
+
+        def receive(self, timeout: float | None = None) -> Outcome | None:
+            return self.made.popleft() if self.made else None
+
+        def call_off(self) -> None:
+            self.made.clear()
+
+        def room(self, outstanding: int) -> int:
+            return self.depth - outstanding
+
+    class OfMine(Seams):
+        def executor(self, core: Any, epoch: Any) -> Any:
+            return Eager(core.inline(core.spec(), epoch.start, None))
+
+    with with_seams(OfMine(), num_workers=1) as loader:
+        assert all(map(torch.equal, loader, EXPECTED))
+
+
+def test_a_stream_s_end_may_be_decided_elsewhere() -> None:
+    class AtMost(_AddOns):
+        """Ends each pass after two batches."""
+
+        given_out = 0
+
+        def end_policy(self, core: Any, start: Any) -> Any:
+            return self
+
+        def admits(self, position: Any) -> bool:
+            return self.given_out < 2
+
+        def given(self, position: Any) -> None:
+            self.given_out += 1
+
+        def begins_again(self, position: Any) -> bool:
+            return False
+
+        def end(self) -> None:
+            self.given_out = 0
+
+    with DataLoader[Any](Stream(), 4) as loader:
+        loader._core.seams = AtMost()
+        assert [len(list(loader)) for _ in range(2)] == [2, 2]
+
+
+def test_batches_may_be_staged_on_their_way() -> None:
+    class Doubled(Seams):
+        def device_copy(self, core: Any) -> Any:
+            return self
+
+        def source(self, batch: Any) -> Any:
+            return batch
+
+        def stage(self, batch: Any) -> Any:
+            return batch
+
+        def take(self, staged: Any) -> Any:
+            return 2 * staged
+
+    with with_seams(Doubled(), num_workers=1) as loader:
+        assert all(torch.equal(batch, 2 * one) for batch, one in zip(loader, EXPECTED, strict=True))
+
+
+class Reversed:
+    """Makes batches another way, as readers of a stream are."""
+
+    def begin_worker(self) -> None:
+        """Begin in a worker process."""
+
+    def maker(self, spec: Any, worker: int, num_workers: int) -> Any:
+        return _Reversed(spec, worker, num_workers)
+
+
+class _Reversed(BatchLoader):
+    def load(self, indices: Any, number: int, epoch: int, seeds: Any, progress: Progress) -> Any:
+        return super().load(indices[::-1], number, epoch, seeds, progress)
+
+    def take(self, indices: Any, progress: Progress) -> Any:
+        return None
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_makes_batches_comes_with_the_spec(workers: int) -> None:
+    class OfMine(Seams):
+        def spec_parts(self, core: Any) -> dict[str, Any]:
+            return {"streams": Reversed()}
+
+    with with_seams(OfMine(), num_workers=workers) as loader:
+        assert all(
+            torch.equal(batch.flip(0), one) for batch, one in zip(loader, EXPECTED, strict=True)
+        )
+    assert isinstance(maker_of(loader._core.spec()), _Reversed)
+
+
+def test_advice_is_told_once_before_an_epoch() -> None:
+    class Words(Seams):
+        def advice(self, core: Any) -> Any:
+            return [f"{len(core.dataset)} rows are few"]
+
+        def idle(self, core: Any) -> str | None:
+            return "nobody needs workers"
+
+    with with_seams(Words()) as loader:
+        with pytest.warns(UserWarning):
+            list(loader)
+        list(loader)  # warnings are errors here
+    assert loader._core._warnings_given == {"12 rows are few", "nobody needs workers"}
+
+
+def test_timings_are_summed_up_when_the_log_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slowest(Seams):
+        slowest = 0
+
+        def sum_up(self, core: Any) -> None:
+            self.slowest = max([self.slowest, *(record.fetch for record in core.log.records)])
+            core.log.records.clear()
+
+        def statistics(self, core: Any, memory: bool) -> Any:
+            return {"slowest": self.slowest}
+
+    monkeypatch.setattr("lit_loader.core.epoch.loader_core.WINDOW", 2)
+    assert timings.WINDOW > 2
+    with with_seams(Slowest()) as loader:
+        list(loader)
+        assert loader.statistics()["slowest"] > 0  # type: ignore[index]
+        assert len(loader._core.log.records) == 1
+
+
+def test_auto_is_a_listener_that_gives_a_size() -> None:
+    class Three(Seams):
+        """Two workers at first, and three from the second batch on."""
+
+        class setting:
+            workers, prefetch, reason = 2, 2, ""
+
+        def auto(self, core: Any) -> Any:
+            return self
+
+        def make_do(self, workers: int) -> None:
+            raise AssertionError
+
+        def add(self, record: Any, again: bool) -> bool:
+            return bool(record.number == 1)
+
+        def decide(self, pool: Any, *of_loader: Any) -> bool:
+            self.setting.workers = 3
+            return True
+
+    with with_seams(Three(), num_workers=2) as loader:
+        loader._core.set_auto(True)
+        batches = list(loader)
+        assert loader.num_workers == 3
+    assert all(map(torch.equal, batches, EXPECTED))
