@@ -31,7 +31,6 @@ from torch.utils.data import default_convert as torch_default_convert
 from torch.utils.data.dataloader import _DatasetKind  # reach: torch: what _dataset_kind is of
 
 from lit_loader.core.epoch.iterator import LoaderIterator
-from lit_loader.core.epoch.ledger import indices_of, state_at
 from lit_loader.core.epoch.loader_checkpoint import load_state, take_state
 from lit_loader.core.epoch.loader_core import DEFAULT_PREFETCH, ITERATED, LoaderCore
 from lit_loader.core.epoch.seams import Seams
@@ -704,6 +703,8 @@ class DataLoader(_TorchLoader[T_co]):
             IndexError: The epoch has fewer batches.
             OptionError: A number is none, or there is no such rank.
         """
+        from lit_loader.insight.ledger import indices_of
+
         return indices_of(self._core, epoch, batch, rank)
 
     def state_at(self, epoch: int, batch: int) -> dict[str, Any]:
@@ -722,6 +723,8 @@ class DataLoader(_TorchLoader[T_co]):
             TypeError: The dataset is iterable, or its sampler has to be iterated.
             OptionError: A number is none, or the epoch has fewer batches.
         """
+        from lit_loader.insight.ledger import state_at
+
         return state_at(self._core, epoch, batch)
 
     @property

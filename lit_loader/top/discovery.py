@@ -17,8 +17,8 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from lit_loader.core.transport.loader_page import BoardView, OtherFormat, read_board
 from lit_loader.top import processes
+from lit_loader.top.board import BoardView, OtherFormat, read_board
 
 __all__ = ["WHICH", "Board", "NotFound", "find_boards", "grouped", "resolve"]
 

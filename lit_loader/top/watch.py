@@ -14,9 +14,9 @@ import os
 import time
 from typing import Final
 
-from lit_loader.core.transport.loader_page import OtherFormat, WorkerRow, read_board, read_index
 from lit_loader.core.transport.status_board import Stage
 from lit_loader.top import processes
+from lit_loader.top.board import OtherFormat, WorkerRow, read_board, read_index
 from lit_loader.top.discovery import WHICH, Board, NotFound, find_boards, grouped, resolve
 from lit_loader.top.snapshot import STAGES, Event, Frame, Loader, Rank, Training, Worker, findings
 from lit_loader.top.stacks import NoStacks, ask, parse

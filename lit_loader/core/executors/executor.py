@@ -27,7 +27,7 @@ from lit_loader.core.seeding.bases import PassSeeds
 from lit_loader.core.seeding.generator_state import Loan, OwnStreams
 from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.core.transport.loader_page import LoaderPage
-from lit_loader.core.transport.messages import POSITION
+from lit_loader.core.transport.messages import POSITION, listed
 from lit_loader.core.transport.remote_error import describe_batch
 from lit_loader.core.transport.status_board import Progress
 from lit_loader.describe import annotate
@@ -146,7 +146,7 @@ class Inline(Executor):
         if not self._tasks:
             return None
         task, progress, maker = self._tasks.popleft(), self._progress, self._maker
-        indices = task.indices.tolist() if task.own else task.indices
+        indices = listed(task.indices) if task.own else task.indices
         outcome = Outcome(task.number, timings=_NOT_YET)
         progress.begin(-1)
         batch = maker.take(indices, progress) if maker.reads_table else None

@@ -9,14 +9,7 @@ from typing import Any
 
 import pytest
 
-from lit_loader.core.transport.loader_page import (
-    PAGE_BYTES,
-    LoaderPage,
-    OtherFormat,
-    WorkerRow,
-    read_board,
-    read_index,
-)
+from lit_loader.core.transport.loader_page import PAGE_BYTES, LoaderPage
 from lit_loader.core.transport.messages import pack_indices
 from lit_loader.core.transport.status_board import (
     ROW_WORDS,
@@ -25,6 +18,7 @@ from lit_loader.core.transport.status_board import (
     StatusBoard,
     board_bytes,
 )
+from lit_loader.top.board import OtherFormat, WorkerRow, read_board, read_index
 
 WORKERS = 3
 SLOT = 1 << 16
