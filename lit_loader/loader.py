@@ -317,12 +317,12 @@ class DataLoader(_TorchLoader[T_co]):
         if self.__initialized and name in FIXED:
             raise OptionError(
                 f"{name} cannot be changed once the loader is built, "
-                f"got {name}={short_repr(value)}: make a new loader"
+                f"got {name}={short_repr(value)}: make a new loader [LL606]"
             )
         if self.__initialized and name in AT_FIRST and type(self) is DataLoader:
             raise OptionError(
                 f"{name} divides the data among processes and cannot be changed once the loader is "
-                f"built, got {name}={short_repr(value)}: make a new loader"
+                f"built, got {name}={short_repr(value)}: make a new loader [LL607]"
             )
         if self.__initialized and name != "multiprocessing_context":  # whose property checks it
             value = check_option(name, value)
@@ -446,8 +446,9 @@ class DataLoader(_TorchLoader[T_co]):
             # Loops would end too early by one that is too small, and Lightning does not validate
             # behind an epoch that gives less.
             raise TypeError(
-                f"this loader has no length: {type(self.dataset).__name__} is read by num_shards="
-                f"{shards.count} readers, and its __len__ does not say how many batches each gives"
+                f"lit_loader: this loader has no length: {type(self.dataset).__name__} is read by "
+                f"num_shards={shards.count} readers, and its __len__ does not say how many "
+                "batches each gives [LL617]"
             )
         self._core.promised = samples
         if self.batch_size is None:

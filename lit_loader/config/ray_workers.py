@@ -87,7 +87,7 @@ class RayWorkers:
         if missing:
             raise OptionError(
                 f"num_remote_workers needs {' and '.join(missing)}: pip install 'lit_loader[ray]', "
-                "or set num_remote_workers=0"
+                "or set num_remote_workers=0 [LL505]"
             )
 
 

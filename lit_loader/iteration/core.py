@@ -64,7 +64,7 @@ from lit_loader.statistics.worker_waits import LONG
 from lit_loader.streams.tail import ShardTail, Talks, tail_of
 from lit_loader.system.cgroups import own_memory
 from lit_loader.system.interrupts import HeldBack, let_handlers_through
-from lit_loader.system.processors import times_of_threads, usable_processors
+from lit_loader.system.processors import AS_TORCH_SAYS, times_of_threads, usable_processors
 from lit_loader.transport import loader_page
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.workers.pipes import PoolClosed
@@ -329,7 +329,7 @@ class LoaderCore:
         if loader.num_remote_workers and self.iterable:
             self.warn_once(
                 f"num_remote_workers={loader.num_remote_workers} make no batches of an "
-                "IterableDataset: its readers stay on this machine"
+                "IterableDataset: its readers stay on this machine [LL509]"
             )
         elif loader.num_remote_workers:
             self.recorder.first_remote = MOST_WORKERS
@@ -365,7 +365,7 @@ class LoaderCore:
         if in_process and self.iterable:
             self.warn_once(
                 "check_determinism needs num_workers of at least 1 for an IterableDataset: it "
-                "would be iterated twice in this process"
+                "would be iterated twice in this process [LL417]"
             )
             return None
         return ExactnessCheck(self, in_process)
@@ -735,6 +735,8 @@ class LoaderCore:
         """Warn, at the line of the program that called the package; of the same thing once."""
         if message not in self._warnings_given:
             self._warnings_given.add(message)
+            if not message.startswith(AS_TORCH_SAYS):
+                message = f"lit_loader: {message}"
             warnings.warn(message, category, stacklevel=program_stacklevel())
 
     def tell(self, note: str) -> None:
@@ -774,7 +776,7 @@ def _check_resize(num_workers: Any, reason: str | None, running: bool) -> None:
         text = "there is an iterator whose batches workers make, and which needs one of them, got "
         text += f"resize(0): resize to 1, or set loader.num_workers = 0, {later}"
     if text:
-        raise OptionError(text)
+        raise OptionError(f"{text} [LL209]")
 
 
 def _is_held_here(lock: threading.RLock) -> bool:

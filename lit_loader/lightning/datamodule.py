@@ -214,8 +214,8 @@ def _asked_by(trainer: Trainer | None, split: str, config: LoaderConfig) -> dict
         # epoch would be no overfitting.
         asked.update(shuffle=None, sampler=None)
         rank_zero_info(
-            f"overfit_batches={overfit}: the {split} split is read in the dataset's own order, so "
-            "that every epoch has the same batches"
+            f"lit_loader: overfit_batches={overfit}: the {split} split is read in the dataset's "
+            "own order, so that every epoch has the same batches [LL707]"
         )
     return asked
 
@@ -295,11 +295,13 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
             raise OptionError(
                 "datasets must be a mapping from split to dataset or factory, "
                 f"got {type(datasets).__name__}: pass one, or override make_dataset or "
-                "*_dataloader in a subclass"
+                "*_dataloader in a subclass [LL703]"
             )
         for split, source in datasets.items():
             if split not in SPLITS:
-                raise OptionError(f"datasets has an unknown split {split!r}: use {_listed(SPLITS)}")
+                raise OptionError(
+                    f"datasets has an unknown split {split!r}: use {_listed(SPLITS)} [LL704]"
+                )
             _check_source(split, source, self.shared_key is not None)
         common = _config("loader", loader, LoaderConfig())
         short = {"batch_size": batch_size, "num_workers": num_workers, "pin_memory": pin_memory}
@@ -459,7 +461,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
     def _missing_split(self, split: str, reason: str = "") -> OptionError:
         return OptionError(
             f"datasets has no {split!r} split{reason}: given are {_listed(self.given_splits)}; "
-            f"add {split!r} to datasets"
+            f"add {split!r} to datasets [LL705]"
         )
 
     def dataset(self, split: str) -> Any:
@@ -554,7 +556,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
             rank_zero_info(
                 f"lit_loader: batch_size is 1 for the {split} split, which is the default: each "
                 "batch holds one sample. If you want more, set batch_size of the data module "
-                "(Hydra: data.batch_size=64)"
+                "(Hydra: data.batch_size=64) [LL618]"
             )
         return self._lit_make(split, dataset, config, self.device_prefetch)
 
@@ -671,7 +673,7 @@ def _config(name: str, options: Options | None, common: LoaderConfig) -> LoaderC
     try:
         return common.merged(**options)
     except OptionError as error:
-        raise OptionError(f"{name}: {error}") from None
+        raise OptionError(f"{name}: {error.text}") from None
 
 
 def _single_loaders(
@@ -768,8 +770,9 @@ def _swapped(module: SwappedDataModule, name: str, loader: Any) -> Any:
     hook, overrides = f"{type(module).__name__}.{name}", module._lit_overrides
     if not isinstance(loader, TorchLoader) or type(loader).__iter__ is not TorchLoader.__iter__:
         rank_zero_warn(
-            f"{hook} gives a loader of class {type(loader).__name__}, which stays as it is: only "
-            "torch.utils.data.DataLoader and classes that iterate as it does are swapped",
+            f"lit_loader: {hook} gives a loader of class {type(loader).__name__}, which stays as "
+            "it is: only torch.utils.data.DataLoader and classes that iterate as it does are "
+            "swapped [LL701]",
             stacklevel=3 + program_stacklevel(),  # two frames of rank_zero_warn, and its own
         )
         return loader
@@ -784,7 +787,7 @@ def _swapped(module: SwappedDataModule, name: str, loader: Any) -> Any:
         config = LoaderConfig().merged(**{**options, **overrides})
         return module._lit_make(name.removesuffix("_dataloader"), loader.dataset, config)
     except OptionError as error:
-        raise OptionError(f"{hook}: {error}") from None
+        raise OptionError(f"{hook}: {error.text}") from None
 
 
 def options_of(loader: TorchLoader[Any]) -> dict[str, Any]:

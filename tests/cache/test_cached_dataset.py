@@ -269,7 +269,12 @@ def test_refusals(tmp_path: Path) -> None:
         (Rows(), 1000, "", "v1"): "directory must be a string that is not empty",
         (Rows(), 1000, None, ""): "key must be a string that is not empty",
         (Rows(), 0, None, "v1"): "memory=0 keeps nothing without a directory",
-        (Rows(), 0, tmp_path / "file", "v1"): "^directory cannot be made .FileExistsError: .*file'",
+        (
+            Rows(),
+            0,
+            tmp_path / "file",
+            "v1",
+        ): "^lit_loader: directory cannot be made .FileExistsError: .*file'",
         (Rows, 1000): "got the class Rows itself",
     }.items():
         with pytest.raises(OptionError, match=message):

@@ -40,7 +40,9 @@ def refused(attempt: Callable[[], object], kind: type[Exception] = OptionError) 
 def test_what_has_no_samples_is_refused_when_it_is_read() -> None:
     for dataset, told in ((5, "5 (int)"), (None, "None (NoneType)"), (len, "(builtin_function")):
         message = refused(lambda dataset=dataset: iter(DataLoader(dataset)))  # type: ignore[misc]
-        assert message.startswith("dataset must have __getitem__ (and __len__), __getitems__ or")
+        assert message.startswith(
+            "lit_loader: dataset must have __getitem__ (and __len__), __getitems__ or"
+        )
         assert told in message
     assert refused(lambda: iter(DataLoader(Rows))) == (  # type: ignore[arg-type]
         "dataset must be an object, got the class Rows itself: call it, as in Rows()"
@@ -69,7 +71,9 @@ def test_a_sampler_of_another_dataset(length: int) -> None:
     ):
         name = "sampler" if isinstance(sampler, MixtureSampler) else "batch_sampler"
         message = refused(lambda: DataLoader(range(length), **{name: sampler}))  # type: ignore[misc]  # noqa: B023
-        assert message.startswith(f"{type(sampler).__name__} was made for 8 samples, and the data")
+        assert message.startswith(
+            f"lit_loader: {type(sampler).__name__} was made for 8 samples, and the data"
+        )
         assert f"(range) has {length}: make" in message
         DataLoader(range(8), **{name: sampler})  # type: ignore[misc]
 

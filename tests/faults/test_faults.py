@@ -93,7 +93,7 @@ def test_an_error_in_worker_init_fn_reaches_the_consumer(persistent: bool) -> No
         assert int(next(iterator)) == 0
         with pytest.raises(LookupError, match="no such file for worker 1") as caught:
             next(iterator)
-        assert "in DataLoader worker 1" in str(caught.value)
+        assert "in worker 1" in str(caught.value)
         assert "in worker_init_fn" in str(caught.value)
 
 

@@ -254,7 +254,7 @@ def test_overrides_that_do_not_fit() -> None:
     ):
         data = swapped(**overrides)
         data.setup("fit")
-        with pytest.raises(OptionError, match=f"^{message}"):
+        with pytest.raises(OptionError, match=f"^lit_loader: {message}"):
             data.train_dataloader()
     with pytest.raises(OptionError, match="unknown option 'num_worker': did you mean 'num_workers"):
         swapped(num_worker=2)

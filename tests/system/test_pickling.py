@@ -258,7 +258,7 @@ def test_a_loader_goes_on_after_a_refusal() -> None:
         data, num_workers=2, persistent_workers=True, multiprocessing_context="spawn"
     ) as loader:
         for _ in range(2):
-            with pytest.raises(TransportError, match=r"^dataset\.function: "):
+            with pytest.raises(TransportError, match=r"^lit_loader: dataset\.function: "):
                 next(iter(loader))
         data.function = abs
         assert ints(loader) == list(range(16))

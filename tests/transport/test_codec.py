@@ -512,12 +512,15 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("batch", "words"),
         [
-            ({"x": [1, lambda: 0]}, r"^batch\['x'\]\[1\]: <function .* cannot be pickled"),
-            (Point(1, threading.Lock()), r"^batch\.y: <unlocked .* cannot be pickled"),
-            ([Refusing()], r"^batch\[0\]: <Refusing instance at .*ValueError: not me"),
+            (
+                {"x": [1, lambda: 0]},
+                r"^lit_loader: batch\['x'\]\[1\]: <function .* cannot be pickled",
+            ),
+            (Point(1, threading.Lock()), r"^lit_loader: batch\.y: <unlocked .* cannot be pickled"),
+            ([Refusing()], r"^lit_loader: batch\[0\]: <Refusing instance at .*ValueError: not me"),
             (
                 {"x": (torch.ones(2, requires_grad=True) * 2,)},
-                r"^batch\['x'\]\[0\]: a tensor of shape \(2,\) with history .*detach\(\)",
+                r"^lit_loader: batch\['x'\]\[0\]: a tensor of shape \(2,\) with history .*detach\(\)",
             ),
         ],
     )
@@ -543,7 +546,7 @@ class TestRefusals:
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
     def test_other_devices(self) -> None:
         with pytest.raises(
-            TransportError, match=r"^batch\['x'\]: .* on device cuda:0 .*pin_memory"
+            TransportError, match=r"^lit_loader: batch\['x'\]: .* on device cuda:0 .*pin_memory"
         ):
             encode({"x": torch.ones(2, device="cuda")}, SlotWriter(new_slot()))
 

@@ -10,7 +10,7 @@ import pytest
 from lit_loader.errors import WorkerError
 from lit_loader.transport.remote_error import RemoteError
 
-WHERE = "in DataLoader worker 1 (pid 77), batch 3, indices [6, 7]"
+WHERE = "in worker 1 (pid 77), batch 3, indices [6, 7]"
 ROOM = 1 << 20
 
 
