@@ -96,7 +96,7 @@ class CachedDataset(Dataset[T_co]):
     object lives, and on disk in ``directory``. Each reader gets a copy of its own, equal to what
     was made. The dataset is asked by plain integers, whatever a sampler gives: what is kept must
     not depend on who asked first. Nothing is ever dropped for another sample: where the memory is
-    full, or scarce, the rest is made anew each time (and a line is logged).
+    full, or scarce, the rest is made again each time (and a line is logged).
 
     What is kept must not depend on random numbers, or on the epoch: a sample that draws from a
     generator while it is kept is an error. Augment behind the cache: `map`. Attributes that

@@ -125,7 +125,7 @@ class RayEngine:
             import ray
         except ImportError as error:
             raise UnreachableError(
-                f"the package ray cannot be imported ({error}): pip install 'lit_loader[ray]'"
+                f"the package ray cannot be imported ({error}): pip install ray"
             ) from error
 
         # Says that a signal handler of Ray's could not be set, which is as wanted.

@@ -39,7 +39,7 @@ class BatchMaker:
     """Makes batches by the user's objects, which ``unpack`` gives.
 
     An exception at its start is that of every batch. ``who`` names the worker in messages: "in
-    in worker 3 (pid 17)"; ``seed`` is its own.
+    worker 3 (pid 17)"; ``seed`` is its own.
     """
 
     def __init__(

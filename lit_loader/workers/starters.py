@@ -276,7 +276,7 @@ class DirectStarter(Starter):
                 f"Worker {links.worker} cannot be started: Python's fork server, which "
                 f"starts it, was killed or does not answer ({type(error).__name__}: {error}); if "
                 "there is output of its own above, put what a script does under "
-                '`if __name__ == "__main__":`; if not, iterate the loader anew, or set '
+                '`if __name__ == "__main__":`; if not, iterate the loader again, or set '
                 "multiprocessing_context='spawn' [LL018]"
             ) from error
 

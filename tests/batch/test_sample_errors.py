@@ -500,7 +500,7 @@ def test_beyond_the_limit_all_are_listed(policy: str, workers: int) -> None:
             next(iterator)
         head, *lines = str(caught.value).split("\n")
         assert head == (
-            "max_sample_errors=1 bad samples are allowed in an epoch, got 2: mend them or raise "
+            "max_sample_errors=1 bad samples are allowed in an epoch, got 2: fix them or raise "
             "max_sample_errors; they are:"
         )
         assert [error.index for error in caught.value.errors] == [3, 7]

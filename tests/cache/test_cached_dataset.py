@@ -110,7 +110,7 @@ def test_a_full_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         cached[index]
     assert [record.message for record in caplog.records] == [
         f"CachedDataset: memory={7 * SIZE + 70} bytes are full: 7 of 26 samples are kept "
-        "(0.0 MB), the others are made anew each time"
+        "(0.0 MB), the others are made again each time"
     ]
 
 
