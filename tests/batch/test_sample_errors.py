@@ -500,8 +500,8 @@ def test_beyond_the_limit_all_are_listed(policy: str, workers: int) -> None:
             next(iterator)
         head, *lines = str(caught.value).split("\n")
         assert head == (
-            "max_sample_errors=1 bad samples are allowed in an epoch, got 2: fix them or raise "
-            "max_sample_errors; they are:"
+            "lit_loader: max_sample_errors=1 bad samples are allowed in an epoch, got 2: fix them "
+            "or raise max_sample_errors; they are [LL211]:"
         )
         assert [error.index for error in caught.value.errors] == [3, 7]
         assert lines == [f"  {error}" for error in caught.value.errors]

@@ -211,8 +211,9 @@ def test_what_cannot_be_swapped_stays_with_a_warning() -> None:
 
     data = swapped(Odd())
     message = (
-        "Odd.train_dataloader gives a loader of class OtherIteration, which stays as it is: only "
-        "torch.utils.data.DataLoader and classes that iterate as it does are swapped"
+        "lit_loader: Odd.train_dataloader gives a loader of class OtherIteration, which stays as "
+        "it is: only torch.utils.data.DataLoader and classes that iterate as it does are swapped "
+        "[LL701]"
     )
     with pytest.warns(UserWarning) as caught:
         loaders = data.train_dataloader()

@@ -359,7 +359,7 @@ def test_the_launcher_is_killed() -> None:
             wait_gone([pid])
             with told(1) as texts:
                 assert ints(loader) == list(range(20))
-            assert f"worker 0 (pid {pid}) " in texts[0] and words in texts[0]
+            assert f"Worker 0 (pid {pid}) " in texts[0] and words in texts[0]
 
 
 # Iterable datasets -----------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def test_the_launcher_is_killed_while_it_starts_workers(
     assert len([*tmp_path.iterdir()]) == 1
     [text] = texts
     assert re.match(
-        r"the process that starts workers \(pid \d+\) was killed by SIGKILL \(.*\)\n"
+        r"lit_loader: the process that starts workers \(pid \d+\) was killed by SIGKILL \(.*\)\n"
         r"Another one was forked, and nothing is lost\.$",
         text,
     ), text
@@ -114,11 +114,11 @@ def test_launcher_and_workers_are_killed_at_the_same_instant(order: str, persist
             assert found == list(range(200))
             wait_gone(victims)
     del iterator, pool
-    workers = r"Worker \d \(pid \d+\) (is gone|was killed by SIGKILL)"
+    workers = r"lit_loader: Worker \d \(pid \d+\) (is gone|was killed by SIGKILL)"
     assert sum(bool(re.match(workers, text)) for text in texts) == 4
     # Where the launcher was not seen to be dead when it was asked for a worker.
     others = [text for text in texts if not re.match(workers, text)]
-    assert all(text.startswith("the process that starts workers") for text in others)
+    assert all(text.startswith("lit_loader: the process that starts workers") for text in others)
     assert opened_since(before) == []
 
 
