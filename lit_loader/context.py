@@ -58,7 +58,7 @@ class _Reading:
     def warn(self, text: str) -> None:
         """Have the program warned, once for all readers, of what is noticed while it is read."""
         if self.maker is None:
-            warnings.warn(text, stacklevel=program_stacklevel())
+            warnings.warn(f"lit_loader: {text}", stacklevel=program_stacklevel())
         else:
             self.maker.note(text)
 
@@ -195,7 +195,7 @@ def get_rng(index: Any = None) -> np.random.Generator:
     if in_read.get():
         raise OptionError(
             "get_rng() in a method that reads_ahead calls before its sample's turn: draw in "
-            "__getitem__, with what the method has read"
+            "__getitem__, with what the method has read [LL405]"
         )
     reading.asked = "lit_loader.get_rng()"
     return maker.rng.give(index)  # type: ignore[no-any-return]

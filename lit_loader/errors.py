@@ -24,7 +24,7 @@ builtin that programs written for ``torch.utils.data.DataLoader`` catch (Runtime
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from lit_loader.describe import public
 
@@ -44,9 +44,25 @@ __all__ = [
     "WorkerTimeoutError",
 ]
 
+PREFIX: Final = "lit_loader: "
+
 
 class LitLoaderError(Exception):
-    """Root of every exception that lit_loader raises on its own account."""
+    """Root of every exception that lit_loader raises on its own account.
+
+    Its text begins with ``lit_loader: ``, and has an id in brackets, which Troubleshooting
+    lists.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        if args and isinstance(args[0], str) and not args[0].startswith(PREFIX):
+            args = (f"{PREFIX}{args[0]}", *args[1:])
+        super().__init__(*args)
+
+    @property
+    def text(self) -> str:
+        """The message without ``lit_loader: ``, to be put into another one."""
+        return str(self).removeprefix(PREFIX)
 
 
 class OptionError(LitLoaderError, ValueError):

@@ -232,125 +232,134 @@ def _saved_by_lightning() -> Any:
 
 @public
 class DataLoader(_TorchLoader[T_co]):
-    """Loads batches of a dataset, in worker processes if wanted.
+    """Loads batches of a dataset, in worker processes if you want them.
 
-    Takes the place of ``torch.utils.data.DataLoader``, and is one: the same arguments, in the same
-    order, with the same defaults; more come after them, by keyword.
+    It replaces ``torch.utils.data.DataLoader`` and is a subclass of it: the same arguments, in the
+    same order, with the same defaults. More follow, by keyword.
 
-    A ``torch.utils.data.DistributedSampler`` is taken for what it says: rank, replicas, shuffle,
-    seed, what to do with the rest, and the epoch that is set on it. Where ``num_replicas`` and
-    ``rank`` are given, ``loader.sampler`` is one, of this rank's indices.
+    A ``torch.utils.data.DistributedSampler`` keeps its meaning: lit_loader uses its rank, replicas,
+    shuffle, seed, drop_last, and the epoch that is set on it. If you pass ``num_replicas`` and
+    ``rank``, ``loader.sampler`` is one, with this rank's indices.
 
-    Nothing is started before the first ``next()`` of an iterator. With ``persistent_workers`` the
-    workers live until `close`, the end of a ``with`` block, or the loader's own end. Several
-    iterators of one loader may live at the same time, each gives a whole epoch; iterators and
-    loader may be used from any thread, one thread at a time being served.
+    Nothing starts before the first ``next()`` of an iterator. With ``persistent_workers`` the
+    workers live until `close`, the end of a ``with`` block, or the end of the loader. Several
+    iterators of one loader may be in use, and each yields a whole epoch. Any thread may use them
+    and the loader, one thread at a time.
 
     Args:
         dataset: A map-style dataset (``__getitem__`` and ``__len__``), or a
             ``torch.utils.data.IterableDataset``.
-        batch_size: Samples in a batch; None: samples are passed on one by one, uncollated.
-        shuffle: A new order every epoch; None: not shuffled (IterableDataset: its own order).
-        sampler: Iterable of sample indices, or a callable that makes one from the dataset;
-            None: every index once.
-        batch_sampler: Iterable of lists of indices, or a callable that makes one from the
-            dataset; takes the place of batch_size, shuffle, sampler and drop_last.
-        num_workers: Worker processes; 0: samples are loaded in the calling process; "auto": as
-            many as are found to help, while it runs, by what batches cost (map-style datasets, and
-            iterable ones with num_shards; ``loader.num_workers`` is the number of the moment).
-            ``loader.resize(n)`` changes it while they are at work.
-        collate_fn: Turns a list of samples into a batch; None: `default_collate`, or
-            `default_convert` where batch_size is None.
-        pin_memory: Copy batches into page-locked memory before they are given out.
-        drop_last: Leave off an epoch's last batch if it is smaller than batch_size.
-        timeout: Seconds that a worker may spend on one sample (or on collating, or in
-            worker_init_fn) while the consumer waits; then it hangs and is replaced, see
-            max_worker_restarts. 0: for ever.
+        batch_size: Samples in a batch. None yields the samples one by one, not collated.
+        shuffle: True gives a new order in every epoch; None and False keep the dataset's order. Set
+            it for training. It does not apply to an IterableDataset, which has its own order.
+        sampler: An iterable of sample indices, or a callable that makes one from the dataset. None
+            takes every index once. Set it for an order of your own, and leave shuffle at None.
+        batch_sampler: An iterable of lists of indices, or a callable that makes one from the
+            dataset. It replaces batch_size, shuffle, sampler and drop_last. Set it to choose what
+            goes into one batch.
+        num_workers: Worker processes of this loader. 0 loads in the calling process. "auto" finds
+            as many as help, while it runs: ``loader.num_workers`` is the current number. Raise it
+            while the training waits for data and processors are idle. "auto" needs a map-style
+            dataset or num_shards. ``loader.resize(n)`` changes the number within an epoch.
+        collate_fn: Called with a list of samples, returns the batch. None is `default_collate`, or
+            `default_convert` if batch_size is None. Set it for samples of different shapes.
+        pin_memory: True copies batches into page-locked memory. Set it if you copy batches to a
+            GPU. It has no effect without an accelerator.
+        drop_last: True omits the last batch of an epoch if it is smaller than batch_size. Set it if
+            the model needs batches of one size.
+        timeout: Seconds that a worker may spend on one sample, on collating or in worker_init_fn
+            while your program waits. Then lit_loader ends the worker, and replaces it as
+            max_worker_restarts allows. 0 never does. Set it if reads may hang.
         worker_init_fn: Called with the worker's id (0 … num_workers - 1) in each worker, after
-            seeding and before the first sample; None: nothing is called.
-        multiprocessing_context: Start method ("fork", "spawn", "forkserver") or a context object;
-            None: Python's default.
-        generator: A torch.Generator that the base seed is drawn from where seed is None, in place
-            of torch's own. It may be shared with samplers.
-        prefetch_factor: Batches in flight for each worker (8 workers × 2 = 16 batches); None: 2
-            with workers, nothing ahead without; with ``num_workers="auto"`` 2 or more, as batches
-            differ in what they take.
-        persistent_workers: Keep the workers alive from epoch to epoch.
-        pin_memory_device: Deprecated in torch, kept for old programs: the accelerator whose
-            memory is pinned for; "": the current one.
-        in_order: Give batches out in the sampler's order; False: as they are finished, but those of
-            one reader of an iterable dataset in order.
-        worker_method: "multiprocessing" has worker processes; "thread" has threads of the training
-            process: nothing is forked, pickled or copied, for work that releases the interpreter's
-            lock. Samples draw from `lit_loader.get_rng`, ``get_worker_info().rng`` or
-            ``torch.thread_safe_generator()``. Map-style datasets only.
-        seed: Base of all randomness, 0 … 2**64 - 1. None: drawn at the loader's first pass from
-            generator, else from torch's generator, so that loaders are independent and
-            ``torch.manual_seed`` fixes them. Processes that share the data have rank 0's, and a
-            DistributedSampler's seed (else PL_GLOBAL_SEED) decides their order. Set on a loader
-            (generator, too), it counts from the next pass on.
-        seeding: What the random generators are seeded from, besides seed and epoch: the number of
-            the "batch", the index of the "sample", or the "worker" (torch's own scheme).
-        reseed_fn: Called with (dataset, seed) wherever the generators are seeded, for those that
-            cannot be found in the dataset; None: nothing is called.
-        num_replicas: Processes that share an epoch; None: not sharded.
-        rank: Number of this process among them, 0 … num_replicas - 1; None: not sharded.
-        num_shards: Readers that an IterableDataset is read by, whatever the number of workers and
-            ranks: reader k has ``lit_loader.get_shard() == (k, num_shards)``, its own copy of the
-            dataset, and its turn in every round of batches. A multiple of num_replicas; None: each
-            worker of each rank is a reader, as with torch.
-        uneven_ranks: What the ranks do with samples that cannot be split evenly: "pad" repeats
-            some, "drop" leaves them off, "keep" gives each sample once (ranks may differ
-            in length). With num_shards: "pad" lets a rank's readers begin again until all ranks
-            have as many batches; "drop" is refused.
-        max_worker_restarts: Workers that may be replaced in an epoch after they died or hung;
-            0: their death is raised at once.
-        stall_warning: Seconds that the consumer waits, while no worker sends a batch, after which a
-            StallWarning shows what each worker does; once more after ten times as long. 0: never.
-            With num_workers=0 there is nobody to watch: press Ctrl-C to see where a sample hangs.
-        on_sample_error: What becomes of a sample whose reading raises an exception: "raise" it;
-            "skip" the sample (a map-style batch gets shorter, and one of which nothing is left is
-            omitted: ``len(loader)`` is then an upper bound; an IterableDataset is asked for the
-            next sample); "replace" it by another, the same for any number of workers (drawn from
-            the whole dataset; under a sampler of the user's, from the rest of the batch).
-        max_sample_errors: Bad samples that an epoch may have where they are skipped or replaced;
-            more raise a SampleErrorsError that lists them. None: any number, if not all are bad.
-        sample_retries: Times that a sample is read again after a transient error, before the error
-            counts. An IterableDataset's iterator is asked again, and gives the same sample only if
-            it has not moved on; `lit_loader.read_stream` reads its key again.
-        retry_backoff: Seconds before the first of these, doubled for each further one up to 10 s
-            (0.1 and 3 retries: 0.1 + 0.2 + 0.4 s).
+            seeding and before the first sample. None calls nothing. Set it to open connections.
+        multiprocessing_context: How worker processes start: "fork", "spawn", "forkserver", or a
+            context object. None is Python's default. Set "forkserver" or "spawn" if the program
+            has threads when the workers start.
+        generator: A torch.Generator from which the base seed is drawn if seed is None. None draws
+            from torch's global generator. It may be shared with samplers.
+        prefetch_factor: Batches in flight for each worker: 8 workers × 2 = 16 batches. None is 2
+            with workers; with ``num_workers="auto"`` it is 2 or more, as batches differ in time.
+            Raise it if single batches are slow, lower it to save memory.
+        persistent_workers: True keeps the workers from epoch to epoch. Set it if epochs are short
+            or workers start slowly. `close` ends them.
+        pin_memory_device: The accelerator to pin memory for; "" is the current one. Deprecated in
+            torch, and kept for old programs.
+        in_order: True yields batches in the sampler's order. False yields them as they are
+            finished (those of one shard in order). Set False if single batches are slow and their
+            order does not matter.
+        worker_method: "multiprocessing" uses worker processes. "thread" uses threads of the
+            training process: nothing is forked, pickled or copied. Set "thread" for map-style
+            datasets whose work releases the interpreter's lock, and let samples draw from
+            `lit_loader.get_rng`, ``get_worker_info().rng`` or ``torch.thread_safe_generator()``.
+        seed: Base of all randomness, 0 … 2**64 - 1. None draws it at the loader's first pass from
+            generator, or from torch's generator, so ``torch.manual_seed`` fixes it. Ranks that
+            share the data use rank 0's, and a DistributedSampler's seed (else PL_GLOBAL_SEED)
+            decides their order. Set it for runs that repeat. On a built loader, seed and generator
+            may be set, and count from the next pass.
+        seeding: What the random generators are seeded from, besides seed and epoch. "batch" uses
+            the batch's number, "sample" the sample's index, "worker" torch's scheme. Set "sample"
+            if random numbers must not depend on batch_size and the number of ranks.
+        reseed_fn: Called with (dataset, seed) wherever the generators are seeded. None calls
+            nothing. Set it for a generator that lit_loader does not find in the dataset.
+        num_replicas: Processes (ranks) that share an epoch. None does not divide the data. A
+            LoaderDataModule sets it.
+        rank: Number of this process among them, 0 … num_replicas - 1. None does not divide the
+            data. A LoaderDataModule sets it.
+        num_shards: Shards of an IterableDataset, a multiple of num_replicas. The data then does not
+            depend on the number of workers and ranks. Shard k has ``lit_loader.get_shard() ==
+            (k, num_shards)`` and its own copy of the dataset, and yields one batch in each round.
+            None makes each worker of each rank one shard, as torch does.
+        uneven_ranks: What ranks do with samples that do not divide evenly. "pad" repeats some,
+            "drop" omits some, "keep" yields each once, and ranks may differ in length. With
+            num_shards, "pad" reads a rank's shards again until all ranks have equally many batches,
+            and "drop" is refused. Set "keep" to evaluate.
+        max_worker_restarts: Workers that may be replaced in one epoch after they crash or hang. 0
+            raises at the first one. Raise it if the machine ends workers often.
+        stall_warning: Seconds without any batch after which a StallWarning shows what each worker
+            does, and once more after ten times as long. 0 never warns. Raise it if batches take
+            that long. Without workers, press Ctrl-C to see where a sample hangs.
+        on_sample_error: What happens to a sample that raises an exception. "raise" raises it.
+            "skip" omits the sample: the batch is smaller, an empty batch is omitted, and
+            ``len(loader)`` is an upper bound. "replace" takes another sample, the same for any
+            number of workers: one of the dataset, or of the batch under a sampler of your own. An
+            IterableDataset can "raise" or "skip".
+        max_sample_errors: Bad samples that one epoch may skip or replace. One more raises a
+            SampleErrorsError that lists them. None allows any number, but not all of them.
+        sample_retries: Times that a sample is read again after a transient error. 0 reads it once.
+            Set it for storage that fails now and then. An IterableDataset's iterator is asked for
+            its next sample; `lit_loader.read_stream` reads the same key again.
+        retry_backoff: Seconds before the first retry. They double with each further one, up to
+            10 s: 0.1 and 3 retries wait 0.1 + 0.2 + 0.4 s.
         transient_errors: Exception classes, or their names ("OSError", "my.module.Error"), after
-            which a sample is read again; None: OSError and TimeoutError.
-        memory_budget: Shared memory that batches may take: bytes, or text such as "2 GB"; None:
-            unlimited.
-        prefetch_next_epoch: Let workers that have nothing left to do in an epoch begin the next
-            one, where they are persistent and the order is the loader's own (no sampler or
-            batch_sampler, no seeding="worker", of iterable datasets those with num_shards). What
-            they made is dropped if that epoch, seed or position is not what comes next. Not where
-            the dataset holds what other processes may change (multiprocessing's Value or Manager, a
-            shared tensor). False for datasets that are changed between epochs in other ways, by
-            files, say.
-        check_determinism: So many of the first batches are made again, after others and, where
-            there are workers, in another process. One warning names the first difference: something
-            in the samples is not a function of seed and index. The samples are read twice. 0: none.
-            For a test run, or for the first of many.
-        share_lists: Let workers read the dataset's long lists and tuples (10,000 strings, numbers,
-            or tuples, lists and dicts of such, and more) from memory that all of them share,
-            instead of a copy in each. They and their records read as before, and raise if they are
-            written to. The training process's own stay as they are.
-        concurrent_reads: Reads that each worker has under way at a time, ahead of their samples,
-            where the dataset says by `lit_loader.reads_ahead` or `lit_loader.read_stream` what
-            waits for storage. They hold up to a quarter of memory_budget besides. 0: one at a time,
-            when the sample asks.
-        num_remote_workers: Workers on other machines, besides those of num_workers here; readers of
-            an iterable dataset stay here. 0: none.
-        remote: Where remote workers come from: a `RayWorkers`, or a mapping of its options; None:
-            ``RayWorkers()``, the Ray cluster that this machine is a node of.
+            which a sample is read again. None is OSError and TimeoutError.
+        memory_budget: Shared memory that batches may use, in bytes or as text such as "2 GB". None
+            sets no limit. Set it if batches differ much in size, or the container is small.
+        prefetch_next_epoch: True lets idle persistent workers begin the next epoch, if the order is
+            the loader's own (no sampler or batch_sampler, no seeding="worker", and num_shards for
+            an IterableDataset). Their batches are dropped if another epoch, seed or position comes
+            next. lit_loader does not do so if the dataset holds a multiprocessing Value, a Manager
+            or a shared tensor. Set False if you change files or other data between epochs.
+        check_determinism: Batches at the start that are made twice and compared, the second time
+            after others and in another process. 0 compares none. An ExactnessWarning names the
+            first difference: that sample does not follow from seed and index alone. Set it for a
+            test run, as it reads these samples twice.
+        share_lists: True keeps the dataset's long lists and tuples (10,000 strings, numbers, or
+            records of such, and more) once in memory for all workers. They read as before, and
+            raise if you write to them. Set it if memory grows with the number of workers. The
+            training process keeps its own.
+        concurrent_reads: Reads in flight in each worker, ahead of their samples. It counts where
+            the dataset marks its reads by `lit_loader.reads_ahead` or `lit_loader.read_stream`. 0
+            reads when the sample asks. Raise it if storage is far. The reads may hold a quarter of
+            memory_budget besides.
+        num_remote_workers: Workers on other machines, besides num_workers on this one. 0 uses none.
+            Set it if this machine's processors are too few. The shards of an IterableDataset stay
+            on this machine.
+        remote: Where remote workers run: a `RayWorkers`, or a mapping of its options. None is
+            ``RayWorkers()``, the Ray cluster of which this machine is a node.
 
     Raises:
         OptionError: An option, or a combination of options, is refused (a ValueError).
-        TypeError: There is no such option; names the nearest one.
+        TypeError: There is no such option; the message names the nearest one.
     """
 
     collate_fn: Callable[[list[Any]], Any]
@@ -475,12 +484,12 @@ class DataLoader(_TorchLoader[T_co]):
         if self.__initialized and name in FIXED:
             raise OptionError(
                 f"{name} cannot be changed once the loader is built, "
-                f"got {name}={short_repr(value)}: make a new loader"
+                f"got {name}={short_repr(value)}: make a new loader [LL606]"
             )
         if self.__initialized and name in AT_FIRST and type(self) is DataLoader:
             raise OptionError(
                 f"{name} divides the data among processes and cannot be changed once the loader is "
-                f"built, got {name}={short_repr(value)}: make a new loader"
+                f"built, got {name}={short_repr(value)}: make a new loader [LL607]"
             )
         if self.__initialized and name != "multiprocessing_context":  # whose property checks it
             value = check_option(name, value)
@@ -551,34 +560,29 @@ class DataLoader(_TorchLoader[T_co]):
         self.__dict__["_context"] = context  # past __setattr__, which was called for the property
 
     def _copy_ahead(self, device: torch.device, move: Move) -> None:
-        """Let iterators copy each batch to an accelerator while the one before is computed on.
+        """Let iterators copy each batch to a CUDA device while the step uses the one before.
 
-        At most one batch more is on the device then. Nothing is done for a device that is not a
-        CUDA device, or without workers. Without ``pin_memory`` the copy is exact, and not
-        asynchronous.
-
-        Args:
-            device: Where to.
-            move: Called with a batch and the device; returns the batch there, its tensors copied
-                with ``non_blocking=True``.
+        At most one batch more is on the device then. Other devices, and loaders without workers,
+        are left alone. Without ``pin_memory`` the copy is exact, but not asynchronous. ``move`` is
+        called with a batch and the device, and copies its tensors with ``non_blocking=True``.
         """
         # An attribute: a loader that Lightning rebuilds has it, too.
         self._copies_to = (device, move) if device.type == "cuda" else None
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iterator loads; without, epochs count up by themselves.
+        """Choose the epoch that the next iterator loads. Without it, the loader counts epochs.
 
-        A sampler of the program's own is told it, if it has ``set_epoch``, and nothing otherwise.
+        The loader calls ``set_epoch`` of your own sampler, if there is one, with the same number.
 
-        A position within that very epoch, from `load_state_dict`, is kept; one within another
-        epoch is given up. Where the program had set the epoch on its sampler alone, what that gives
-        now tells whether it is the same epoch.
+        A position within that epoch, from `load_state_dict`, is kept. One within another epoch is
+        given up, with a warning. If your program had set the epoch on its sampler alone, the
+        sampler's indices show whether it is the same epoch.
 
         Args:
             epoch: Epoch number, from 0.
 
         Raises:
-            OptionError: It is no whole number, or has more than 62 bits.
+            OptionError: It is no whole number of at least 0, or has more than 62 bits.
         """
         epoch = epoch_number(epoch)
         self._core.follow_samplers()
@@ -587,13 +591,13 @@ class DataLoader(_TorchLoader[T_co]):
             self._core.plan.sampler.tell(epoch)
 
     def __len__(self) -> int:
-        """Batches of a full epoch (of this rank).
+        """Number of batches in a full epoch (of this rank).
 
-        Of an iterable dataset: those of so many samples as it says, as with torch.
+        For an IterableDataset it follows from the dataset's ``__len__``, as with torch.
 
         Raises:
-            TypeError: The dataset or sampler has no length; or the dataset is read by several
-                readers (``num_shards``), of which nobody knows how many batches each gives.
+            TypeError: The dataset or sampler has no length; or several shards are read
+                (``num_shards`` of at least 2), and nobody knows how many batches each has.
         """
         self._core.follow_samplers()
         if self._core.plan is not None:
@@ -604,8 +608,9 @@ class DataLoader(_TorchLoader[T_co]):
             # Loops would end too early by one that is too small, and Lightning does not validate
             # behind an epoch that gives less.
             raise TypeError(
-                f"this loader has no length: {type(self.dataset).__name__} is read by num_shards="
-                f"{shards.count} readers, and its __len__ does not say how many batches each gives"
+                f"lit_loader: this loader has no length: {type(self.dataset).__name__} is read by "
+                f"num_shards={shards.count} readers, and its __len__ does not say how many "
+                "batches each gives [LL617]"
             )
         self._core.promised = samples
         if self.batch_size is None:
@@ -621,38 +626,37 @@ class DataLoader(_TorchLoader[T_co]):
             ITERATED.reset(token)
 
     def _get_iterator(self) -> LoaderIterator[Any]:
-        """Make an iterator; where torch's loader makes its own, which subclasses override.
+        """Make an iterator; subclasses of torch's loader override this method.
 
-        Where a program calls it, and not ``iter(loader)``, persistent workers are started anew.
+        If a program calls it itself, persistent workers are started again.
         """
         return self._core.iterator()
 
     def commit(self, ahead: bool = False, within: bool = False) -> None:
-        """Declare everything given out so far as used.
+        """Declare every batch yielded so far as used.
 
-        Once this has been called, `state_dict` gives the position of the last call instead of
-        that of the last batch given out: a batch that was given out, and whose training step did
-        not come to its end, is given out again after resuming.
+        After the first call, `state_dict` gives the position of the last call, not that of the
+        last batch yielded. So a batch whose training step did not end comes again after a resume.
 
         Args:
-            ahead: Whether the last batch given out is not used yet, for a training loop that takes
-                one ahead. It has taken none if it has been told of this loader's end.
-            within: Whether the training loop's epoch goes on. If this loader has come to its end,
-                it has nothing more to give then, also after resuming; else its next epoch begins.
+            ahead: Whether the last batch is not used yet, for a training loop that fetches one
+                ahead. (It has fetched none if it knows of this loader's end.)
+            within: Whether the training loop's epoch goes on. If this loader has ended, it then
+                yields nothing more, also after a resume; else its next epoch begins.
         """
         self._core.epochs.commit(ahead, within)
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the position in the data, for `load_state_dict`.
+        """Return the position in the data, for `load_state_dict`.
 
-        May be called at any time and starts nothing. All processes of a distributed job give the
-        same; of an iterable dataset each gives its own readers (`lit_loader.merge_states`). Inside
-        of the loop the position is behind the batch given out last, after the last batch of an
-        epoch too; after the loop it is the start of the next epoch.
+        You may call it at any time; it starts nothing. All ranks return the same. With an
+        IterableDataset each rank returns its own shards: see `lit_loader.merge_states`. In the loop
+        the position is after the last batch yielded; after the loop it is the start of the next
+        epoch.
 
         Returns:
-            A new dict of primitives, less than 2 kB unless a sampler or an iterable dataset has a
-            state of its own. It survives ``torch.load(weights_only=True)``.
+            A new dict of primitives, of less than 2 kB unless a sampler or an IterableDataset has
+            a state of its own. ``torch.load(weights_only=True)`` reads it.
         """
         theirs = _saved_by_lightning()
         if theirs and self._core.epochs.begun_without_commits and theirs.called_by_lightning():
@@ -660,15 +664,15 @@ class DataLoader(_TorchLoader[T_co]):
         return take_state(self._core)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken: the next iterator begins there.
+        """Resume where a state was taken: the next iterator begins there.
 
         Args:
-            state: What `state_dict` of a loader of the same data gave. The number of workers,
-                the prefetching and the start method may differ; ``batch_size`` and
-                ``num_replicas`` may, if the position is at the start of a batch of this loader.
+            state: What `state_dict` of a loader of the same data returned. The number of workers,
+                prefetching and the start method may differ. ``batch_size`` and ``num_replicas``
+                may differ if the position is at the start of a batch of this loader.
 
         Raises:
-            StateError: The state does not fit, says which part and what to do.
+            StateError: The state does not fit; the message names the part and what to do.
         """
         self._loaded_state = state  # an attribute, as the device above
         core = self._core
@@ -683,45 +687,42 @@ class DataLoader(_TorchLoader[T_co]):
             core.warn_once(theirs.ADVICE_WITHOUT_CALLBACK)
 
     def indices_of(self, epoch: int, batch: int, rank: int | None = None) -> Any:
-        """Say which samples a batch holds: of any epoch, at once; nothing is drawn or begun.
+        """Return the indices of a batch of any epoch, at once; it draws and starts nothing.
 
-        For the orders that are computed: ``shuffle=True`` or the dataset's own, torch's
-        ``DistributedSampler``, and the samplers of this package. If a run has changed a mixture's
-        weights or sources, load its checkpoint's state first: a new loader knows its own alone.
+        It works for orders that are computed: ``shuffle=True``, the dataset's own order, torch's
+        ``DistributedSampler`` and lit_loader's samplers. If a run has changed the weights or
+        sources of a mixture, load its state first.
 
         Args:
             epoch: Epoch number, from 0.
             batch: The batch's number within its epoch, of one rank, from 0.
-            rank: Whose batch; None: this process's.
+            rank: Whose batch. None is this process's.
 
         Returns:
-            The indices that the dataset is asked for, in a list; one index if ``batch_size`` is
-            None.
+            A list of indices; one index if ``batch_size`` is None.
 
         Raises:
-            TypeError: The dataset is iterable, or its sampler has to be iterated.
+            TypeError: The dataset is iterable, or the sampler is your own.
             IndexError: The epoch has fewer batches.
-            OptionError: A number is none, or there is no such rank.
+            OptionError: A number is refused, or there is no such rank.
         """
         from lit_loader.insight.ledger import indices_of
 
         return indices_of(self._core, epoch, batch, rank)
 
     def state_at(self, epoch: int, batch: int) -> dict[str, Any]:
-        """Give the state of this loader where so many batches of an epoch have been given out.
+        """Return the state of this loader before a batch of any epoch, for `load_state_dict`.
 
-        To begin there, to go back, or to leave batches out: pass it to `load_state_dict`. It is the
-        same on all ranks. If a run has changed a mixture's weights or sources, load its
-        checkpoint's state first: a new loader knows its own alone.
+        With it you begin there, go back, or omit batches. It is the same on all ranks. If a run
+        has changed the weights or sources of a mixture, load its state first.
 
         Args:
             epoch: Epoch number, from 0.
-            batch: Number of the batch that comes next, from 0; behind the last one the next epoch
-                does.
+            batch: Number of the next batch, from 0. After the last one the next epoch begins.
 
         Raises:
-            TypeError: The dataset is iterable, or its sampler has to be iterated.
-            OptionError: A number is none, or the epoch has fewer batches.
+            TypeError: The dataset is iterable, or the sampler is your own.
+            OptionError: A number is refused, or the epoch has fewer batches.
         """
         from lit_loader.insight.ledger import state_at
 
@@ -736,36 +737,37 @@ class DataLoader(_TorchLoader[T_co]):
         load_state(self._core, state)
 
     def resize(self, num_workers: int, prefetch_factor: int | None = None) -> None:
-        """Change the number of workers now, also while they are at work in the midst of an epoch.
+        """Change the number of workers now, also within an epoch.
 
-        No batch changes, is lost or is made twice. New workers take part as soon as they are up;
-        those that are too many finish what they have, and end. Any thread may call this; it does
-        not wait. (Setting ``loader.num_workers`` counts from the next iterator.)
+        No batch changes or is lost. New workers take part once they have started; those that are
+        too many finish their batches and end. Any thread may call this, and it does not wait.
+        (Setting ``loader.num_workers`` counts from the next iterator.)
 
         Args:
-            num_workers: How many there are to be. To 0, and from 0, from the next iterator on.
-            prefetch_factor: Batches in flight for each worker; None: as before.
+            num_workers: The new number. A change to 0, or from 0, counts from the next iterator.
+            prefetch_factor: Batches in flight for each worker. None keeps it.
 
         Raises:
-            OptionError: The number is part of the data (iterable datasets without num_shards, and
-                seeding="worker"), is refused, or is 0 while an iterator has workers.
+            OptionError: The number is part of the data (an IterableDataset without num_shards,
+                or seeding="worker"), is refused, or is 0 while an iterator has workers.
         """
         workers = check_option("num_workers", num_workers)
         self._core.resize(workers, check_option("prefetch_factor", prefetch_factor))
 
     def statistics(self, memory: bool = False) -> LoaderStatistics:
-        """Say where the time went, since the loader was made: see `LoaderStatistics`.
+        """Return where the time went since the loader was made: see `LoaderStatistics`.
 
         Args:
-            memory: Say what memory the loader takes, too. Without, it costs about a millisecond.
+            memory: Whether to measure the memory of all its processes, too. Without it the call
+                takes about a millisecond.
         """
         return self._core.seams.statistics(self._core, memory)  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """End the workers and let go of all that belongs to them; a second call does nothing.
+        """End the workers and free what belongs to them; a second call does nothing.
 
-        Batches given out stay as they are. Iterators with workers that have not ended raise a
-        LoaderError; one without workers goes on. The loader itself can be iterated anew.
+        Batches that you hold stay valid. An iterator with workers that has not ended raises a
+        LoaderError; one without workers goes on. You can iterate the loader again.
         """
         self._core.close()
 

@@ -65,7 +65,7 @@ def warn(names: Mapping[str, str], what: str = "") -> None:
     plural = len(names) > 1
     warnings.warn(
         f"lit_loader: {said}: use the new {'names' if plural else 'name'}; the old "
-        f"{'ones work' if plural else 'one works'} until version {UNTIL}",
+        f"{'ones work' if plural else 'one works'} until version {UNTIL} [LL609]",
         DeprecationWarning,
         stacklevel=program_stacklevel(),
     )
@@ -90,7 +90,7 @@ def renamed(
         if new in current and not (new in unset and current[new] == unset[new]):
             raise OptionError(
                 f"{old} is the old name of {new}, and both are given: leave {old} out, got "
-                f"{old}={short_repr(value)} and {new}={short_repr(current[new])}"
+                f"{old}={short_repr(value)} and {new}={short_repr(current[new])} [LL610]"
             )
         met[old], current[new] = new, value
     if met:

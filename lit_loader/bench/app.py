@@ -35,7 +35,7 @@ def main(cfg: DictConfig) -> None:
     try:
         code = runner.run(cfg, directory)
     except OptionError as error:
-        print(f"lit-loader-bench: {error}", file=sys.stderr)
+        print(f"lit-loader-bench: {error.text}", file=sys.stderr)
         with contextlib.suppress(OSError):  # Hydra has made it; an earlier run may lie in it
             directory.rmdir()
         code = 2

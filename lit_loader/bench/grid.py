@@ -247,7 +247,7 @@ def _made(name: str, node: Any) -> Any:
         while cause.__cause__ is not None:
             cause = cause.__cause__
         if isinstance(cause, OptionError):
-            raise OptionError(f"{name}: {cause}") from error
+            raise OptionError(f"{name}: {cause.text}") from error
         raise OptionError(f"{name} cannot be made: {in_one_line(cause)}") from error
 
 

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from lit_loader.bench.loaders import CannotRun, Open, OpenLoader, Setup
 from lit_loader.bench.settings import REFERENCE, Settings
+from lit_loader.errors import LitLoaderError
 
 __all__ = [
     "LIMIT", "MICRO", "Figures", "Measurement", "Rows", "Session", "Spread", "Subject",
@@ -206,5 +207,6 @@ def in_one_line(error: BaseException) -> str:
     """An error in one line: the last line of its text, which is the cause's own."""
     if isinstance(error, CannotRun):
         return str(error)
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = error.text if isinstance(error, LitLoaderError) else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:160].removesuffix(": ")

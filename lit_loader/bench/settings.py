@@ -86,8 +86,8 @@ class Settings:
         missing = [name for name in loaders if not installed(name)]
         if missing and wanted is not None:
             raise OptionError(
-                f"loader {missing[0]!r} is not installed: pip install 'lit_loader[bench]', "
-                "or leave it out of loaders"
+                f"loader {missing[0]!r} is not installed: pip install {missing[0]}, or leave "
+                "it out of loaders"
             )
         grid = dict(options["grid"])
         known_options(grid, [field.name for field in fields(GridSettings)], place="grid.")
@@ -128,8 +128,7 @@ def require_packages(cases: Iterable[str]) -> None:
     missing = [name for name in dict.fromkeys(modules) if not installed(name)]
     if missing:
         named = ", ".join(missing).replace("PIL", "pillow")
-        what = "'lit_loader[bench]'" if cases else " ".join(missing)
-        raise OptionError(f"the benchmark needs {named}: pip install {what}")
+        raise OptionError(f"the benchmark needs {named}: pip install {named.replace(',', '')}")
 
 
 def installed(module: str) -> bool:

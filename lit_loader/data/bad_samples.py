@@ -242,7 +242,8 @@ class GoodSamples:
 
 _NO_GOING_ON = (
     "a generator cannot go on after an exception, so the sample was neither tried again nor "
-    "skipped: catch the exception in the generator, or give an iterator with a __next__ of its own"
+    "skipped: catch the exception in the generator, or give an iterator with a __next__ of its "
+    "own [LL210]"
 )
 
 

@@ -232,7 +232,7 @@ class BalancedBatchSampler(BatchOrder):
             raise StateError(
                 f"the state is {items:,} batches into an epoch of groups of {group}, and this "
                 f"BalancedBatchSampler has groups of {self.group}, which begin elsewhere: resume "
-                f"with group={group}, or from a state at an edge of groups of both kinds"
+                f"with group={group}, or from a state at an edge of groups of both kinds [LL315]"
             )
         return items
 

@@ -196,7 +196,7 @@ class SharedStore:
                 self.note(
                     Note.TOO_LARGE,
                     f"a sample of {size / 1e6:,.1f} MB finds no room in memory={self.limit} bytes: "
-                    "such samples are made anew each time, smaller ones are still kept",
+                    "such samples are made again each time, smaller ones are still kept",
                 )
             return False
         self._looked -= size
@@ -234,7 +234,7 @@ class SharedStore:
         kept = self.total(Counter.KEPT)
         return (
             f"{kept} of {self.length} samples are kept ({self.used / 1e6:,.1f} MB), the others are "
-            "made anew each time"
+            "made again each time [LL108]"
         )
 
     @property

@@ -96,7 +96,7 @@ class CachedDataset(Dataset[T_co]):
     object lives, and on disk in ``directory``. Each reader gets a copy of its own, equal to what
     was made. The dataset is asked by plain integers, whatever a sampler gives: what is kept must
     not depend on who asked first. Nothing is ever dropped for another sample: where the memory is
-    full, or scarce, the rest is made anew each time (and a line is logged).
+    full, or scarce, the rest is made again each time (and a line is logged).
 
     What is kept must not depend on random numbers, or on the epoch: a sample that draws from a
     generator while it is kept is an error. Augment behind the cache: `map`. Attributes that
@@ -267,7 +267,7 @@ class CachedDataset(Dataset[T_co]):
         raise OptionError(
             f"{type(self.dataset).__name__} {what} in sample {short_repr(indices[0])}, and "
             "CachedDataset would keep what it drew for all epochs: move it behind the cache, as in "
-            "CachedDataset(dataset, memory).map(augment)"
+            "CachedDataset(dataset, memory).map(augment) [LL109]"
         )
 
     def _keep(self, number: int, sample: Any) -> None:
@@ -277,7 +277,9 @@ class CachedDataset(Dataset[T_co]):
         try:
             entry = pack(number, sample)
         except TransportError as error:
-            store.note(Note.NOT_KEPT, f"samples that hold such a thing are not kept: {error}")
+            store.note(
+                Note.NOT_KEPT, f"samples that hold such a thing are not kept [LL110]: {error}"
+            )
             return
         if store.is_open:
             store.put(number, entry)
@@ -289,7 +291,7 @@ class CachedDataset(Dataset[T_co]):
             store.note(
                 Note.NOT_ON_DISK,
                 f"{self._folder.path} takes no more samples ({error.strerror}): the others are "
-                "kept in memory only, or made anew each time",
+                "kept in memory only, or made again each time",
             )
 
     # --- the rest ---

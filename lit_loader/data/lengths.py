@@ -99,7 +99,7 @@ class LengthsSampler(BatchOrder):
             raise StateError(
                 f"the state is in the middle of an epoch of batches dealt among {theirs} ranks, "
                 f"and this {type(self).__name__} deals them among {self.num_replicas}: resume with "
-                f"num_replicas={theirs} of the sampler, or at the start of an epoch{since}"
+                f"num_replicas={theirs} of the sampler, or at the start of an epoch{since} [LL316]"
             )
         return items
 

@@ -240,10 +240,12 @@ class _Mixing(Iterator[Any]):
             f"source {name!r} has no sample{whom}, so stopping_strategy='repeat' has nothing to "
             "repeat: the source comes less often than its weight says, and the epoch may be "
             "shorter than epoch_length; leave it out, give it more samples, or use fewer readers "
-            "(num_shards; without it, workers × ranks)"
+            "(num_shards; without it, workers × ranks) [LL312]"
         )
         if self._ended:
-            warnings.warn(text, stacklevel=program_stacklevel())  # no batch comes to go with
+            warnings.warn(
+                f"lit_loader: {text}", stacklevel=program_stacklevel()
+            )  # no batch comes to go with
         else:
             reading.warn(text)
 

@@ -254,7 +254,8 @@ class SampleErrorLog:
             which = "" if self.count == len(self.errors) else f" (the last {len(self.errors)})"
             raise self._error(
                 f"max_sample_errors={self._limit} bad samples are allowed in an epoch, got "
-                f"{self.count}: mend them or raise max_sample_errors; they are{which}:{shown}"
+                f"{self.count}: fix them or raise max_sample_errors; they are{which} "
+                f"[LL211]:{shown}"
             )
 
     def omit(self, number: int, errors: Sequence[SampleError]) -> None:
@@ -277,8 +278,8 @@ class SampleErrorLog:
 
     def _failed(self, what: str, first: SampleError) -> SampleErrorsError:
         return self._error(
-            f"{what} ({self.count:,} bad samples): mend what they have in common, or set "
-            f"on_sample_error='raise' to see the traceback; the first is {first}"
+            f"{what} ({self.count:,} bad samples): fix what they have in common, or set "
+            f"on_sample_error='raise' to see the traceback [LL212]; the first is {first}"
         )
 
     def _error(self, message: str) -> SampleErrorsError:

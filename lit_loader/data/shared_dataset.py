@@ -194,7 +194,7 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
     except Exception as error:
         raise TransportError(
             f"shared_dataset({key!r}) cannot be unpickled ({type(error).__name__}: "
-            f"{message_of(error)}): mend its __setstate__"
+            f"{message_of(error)}): correct its __setstate__"
         ) from error
     finally:
         if fd >= 0:

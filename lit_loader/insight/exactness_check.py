@@ -67,7 +67,7 @@ class ExactnessCheck:
                         f"otherwise when it was made again, after other batches: {found}. "
                         "Something there is not a function of seed and index (a generator that is "
                         "not found, a counter, the order of a set): seed it in "
-                        "reseed_fn(dataset, seed), or let it follow from the index",
+                        "reseed_fn(dataset, seed), or let it follow from the index [LL408]",
                         ExactnessWarning,
                     )
                     return
@@ -77,7 +77,7 @@ class ExactnessCheck:
                 cause = f"the worker ended, with exit code {error.exitcode}"
             core.warn_once(
                 f"check_determinism could not make the first batches again ({cause}): they were "
-                "not compared"
+                "not compared [LL416]"
             )
 
     def _here(self, start: EpochStart) -> Iterator[tuple[int, Any]]:
@@ -134,7 +134,7 @@ def check_of(core: Any, in_process: bool) -> ExactnessCheck | None:
     if in_process and core.iterable:
         core.warn_once(
             "check_determinism needs num_workers of at least 1 for an IterableDataset: it would "
-            "be iterated twice in this process"
+            "be iterated twice in this process [LL417]"
         )
         return None
     return ExactnessCheck(core, in_process)

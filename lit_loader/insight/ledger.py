@@ -56,6 +56,7 @@ def _computed(core: LoaderCore, what: str) -> BatchPlan:
     else:
         return plan
     raise TypeError(
-        f"{what} is of orders that are computed (shuffle, DistributedSampler, and lit_loader's own "
-        f"samplers), but {why}: keep the indices with the samples, or a state_dict() of each place"
+        f"lit_loader: {what} is of orders that are computed (shuffle, DistributedSampler, and "
+        f"lit_loader's own samplers), but {why}: keep the indices with the samples, or a "
+        "state_dict() of each place [LL317]"
     )

@@ -183,7 +183,7 @@ class LoaderStatistics:
     in seconds.
 
     Attributes:
-        batches: Batches given out.
+        batches: Batches yielded.
         samples: Samples in them.
         nbytes: Bytes of shared memory that they took.
         seconds: Spent in the loops over this loader: waiting for batches, and using them.
@@ -194,34 +194,34 @@ class LoaderStatistics:
         decode: Rebuilding batches, in the training process.
         pin: Copying them into page-locked memory, in the pin-memory thread.
         step: What the consumer did between batches; 0 before an iterator's first one.
-        waited: Seconds that the consumer waited for data: ``wait``, and what it did itself: decode
-            without a pin-memory thread, pin with ``num_workers=0``.
-        wait_fraction: Part of ``seconds`` that ``waited`` is.
-        starts: Iterators that have given out a batch.
+        waited: Seconds that the consumer waited for data: ``wait``, and what it did itself (decode
+            without a pin-memory thread, pin with ``num_workers=0``).
+        wait_fraction: ``waited`` as a fraction of ``seconds``.
+        starts: Iterators that have yielded a batch.
         startup: Seconds of ``waited`` for their first batches.
         workers: Each worker's part.
         busy_fraction: Mean of the workers'.
         slowest_samples: The slowest, at most five, slowest first, each index once.
         straggler_seconds: Seconds of ``fetch`` spent in samples that took over five times as long
             as the mean of the others in their batch.
-        ready: Batches that were made and not asked for yet, when this was taken.
-        worker_restarts: Workers that were replaced after they died or hung.
+        ready: Batches that were finished and not yielded yet, when this was taken.
+        worker_restarts: Workers that were replaced after they crashed or hung.
         sample_errors: Samples that could not be read, and were skipped or replaced.
         sample_retries: Times that a sample was read again.
         shared_memory: Bytes of shared memory that batches have in use now.
-        cache_hits: Samples that a `CachedDataset` in the dataset gave from memory or disk, since it
+        cache_hits: Samples that a `CachedDataset` in the dataset took from memory or disk, since it
             was made and in all processes.
         cache_misses: Samples that it had to make.
-        cache_bytes: Bytes of memory that its samples take.
-        cache_bytes_missing: Bytes of memory more that would hold all; 0 while there is room.
+        cache_bytes: Bytes of memory that its samples use.
+        cache_bytes_missing: Bytes of memory that it lacks to hold all samples; 0 while it has room.
         remote_batches: Those of ``batches`` that were made on other machines.
         remote_nbytes: Their bytes, which came over the network.
-        transit: Seconds, summed over them, in which nobody was at such a batch between its order
-            and its arrival: on the way, or waiting behind another one.
+        transit: Seconds, summed over them, in which no worker made the batch, between its order
+            and its arrival: on the way, or waiting for another one.
         nodes: What each other machine did, by name.
-        memory: What memory all of it takes; None unless it was asked for.
+        memory: The memory of the loader's processes; None unless you asked for it.
         num_workers: Worker processes, when this was taken.
-        num_workers_reason: Why, with ``num_workers="auto"``; else "".
+        num_workers_reason: Why ``num_workers="auto"`` chose this number; else "".
         processor_fraction: Processor time of the workers, as part of the time in which they made
             batches (with threads of the dataset's it may be more than 1); 0: not measured.
         queued_fraction: Part of that time in which they waited for a processor; 0: not measured.

@@ -214,8 +214,8 @@ def _asked_by(trainer: Trainer | None, split: str, config: LoaderConfig) -> dict
         # epoch would be no overfitting.
         asked.update(shuffle=None, sampler=None)
         rank_zero_info(
-            f"overfit_batches={overfit}: the {split} split is read in the dataset's own order, so "
-            "that every epoch has the same batches"
+            f"lit_loader: overfit_batches={overfit}: the {split} split is read in the dataset's "
+            "own order, so that every epoch has the same batches [LL707]"
         )
     return asked
 
@@ -224,38 +224,37 @@ def _asked_by(trainer: Trainer | None, split: str, config: LoaderConfig) -> dict
 class LoaderDataModule(KeepsLoaders, LightningDataModule):
     """A LightningDataModule that loads every split through ``lit_loader.DataLoader``.
 
-    A loader is made afresh at each call of a hook. Ranks and number of replicas come from the
-    Trainer's strategy, unless they are given or the Trainer has ``use_distributed_sampler=False``;
-    with ``overfit_batches`` the order is fixed here. In the "predict" split every sample comes
+    Each call of a hook makes a new loader. Ranks and replicas come from the Trainer's strategy,
+    unless you pass them or the Trainer has ``use_distributed_sampler=False``. With
+    ``overfit_batches`` the order is the dataset's own. The "predict" split yields every sample
     once, whatever ``drop_last`` and ``uneven_ranks`` say, and prediction writers get its index.
 
-    A subclass may make the datasets itself, in `make_dataset`, or have ``*_dataloader`` hooks of
-    its own as any LightningDataModule, and call the constructor without datasets.
+    A subclass may make the datasets in `make_dataset`, or define ``*_dataloader`` hooks as any
+    LightningDataModule, and then calls the constructor without datasets.
 
     Args:
         datasets: Split ("train", "val", "test", "predict") to dataset, or to a factory without
-            arguments that is called once, in `setup`, in each process that needs the split. A
-            class is a factory; anything that can be indexed or iterated is a dataset. A list or
-            dict of nothing but torch Datasets and factories stands for as many loaders, which
-            Lightning combines.
-        loader: Options common to all splits: a mapping or a `LoaderConfig`.
-        train: Options of the training split: a mapping is laid over the common options, a
-            `LoaderConfig` replaces them.
+            arguments. `setup` calls a factory once in each process that needs the split. A class
+            is a factory; anything that can be indexed or iterated is a dataset. A list or dict of
+            torch Datasets and factories makes one loader for each, and Lightning combines them.
+        loader: Options of all splits: a mapping or a `LoaderConfig`. None takes the defaults.
+        train: Options of the training split. A mapping overrides the common options, a
+            `LoaderConfig` replaces them, None keeps them.
         val: The same for validation.
         test: The same for testing.
         predict: The same for prediction.
-        device_prefetch: Copy the next batch to the accelerator while a step computes, on a CUDA
-            stream of its own; one batch more is on the device then. Needs ``pin_memory`` to be of
-            use; without a CUDA device nothing is done.
-        shared_key: Build each dataset once on each machine, for all ranks and other runs that have
-            this key, which names what the datasets are made of: see `lit_loader.shared_dataset`.
-            ``datasets`` then holds factories; attributes and hyperparameters of a subclass count as
-            arguments of its `make_dataset`.
-        batch_size: Short for this option of ``loader``, over which it is laid; None: as there.
+        device_prefetch: True copies the next batch to the CUDA device while a step computes, on a
+            stream of its own; one batch more is on the device then. Set it with ``pin_memory``.
+            It has no effect without a CUDA device.
+        shared_key: Builds each dataset once on each machine, for all ranks and runs with this key:
+            see `lit_loader.shared_dataset`. None builds it in each process. The key names what the
+            datasets are made of. ``datasets`` then holds factories; attributes and hyperparameters
+            of a subclass count as arguments of its `make_dataset`.
+        batch_size: Short for this option of ``loader``, which it overrides. None keeps it.
         num_workers: The same.
         pin_memory: The same.
-        loaders: Options of single loaders of a split with several datasets, laid over the split's:
-            split to the dataset's key, or position, to a mapping, such as
+        loaders: Options of single loaders of a split with several datasets, which override those of
+            the split: split to the dataset's key, or position, to a mapping, such as
             ``{"val": {"noisy": {"batch_size": 8}}}``.
 
     Attributes:
@@ -295,11 +294,13 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
             raise OptionError(
                 "datasets must be a mapping from split to dataset or factory, "
                 f"got {type(datasets).__name__}: pass one, or override make_dataset or "
-                "*_dataloader in a subclass"
+                "*_dataloader in a subclass [LL703]"
             )
         for split, source in datasets.items():
             if split not in SPLITS:
-                raise OptionError(f"datasets has an unknown split {split!r}: use {_listed(SPLITS)}")
+                raise OptionError(
+                    f"datasets has an unknown split {split!r}: use {_listed(SPLITS)} [LL704]"
+                )
             _check_source(split, source, self.shared_key is not None)
         common = _config("loader", loader, LoaderConfig())
         short = {"batch_size": batch_size, "num_workers": num_workers, "pin_memory": pin_memory}
@@ -335,11 +336,11 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
     ) -> Self:
         """Makes a data module of datasets, as ``LightningDataModule.from_datasets`` does.
 
-        As there, the training split is shuffled (its map-style datasets), and memory is pinned
-        where there is an accelerator.
+        As there, the training split is shuffled (its map-style datasets), and memory is pinned if
+        there is an accelerator.
 
         Args:
-            train_dataset: A dataset, or a list or dict of datasets; None: there is no such split.
+            train_dataset: A dataset, or a list or dict of datasets. None makes no such split.
             val_dataset: The same for validation.
             test_dataset: The same for testing.
             predict_dataset: The same for prediction.
@@ -395,8 +396,8 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
 
             data = LoaderDataModule.from_datamodule(MyDataModule(), num_workers=8)
 
-        Its hooks are called as before. Each ``torch.utils.data.DataLoader`` that one gives, alone
-        or in a list, dict or CombinedLoader, is swapped for a loader with the same arguments,
+        Lightning calls its hooks as before. Each ``torch.utils.data.DataLoader`` that one returns,
+        alone or in a list, dict or CombinedLoader, is replaced by a loader with the same arguments,
         samplers and functions. Anything else stays, with a warning.
 
         Args:
@@ -459,7 +460,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
     def _missing_split(self, split: str, reason: str = "") -> OptionError:
         return OptionError(
             f"datasets has no {split!r} split{reason}: given are {_listed(self.given_splits)}; "
-            f"add {split!r} to datasets"
+            f"add {split!r} to datasets [LL705]"
         )
 
     def dataset(self, split: str) -> Any:
@@ -554,7 +555,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
             rank_zero_info(
                 f"lit_loader: batch_size is 1 for the {split} split, which is the default: each "
                 "batch holds one sample. If you want more, set batch_size of the data module "
-                "(Hydra: data.batch_size=64)"
+                "(Hydra: data.batch_size=64) [LL618]"
             )
         return self._lit_make(split, dataset, config, self.device_prefetch)
 
@@ -671,7 +672,7 @@ def _config(name: str, options: Options | None, common: LoaderConfig) -> LoaderC
     try:
         return common.merged(**options)
     except OptionError as error:
-        raise OptionError(f"{name}: {error}") from None
+        raise OptionError(f"{name}: {error.text}") from None
 
 
 def _single_loaders(
@@ -768,8 +769,9 @@ def _swapped(module: SwappedDataModule, name: str, loader: Any) -> Any:
     hook, overrides = f"{type(module).__name__}.{name}", module._lit_overrides
     if not isinstance(loader, TorchLoader) or type(loader).__iter__ is not TorchLoader.__iter__:
         rank_zero_warn(
-            f"{hook} gives a loader of class {type(loader).__name__}, which stays as it is: only "
-            "torch.utils.data.DataLoader and classes that iterate as it does are swapped",
+            f"lit_loader: {hook} gives a loader of class {type(loader).__name__}, which stays as "
+            "it is: only torch.utils.data.DataLoader and classes that iterate as it does are "
+            "swapped [LL701]",
             stacklevel=3 + program_stacklevel(),  # two frames of rank_zero_warn, and its own
         )
         return loader
@@ -784,7 +786,7 @@ def _swapped(module: SwappedDataModule, name: str, loader: Any) -> Any:
         config = LoaderConfig().merged(**{**options, **overrides})
         return module._lit_make(name.removesuffix("_dataloader"), loader.dataset, config)
     except OptionError as error:
-        raise OptionError(f"{hook}: {error}") from None
+        raise OptionError(f"{hook}: {error.text}") from None
 
 
 def options_of(loader: TorchLoader[Any]) -> dict[str, Any]:

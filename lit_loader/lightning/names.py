@@ -79,9 +79,9 @@ def is_refused() -> bool:
         return False
     own, other = _VERSIONS["pytorch-lightning"], _VERSIONS["lightning"]
     warnings.warn(
-        f"pytorch_lightning {own} is installed beside lightning {other}: without the same version "
-        "of both, its Trainers neither take lit_loader's data module and callbacks nor resume its "
-        f"loaders exactly: pip install lightning=={own}",
+        f"lit_loader: pytorch_lightning {own} is installed beside lightning {other}: without the "
+        "same version of both, its Trainers neither take lit_loader's data module and callbacks "
+        f"nor resume its loaders exactly: pip install lightning=={own} [LL702]",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -73,9 +73,10 @@ class RankStates:
         except (StateError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
             warnings.warn(
-                "the checkpoint has the positions of the first rank's readers alone, for another "
-                f"rank has not come to write it at the same step ({reason}): it cannot be resumed "
-                "exactly by several ranks; use one that was written in training",
+                "lit_loader: the checkpoint has the positions of the first rank's readers alone, "
+                f"for another rank has not come to write it at the same step ({reason}): it "
+                "cannot be resumed exactly by several ranks; use one that was written in training "
+                "[LL304]",
                 RuntimeWarning,
                 stacklevel=2,
             )

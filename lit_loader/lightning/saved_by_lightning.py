@@ -17,7 +17,7 @@ ADVICE_WITHOUT_CALLBACK: Final = (
     "Lightning saves and restores the position of this loader, but no callback tells which batches "
     "were trained on: a checkpoint of a step that failed leaves its batch out, and one written "
     "between two epochs, or after fit ended within one, may go on elsewhere; add "
-    "Trainer(callbacks=[lit_loader.LoaderStateCallback()])"
+    "Trainer(callbacks=[lit_loader.LoaderStateCallback()]) [LL326]"
 )
 
 CALLBACKS: Final[weakref.WeakSet[object]] = weakref.WeakSet()

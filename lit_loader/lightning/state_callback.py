@@ -65,11 +65,11 @@ validation's loaders have left their seeds."""
 
 
 _NO_POSITION: Final = (
-    "the checkpoint was saved in mid-epoch, and has no position of a training loader: the run that "
-    "saved it had another loader than lit_loader's. Lightning goes on in the midst of the epoch, "
-    "but the loader begins at its start: samples that were trained on come again, and the rest of "
-    "the epoch is left out. Resume from a checkpoint that was saved at the end of an epoch, and "
-    "change the loader there"
+    "lit_loader: the checkpoint was saved in mid-epoch, and has no position of a training loader: "
+    "the run that saved it had another loader than lit_loader's. Lightning goes on in the middle "
+    "of the epoch, but the loader begins at its start: samples that were trained on come again, "
+    "and the rest of the epoch is left out. Resume from a checkpoint that was saved at the end of "
+    "an epoch, and change the loader there [LL327]"
 )
 
 
@@ -186,7 +186,7 @@ class LoaderStateCallback(Callback):
         if states and len(states) != len(loaders):
             raise StateError(
                 f"the checkpoint has the positions of {len(states)} training loaders, but there "
-                f"are {len(loaders)}: resume with the loaders that it was made with"
+                f"are {len(loaders)}: resume with the loaders that it was made with [LL328]"
             )
         ahead = _fetches_ahead(trainer)
         self._commit(ahead)

@@ -245,7 +245,7 @@ class Crew:
             self._event(
                 member.node,
                 f"Nothing was heard of {member} for {quiet:.1f} s (remote.patience={patience:g}): "
-                "its batches are made elsewhere, and nothing is lost.",
+                "its batches are made elsewhere, and nothing is lost. [LL504]",
             )
             for job in member.jobs:
                 self._relay.lost(job, f"{member} is silent", to_blame=False)
@@ -270,11 +270,11 @@ class Crew:
             self._event(
                 member.node,
                 f"{name} is gone ({fate.reason}). Its batches are made elsewhere and nothing is "
-                "lost; another one is asked for.",
+                "lost; another one is asked for. [LL510]",
             )
         elif not was_silent and fate.blamed:  # that of a silent one has been told of
             # Told once, however often it is tried. With a machine that was lost it is nothing new.
-            text = f"{name} did not come up ({fate.reason}); another one is asked for."
+            text = f"{name} did not come up ({fate.reason}); another one is asked for. [LL503]"
             self._event(fate.reason, text)
 
     def _event(self, what: str, message: str) -> None:

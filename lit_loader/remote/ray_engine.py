@@ -125,7 +125,7 @@ class RayEngine:
             import ray
         except ImportError as error:
             raise UnreachableError(
-                f"the package ray cannot be imported ({error}): pip install 'lit_loader[ray]'"
+                f"the package ray cannot be imported ({error}): pip install ray"
             ) from error
 
         # Says that a signal handler of Ray's could not be set, which is as wanted.
@@ -199,7 +199,8 @@ def _not_joined(config: RayWorkers, error: Exception) -> str:
         )
     return (
         f"no Ray cluster can be reached at remote.address={config.address!r} ({cause}): start one "
-        "(ray start --head), see that this machine is a node of it, or set num_remote_workers=0"
+        "(ray start --head), see that this machine is a node of it, or set num_remote_workers=0 "
+        "[LL501]"
     )
 
 

@@ -341,7 +341,7 @@ class Relay:
                 WorkerDiedError(
                     f"{reason}. Batch {position_of(number)} has ended {_BLAMED} remote workers in "
                     "a row and is not tried again. num_workers=0, num_remote_workers=0 shows "
-                    "errors in place."
+                    "errors in place. [LL508]"
                 ),
             )
         else:
@@ -375,7 +375,7 @@ class Relay:
             self._unreachable = text
             self.say(
                 f"num_remote_workers: {text}. The workers of this machine go on without; joining "
-                "is tried again."
+                "is tried again. [LL507]"
             )
 
     def _look(self) -> float | None:
@@ -395,7 +395,7 @@ class Relay:
                 f"{crew.up} of num_remote_workers={len(crew.members)} are up: see what the cluster "
                 "has (ray status), and what each asks for (remote.cpus_per_worker, "
                 "remote.resources, remote.label_selector). The others come up when there is room "
-                "for them."
+                "for them. [LL502]"
             )
         # Joining has an end of its own.
         longest = _ALONE * self._patience if self._joined else _JOINING

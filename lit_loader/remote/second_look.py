@@ -79,7 +79,7 @@ class SecondLook:
         if other:
             self._tell(
                 f"node {hello.node} has other versions than this machine: {'; '.join(other)}. Its "
-                "batches may differ in their bytes: install the same (remote.runtime_env)"
+                "batches may differ in their bytes: install the same (remote.runtime_env) [LL410]"
             )
 
     def note(self, node: str, order: bytes, answer: NDArray[np.uint8]) -> None:
@@ -112,7 +112,7 @@ class SecondLook:
                     f"batch {position_of(task.number)} of epoch {task.epoch}, made on node {node}, "
                     f"came out otherwise when it was made again here: {found}. Something in it is "
                     "not a function of seed and index, or depends on the machine (versions, "
-                    "processor)"
+                    "processor) [LL409]"
                 )
 
 

@@ -229,7 +229,7 @@ class ReadAhead:
             self.reads = 0
             self.notes.append(
                 f"a reads_from draws from {drawn}, so reads are not made ahead: it has to depend "
-                "on the index alone"
+                "on the index alone [LL401]"
             )
             return
         with self._lock:
@@ -248,7 +248,7 @@ class ReadAhead:
             if not self._told:
                 self._told = True
                 self.notes.append(
-                    f"what sample {short_repr(index)} reads is not read ahead: "
+                    f"what sample {short_repr(index)} reads is not read ahead [LL402]: "
                     f"{type(error).__name__}: {error}"
                 )
 
@@ -269,7 +269,7 @@ class ReadAhead:
                         f"reads are not made ahead: no sample of {IN_VAIN} batches in a row asked "
                         f"{type(self._dataset).__name__} for the read of its index; call the "
                         "reads_ahead method with the index that __getitem__ gets, or give the "
-                        "dataset around it a method reads_from(index)"
+                        "dataset around it a method reads_from(index) [LL403]"
                     )
             self._asked = self._found = 0
             self._begin_more()
@@ -344,7 +344,7 @@ class ReadAhead:
                 self.notes.append(
                     f"{_name(read)} draws from {drawn} at {short_repr(arguments[-1])}, so it is "
                     "called when its sample asks and not ahead: draw behind the read, with what it "
-                    "gives"
+                    "gives [LL404]"
                 )
 
     def outcome(
@@ -370,7 +370,7 @@ class ReadAhead:
                     f"something drew from {drawn} while sample {short_repr(arguments[-1])} waited "
                     f"for {_name(method)}, so random numbers of samples depend on when that was: "
                     "if it was the read (a client's retries may), have it draw from a generator of "
-                    "its own, or set concurrent_reads=0"
+                    "its own, or set concurrent_reads=0 [LL407]"
                 )
 
     def _begin_more(self) -> None:
@@ -517,7 +517,7 @@ class _Stream:
         if early and reading.drawn() != before:
             raise OptionError(
                 "the keys of read_stream draw random numbers as they are taken, and are taken "
-                "early: give it a list that is shuffled already, or set concurrent_reads=0"
+                "early: give it a list that is shuffled already, or set concurrent_reads=0 [LL406]"
             )
         assert self._ahead is not None
         self._coming.append((key, ReadResult()))

@@ -68,7 +68,7 @@ def advice_if_unsharded(
             f"each of the {world} processes of this job reads all {shards.count} shards of "
             f"{type(dataset).__name__}: pass num_replicas=torch.distributed.get_world_size(), "
             "rank=torch.distributed.get_rank(), or num_replicas=1, rank=0 if they are to, for the "
-            f"dataset splits by ranks besides; {_IN_LIGHTNING}"
+            f"dataset splits by ranks besides; {_IN_LIGHTNING} [LL215]"
         )
     who = type(dataset if iterable else getattr(sampler, "sampler", sampler)).__name__
     share = ", and let __iter__ take its share by lit_loader.get_shard()" if iterable else ""
@@ -79,7 +79,7 @@ def advice_if_unsharded(
         f"{world} times an epoch: pass num_replicas=torch.distributed.get_world_size() and "
         f"rank=torch.distributed.get_rank(){share}; if it is meant (one rank evaluates, ranks hold "
         f"parts of one model, {who} takes a share by itself), pass num_replicas=1, rank=0; "
-        f"{_IN_LIGHTNING}"
+        f"{_IN_LIGHTNING} [LL220]"
     )
 
 
@@ -97,7 +97,8 @@ def advice_if_split_twice(dataset: Any, shards: Shards) -> str | None:
     return (
         f"{type(dataset).__name__} has an attribute {name!r}: if it takes the share of its rank by "
         f"itself, samples are lost, for num_shards={shards.count} readers are divided among the "
-        f"{shards.replicas} ranks besides; let it take its share by lit_loader.get_shard() alone"
+        f"{shards.replicas} ranks besides; let it take its share by lit_loader.get_shard() alone "
+        "[LL214]"
     )
 
 
@@ -111,7 +112,7 @@ def check_split_once(dataset: Any, config: Any) -> None:
         raise OptionError(
             f"{type(dataset).__name__} is split by ranks already, by {splitter}, and num_shards="
             f"{config.num_shards} readers of {config.num_replicas} ranks would split it once more, "
-            "so that most samples come to no rank: leave the one or the other out"
+            "so that most samples come to no rank: leave the one or the other out [LL213]"
         )
 
 
@@ -125,7 +126,7 @@ def advice_if_idle(shards: Shards, num_workers: int) -> str | None:
     return (
         f"num_shards={shards.count} are {each}{where}, and {num_workers - readers} of the "
         f"{num_workers} workers stay idle: pass num_shards={shards.replicas * num_workers} or a "
-        f"multiple of it, or num_workers={readers}"
+        f"multiple of it, or num_workers={readers} [LL030]"
     )
 
 
@@ -144,7 +145,7 @@ def broken_promise(dataset: Any, promised: int, samples: int, num_workers: int) 
     )
     return (
         f"{type(dataset).__name__} promised {promised} samples by its __len__ (which len(loader) "
-        f"asked), but {samples} samples have been fetched{cause}"
+        f"asked), but {samples} samples have been fetched{cause} [LL204]"
     )
 
 
@@ -164,7 +165,8 @@ def dropped_batches(loader: Any, promised: int, batches: int, readers: int) -> s
         f"each of the {readers} workers drops its last, partial batch of "
         f"{type(loader.dataset).__name__}. A loop that counts batches takes the epoch for "
         "unfinished (Lightning does not validate then): "
-        f"pass num_shards={readers}, with which the loader has no length and its end is what counts"
+        f"pass num_shards={readers}, with which the loader has no length and its end counts "
+        "[LL205]"
     )
 
 
@@ -186,7 +188,7 @@ def ignored_share(
             "get_worker_info() which worker it serves, which says nothing of ranks, so that every "
             f"sample comes {ranks} times: unless it takes the share of its rank by itself, let "
             "__iter__ use lit_loader.get_shard(), or pass num_shards, with which get_worker_info() "
-            "counts the readers of all ranks"
+            "counts the readers of all ranks [LL202]"
         )
     kind, more = "num_shards", ""
     if not sharded:
@@ -197,5 +199,5 @@ def ignored_share(
         f"{type(dataset).__name__} is iterated by {readers} readers ({kind}) and has not asked "
         f"which of them it serves: unless its samples are drawn at random, each comes {readers} "
         "times; let __iter__ (of a mixture: that of each source) use lit_loader.get_shard()"
-        f"{more}"
+        f"{more} [LL201]"
     )

@@ -76,7 +76,8 @@ class DatasetCopies:
             place = find_failing_object(dataset, error, attempt, "dataset")
             raise refusal(
                 place,
-                "cannot be copied, and with num_shards each reader has a copy of the dataset",
+                "cannot be copied, and with num_shards each reader has a copy of the dataset "
+                "[LL026]",
                 "make it in __iter__, or leave it out in __getstate__",
             ) from error
         self._pickled = file.getvalue()

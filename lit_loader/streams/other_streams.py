@@ -90,7 +90,7 @@ def advice_if_it_sleeps(stream: Any) -> str | None:
         f"datasets sleeps {seconds} s at the end of each reader of this {type(stream).__name__}, "
         "for it interleaves Parquet files, and the worker's other readers wait; set "
         f"datasets.config.{_SLEEP} = 0 before the first epoch, and set it back if workers crash "
-        "when they end"
+        "when they end [LL208]"
     )
 
 
@@ -112,11 +112,11 @@ def advice_on_reading_again(dataset: Any, knows_epoch: bool = True) -> str:
             name += " has a source that"
         why = f"{name} has no state_dict and load_state_dict"
         advice = f"add these methods {advice}"
-    text = f"{why}: resuming reads again all that it has given out before; {advice}"
+    text = f"{why}: resuming reads again all that it has given out before; {advice} [LL308]"
     if not knows_epoch:
         text += (
             f". And this is not its first epoch: if {type(dataset).__name__} counts them itself, "
-            "the count may begin anew, and samples be lost or come twice; have it take the epoch "
+            "the count may begin again, and samples be lost or come twice; have it take the epoch "
             "from lit_loader.get_epoch(), or from set_epoch(epoch), which loader.set_epoch calls"
         )
     return text
@@ -152,7 +152,7 @@ def advice_if_unseeded(stream: Any) -> str | None:
                 f"the shuffle() of this {type(stream).__name__} takes its seed from the time and "
                 "the process id: no run is like another, and a resume loses samples and gives "
                 "others twice; pass shuffle(..., rng=random.Random(0)), which the loader seeds "
-                "anew in each epoch, and WebDataset(..., seed=0) with shardshuffle"
+                "in each epoch, and WebDataset(..., seed=0) with shardshuffle [LL305]"
             )
     return None
 

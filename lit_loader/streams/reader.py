@@ -193,7 +193,7 @@ class Reader(BatchLoader):
         self._watch.notes.append(
             f"the position that was resumed is beyond the stream's end: batch {point.batches:,} of "
             f"{ended:,} of a reader, whose epoch ends here; resume with the data that the state "
-            "was taken with"
+            "was taken with [LL320]"
         )
         return True
 
@@ -225,7 +225,7 @@ class Reader(BatchLoader):
             self._watch.notes.append(
                 "the batches before a resume were read again, and were others: it may lose samples "
                 "and give some twice; have it draw from generators that its state or the loader "
-                "sets (in its attributes, or global), and from nothing else"
+                "sets (in its attributes, or global), and from nothing else [LL321]"
             )
         return None if isinstance(fetcher, EndOfData) else fetcher
 

@@ -75,7 +75,7 @@ class ShardTail:
             raise LoaderError(
                 f"{ranks} ranks must tell each other when their readers come to an end, "
                 f"through the job of torch.distributed, and {there}: call init_process_group "
-                "first, or pass uneven_ranks='keep'"
+                "first, or pass uneven_ranks='keep' [LL216]"
             )
         self._store = job.store()
         self._keys = [f"lit_loader/{subject}/{each}" for each in range(ranks)]
@@ -112,7 +112,7 @@ class ShardTail:
             raise LoaderError(
                 f"rank {self._rank} of {len(self._words)} in {self._where} has no batch that it "
                 "could repeat, and others have more: its readers are all empty; give each at least "
-                "one sample, pass fewer num_shards, or uneven_ranks='keep'"
+                "one sample, pass fewer num_shards, or uneven_ranks='keep' [LL217]"
             )
         return True
 
@@ -168,7 +168,7 @@ class ShardTail:
             f"rank {silent} has not said for {waited:,.0f} s (the job's timeout) whether it has "
             f"a batch {number:,} in {self._where}: it has ended, is late, has left the epoch, or "
             "iterates another loader; if it is late, init_process_group(timeout=...) gives it more "
-            "time; if ranks are to stop apart, pass uneven_ranks='keep'"
+            "time; if ranks are to stop apart, pass uneven_ranks='keep' [LL206]"
         )
 
     def _write(self, word: Word) -> None:
@@ -194,7 +194,7 @@ class ShardTail:
         reason = " ".join(str(error).split())[:120]
         return LoaderError(
             f"the ranks' common store, in the first rank's process, is lost in {self._where} "
-            f"({reason}): the first rank has ended; its own messages say why"
+            f"({reason}): the first rank has ended; its own messages say why [LL207]"
         )
 
     def forget(self) -> None:

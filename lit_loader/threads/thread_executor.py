@@ -204,8 +204,8 @@ class ThreadExecutor(Executor):
                 raise WorkerTimeoutError(
                     f"worker thread {worker.number} has been {Stage.NAMES[stage]} for "
                     f"{seconds:.1f} s ({worker.task}), timeout={self._timeout:g}: a thread cannot "
-                    "be ended, so it goes on beside the next ones; mend what keeps it from getting "
-                    f"on, or raise timeout. It is at\n{worker.stack()}"
+                    "be ended, so it goes on beside the next ones; fix what keeps it from going "
+                    f"on, or raise timeout. [LL037] It is at\n{worker.stack()}"
                 )
         return left
 
@@ -217,7 +217,8 @@ class ThreadExecutor(Executor):
             for each in workers
         )
         text = (
-            f"no worker thread has given a batch for {waited:.0f} s, and the program waits:\n{at}"
+            f"lit_loader: no worker thread has given a batch for {waited:.0f} s, and the program "
+            f"waits: [LL038]\n{at}"
         )
         warnings.warn(text, StallWarning, stacklevel=program_stacklevel())
 
@@ -236,6 +237,7 @@ class ThreadExecutor(Executor):
         """Have the user told that somebody draws from global generators while he waits."""
         self._told = True
         text = f"a sample (or worker_init_fn) draws from, or seeds, a global generator, {_ADVICE}"
+        text += " [LL418]"
         if self._desk.strict:
             name = type(self._desk.spec.dataset).__name__
             outcome.error = LoaderError(f"check_determinism: {name}: {text}")
@@ -353,7 +355,7 @@ class _Worker:
         if task.own:
             indices = listed(indices)
         self.task, clock = f"batch {number}", time.thread_time_ns()
-        where = f"in DataLoader worker {self.number} (a thread)"
+        where = f"in worker {self.number} (a thread)"
         batch: Any = None
         try:
             maker = self._maker or self._begin()
@@ -413,7 +415,9 @@ class _Worker:
             own = set(map(id, find_generators(spec.dataset, spec.collate_fn).generators))
             for path, generator in held.pairs:
                 if id(generator) in own:
-                    text = f"{path} is a random generator, {_ADVICE}, or make it in __init__"
+                    text = (
+                        f"{path} is a random generator, {_ADVICE}, or make it in __init__ [LL419]"
+                    )
                     if desk.strict:
                         raise LoaderError(f"check_determinism: {text}")
                     maker.note(text)

@@ -31,8 +31,7 @@ __all__ = ["command", "main"]
 NAME: Final = "lit-loader-top"
 
 _RICH: Final = (
-    f"{NAME} draws with rich, which is not installed: pip install 'lit_loader[top]' "
-    "(--json does without)"
+    f"{NAME} draws with rich, which is not installed: pip install rich (--json does without)"
 )
 
 

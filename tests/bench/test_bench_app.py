@@ -205,7 +205,7 @@ def test_what_is_missing_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: there(name + "?" * (name == "PIL"))
     )
-    with pytest.raises(OptionError, match="needs pillow: pip install 'lit_loader\\[bench\\]'"):
+    with pytest.raises(OptionError, match="needs pillow: pip install pillow"):
         run("cases=decoding")
 
 

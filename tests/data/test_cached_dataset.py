@@ -110,7 +110,7 @@ def test_a_full_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         cached[index]
     assert [record.message for record in caplog.records] == [
         f"CachedDataset: memory={7 * SIZE + 70} bytes are full: 7 of 26 samples are kept "
-        "(0.0 MB), the others are made anew each time"
+        "(0.0 MB), the others are made again each time"
     ]
 
 
@@ -269,7 +269,12 @@ def test_refusals(tmp_path: Path) -> None:
         (Rows(), 1000, "", "v1"): "directory must be a string that is not empty",
         (Rows(), 1000, None, ""): "key must be a string that is not empty",
         (Rows(), 0, None, "v1"): "memory=0 keeps nothing without a directory",
-        (Rows(), 0, tmp_path / "file", "v1"): "^directory cannot be made .FileExistsError: .*file'",
+        (
+            Rows(),
+            0,
+            tmp_path / "file",
+            "v1",
+        ): "^lit_loader: directory cannot be made .FileExistsError: .*file'",
         (Rows, 1000): "got the class Rows itself",
     }.items():
         with pytest.raises(OptionError, match=message):

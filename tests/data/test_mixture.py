@@ -24,7 +24,9 @@ from tests.data.test_own_generators import Held, HeldWithState
 from tests.support.exact import Epochs
 from tests.support.samples import Cursor, Rows, share
 
-pytestmark = pytest.mark.filterwarnings("ignore:MixtureStream has a source that has no state_dict")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*MixtureStream has a source that has no state_dict"
+)
 
 WEIGHTS = {"a": 5, "b": 3, "c": 2}
 

@@ -15,7 +15,9 @@ import lit_loader
 from lit_loader import DataLoader, MixtureStream
 from tests.support.samples import Placed, share
 
-pytestmark = pytest.mark.filterwarnings("ignore:MixtureStream has a source that has no state_dict")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*MixtureStream has a source that has no state_dict"
+)
 
 
 class Held(IterableDataset[Tensor]):

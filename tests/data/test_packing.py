@@ -311,7 +311,7 @@ def test_what_is_no_stream_of_documents() -> None:
     assert "overlap must be below length=5" in refused(lambda: PackedStream([], 5, 5))
     for wrong in (None, "abc", Documents, Call(document, 3)):
         message = refused(lambda wrong=wrong: PackedStream(wrong, 4))  # type: ignore[misc]
-        assert message.startswith("documents must be an iterable dataset, got ")
+        assert message.startswith("lit_loader: documents must be an iterable dataset, got ")
         assert message.endswith("samples of a map-style dataset are packed by PackingBatchSampler")
 
 
@@ -328,7 +328,7 @@ def test_a_stream_goes_on_where_it_was(overlap: int) -> None:
         assert begun + tokens(resumed) == whole
 
 
-@pytest.mark.filterwarnings("ignore:PackedStream has a source that has no state_dict")
+@pytest.mark.filterwarnings("ignore:.*PackedStream has a source that has no state_dict")
 @pytest.mark.parametrize("stateful", [True, False])
 def test_a_stream_in_a_loader(stateful: bool) -> None:
     def loader(workers: int) -> DataLoader[Any]:

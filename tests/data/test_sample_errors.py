@@ -183,9 +183,10 @@ def test_an_epoch_of_bad_samples_is_an_error(workers: int, persistent: bool) -> 
             with pytest.raises(SampleErrorsError) as caught:
                 next(iterator)
             assert str(caught.value).startswith(
-                f"no sample of epoch {epoch} could be read (300 bad samples): mend what they have "
-                "in common, or set on_sample_error='raise' to see the traceback; the first is "
-                f"index 0 (position 0 of its batch): {__name__}.CannotRead: no sample 0; skipped; "
+                f"lit_loader: no sample of epoch {epoch} could be read (300 bad samples): fix what "
+                "they have in common, or set on_sample_error='raise' to see the traceback [LL212]; "
+                f"the first is index 0 (position 0 of its batch): {__name__}.CannotRead: no "
+                "sample 0; skipped; "
             )
             assert "\n" not in str(caught.value)
             assert list(iterator) == []
@@ -194,7 +195,7 @@ def test_an_epoch_of_bad_samples_is_an_error(workers: int, persistent: bool) -> 
 
 @pytest.mark.parametrize("batch_size", [3, None])
 def test_so_is_a_stream_of_bad_samples(workers: int, batch_size: int | None) -> None:
-    expected = "^no sample of epoch 0 could be read .14 bad samples"
+    expected = "^lit_loader: no sample of epoch 0 could be read .14 bad samples"
     with (
         DataLoader(
             Stream(bad=range(14)), batch_size, num_workers=workers, on_sample_error="skip"
@@ -315,7 +316,8 @@ def test_the_search_for_a_replacement_is_bounded() -> None:
     with pytest.raises(SampleErrorsError) as caught:
         next(iterator)
     assert str(caught.value).startswith(
-        f"no sample of batch 0 could be read, nor any that was drawn in its place ({len(read)} bad "
+        "lit_loader: no sample of batch 0 could be read, nor any that was drawn in its place "
+        f"({len(read)} bad "
     )
     assert "the first is index 0 (position 0 of its batch): " in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -323,9 +325,13 @@ def test_the_search_for_a_replacement_is_bounded() -> None:
     assert 60 + MAX_DRAWS / 2 < len(read) == len(set(read)) <= 60 + MAX_DRAWS
     assert iterator.sample_errors.count == len(read)
     for batch in range(1, 5):
-        with pytest.raises(SampleErrorsError, match=f"^no sample of batch {batch} could"):
+        with pytest.raises(
+            SampleErrorsError, match=f"^lit_loader: no sample of batch {batch} could"
+        ):
             next(iterator)
-    with pytest.raises(SampleErrorsError, match="^no sample of epoch 0 could be read .300 bad"):
+    with pytest.raises(
+        SampleErrorsError, match="^lit_loader: no sample of epoch 0 could be read .300 bad"
+    ):
         next(iterator)
     assert list(iterator) == []
     assert len(read) <= 5 * (60 + MAX_DRAWS)
@@ -349,7 +355,9 @@ def test_a_bad_sample_is_counted_and_logged_once(
 
 
 def test_an_iterable_dataset_has_no_replacements() -> None:
-    with pytest.raises(OptionError, match="^on_sample_error='replace' does not apply to an Iter"):
+    with pytest.raises(
+        OptionError, match="^lit_loader: on_sample_error='replace' does not apply to an Iter"
+    ):
         DataLoader(Stream(), on_sample_error="replace")
 
 
@@ -492,8 +500,8 @@ def test_beyond_the_limit_all_are_listed(policy: str, workers: int) -> None:
             next(iterator)
         head, *lines = str(caught.value).split("\n")
         assert head == (
-            "max_sample_errors=1 bad samples are allowed in an epoch, got 2: mend them or raise "
-            "max_sample_errors; they are:"
+            "lit_loader: max_sample_errors=1 bad samples are allowed in an epoch, got 2: fix them "
+            "or raise max_sample_errors; they are [LL211]:"
         )
         assert [error.index for error in caught.value.errors] == [3, 7]
         assert lines == [f"  {error}" for error in caught.value.errors]

@@ -60,10 +60,10 @@ def test_a_timeout_names_worker_sample_and_duration(gate: Gate) -> None:
     assert 0.5 < time.monotonic() - begun < PROMPT
     assert isinstance(caught.value, (TimeoutError, RuntimeError))
     said = str(caught.value)
-    assert f"worker 0 (pid {pids[0]}) did not get on within timeout=0.6 s" in said
+    assert f"Worker 0 (pid {pids[0]}) did not get on within timeout=0.6 s" in said
     assert "it was fetching index 3 (sample 1 of batch 1, indices [2, 3]), for 1." in said
     assert "in sample\n" in said  # the stack
-    assert said.endswith("Mend what keeps it from getting on, or raise timeout.")
+    assert said.endswith("Fix what keeps it from going on, or raise timeout.")
     assert "num_workers=0" not in said
     wait_gone(pids)
     gate.open()
@@ -93,7 +93,7 @@ def test_an_error_in_worker_init_fn_reaches_the_consumer(persistent: bool) -> No
         assert int(next(iterator)) == 0
         with pytest.raises(LookupError, match="no such file for worker 1") as caught:
             next(iterator)
-        assert "in DataLoader worker 1" in str(caught.value)
+        assert "in worker 1" in str(caught.value)
         assert "in worker_init_fn" in str(caught.value)
 
 

@@ -224,7 +224,7 @@ def test_close(persistent: bool) -> None:
         with pytest.raises(LoaderError, match="was closed while this iterator was in use"):
             next(used)
     assert next(done, None) is None
-    with pytest.raises(LoaderError, match="iterate the loader anew"):
+    with pytest.raises(LoaderError, match="iterate the loader again"):
         next(fresh)
     del used, fresh, done, batch
     gc.collect()

@@ -270,7 +270,7 @@ def test_ctrl_c_ends_all_ranks(tmp_path: Path) -> None:
     out, err, status = finish(process)
     assert (out, status) == ("interrupted\n", 0)
     assert "KeyboardInterrupt" in err
-    assert "DataLoader worker" not in err
+    assert "Worker " not in err
 
 
 # Handlers --------------------------------------------------------------------------------------

@@ -250,8 +250,9 @@ def test_who_waits_for_long_is_told(
         log.removeHandler(handler)
     (text,) = caplog.messages
     assert re.match(
-        r"thread 'reader_0' waits for thread 'MainThread', which has been making a batch for \d+ s:"
-        r" batches of loaders with num_workers=0 are made one at a time, because .* give that"
+        r"lit_loader: thread 'reader_0' waits for thread 'MainThread', which has been making a "
+        r"batch for \d+ s: batches of loaders with num_workers=0 are made one at a time, because "
+        r".* give that"
         r" loader workers, or iterate it in the thread that waits",
         text,
     )

@@ -133,7 +133,7 @@ REFUSED: dict[str, Any] = {
 def test_refused_in_one_line(message: str) -> None:
     with pytest.raises(OptionError) as caught:
         REFUSED[message]()
-    assert str(caught.value).startswith(message)
+    assert str(caught.value).startswith(f"lit_loader: {message}")
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value, TypeError) == message.startswith("unknown option")
 

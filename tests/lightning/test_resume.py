@@ -47,7 +47,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined"),
     pytest.mark.filterwarnings("ignore:.*ckpt_path="),
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
-    pytest.mark.filterwarnings("ignore:Counting has no state_dict"),
+    pytest.mark.filterwarnings("ignore:.*Counting has no state_dict"),
     pytest.mark.filterwarnings("ignore:Found `dataloader_iter`"),
     pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter`"),
     pytest.mark.filterwarnings("ignore:You requested to overfit"),

@@ -211,8 +211,9 @@ def test_what_cannot_be_swapped_stays_with_a_warning() -> None:
 
     data = swapped(Odd())
     message = (
-        "Odd.train_dataloader gives a loader of class OtherIteration, which stays as it is: only "
-        "torch.utils.data.DataLoader and classes that iterate as it does are swapped"
+        "lit_loader: Odd.train_dataloader gives a loader of class OtherIteration, which stays as "
+        "it is: only torch.utils.data.DataLoader and classes that iterate as it does are swapped "
+        "[LL701]"
     )
     with pytest.warns(UserWarning) as caught:
         loaders = data.train_dataloader()
@@ -254,7 +255,7 @@ def test_overrides_that_do_not_fit() -> None:
     ):
         data = swapped(**overrides)
         data.setup("fit")
-        with pytest.raises(OptionError, match=f"^{message}"):
+        with pytest.raises(OptionError, match=f"^lit_loader: {message}"):
             data.train_dataloader()
     with pytest.raises(OptionError, match="unknown option 'num_worker': did you mean 'num_workers"):
         swapped(num_worker=2)

@@ -94,7 +94,7 @@ def is_new(passes: list[frozenset[float]]) -> bool:
 
 @pytest.mark.parametrize("seeded", [False, True])
 @pytest.mark.parametrize("kind", ["map", "stream", "data module"])
-@pytest.mark.filterwarnings("ignore:NoiseStream")
+@pytest.mark.filterwarnings("ignore:.*NoiseStream")
 def test_validation_never_sees_what_was_trained_on(
     tmp_path: Path, kind: str, seeded: bool, workers: int
 ) -> None:
@@ -157,7 +157,7 @@ class Save(Callback):
     ("kind", "step"),
     [("map", 3), ("map", 4), ("data module", 3), ("data module", 4), ("stream", 3)],
 )
-@pytest.mark.filterwarnings("ignore:NoiseStream")
+@pytest.mark.filterwarnings("ignore:.*NoiseStream")
 def test_validations_after_a_resume_are_as_without_it(
     tmp_path: Path, kind: str, step: int, val_seed: int | None
 ) -> None:

@@ -209,7 +209,7 @@ def test_a_copy_after_an_epoch_that_was_left_goes_on_as_the_loader(num_workers, 
 )  # fmt: skip
 def test_an_option_that_is_set_later_is_checked(option: str, value: object) -> None:
     loader = lit_loader.DataLoader(list(range(20)), 4, num_workers=2)
-    with pytest.raises(lit_loader.OptionError, match=f"^{option} must be "):
+    with pytest.raises(lit_loader.OptionError, match=f"^lit_loader: {option} must be "):
         setattr(loader, option, value)
     loader.num_workers = 0
     assert len(list(loader)) == 5

@@ -205,4 +205,4 @@ def test_a_key_is_shown_as_python_shows_it(loader_class):
     lines = whole_text(caught.value).splitlines()
     assert "KeyError: 'b'" in lines
     if not is_oracle(loader_class):
-        assert lines[lines.index("KeyError: 'b'") + 1].startswith("in DataLoader worker 0")
+        assert lines[lines.index("KeyError: 'b'") + 1].startswith("in worker 0")

@@ -133,7 +133,7 @@ class WithNumbersOfItsOwn(DataLoader[Any]):
         self.rank, self.num_replicas = 1, 3
 
 
-@pytest.mark.filterwarnings("ignore:Counting has no state_dict")
+@pytest.mark.filterwarnings("ignore:.*Counting has no state_dict")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [Counting, Numbers])
 def test_what_a_subclass_notes_as_its_rank_shares_nothing_out(kind: Any, workers: int) -> None:
@@ -148,7 +148,7 @@ def test_what_a_subclass_notes_as_its_rank_shares_nothing_out(kind: Any, workers
     assert list(map(str, plain)) == list(map(str, iterator))
 
 
-@pytest.mark.filterwarnings("ignore:Counting has no state_dict")
+@pytest.mark.filterwarnings("ignore:.*Counting has no state_dict")
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", [Counting, Numbers])
 def test_no_cycle_keeps_a_loader_that_was_iterated(kind: Any, workers: int) -> None:
@@ -377,7 +377,7 @@ def test_ranks_that_are_seeded_differently_share_one_order(monkeypatch: Any) -> 
     assert DataLoader(DATA, sampler=sampler, generator=generator)._core.seeds() == 8
 
 
-@pytest.mark.filterwarnings("ignore:the state was taken with seed=")
+@pytest.mark.filterwarnings("ignore:.*the state was taken with seed=")
 def test_a_state_goes_from_ranks_to_one_process_and_back() -> None:
     """Where there are ranks, Lightning puts a DistributedSampler in; where there is one, none."""
 

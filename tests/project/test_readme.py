@@ -172,11 +172,25 @@ def test_messages_of_the_troubleshooting_page_occur_in_the_source() -> None:
         rows(text) for title, text in sections(TROUBLESHOOTING).items() if title != "No message"
     ]
     for message in (
-        found for table in tables for row in table for found in re.findall(r"`([^`]+)`", row[0])
+        found for table in tables for row in table for found in re.findall(r"`([^`]+)`", row[1])
     ):
         fixed = [part for whole in message.split("…") if (part := whole.strip(" ,.;:"))]
         assert max(map(len, fixed)) >= 12, f"{message} is too short to be told from others"
         assert any(all(part in module for part in fixed) for module in strings), message
+
+
+def test_each_id_is_of_one_message_and_on_the_troubleshooting_page() -> None:
+    in_code = [
+        found
+        for path in PACKAGE.rglob("*.py")
+        for found in re.findall(r"\[(LL\d{3})\]", text_of(path))
+    ]
+    assert len(set(in_code)) == len(in_code) > 100, sorted(in_code)
+    tables = [rows(text) for text in sections(TROUBLESHOOTING).values()]
+    listed = [
+        one for table in tables for row in table for one in re.findall(r"\bLL\d{3}\b", row[0])
+    ]
+    assert sorted(listed) == sorted(in_code)
 
 
 # --- commands and code: what they name is there, and what can be run is run ---

@@ -104,7 +104,7 @@ def wide(index: int) -> Any:
     return torch.full((2_000_000,), index % 256, dtype=torch.uint8)
 
 
-@pytest.mark.filterwarnings("ignore:. of num_remote_workers=2 are up")
+@pytest.mark.filterwarnings("ignore:.*. of num_remote_workers=2 are up")
 def test_the_verdict_says_whether_the_network_is_the_limit(far: Far) -> None:
     for expected in (
         "raise num_remote_workers",

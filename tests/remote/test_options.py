@@ -109,7 +109,8 @@ def test_without_ray_using_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
         importlib.util, "find_spec", lambda name: None if name == "ray" else find_spec(name)
     )
     with pytest.raises(
-        OptionError, match=r"^num_remote_workers needs ray: pip install 'lit_loader\[ray\]'"
+        OptionError,
+        match=r"^lit_loader: num_remote_workers needs ray: pip install ray, or set ",
     ):
         lit_loader.DataLoader(DATA, num_remote_workers=1)
 

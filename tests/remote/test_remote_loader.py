@@ -324,7 +324,8 @@ def test_without_a_cluster_and_workers_here_there_is_an_error(tmp_path: Path) ->
     with (
         loader_of(Drawn(), 0, 2, remote) as loader,
         pytest.raises(
-            LoaderError, match="^num_remote_workers: no cluster of threads can be reached"
+            LoaderError,
+            match="^lit_loader: num_remote_workers: no cluster of threads can be reached",
         ),
     ):
         next(iter(loader))

@@ -143,7 +143,7 @@ def test_an_epoch_is_set_in_one_worker(persistent: bool, seeding: str) -> None:
     assert here.epoch == 0
 
 
-@pytest.mark.filterwarnings("ignore:MixtureStream has a source that has no state_dict")
+@pytest.mark.filterwarnings("ignore:.*MixtureStream has a source that has no state_dict")
 def test_a_source_of_a_mixture() -> None:
     def loader() -> DataLoader[Any]:
         mixture = MixtureStream(

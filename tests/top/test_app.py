@@ -91,7 +91,7 @@ def test_without_rich(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     monkeypatch.setitem(sys.modules, "rich", None)
     monkeypatch.setattr(processes, "own_pids", lambda: iter(()))
     assert app.main(["--once"]) == 2
-    assert "pip install 'lit_loader[top]' (--json does without)" in capsys.readouterr().err
+    assert "pip install rich (--json does without)" in capsys.readouterr().err
     assert app.main(["--once", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["trainings"] == [] and report["error"].startswith("no loader found: ")

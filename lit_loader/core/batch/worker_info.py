@@ -50,7 +50,8 @@ class ProcessInfo(WorkerInfo):
             raise OptionError(
                 "worker_init_fn asks for get_worker_info().dataset, but with num_shards each "
                 "reader has a copy of the dataset, whichever worker serves it: let the dataset "
-                "take its share itself, in __iter__, by lit_loader.get_shard() or get_worker_info()"
+                "take its share itself, in __iter__, by lit_loader.get_shard() or "
+                "get_worker_info() [LL203]"
             )
         return super().__getattribute__(name)
 

@@ -235,9 +235,9 @@ class Epochs:
             self._beside.append(current)
             if self.plan is not None and self.plan.sampler.has_generators:
                 warnings.warn(
-                    "two iterators of one loader take turns, and its sampler draws from a "
-                    "generator of its own: what they give may depend on the number of workers; use "
-                    "a loader for each, or shuffle=True",
+                    "lit_loader: two iterators of one loader take turns, and its sampler draws "
+                    "from a generator of its own: what they give may depend on the number of "
+                    "workers; use a loader for each, or shuffle=True [LL307]",
                     stacklevel=program_stacklevel(),
                 )
         self._become(found[0])
@@ -299,9 +299,10 @@ class Epochs:
             now = one.position.now()
             if not now.ended and (self.plan is None or not self.plan.is_end(now.delivered)):
                 warnings.warn(
-                    f"the loaded position, batch {at.batches} of epoch {at.epoch}, went to an "
-                    "iterator that has given one batch, and the rest of that epoch is left out: "
-                    "look at a batch before load_state_dict, or by another loader",
+                    f"lit_loader: the loaded position, batch {at.batches} of epoch {at.epoch}, "
+                    "went to an iterator that has given one batch, and the rest of that epoch is "
+                    "left out: look at a batch before load_state_dict, or by another loader "
+                    "[LL306]",
                     stacklevel=program_stacklevel(),
                 )
 
@@ -345,9 +346,9 @@ class Epochs:
                 return dataclasses.replace(loaded, requested=requested), loaded.sampler or {}
             if unseen and not is_end:
                 warnings.warn(
-                    f"set_epoch({requested}) gives up the loaded position, batch {loaded.batches} "
-                    f"of epoch {loaded.epoch}: the rest of that epoch is left out; to go on with "
-                    "it, set the epoch that the state was taken in",
+                    f"lit_loader: set_epoch({requested}) gives up the loaded position, batch "
+                    f"{loaded.batches} of epoch {loaded.epoch}: the rest of that epoch is left "
+                    "out; to go on with it, set the epoch that the state was taken in [LL325]",
                     stacklevel=program_stacklevel(),
                 )
             start = dataclasses.replace(start, sampler=self.plan.sampler.state(not is_end))

@@ -48,7 +48,7 @@ __all__ = ["LoaderIterator"]
 T_co = TypeVar("T_co", covariant=True)
 
 _NO_END: Final = (
-    "a StopIteration came up in the midst of an epoch, and would have passed for its end: the "
+    "a StopIteration came up within an epoch, and would have passed for its end: the "
     "traceback above shows where; nothing is lost, the next next() gives the batch"
 )
 _CLOSED: Final = "the loader was closed by another thread while a batch was awaited"
@@ -192,7 +192,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             while outcome is None:
                 came = executor.receive() if self._thread is None else self._thread.take()
                 if came is None:
-                    raise LoaderError(f"{_CLOSED}: iterate the loader anew")
+                    raise LoaderError(f"{_CLOSED}: iterate the loader again")
                 if came.lost:
                     epoch.restart(came.number)
                     self._fill(executor, epoch)
@@ -415,14 +415,16 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                 raise LoaderError(_NO_END) from error
             elif isinstance(error, PoolClosed) or (closed and not is_interruption(error)):
                 raise LoaderError(
-                    "the loader was closed while a batch was awaited: iterate the loader anew"
+                    "the loader was closed while a batch was awaited: iterate the loader again "
+                    "[LL043]"
                 ) from None
 
     def _check_closed(self) -> None:
         """Refuse to go on behind `close`; after a fork, leave what is the parent's behind."""
         if self._closed:
             raise LoaderError(
-                "the loader was closed while this iterator was in use: iterate the loader anew"
+                "the loader was closed while this iterator was in use: iterate the loader again "
+                "[LL033]"
             )
         self._pid = self._core.pid
         if self._here is None:
@@ -507,12 +509,15 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         while healer.notices:
             notice = healer.notices.popleft()
             if isinstance(notice, Overrun):
-                warnings.warn(notice, RuntimeWarning, stacklevel=program_stacklevel())
+                warnings.warn(
+                    f"lit_loader: {notice}", RuntimeWarning, stacklevel=program_stacklevel()
+                )
                 continue
             core.log.note("restart", str(notice))
             if isinstance(notice, FewerWorkers):
                 core.make_do(notice.workers)
-            warnings.warn(notice, WorkerRestartWarning, stacklevel=program_stacklevel())
+            level = program_stacklevel()
+            warnings.warn(f"lit_loader: {notice}", WorkerRestartWarning, stacklevel=level)
 
     def _show(self, start: EpochStart, number: int, indices: Any, batch: Any) -> None:
         """Show the observer a batch."""
@@ -555,7 +560,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             promised, self._promised = self._promised, None
             args = self._core.dataset, promised, self._samples, self._data_loader.num_workers
             text = self._core.seams.words().broken_promise(*args)
-            warnings.warn(text, stacklevel=program_stacklevel())
+            warnings.warn(f"lit_loader: {text}", stacklevel=program_stacklevel())
 
     # --- what it looks like ---
 

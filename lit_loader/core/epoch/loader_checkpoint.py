@@ -34,14 +34,15 @@ def take_state(core: LoaderCore) -> dict[str, Any]:
         core.warn_once(
             f"{type(core.dataset).__name__} has state_dict and load_state_dict, which are not "
             "called: a map-style dataset is read by whichever worker is free, so that each sample "
-            "must follow from its index, get_epoch() and the random generators alone"
+            "must follow from its index, get_epoch() and the random generators alone [LL310]"
         )
     position = core.epochs.now()
     if plan is not None and plan.sampler.wanders:
         core.warn_once(
             f"the order of {type(plan.source).__name__} changes from epoch to epoch and is not "
             "part of the state: resumed in a later epoch, the sampler may give another order; give "
-            "it state_dict and load_state_dict, or make its order a function of set_epoch's epoch"
+            "it state_dict and load_state_dict, or make its order a function of set_epoch's epoch "
+            "[LL318]"
         )
     return state_of(core, position)
 
@@ -88,14 +89,14 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
         core.warn_once(
             f"the state was taken with {_written(before, changed)}, and this loader has "
             f"{_written(fingerprint, changed)}: what was drawn stays, and from here on this "
-            "loader's count"
+            "loader's count [LL314]"
         )
     core.epochs.load(position)  # may refuse it, too
     had, has = (each.get("dataset_length") for each in (loaded.fingerprint, fingerprint))
     if had != has:
         core.warn_once(
             f"the state is of an epoch's end, where the dataset had {had} samples; it has {has} "
-            "now, and the next epoch has those"
+            "now, and the next epoch has those [LL329]"
         )
     if plan is not None and plan.is_computed:
         plan.source.go_on(loaded.order, loaded.position.epoch, loaded.samples)
@@ -110,7 +111,7 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
             core.warn_once(
                 f"the state was taken with seed={adopted.order}, and the order goes on with that: "
                 f"the sampler's own seed={own} has no effect; make the sampler with the "
-                "state's seed, or begin without the state to have another order"
+                "state's seed, or begin without the state to have another order [LL330]"
             )
     if plan is not None and isinstance(plan.source, ShuffledSampler):
         plan.source.as_distributed = order == DistributedSampler.__name__

@@ -52,7 +52,7 @@ from lit_loader.core.seeding.bases import Bases, LoaderSeeds
 from lit_loader.core.seeding.find_generators import find_generators
 from lit_loader.core.state.position import Shards
 from lit_loader.core.system.interrupts import HeldBack, let_handlers_through
-from lit_loader.core.system.processors import times_of_threads
+from lit_loader.core.system.processors import AS_TORCH_SAYS, times_of_threads
 from lit_loader.core.system.worker_waits import LONG
 from lit_loader.core.transport import loader_page
 from lit_loader.core.transport.loader_page import LoaderPage
@@ -315,7 +315,7 @@ class LoaderCore:
         if loader.num_remote_workers and self.iterable:
             self.warn_once(
                 f"num_remote_workers={loader.num_remote_workers} make no batches of an "
-                "IterableDataset: its readers stay on this machine"
+                "IterableDataset: its readers stay on this machine [LL509]"
             )
         elif loader.num_remote_workers:
             self.log.first_remote = MOST_WORKERS
@@ -668,6 +668,8 @@ class LoaderCore:
         """Warn, at the line of the program that called the package; of the same thing once."""
         if message not in self._warnings_given:
             self._warnings_given.add(message)
+            if not message.startswith(AS_TORCH_SAYS):
+                message = f"lit_loader: {message}"
             warnings.warn(message, category, stacklevel=program_stacklevel())
 
     def tell(self, note: str) -> None:
@@ -691,7 +693,7 @@ def _check_resize(num_workers: Any, reason: str | None, running: bool) -> None:
         text = "there is an iterator whose batches workers make, and which needs one of them, got "
         text += f"resize(0): resize to 1, or set loader.num_workers = 0, {later}"
     if text:
-        raise OptionError(text)
+        raise OptionError(f"{text} [LL209]")
 
 
 def _is_held_here(lock: threading.RLock) -> bool:

@@ -143,7 +143,7 @@ def _danger(value: Any, path: str) -> str | None:
         return (
             f"lit_loader: {path} is {kind.__qualname__!r} of {root_of(kind)}, "
             "whose threads run in this process: a forked worker has its locks, but not its "
-            "threads, and may hang. Set multiprocessing_context='forkserver' or 'spawn'."
+            "threads, and may hang. Set multiprocessing_context='forkserver' or 'spawn'. [LL023]"
         )
     return None
 
@@ -178,14 +178,14 @@ def _shared_position(path: str, again: str) -> str:
     return (
         f"lit_loader: {path} is open, and its file has one position for all forked workers: they "
         f"read each other's bytes. {_open_again(path, again)}\nOr read by "
-        "os.pread(file, length, offset), which uses no position."
+        "os.pread(file, length, offset), which uses no position. [LL021]"
     )
 
 
 def _shared(path: str, kind: type, again: str) -> str:
     return (
         f"lit_loader: {path} is a connection ({kind.__module__}.{kind.__qualname__}) that all "
-        f"forked workers use at the same time. {_open_again(path, again)}"
+        f"forked workers use at the same time. [LL022] {_open_again(path, again)}"
     )
 
 

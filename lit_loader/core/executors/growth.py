@@ -78,7 +78,7 @@ class Growth:
             f"{duration(left / grown * seconds)} more. The largest is worker {largest} (pid "
             f"{pids[largest]}) with {mebibytes(sizes[largest])}. Look for a list, dict or "
             "functools.cache in the dataset or its transforms that every sample adds to, and bound "
-            "it; fewer workers, or persistent_workers=False, only put the end off.",
+            "it; fewer workers, or persistent_workers=False, only put the end off. [LL101]",
             RuntimeWarning,
             stacklevel=program_stacklevel(),
         )

@@ -61,21 +61,21 @@ _KILLS_IN_A_ROW: Final = 2
 _ADVICE: Final = {
     WorkerDiedError: "num_workers=0 shows errors in place.",
     # Without workers the training process itself would hang, and have no timeout.
-    WorkerTimeoutError: "Mend what keeps it from getting on, or raise timeout.",
+    WorkerTimeoutError: "Fix what keeps it from going on, or raise timeout.",
 }
 
 
 _CAUSES: dict[int, str] = {
     signal.SIGSEGV: (
         "by a crash in native code that the dataset or collate_fn calls: update or leave out that "
-        "library, or set multiprocessing_context='spawn' if it uses threads"
+        "library, or set multiprocessing_context='spawn' if it uses threads [LL002]"
     ),
     signal.SIGBUS: (
         "by memory that could not be had: look for a full disk, or a memory-mapped file that was "
-        "truncated"
+        "truncated [LL003]"
     ),
     signal.SIGABRT: (
-        "by native code that gave up (an assertion, a corrupted heap): see its output above"
+        "by native code that gave up (an assertion, a corrupted heap): see its output above [LL040]"
     ),
 }
 
@@ -152,7 +152,7 @@ class Healer:
             if self._kills[number] >= _KILLS_IN_A_ROW and self._max_restarts:
                 error = fault(
                     f"{message}\nBatch {position_of(number)} has ended {_KILLS_IN_A_ROW} workers "
-                    f"in a row and is not tried again. {_ADVICE[fault]}"
+                    f"in a row and is not tried again. {_ADVICE[fault]} [LL014]"
                 )
                 if self._iterable:
                     raise error from None
@@ -164,7 +164,7 @@ class Healer:
             raise fault(message) from None  # it would be the same again
         budget = f"max_worker_restarts={self._max_restarts}"
         if self._charged > self._max_restarts:
-            spent = f"{budget} for this epoch is used up. " if self._max_restarts else ""
+            spent = f"{budget} for this epoch is used up [LL013]. " if self._max_restarts else ""
             raise fault(f"{message}\n{spent}{_ADVICE[fault]}") from None
         notice = (
             f"{message}\nIt has been replaced and nothing is lost (restart {self._charged} of at "
@@ -194,7 +194,7 @@ class Healer:
             f"{message}\nIt had made no batch: it may wait for a lock that another thread held "
             f"when it was forked. It has been replaced by a worker from {workers.source}, and "
             f"nothing is lost (restart {self._charged} of at most max_worker_restarts="
-            f"{self._max_restarts} in this epoch)."
+            f"{self._max_restarts} in this epoch). [LL011]"
         )
         self._replace(pool, death.worker, notice)
         return True
@@ -261,35 +261,35 @@ def _idle(row: BoardRow, began: float) -> float:
 
 def died(death: WorkerDeath, assigned: Mapping[int, Any], oom_kills: int | None = None) -> str:
     """Say how a worker came to its end; ``oom_kills``: of the kernel's, how many came before."""
-    who = f"DataLoader worker {death.worker} (pid {death.pid})"
+    who = f"Worker {death.worker} (pid {death.pid})"
     doing = _doing(death.row, assigned)
     if death.exitcode is None:
         how = (
             "is gone, and its exit code is not known: the process that started it is gone, too, or "
             "SIGCHLD is ignored here, or other code has waited for it (os.waitpid(-1) in a handler "
-            "or a thread)"
+            "or a thread) [LL039]"
         )
     elif death.exitcode < 0:
         name = _signal_name(-death.exitcode)
         if -death.exitcode == signal.SIGKILL:
             cause = _killed(death.peak_memory, memory_limits(), oom_kills)
         else:
-            cause = _CAUSES.get(-death.exitcode, "whose sender is not known")
+            cause = _CAUSES.get(-death.exitcode, "whose sender is not known [LL041]")
         how = f"was killed by {name}, {cause}"
     elif death.row.stage == Stage.STARTING and death.exitcode == NO_ROOM:
         how = (
             "could not start: there is no room in its address space for the loader's shared memory "
-            "(ENOMEM): raise the limit (ulimit -v), or lower num_workers or prefetch_factor"
+            "(ENOMEM): raise the limit (ulimit -v), or lower num_workers or prefetch_factor [LL007]"
         )
     elif death.row.stage == Stage.STARTING:
         how = (
             f"could not start (exit code {death.exitcode}): see its output above; put what a "
-            'script does under `if __name__ == "__main__":`, unless workers are forked'
+            'script does under `if __name__ == "__main__":`, unless workers are forked [LL006]'
         )
     else:
         how = (
             f"exited by itself with code {death.exitcode}: something in the dataset, collate_fn or "
-            "worker_init_fn calls os._exit(), or native code that they call does"
+            "worker_init_fn calls os._exit(), or native code that they call does [LL005]"
         )
     stack = f"\nIts stacks:\n{death.stack}" if death.stack else ""
     return f"{who} {how}. It was {doing}.{stack}"
@@ -302,12 +302,12 @@ def _killed(peak: int, limits: MemoryLimits, before: int | None = None) -> str:
     """
     own = f"the worker had {peak / 2**20:,.0f} MiB at most; " if peak else ""
     known = before is not None and (limits.oom_kills or 0) > before
-    cause = "by another process or a person (kill -9, a scheduler): memory was not short"
+    cause = "by another process or a person (kill -9, a scheduler): memory was not short [LL004]"
     if known or not limits.ample(peak):
         cause = (
             f"{'' if known else 'most likely '}by the kernel for want of memory: use fewer "
             "workers, a smaller prefetch_factor or smaller batches, or look for what grows in the "
-            "dataset"
+            "dataset [LL001]"
         )
     return f"{cause} ({own}{limits.describe()})"
 
@@ -321,19 +321,19 @@ def hung(death: WorkerDeath, seconds: float, timeout: float, assigned: Mapping[i
         "interrupted"
     )
     return (
-        f"DataLoader worker {death.worker} (pid {death.pid}) did not get on within "
+        f"Worker {death.worker} (pid {death.pid}) did not get on within "
         f"timeout={timeout:g} s: it was {_doing(death.row, assigned)}, for {seconds:.1f} s, and "
-        f"has been ended; raise timeout if that may take so long. {stack}"
+        f"has been ended; raise timeout if that may take so long. [LL010] {stack}"
     )
 
 
 def alone(worker: int, seconds: float) -> str:
     """Say that a reader does not get on, after one was replaced, and perhaps waits for others."""
     return (
-        f"DataLoader worker {worker} has been at one sample for {seconds:.0f} s, after a worker "
+        f"lit_loader: Worker {worker} has been at one sample for {seconds:.0f} s, after a worker "
         "was replaced: if readers of this dataset wait for each other where they begin (a barrier "
         "in __iter__), the new one waits there alone, and for ever; with timeout=... in seconds "
-        "the loop ends with its stack, and max_worker_restarts=0 raises at a worker's death"
+        "the loop ends with its stack, and max_worker_restarts=0 raises at a worker's death [LL012]"
     )
 
 

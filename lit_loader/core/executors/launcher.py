@@ -215,14 +215,14 @@ class Launcher(Starter):
                     raise LoaderError(
                         f"workers cannot be forked, for the {ATTEMPTS}rd time in a row: start the "
                         "loader before threads that hold locks, or set "
-                        f"multiprocessing_context='forkserver'; {lost}"
+                        f"multiprocessing_context='forkserver' [LL016]; {lost}"
                     ) from None
                 self.notices.append(f"{lost}\nAnother one was forked, and nothing is lost.")
             except OSError as error:
                 raise LoaderError(
-                    f"DataLoader worker {links.worker} cannot be started ({error.strerror}): "
+                    f"Worker {links.worker} cannot be started ({error.strerror}): "
                     "raise the limits (ulimit -n, ulimit -u), see that memory is left, or use "
-                    "fewer workers"
+                    "fewer workers [LL017]"
                 ) from error
 
     def _ask_for(self, links: Links, started: list[WorkerProcess]) -> None:

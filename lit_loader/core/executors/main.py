@@ -133,7 +133,7 @@ class _Worker:
                 self._send(pack(Up(self._id)))
 
         self._maker = maker = BatchMaker(
-            f"in DataLoader worker {self._id} (pid {os.getpid()})",
+            f"in worker {self._id} (pid {os.getpid()})",
             links.worker,
             links.num_workers,
             links.seed,

@@ -36,7 +36,7 @@ class BatchMaker:
     """Makes batches by the user's objects, which ``unpack`` gives.
 
     An exception at its start is that of every batch. ``who`` names the worker in messages: "in
-    DataLoader worker 3 (pid 17)"; ``seed`` is its own.
+    worker 3 (pid 17)"; ``seed`` is its own.
     """
 
     def __init__(
@@ -99,5 +99,5 @@ def _check_address_space() -> None:
             f"worker_init_fn has set a limit of {limit / 2**30:.1f} GiB for the address space "
             "(RLIMIT_AS), which is below what is reserved for shared memory, little of it in use: "
             "set it in the training process before the loader's first batch, or limit memory in "
-            "use instead, by RLIMIT_DATA or a control group"
+            "use instead, by RLIMIT_DATA or a control group [LL104]"
         )

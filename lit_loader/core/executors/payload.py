@@ -78,7 +78,7 @@ class Payload:
                 raise LoaderError(
                     f"no room in memory for the dataset's arrays ({frozen.nbytes / 2**20:,.0f} MiB "
                     f"for all workers, {error}): {remedy(error)}, or use "
-                    "multiprocessing_context='fork', which copies none"
+                    "multiprocessing_context='fork', which copies none [LL105]"
                 ) from error
             except BaseException:
                 self.close()

@@ -63,7 +63,7 @@ def choose(
     if index is None:
         warn(
             "pin_memory=True has no effect: there is no accelerator to pin memory for; set it to "
-            "False on this machine"
+            "False on this machine [LL035]"
         )
         return None, None
     return pin_batch, index
@@ -179,7 +179,9 @@ class PinMemoryThread(Generic[T]):
         how = "has ended and gives no more batches"
         if error is not None:
             how = f"ended by {type(error).__name__}: {error}"
-        raise PinMemoryError(f"the pin-memory thread {how}; iterate the loader anew") from error
+        raise PinMemoryError(
+            f"the pin-memory thread {how}; iterate the loader again [LL036]"
+        ) from error
 
     def take_at_once(self) -> T | None:
         """Return the next item if it is pinned already; an error is left to :meth:`take`."""

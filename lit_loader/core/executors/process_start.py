@@ -124,7 +124,7 @@ def _start_fork_server(context: BaseContext) -> None:
         raise LoaderError(
             "workers cannot come from Python's fork server, for it is no child of this process: "
             "this one was forked by a process that uses the server, or something else has waited "
-            "for the server's end; set multiprocessing_context='spawn' (or 'fork') here"
+            "for the server's end; set multiprocessing_context='spawn' (or 'fork') here [LL019]"
         ) from error
     except OSError as error:
         if "AF_UNIX path too long" not in str(error):
@@ -132,7 +132,7 @@ def _start_fork_server(context: BaseContext) -> None:
         raise LoaderError(
             "workers cannot come from Python's fork server, for the path of its socket is too long "
             f"in the temporary directory {tempfile.gettempdir()}: set TMPDIR to a shorter one, or "
-            "multiprocessing_context='spawn'"
+            "multiprocessing_context='spawn' [LL020]"
         ) from error
 
 

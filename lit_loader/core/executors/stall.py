@@ -78,11 +78,13 @@ class Stall:
             lines.append(f"… and {len(rows) - _SHOWN} more")
         if pool.workers.relay is not None:
             lines.append("workers on other machines have sent nothing either")
-        how = "its workers are slow, and get on" if slow else "its workers do not get on"
+        how = "its workers are slow, and get on. [LL009]"
+        if not slow:
+            how = "its workers do not get on. [LL008]"
         return "\n".join(
             (
                 f"lit_loader: no batch has come for {duration(seconds)}, and the program waits: "
-                f"{how}.",
+                f"{how}",
                 *lines,
                 f"{advice} (stall_warning=0 turns this warning off.)",
             )
@@ -96,7 +98,7 @@ class Stall:
         what = doing(row.stage, None)
         if row.number >= 0:
             what = doing_task(row, unpack_indices(packed) if packed else None)
-        parts = [f"DataLoader worker {worker} (pid {pid}): {what}"]
+        parts = [f"Worker {worker} (pid {pid}): {what}"]
         if row.since:
             parts.append(f"for {duration(now - row.since / 1e9)}")
         use = _use(pid)

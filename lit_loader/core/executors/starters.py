@@ -273,11 +273,11 @@ class DirectStarter(Starter):
                 self._start_process(links, started)
         except _SERVER_GONE as error:
             raise LoaderError(
-                f"DataLoader worker {links.worker} cannot be started: Python's fork server, which "
+                f"Worker {links.worker} cannot be started: Python's fork server, which "
                 f"starts it, was killed or does not answer ({type(error).__name__}: {error}); if "
                 "there is output of its own above, put what a script does under "
-                '`if __name__ == "__main__":`; if not, iterate the loader anew, or set '
-                "multiprocessing_context='spawn'"
+                '`if __name__ == "__main__":`; if not, iterate the loader again, or set '
+                "multiprocessing_context='spawn' [LL018]"
             ) from error
 
     def _start_process(self, links: Links, started: list[WorkerProcess]) -> None:

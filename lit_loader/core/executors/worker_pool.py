@@ -194,7 +194,7 @@ class WorkerPool:
         if multiprocessing.current_process().daemon:
             raise LoaderError(
                 f"num_workers={num_workers} inside a daemonic process, which may not start "
-                "processes: use num_workers=0 there, or make the process non-daemonic"
+                "processes: use num_workers=0 there, or make the process non-daemonic [LL032]"
             )
         # Behind the rows of workers here are those of workers elsewhere, and the relay's.
         relay = max(num_workers, MOST_WORKERS) + (0 if remote is None else spec.num_remote_workers)
@@ -703,7 +703,8 @@ class WorkerPool:
             return
         self._board.workers = workers.num_workers = self.num_workers = there
         self._set_credit()
-        text = f"num_workers stays at {there} instead of {wanted}, and nothing is lost: {error}"
+        text = f"num_workers stays at {there} instead of {wanted}, and nothing is lost [LL107]"
+        text += f": {error}"
         self.notices.append(FewerWorkers.of(text, there))
         self._divide()
 

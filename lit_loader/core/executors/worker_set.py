@@ -304,5 +304,5 @@ def explain_limit(error: BaseException, num_workers: int) -> None:
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         raise LoaderError(
             f"num_workers={num_workers} need more open files than may be had (3 a worker and "
-            "some): raise the limit (ulimit -n), or use fewer workers"
+            "some): raise the limit (ulimit -n), or use fewer workers [LL106]"
         ) from error

@@ -54,7 +54,7 @@ START_METHODS: Final = ("fork", "spawn", "forkserver")
 
 def refuse(name: str, constraint: str, value: object) -> NoReturn:
     """Raise the error for an option's value, which must be something else."""
-    raise OptionError(f"{name} must be {constraint}, got {name}={short_repr(value)}")
+    raise OptionError(f"{name} must be {constraint}, got {name}={short_repr(value)} [LL601]")
 
 
 def plain(value: Any) -> Any:
@@ -97,7 +97,7 @@ def known_options(options: Iterable[object], known: Sequence[str], place: str = 
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
             advice = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
-            raise OptionError(f"unknown option '{place}{name}': {advice}")
+            raise OptionError(f"unknown option '{place}{name}': {advice} [LL604]")
 
 
 class UnknownOptionError(OptionError, TypeError):
@@ -131,10 +131,10 @@ def known_keywords(
         try:
             for name in kwargs:
                 if name in elsewhere and name not in known:
-                    raise OptionError(f"unknown option {name!r}: {elsewhere[name]}")
+                    raise OptionError(f"unknown option {name!r}: {elsewhere[name]} [LL605]")
             known_options(kwargs, known[1:])
         except OptionError as error:
-            raise UnknownOptionError(str(error)) from None
+            raise UnknownOptionError(error.text) from None
         init(self, *args, **kwargs)
 
     return checked  # type: ignore[return-value]
@@ -248,7 +248,7 @@ def function(name: str, value: Any) -> Callable[..., Any]:
     if isinstance(value, str):
         raise OptionError(
             f"{name} must be a callable, got the string {short_repr(value)}: pass the function "
-            f"itself, in Hydra as {{_target_: hydra.utils.get_method, path: {value}}}"
+            f"itself, in Hydra as {{_target_: hydra.utils.get_method, path: {value}}} [LL611]"
         )
     if not callable(value):
         refuse(name, "a callable", value)
@@ -356,7 +356,8 @@ def _exception(name: str, value: Any) -> type[Exception]:
             cause = " ".join(f"{type(error).__name__}: {error}".split())
             raise OptionError(
                 f"{name} holds a name that cannot be imported ({cause:.100}): write it as "
-                f"'package.module.Class', or one of Python's own as 'OSError', got {value!r:.100}"
+                f"'package.module.Class', or one of Python's own as 'OSError', got {value!r:.100} "
+                "[LL612]"
             ) from error
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         refuse(name, "a list of exception classes or of their names", [value])
@@ -395,15 +396,15 @@ def check_dataset(dataset: Any, loading: bool = False) -> None:
         raise OptionError(
             "dataset must have __getitem__ (and __len__), or be an IterableDataset, got "
             f"{short_repr(dataset)} ({kind.__name__}): derive a class from "
-            "torch.utils.data.IterableDataset whose __iter__ begins it anew for each epoch"
+            "torch.utils.data.IterableDataset whose __iter__ begins it again for each epoch [LL613]"
         )
     if isinstance(dataset, type):
         raise OptionError(
             f"dataset must be an object, got the class {dataset.__name__} itself: call it, as in "
-            f"{dataset.__name__}()"
+            f"{dataset.__name__}() [LL614]"
         )
     if not hasattr(dataset, "__getitems__"):
         raise OptionError(
             "dataset must have __getitem__ (and __len__), __getitems__ or __iter__, got "
-            f"{short_repr(dataset)} ({type(dataset).__name__}): pass a dataset"
+            f"{short_repr(dataset)} ({type(dataset).__name__}): pass a dataset [LL615]"
         )

@@ -125,7 +125,7 @@ class LoaderConfig:
         if self.num_remote_workers and self.remote is None:
             object.__setattr__(self, "remote", RayWorkers())
         for message in self._conflicts():
-            raise OptionError(message)
+            raise OptionError(f"{message} [LL602]")
 
     if not TYPE_CHECKING:  # which is to find what is misspelt
 
@@ -262,7 +262,7 @@ class LoaderConfig:
             iterable: Whether the dataset is a ``torch.utils.data.IterableDataset``.
         """
         for message in self._conflicts_with(iterable):
-            raise OptionError(message)
+            raise OptionError(f"{message} [LL603]")
         if self.num_remote_workers:
             self.remote.check_installed()
 
@@ -324,7 +324,7 @@ class LoaderConfig:
             if not checks.is_iterable(value):
                 raise OptionError(
                     f"{name} factory must return an iterable, got {short_repr(value)} "
-                    f"from {short_repr(getattr(self, name))}"
+                    f"from {short_repr(getattr(self, name))} [LL616]"
                 )
         return dataclasses.replace(self, **made) if made else self
 
@@ -349,7 +349,7 @@ class LoaderConfig:
                 if name == "timeout" and value:
                     warnings.warn(
                         f"lit_loader: timeout={value} has no effect: num_workers=0 reads samples "
-                        "in the calling process, where one that hangs is not noticed",
+                        "in the calling process, where one that hangs is not noticed [LL608]",
                         stacklevel=program_stacklevel(),
                     )
         return cls._known(options)

@@ -30,21 +30,24 @@ def _mapping(name: str, value: Any) -> dict[str, Any]:
 class RayWorkers:
     """Remote workers of a loader: actors on the nodes of a Ray cluster.
 
-    Needs ``pip install 'lit_loader[ray]'``, here and on the nodes.
+    Needs the packages ray and cloudpickle, and lit_loader, on this machine and on the nodes.
 
     Attributes:
-        address: The cluster: ``"auto"`` is the one that this machine is a node of, ``"local"``
-            starts one of this machine alone, for trying out; else ``host:port``.
-        cpus_per_worker: Processors that each remote worker is given; may be a fraction.
-        resources: Other resources that each needs, as Ray names them: ``{"loader_node": 0.01}``.
-        label_selector: Labels of the nodes that may be used: ``{"market-type": "spot"}``.
-        runtime_env: Ray's runtime environment: packages, variables, code that nodes do not have.
-        in_flight: Batches that each is at, or has waiting, so that it need not wait for the next.
-        patience: Seconds without a sign of life, after which a worker's batches are made elsewhere.
-            One that is only slow answers, and is waited for.
-        verify: The share of the batches that this machine makes again, and compares: 0.001 is one
-            in a thousand. Of each node one batch is compared in any case. Of streams only batches
-            count that a reader begins with when it has come from another worker.
+        address: The cluster. "auto" (default) is the one of which this machine is a node, "local"
+            starts one on this machine for a trial, else ``host:port``.
+        cpus_per_worker: Processors for each remote worker, 1 by default; may be a fraction. Lower
+            it if workers wait for storage.
+        resources: Other resources that each worker needs, as Ray names them:
+            ``{"loader_node": 0.01}``. None needs no other.
+        label_selector: Labels of the nodes to use: ``{"market-type": "spot"}``. None uses all.
+        runtime_env: Ray's runtime environment: packages, variables and code that the nodes do not
+            have. None uses what they have.
+        in_flight: Batches in flight for each worker, 2 by default. Raise it if the network is slow.
+        patience: Seconds without a sign of life, 5 by default. Then other workers make the worker's
+            batches. A slow worker gives signs of life. Raise it if the network pauses.
+        verify: Fraction of the batches that this machine makes again and compares, 0 by default;
+            0.001 is one in a thousand. The first batch of each node is always compared. Of streams
+            only the batches count with which a shard begins on another worker.
 
     Raises:
         OptionError: An option is refused.
@@ -86,8 +89,8 @@ class RayWorkers:
         ]
         if missing:
             raise OptionError(
-                f"num_remote_workers needs {' and '.join(missing)}: pip install 'lit_loader[ray]', "
-                "or set num_remote_workers=0"
+                f"num_remote_workers needs {' and '.join(missing)}: pip install "
+                f"{' '.join(missing)}, or set num_remote_workers=0 [LL505]"
             )
 
 

@@ -179,13 +179,13 @@ class BatchPlan:
             raise StateError(
                 f"the state's position of {samples:,} batches, of all ranks together, is not a "
                 f"multiple of num_replicas={self.num_replicas}: resume with a number of ranks that "
-                "divides it, for the batches of a batch sampler are given whole"
+                "divides it, for the batches of a batch sampler are given whole [LL313]"
             )
         if within:
             raise StateError(
                 f"the state's position of {samples} samples is not a multiple of batch_size * "
                 f"num_replicas = {self.size} * {self.num_replicas}: resume with a batch_size and "
-                f"num_replicas whose product divides it"
+                f"num_replicas whose product divides it [LL302]"
             )
         return batches
 

@@ -172,11 +172,11 @@ class DrawnBatches:
             # or other ranks leave off more of the epoch.
             if not self._plan.is_end(self._position):
                 warnings.warn(
-                    f"the sampler {type(self._plan.source).__name__} gives other indices than "
-                    f"before the state was taken, up to batch {self._position} of epoch "
-                    f"{self._epoch}: from here on some samples come twice and some not at all; "
-                    "call its set_epoch before the epoch's first batch, as the run did that the "
-                    "state is of, or give it state_dict and load_state_dict",
+                    f"lit_loader: the sampler {type(self._plan.source).__name__} gives other "
+                    f"indices than before the state was taken, up to batch {self._position} of "
+                    f"epoch {self._epoch}: from here on some samples come twice and some not at "
+                    "all; call its set_epoch before the epoch's first batch, as the run did that "
+                    "the state is of, or give it state_dict and load_state_dict [LL319]",
                     stacklevel=program_stacklevel(),
                 )
             group = self._take(self._group_size)

@@ -248,10 +248,10 @@ def tell_of_other_loader(sampler: object) -> bool:
     if not _told:
         _told = True
         warnings.warn(
-            f"the batches of a lit_loader.DataLoader ({type(sampler).__name__}) are made "
-            "by torch's DataLoader: the program rebuilds the loaders that it is given, as "
+            f"lit_loader: the batches of a lit_loader.DataLoader ({type(sampler).__name__}) are "
+            "made by torch's DataLoader: the program rebuilds the loaders that it is given, as "
             'accelerate\'s prepare() does; "Other frameworks" in the documentation says '
-            "how lit_loader's own workers are used there",
+            "how lit_loader's own workers are used there [LL706]",
             stacklevel=2,
         )
     return True

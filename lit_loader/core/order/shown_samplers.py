@@ -140,7 +140,7 @@ def _check_length(sampler: Any, dataset: Any) -> None:
         raise OptionError(
             f"{type(sampler).__name__} was made for {known:,} samples, and the dataset "
             f"({type(dataset).__name__}) has {length:,}: make the sampler for this dataset, with "
-            "one number for each of its samples"
+            "one number for each of its samples [LL311]"
         )
 
 

@@ -738,19 +738,20 @@ class GeneratorWatch:
         for where in held.cuts[:1]:
             self._note(
                 f"the search for random generators has not looked into {where}: generators there "
-                f"are not seeded, and batches may depend on the number of workers; {_ADVICE}"
+                f"are not seeded, and batches may depend on the number of workers; {_ADVICE} "
+                "[LL411]"
             )
         for path, generator in held.pairs:
             if isinstance(generator, random.SystemRandom):
                 self._note(
                     f"{path} is a random.SystemRandom, which no seed determines: batches differ "
-                    "from run to run; use random.Random, which is seeded for each batch"
+                    "from run to run; use random.Random, which is seeded for each batch [LL415]"
                 )
             elif late and path not in paths:
                 self._note(
                     f"{path} is a random generator that was made after the first batch: some "
                     "batches before it was found may depend on the number of workers; make it in "
-                    f"__init__, {_ADVICE}"
+                    f"__init__, {_ADVICE} [LL412]"
                 )
         return not known.issuperset(map(id, held.generators))
 
@@ -760,7 +761,7 @@ class GeneratorWatch:
             self._note(
                 f"{name} was drawn from a random generator in {batch}: generators are "
                 "seeded for each batch, so each worker has other numbers there, and a resumed run "
-                "too; build it in __init__"
+                "too; build it in __init__ [LL414]"
             )
 
     def _note(self, text: str) -> None:
@@ -787,6 +788,6 @@ class GeneratorWatch:
                     f"{path} is a random generator that was made while the dataset was iterated, "
                     "so it is not seeded in this epoch: unless it was given the same seed in all "
                     "workers, shares taken after a shuffle by it overlap and leave samples out; "
-                    f"make it in __init__, {_ADVICE}"
+                    f"make it in __init__, {_ADVICE} [LL413]"
                 )
                 break

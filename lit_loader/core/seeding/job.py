@@ -86,7 +86,7 @@ class Name:
                     raise LoaderError(
                         f"rank 0 has not begun its loader {self._number} of {self._kind} within "
                         "the job's timeout, and all ranks take their seed from it: have every rank "
-                        "make and iterate the same loaders, or pass seed="
+                        "make and iterate the same loaders, or pass seed= [LL218]"
                     )
                 time.sleep(pause)
                 pause = min(2 * pause + 0.0001, _LONGEST_PAUSE)
@@ -98,7 +98,7 @@ class Name:
                 raise
             raise LoaderError(
                 f"the job's store, in the first rank's process, is lost ({error}): the first rank "
-                "has ended; its own messages say why"
+                "has ended; its own messages say why [LL219]"
             ) from error
 
 

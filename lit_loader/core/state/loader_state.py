@@ -101,7 +101,7 @@ class LoaderState:
             kinds = ["an iterable" if order == _OF_STREAMS else "a map-style" for order in orders]
             raise StateError(
                 f"state was taken of {kinds[0]} dataset, and this loader has {kinds[1]} one: "
-                "resume with the dataset that the state was taken from"
+                "resume with the dataset that the state was taken from [LL332]"
             )
         self._check_parts(plan is None)
         position, readers, elastic = self.position, self.position.readers, ELASTIC
@@ -208,7 +208,7 @@ class LoaderState:
         if not isinstance(state, Mapping) or "version" not in state:
             raise StateError(
                 f"state must be the dict that state_dict() of a lit_loader.DataLoader gave, "
-                f"got {brief(state)}"
+                f"got {brief(state)} [LL323]"
             )
         version = state["version"]
         if not _is_readable(version, state):
@@ -217,7 +217,7 @@ class LoaderState:
                 known = "the parts of iterable datasets and samplers have another form since"
             raise StateError(
                 f"state has version {brief(version)}, but {known}: resume with the release of "
-                "lit_loader that the state was taken with"
+                "lit_loader that the state was taken with [LL324]"
             )
 
         def field(name: str, fits: Callable[[Any], bool], wanted: str, default: Any = None) -> Any:
@@ -280,7 +280,7 @@ class LoaderState:
                     advice += _OR_SHUFFLED
                 raise StateError(
                     f"state was taken with {shown}={brief(theirs)}, but this loader has "
-                    f"{shown}={brief(ours)}: {advice}"
+                    f"{shown}={brief(ours)}: {advice} [LL301]"
                 )
 
     def _check_parts(self, iterable: bool) -> None:

@@ -132,7 +132,7 @@ class Shards:
             raise StateError(
                 f"state has the readers of one rank, {brief(list(points))} of {self.count}, but "
                 f"rank {self.rank} of {self.replicas} reads {brief(list(self.mine))}: load what "
-                "lit_loader.merge_states makes of the states of all ranks"
+                "lit_loader.merge_states makes of the states of all ranks [LL303]"
             )
         return tuple(points[number] for number in self.mine)
 

@@ -62,7 +62,8 @@ def brief(value: object) -> str:
 def damaged(constraint: str, value: object, of: str = "state") -> StateError:
     """Make the error for a state that holds what none does; ``constraint`` says what is wanted."""
     return StateError(
-        f"{of}'s {constraint}, got {brief(value)}: resume with a state as state_dict() gave it"
+        f"{of}'s {constraint}, got {brief(value)}: resume with a state as state_dict() gave "
+        "it [LL322]"
     )
 
 

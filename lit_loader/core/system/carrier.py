@@ -130,7 +130,7 @@ class Policy:
         if importlib.util.find_spec("cloudpickle") is None:
             advice, how, by_value = _NO_CLOUDPICKLE, "", False
         return cls(
-            f"cannot be pickled{how}, as every start method but 'fork' needs",
+            f"cannot be pickled{how}, as every start method but 'fork' needs [LL024]",
             f"{advice}, or use multiprocessing_context='fork'",
             along=True,
             by_value=by_value,
@@ -139,13 +139,17 @@ class Policy:
 
 
 PROCESSES: Final = Policy(
-    "cannot be pickled, as shared_dataset needs",
+    "cannot be pickled, as shared_dataset needs [LL042]",
     "leave it out in __getstate__ and make it on first use",
 )
 """Any processes of this machine."""
 
 MACHINES: Final = Policy(
-    "cannot be pickled, as remote workers need", _LEFT_OUT, by_value=True, main=False, apart=False
+    "cannot be pickled, as remote workers need [LL025]",
+    _LEFT_OUT,
+    by_value=True,
+    main=False,
+    apart=False,
 )
 """Other machines: none has this program's file."""
 

@@ -14,12 +14,21 @@ from lit_loader.core.system import linux
 from lit_loader.core.system.cgroups import cgroup_folders
 
 __all__ = [
-    *("ProcessorClock", "advice_if_too_many", "processors_of_this_rank", "times_of_threads"),
+    *(
+        "AS_TORCH_SAYS",
+        "ProcessorClock",
+        "advice_if_too_many",
+        "processors_of_this_rank",
+        "times_of_threads",
+    ),
     "usable_processors",
 ]
 
 _RANKS_HERE: Final = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 """Variables in which launchers say how many processes of a job there are on this machine."""
+
+AS_TORCH_SAYS: Final = "This DataLoader will create"
+"""How torch's warning of too many workers begins, by which programs filter it."""
 
 
 def usable_processors(root: Path = linux.ROOT) -> float:
@@ -55,11 +64,10 @@ def advice_if_too_many(num_workers: int) -> str | None:
     processors = math.ceil(usable_processors())
     if num_workers <= processors:
         return None
-    begins = "This DataLoader will create"  # as torch's, by which programs filter it
     return (
-        f"{begins} {num_workers} worker processes, but this process may use {processors} "
+        f"{AS_TORCH_SAYS} {num_workers} worker processes, but this process may use {processors} "
         "processors: for work that computes, more workers only take time from each other and from "
-        f"training; num_workers={processors} is enough, unless samples wait for storage"
+        f"training; num_workers={processors} is enough, unless samples wait for storage [LL031]"
     )
 
 

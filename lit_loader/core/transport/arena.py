@@ -241,7 +241,7 @@ class Arena:
         try:
             self._file = file = SharedFile()
         except OSError as error:
-            text = f"no shared memory for the loader ({error}); {remedy(error)}"
+            text = f"no shared memory for the loader ({error}); {remedy(error)} [LL102]"
             raise LoaderError(text) from error
         if nbytes is None:
             nbytes = min(_LARGEST_SLOT, _LARGEST_MAP // self.slots) if file.sparse else _DISK_SLOT
@@ -260,7 +260,7 @@ class Arena:
                     raise LoaderError(
                         f"no shared memory for the loader: mapping {self.slots} parts of {capacity}"
                         f" bytes each failed ({error}); {remedy(error)}, or lower num_workers or "
-                        "prefetch_factor"
+                        "prefetch_factor [LL103]"
                     ) from error
                 nbytes = capacity // 2
 

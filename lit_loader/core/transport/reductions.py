@@ -191,13 +191,13 @@ def _refuse_uncarried(tensor: torch.Tensor) -> None:
     if tensor.device.type not in ("cpu", "meta"):
         raise Refusal(
             f"a tensor of shape {tuple(tensor.shape)} on device {tensor.device} cannot be carried "
-            "between processes; return CPU tensors and use pin_memory=True"
+            "between processes; return CPU tensors and use pin_memory=True [LL028]"
         )
     if tensor.requires_grad and not tensor.is_leaf:
         raise Refusal(
             f"a tensor of shape {tuple(tensor.shape)} with history in autograd "
             f"(grad_fn={type(tensor.grad_fn).__name__}) cannot be carried between processes; "
-            "return tensor.detach()"
+            "return tensor.detach() [LL027]"
         )
 
 

@@ -199,7 +199,7 @@ def test_a_look_behind_the_first_resumed_batch() -> None:
 @pytest.mark.parametrize(
     ("dataset", "options"), [(Augmented(), {"shuffle": True}), (Shared(26), {"num_shards": 1})]
 )
-@pytest.mark.filterwarnings("ignore:Shared has no state_dict")
+@pytest.mark.filterwarnings("ignore:.*Shared has no state_dict")
 def test_a_loaded_position_that_is_used_up_by_a_look_is_told(
     dataset: Any, options: dict[str, Any]
 ) -> None:
@@ -224,7 +224,7 @@ def test_setting_the_epoch_during_one_is_for_the_next() -> None:
     assert digests(loader) == epochs[5]
 
 
-@pytest.mark.filterwarnings("ignore:the batches of a lit_loader.DataLoader:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*the batches of a lit_loader.DataLoader:UserWarning")
 def test_a_loader_of_torchs_made_of_the_batches_can_be_told_its_epoch() -> None:
     """As Transformers' Trainer does for a resume behind the first epoch."""
     one: Any = {"num_replicas": 1, "rank": 0}  # without: torch's class, whatever epoch is set

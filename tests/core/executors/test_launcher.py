@@ -79,15 +79,15 @@ def test_the_launcher_is_killed_while_it_starts_workers(
     assert len([*tmp_path.iterdir()]) == 1
     [text] = texts
     assert re.match(
-        r"the process that starts workers \(pid \d+\) was killed by SIGKILL \(.*\)\n"
+        r"lit_loader: the process that starts workers \(pid \d+\) was killed by SIGKILL \(.*\)\n"
         r"Another one was forked, and nothing is lost\.$",
         text,
     ), text
     times = 100
     with pytest.raises(
         LoaderError,
-        match=r"^workers cannot be forked, for the 3rd time in a row: start .*='forkserver'; the "
-        r"process that starts workers \(pid \d+\) was killed by SIGKILL \(.*\)$",
+        match=r"^lit_loader: workers cannot be forked, for the 3rd time in a row: start .*='fork"
+        r"server' .LL016.; the process that starts workers .* was killed by SIGKILL \(.*\)$",
     ):
         list(DataLoader(Rows(4, 1), num_workers=1, max_worker_restarts=0))
     assert len([*tmp_path.iterdir()]) == 1 + launcher.ATTEMPTS
@@ -114,11 +114,11 @@ def test_launcher_and_workers_are_killed_at_the_same_instant(order: str, persist
             assert found == list(range(200))
             wait_gone(victims)
     del iterator, pool
-    workers = r"DataLoader worker \d \(pid \d+\) (is gone|was killed by SIGKILL)"
+    workers = r"lit_loader: Worker \d \(pid \d+\) (is gone|was killed by SIGKILL)"
     assert sum(bool(re.match(workers, text)) for text in texts) == 4
     # Where the launcher was not seen to be dead when it was asked for a worker.
     others = [text for text in texts if not re.match(workers, text)]
-    assert all(text.startswith("the process that starts workers") for text in others)
+    assert all(text.startswith("lit_loader: the process that starts workers") for text in others)
     assert opened_since(before) == []
 
 
@@ -209,8 +209,8 @@ def test_a_fork_server_that_is_killed_again_and_again(monkeypatch: pytest.Monkey
     loader = DataLoader(Rows(4, 1), num_workers=1, multiprocessing_context="forkserver")
     with pytest.raises(
         LoaderError,
-        match=r"^DataLoader worker 0 cannot be started: Python's fork server, which starts it, was "
-        r"killed or does not answer \(\w+Error: .*\); if there .* iterate the loader anew, or set",
+        match=r"^lit_loader: Worker 0 cannot be started: Python's fork server, which starts it, "
+        r"was killed or does not answer \(\w+Error: .*\); if there .* iterate the loader again, or",
     ):
         list(loader)
     monkeypatch.undo()
@@ -243,7 +243,7 @@ def test_a_fork_server_in_a_process_that_was_forked() -> None:
         try:
             with pytest.raises(
                 LoaderError,
-                match="^workers cannot come from Python's fork server, for it is no child",
+                match="^lit_loader: workers cannot come from Python's fork server, for it is no c",
             ):
                 list(loader)
             loader = DataLoader(Rows(4, 1), num_workers=1, multiprocessing_context="fork")

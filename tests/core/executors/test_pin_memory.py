@@ -139,7 +139,9 @@ def cyclic(kind: str) -> Any:
 
 @pytest.mark.parametrize("kind", ["list", "dict", "tuple", "dataclass"])
 def test_a_batch_that_contains_itself_is_refused(marking: None, kind: str) -> None:
-    with pytest.raises(LoaderError, match=r"^a batch that contains itself cannot be pinned .*: "):
+    with pytest.raises(
+        LoaderError, match=r"^lit_loader: a batch that contains itself cannot be pinned .*: "
+    ):
         pin_batch(cyclic(kind))
 
 

@@ -195,7 +195,7 @@ def test_one_warning_says_it_all(how: str, words: list[str], tmp_path: Path) -> 
         "It has been replaced and nothing is lost (restart 1 of at most max_worker_restarts=3",
     ]
     assert [word for word in words if word not in texts[0]] == [], texts[0]
-    assert re.match(r"DataLoader worker [01] \(pid \d+\) ", texts[0])
+    assert re.match(r"lit_loader: Worker [01] \(pid \d+\) ", texts[0])
 
 
 GIB = 1 << 30
@@ -359,7 +359,7 @@ def test_the_launcher_is_killed() -> None:
             wait_gone([pid])
             with told(1) as texts:
                 assert ints(loader) == list(range(20))
-            assert f"worker 0 (pid {pid}) " in texts[0] and words in texts[0]
+            assert f"Worker 0 (pid {pid}) " in texts[0] and words in texts[0]
 
 
 # Iterable datasets -----------------------------------------------------------------------------
@@ -456,6 +456,6 @@ def test_readers_that_wait_for_each_other_and_one_is_replaced(
         iterator = iter(loader)
         next(iterator)
         os.kill(worker_pids(iterator)[1], signal.SIGKILL)
-        with pytest.raises(WorkerRestartWarning, match="DataLoader worker 1 .* wait for each"):
+        with pytest.raises(WorkerRestartWarning, match="Worker 1 .* wait for each"):
             for _ in iterator:
                 pass

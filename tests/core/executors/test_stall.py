@@ -65,7 +65,7 @@ def test_a_lock_that_was_copied(pin: bool, pinned: None) -> None:
         list(loader)
     text = str(caught.value)
     for worker in (0, 1):
-        assert f"DataLoader worker {worker} (pid " in text
+        assert f"Worker {worker} (pid " in text
     assert "its workers do not get on" in text
     assert "fetching index 0 (sample 0 of batch 0, indices [0]), for " in text, text
     assert "sleeps at a lock (futex), got 0.0 s of processor time" in text, text

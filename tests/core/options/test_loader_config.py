@@ -75,7 +75,7 @@ def test_arrays_and_tensors_without_dimensions_are_single_values(kind: Any) -> N
         got = getattr(config, name)
         assert (type(got), got) == (type(value.item()), value.item())
     for name in ("batch_size", "seed", "timeout"):
-        with pytest.raises(OptionError, match=f"^{name} must be .*, got {name}=True"):
+        with pytest.raises(OptionError, match=f"^lit_loader: {name} must be .*, got {name}=True"):
             LoaderConfig(**{name: kind(True)})
 
 
@@ -218,7 +218,7 @@ def test_a_presets_options_for_workers_give_way_to_none() -> None:
     with pytest.warns(UserWarning, match="^lit_loader: timeout=9 has no effect: num_workers=0 "):
         assert LoaderConfig.from_options(timeout=9) == LoaderConfig()
     for wrong in ({"timeout": -1}, {"prefetch_factor": 0}, {"persistent_workers": "maybe"}):
-        with pytest.raises(OptionError, match=f"^{next(iter(wrong))} must be"):
+        with pytest.raises(OptionError, match=f"^lit_loader: {next(iter(wrong))} must be"):
             LoaderConfig.from_options(**wrong)
 
 

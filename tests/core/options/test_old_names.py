@@ -85,11 +85,15 @@ def test_an_option_of_a_loader(name: str) -> None:
     with old(f"DataLoader.{name}", new) as caught:
         assert getattr(loader, name) == value
     one(caught)
-    with pytest.raises(OptionError, match=f"^{name} is the old name of {new}, and both are given"):
+    with pytest.raises(
+        OptionError, match=f"^lit_loader: {name} is the old name of {new}, and both are given"
+    ):
         DataLoader(DATA, **{name: value, new: value})
     with old(f"DataLoader.{name}", new):
         if name == "shard_tail":
-            with pytest.raises(OptionError, match="^uneven_ranks divides the data .* be changed"):
+            with pytest.raises(
+                OptionError, match="^lit_loader: uneven_ranks divides the data .* be changed"
+            ):
                 setattr(loader, name, value)
         else:
             setattr(loader, name, 0)
@@ -107,7 +111,9 @@ def test_remote_workers_of_a_loader() -> None:
         assert loader.remote_workers == 0  # type: ignore[attr-defined]
     with (
         old("remote_workers", "num_remote_workers"),
-        pytest.raises(OptionError, match="^num_remote_workers cannot be changed once the loader"),
+        pytest.raises(
+            OptionError, match="^lit_loader: num_remote_workers cannot be changed once the loader"
+        ),
     ):
         loader.remote_workers = 2  # type: ignore[attr-defined]
 
@@ -172,7 +178,9 @@ def test_collating(kind: Any) -> None:
         made = kind(pad_value=-1)
     one(caught)
     assert made.padding_value == -1
-    with pytest.raises(OptionError, match="^pad_value is the old name of padding_value, and both"):
+    with pytest.raises(
+        OptionError, match="^lit_loader: pad_value is the old name of padding_value, and both"
+    ):
         kind(pad_value=1, padding_value=2)
 
 

@@ -40,10 +40,13 @@ def refused(attempt: Callable[[], object], kind: type[Exception] = OptionError) 
 def test_what_has_no_samples_is_refused_when_it_is_read() -> None:
     for dataset, told in ((5, "5 (int)"), (None, "None (NoneType)"), (len, "(builtin_function")):
         message = refused(lambda dataset=dataset: iter(DataLoader(dataset)))  # type: ignore[misc]
-        assert message.startswith("dataset must have __getitem__ (and __len__), __getitems__ or")
+        assert message.startswith(
+            "lit_loader: dataset must have __getitem__ (and __len__), __getitems__ or"
+        )
         assert told in message
     assert refused(lambda: iter(DataLoader(Rows))) == (  # type: ignore[arg-type]
-        "dataset must be an object, got the class Rows itself: call it, as in Rows()"
+        "lit_loader: dataset must be an object, got the class Rows itself: call it, as in Rows() "
+        "[LL614]"
     )
 
 
@@ -51,7 +54,7 @@ def test_what_can_only_be_iterated_and_is_no_iterable_dataset() -> None:
     for dataset, told in (((x for x in [1]), "(generator)"), ({1, 2}, "{1, 2} (set)")):
         message = refused(lambda dataset=dataset: iter(DataLoader(dataset)))  # type: ignore[misc]
         assert "or be an IterableDataset, got " in message and told in message
-        assert message.endswith("whose __iter__ begins it anew for each epoch")
+        assert message.endswith("whose __iter__ begins it again for each epoch [LL613]")
 
 
 # --- batch samplers ---
@@ -69,7 +72,9 @@ def test_a_sampler_of_another_dataset(length: int) -> None:
     ):
         name = "sampler" if isinstance(sampler, MixtureSampler) else "batch_sampler"
         message = refused(lambda: DataLoader(range(length), **{name: sampler}))  # type: ignore[misc]  # noqa: B023
-        assert message.startswith(f"{type(sampler).__name__} was made for 8 samples, and the data")
+        assert message.startswith(
+            f"lit_loader: {type(sampler).__name__} was made for 8 samples, and the data"
+        )
         assert f"(range) has {length}: make" in message
         DataLoader(range(8), **{name: sampler})  # type: ignore[misc]
 
@@ -96,8 +101,8 @@ def test_a_flat_batch_sampler(sampler: Any, told: str, num_workers: int) -> None
     loader = DataLoader(Rows(8), batch_sampler=sampler, num_workers=num_workers)
     message = refused(lambda: list(loader)).replace("np.int64(1)", "1")
     assert message == (
-        f"batch_sampler gave {told}, where a list of the batch's indices is expected: give lists, "
-        "or use sampler with batch_size"
+        f"lit_loader: batch_sampler gave {told}, where a list of the batch's indices is expected: "
+        "give lists, or use sampler with batch_size"
     )
 
 
@@ -105,8 +110,8 @@ def test_a_sampler_of_ours_is_no_batch_sampler() -> None:
     mixture = MixtureDataset([range(4)])
     message = refused(lambda: DataLoader(mixture, batch_sampler=MixtureSampler(mixture)))
     assert message == (
-        "batch_sampler must give lists of indices, but MixtureSampler gives single ones: pass it "
-        "as sampler, with batch_size"
+        "lit_loader: batch_sampler must give lists of indices, but MixtureSampler gives single "
+        "ones: pass it as sampler, with batch_size"
     )
 
 
@@ -169,7 +174,7 @@ def test_numbers_of_every_kind_are_options_of_samplers(kind: Any) -> None:
 
 @pytest.mark.parametrize("epoch", ["x", 1.0, None, True])
 def test_an_epoch_is_a_whole_number(epoch: Any) -> None:
-    expected = f"epoch must be a whole number, got epoch={epoch!r}"
+    expected = f"lit_loader: epoch must be a whole number, got epoch={epoch!r} [LL601]"
     loader = DataLoader(Rows(4), shuffle=True)
     for target in (
         loader, loader.sampler, DataLoader(Counting(4)), MixtureSampler(mixture()),

@@ -530,7 +530,7 @@ def test_seeding_worker_is_torchs_scheme(how: dict[str, Any]) -> None:
 # --- streams ---
 
 
-every_worker_simulates = pytest.mark.filterwarnings("ignore:Simulated is iterated by 2 readers")
+every_worker_simulates = pytest.mark.filterwarnings("ignore:.*Simulated is iterated by 2 readers")
 
 
 class Simulated(IterableDataset[float]):

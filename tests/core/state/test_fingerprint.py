@@ -112,8 +112,8 @@ CHANGES: list[tuple[Callable[..., DataLoader[Any]], dict[str, Any], str]] = [
 # --- states of others are refused ---
 
 
-@pytest.mark.filterwarnings("ignore:Countdown has no state_dict")
-@pytest.mark.filterwarnings("ignore:MixtureStream has a source that has no state_dict")
+@pytest.mark.filterwarnings("ignore:.*Countdown has no state_dict")
+@pytest.mark.filterwarnings("ignore:.*MixtureStream has a source that has no state_dict")
 @pytest.mark.parametrize("when", ["new", "middle", "between"])
 @pytest.mark.parametrize(
     ("make", "change", "message"),
@@ -130,10 +130,10 @@ def test_a_state_of_another_order_is_refused_in_one_line(
     assert state["epoch"] == (when == "between")
     before = other.state_dict()
     refusal = refused(lambda: other.load_state_dict(state), StateError)
-    assert refusal.startswith("state was taken with ")
+    assert refusal.startswith("lit_loader: state was taken with ")
     assert message in refusal
     kind = "sampler" if "sampler." in message else "dataset"
-    assert refusal.endswith(f": resume with a {kind} made with the same options")
+    assert refusal.endswith(f": resume with a {kind} made with the same options [LL301]")
     assert other.state_dict() == before
     make().load_state_dict(state)
 
@@ -188,8 +188,8 @@ def test_what_cannot_be_part_of_a_state_is_refused(given: Any) -> None:
     sampler = Descending(5)
     sampler.state_fingerprint = lambda: given  # type: ignore[method-assign]
     assert refused(lambda: BatchPlan(sampler)) == (
-        "Descending.state_fingerprint() must give a dict from names to int, float, str, bool or "
-        f"None, got {given!r}"
+        "lit_loader: Descending.state_fingerprint() must give a dict from names to int, float, "
+        f"str, bool or None, got {given!r}"
     )
 
 

@@ -95,7 +95,7 @@ def test_a_sampler_of_the_users_and_a_stream() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
-@pytest.mark.filterwarnings("ignore:the state is of an epoch's end")
+@pytest.mark.filterwarnings("ignore:.*the state is of an epoch's end")
 @pytest.mark.parametrize("hook", ["epoch", "batch", "behind"])
 def test_lightning(hook: str, tmp_path: Path) -> None:
     """Whichever hook saves behind an epoch's last batch: the next epoch has all samples."""

@@ -402,7 +402,7 @@ def test_a_generator_is_unpacked_into_little_memory(bomb: str) -> None:
         tracemalloc.stop()
     assert peak < 1 << 20
     assert message.startswith(
-        "state's generator must be a random generator's packed state, got b'x"
+        "lit_loader: state's generator must be a random generator's packed state, got b'x"
     )
 
 
@@ -497,7 +497,7 @@ def test_one_line_tells_what_is_wrong(kind: str, path: list[Any], junk: Any, mes
     told = attempt(kind, state)
     assert told is not None
     assert "\n" not in told
-    assert told.startswith(message)
+    assert told.startswith(f"lit_loader: {message}")
 
 
 def test_a_position_behind_the_epochs_end_is_refused() -> None:
@@ -525,7 +525,7 @@ def test_a_state_that_cannot_travel_is_refused() -> None:
             "batches": 1, "workers": [[1, {"iterator": {"place": lambda: 3}}, False, 1]],
         }  # fmt: skip
         message = refused(lambda: loader.load_state_dict(state))
-    assert message.startswith("state's part for the dataset cannot be pickled (")
+    assert message.startswith("lit_loader: state's part for the dataset cannot be pickled (")
 
 
 # --- epochs that no run comes to ---
@@ -536,5 +536,7 @@ def test_epochs_that_no_state_can_hold_are_refused(epoch: int) -> None:
     for target in (
         make("order"), make("order").sampler, TokenBudgetBatchSampler([1, 2], 8),
     ):  # fmt: skip
-        with pytest.raises(OptionError, match="^epoch must be below 2\\*\\*62, got epoch="):
+        with pytest.raises(
+            OptionError, match="^lit_loader: epoch must be below 2\\*\\*62, got epoch="
+        ):
             target.set_epoch(epoch)

@@ -198,12 +198,12 @@ def test_beside_what_only_a_processs_start_can_carry(method: str) -> None:
 )
 def test_without_cloudpickle(data: Any, options: dict[str, Any], place: str) -> None:
     text = refusal(data, **options)
-    assert text.startswith(place)
+    assert text.startswith(f"lit_loader: {place}")
     assert text.endswith(
         "; define it at the top level of a module, pip install cloudpickle (which carries lambdas, "
         "closures, local classes and those of notebooks), or use multiprocessing_context='fork'"
     )
-    assert "cannot be pickled, as every start method but 'fork' needs (" in text
+    assert "cannot be pickled, as every start method but 'fork' needs [LL024] (" in text
 
 
 def with_variable(guard: Any) -> Callable[[int], int]:
@@ -225,7 +225,7 @@ def with_variable(guard: Any) -> Callable[[int], int]:
 )
 def test_what_cloudpickle_cannot_carry_either(data: Any, place: str, method: str) -> None:
     text = refusal(data, method=method)
-    assert text.startswith(f"{place}<unlocked _thread.lock object at 0x")
+    assert text.startswith(f"lit_loader: {place}<unlocked _thread.lock object at 0x")
     assert "cannot be pickled, not by cloudpickle either, as every start method but " in text
     assert text.endswith(
         "; leave it out in __getstate__ and make it in the worker (on first use, or in "
@@ -247,7 +247,7 @@ def test_a_structure_too_deep_for_either(monkeypatch: pytest.MonkeyPatch) -> Non
         deep = [deep]
     monkeypatch.setattr(Counted, "pickled", 0)
     text = refusal(Counted(deep))
-    assert text.startswith("dataset: ")
+    assert text.startswith("lit_loader: dataset: ")
     assert "recursion" in text
     assert Counted.pickled == 2  # once to start, once to find the place
 
@@ -258,7 +258,7 @@ def test_a_loader_goes_on_after_a_refusal() -> None:
         data, num_workers=2, persistent_workers=True, multiprocessing_context="spawn"
     ) as loader:
         for _ in range(2):
-            with pytest.raises(TransportError, match=r"^dataset\.function: "):
+            with pytest.raises(TransportError, match=r"^lit_loader: dataset\.function: "):
                 next(iter(loader))
         data.function = abs
         assert ints(loader) == list(range(16))
@@ -344,7 +344,7 @@ def test_a_session_without_cloudpickle(tmp_path: Path, how: str) -> None:
     lines = session(SESSION + SESSION_WITHOUT, how, tmp_path).splitlines()
     assert lines[::2] == ["[0, 1, 2]"] * 2
     for line in lines[1::2]:
-        assert line.startswith("dataset[0]: <__main__.Data object at 0x")
+        assert line.startswith("lit_loader: dataset[0]: <__main__.Data object at 0x")
         assert "Data is defined in a session or script that has no file" in line
         assert "pip install cloudpickle" in line
 

@@ -512,17 +512,20 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("batch", "words"),
         [
-            ({"x": [1, lambda: 0]}, r"^batch\['x'\]\[1\]: <function .* cannot be pickled"),
-            (Point(1, threading.Lock()), r"^batch\.y: <unlocked .* cannot be pickled"),
-            ([Refusing()], r"^batch\[0\]: <Refusing instance at .*ValueError: not me"),
+            (
+                {"x": [1, lambda: 0]},
+                r"batch\['x'\]\[1\]: <function .* cannot be pickled",
+            ),
+            (Point(1, threading.Lock()), r"batch\.y: <unlocked .* cannot be pickled"),
+            ([Refusing()], r"batch\[0\]: <Refusing instance at .*ValueError: not me"),
             (
                 {"x": (torch.ones(2, requires_grad=True) * 2,)},
-                r"^batch\['x'\]\[0\]: a tensor of shape \(2,\) with history .*detach\(\)",
+                r"batch\['x'\]\[0\]: a tensor of shape \(2,\) with history .*detach\(\)",
             ),
         ],
     )
     def test_the_place_is_named(self, batch: object, words: str) -> None:
-        with pytest.raises(TransportError, match=words) as refused:
+        with pytest.raises(TransportError, match=f"^lit_loader: {words}") as refused:
             encode(batch, SlotWriter(new_slot()))
         assert "\n" not in str(refused.value)
         assert isinstance(refused.value.__cause__, Exception)
@@ -543,7 +546,7 @@ class TestRefusals:
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
     def test_other_devices(self) -> None:
         with pytest.raises(
-            TransportError, match=r"^batch\['x'\]: .* on device cuda:0 .*pin_memory"
+            TransportError, match=r"^lit_loader: batch\['x'\]: .* on device cuda:0 .*pin_memory"
         ):
             encode({"x": torch.ones(2, device="cuda")}, SlotWriter(new_slot()))
 

@@ -28,7 +28,7 @@ def told(loader: DataLoader[Any]) -> str:
         list(loader)
     lines = [*str(caught.value).splitlines(), *getattr(caught.value, "__notes__", ())]
     if loader.num_workers:
-        [line] = [line for line in lines if line.startswith("in DataLoader worker")]
+        [line] = [line for line in lines if line.startswith("in worker")]
         return line.partition("), ")[2]
     assert len(lines) == 2
     return lines[1].removeprefix("in ")

@@ -10,7 +10,7 @@ import pytest
 from lit_loader.core.transport.remote_error import RemoteError
 from lit_loader.errors import WorkerError
 
-WHERE = "in DataLoader worker 1 (pid 77), batch 3, indices [6, 7]"
+WHERE = "in worker 1 (pid 77), batch 3, indices [6, 7]"
 ROOM = 1 << 20
 
 
@@ -77,14 +77,14 @@ def test_a_class_that_only_the_worker_has() -> None:
         del sys.modules[module.__name__]
     arrived = RemoteError.unpack(packed).error()
     assert type(arrived) is WorkerError
-    assert str(arrived).startswith("only_in_the_worker.Odd: strange\n" + WHERE)
+    assert str(arrived).startswith("lit_loader: only_in_the_worker.Odd: strange\n" + WHERE)
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "漢", "\N{GRINNING FACE}", "\udcff"])
 def test_a_huge_message_is_shortened_to_the_room_there_is(letter: str) -> None:
     arrived = journey(ValueError(letter * 200_000), room=1 << 16)
     assert type(arrived) is WorkerError
-    assert str(arrived).startswith("ValueError: " + 100 * letter)
+    assert str(arrived).startswith("lit_loader: ValueError: " + 100 * letter)
     assert WHERE in str(arrived)
 
 
