@@ -83,7 +83,7 @@ class CacheFigures(NamedTuple):
     hits: int  # samples given from memory or disk
     misses: int  # samples made
     bytes: int  # in use
-    lacking: int  # those more that would hold all, about; 0 while there is room
+    bytes_missing: int  # those more that would hold all, about; 0 while there is room
 
 
 class SharedStore:
