@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import re
+import warnings
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -42,9 +43,7 @@ class RayWorkers:
         in_flight: Batches that each is at, or has waiting, so that it need not wait for the next.
         patience: Seconds without a sign of life, after which a worker's batches are made elsewhere.
             One that is only slow answers, and is waited for.
-        verify: The share of the batches that this machine makes again, and compares: 0.001 is one
-            in a thousand. Of each node one batch is compared in any case. Of streams only batches
-            count that a reader begins with when it has come from another worker.
+        verify: Has no effect any more: ``check_exactness`` compares batches.
 
     Raises:
         OptionError: An option is refused.
@@ -72,8 +71,13 @@ class RayWorkers:
                 checks.refuse(f"remote.{name}", "more than 0", getattr(self, name))
         if self.address not in ("auto", "local") and not _HOST_AND_PORT.fullmatch(self.address):
             checks.refuse("remote.address", "'auto', 'local' or host:port", self.address)
-        if self.verify > 1:
-            checks.refuse("remote.verify", "a share of the batches, from 0 to 1", self.verify)
+        if self.verify:
+            warnings.warn(
+                "lit_loader: remote.verify has no effect any more: check_exactness=8 makes the "
+                "first 8 batches again on this machine, and compares",
+                DeprecationWarning,
+                stacklevel=3,
+            )
 
     def check_installed(self) -> None:
         """Ask for Ray before anything is started; imports nothing.

@@ -32,14 +32,14 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_loader.errors import ExactnessWarning, LoaderError, TransportError, WorkerDiedError
-from lit_loader.remote.crew import Crew, Hello, Job, Member, Role, UnreachableError
-from lit_loader.remote.second_look import SecondLook
+from lit_loader.remote.crew import Crew, Job, Member
+from lit_loader.remote.engine import Engine, Hello, Role, UnreachableError, versions
 from lit_loader.system.signals import reset_signals
 from lit_loader.system.stack_dumps import write_stacks_to
 from lit_loader.transport.arena import ArenaMap
@@ -63,9 +63,6 @@ from lit_loader.transport.messages import (
 from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import Stage, StatusBoard
 from lit_loader.workers.parent import Descriptor, Links, sentinel_of
-
-if TYPE_CHECKING:
-    from lit_loader.remote.ray_engine import RayEngine
 
 __all__ = ["Relay", "relay_main"]
 
@@ -141,11 +138,7 @@ class Relay:
         self._patience: float = config.patience
         self._crew = Crew(self, self._engine, config, roles)
         self._nodes: list[str | None] = [None] * len(roles)
-        self._look_again = SecondLook(
-            self._payload,
-            config.verify,
-            lambda text: self.queue(partial(self.say, ExactnessWarning(text))),
-        )
+        self._known: set[str] = set()  # nodes of which a worker has come up
         self._joined = self._told_of_missing = False
         self._unreachable = ""
         self._since: float | None = None  # when not all were up any more
@@ -274,7 +267,6 @@ class Relay:
         if job.over:
             return
         self._blamed.pop(job.task.number, None)
-        self._look_again.note(member.node, job.order, answer)
         nbytes = answer.size - SIZE
         if nbytes > job.task.capacity:
             job.answer = answer.copy()  # what it lies in is let go of; a Space may take its time
@@ -350,8 +342,21 @@ class Relay:
 
     def came_up(self, member: Member, hello: Hello) -> None:
         """A remote worker has come up."""
-        self._look_again.meet(hello)
         self.say((member.place, hello.node))
+        if hello.node in self._known:
+            return
+        self._known.add(hello.node)
+        other = [
+            f"{name} {hello.versions.get(name, 'none')} there, {version} here"
+            for name, version in versions().items()
+            if hello.versions.get(name, "none") != version
+        ]
+        if other:
+            text = (
+                f"node {hello.node} has other versions than this machine: {'; '.join(other)}. Its "
+                "batches may differ in their bytes: install the same (remote.runtime_env)"
+            )
+            self.say(ExactnessWarning(text))
 
     # --- having none ---
 
@@ -409,7 +414,7 @@ class Relay:
         return self._patience / 2 if again is None else min(again, self._patience / 2)
 
 
-def _engine(config: Any) -> RayEngine:
+def _engine(config: Any) -> Engine:
     make = getattr(config, "engine", None)
     if make is not None:
         return make()  # type: ignore[no-any-return]

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from lit_loader.batch.batch_spec import BatchSpec
 from lit_loader.errors import LoaderError
-from lit_loader.remote.crew import Role
+from lit_loader.remote.engine import Role
 from lit_loader.remote.relay import relay_main
 from lit_loader.system.carrier import MACHINES, importable_main
 from lit_loader.system.shared_file import nameless_file, write_all
