@@ -62,8 +62,7 @@ __all__ = [
 Bytes = npt.NDArray[np.uint8]
 
 Stretch = tuple[int, int]
-"""What a tensor or array lies in, or several that overlap: its first byte in the slot, and the byte
-behind the last."""
+"""What a tensor or array lies in: its first byte in the slot, and the byte behind the last."""
 
 Pieces = list[tuple[int, Bytes, int]]
 """Where the parts of a batch lie for its consumer, in the order of the slot: the first byte of each
