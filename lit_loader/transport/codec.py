@@ -29,7 +29,7 @@ import ctypes  # reach: python: memmove of ctypes is the quickest copy of bytes 
 import marshal
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from operator import countOf, itemgetter
 from typing import Any, TypeAlias
 
@@ -438,9 +438,9 @@ def _flat(batch: object) -> tuple[_Form | None, _Others | None, list[Part]]:
     else:
         return None, None, []
     # A column of strings, say: nothing else tells so quickly that all are of one type.
-    if values and countOf(map(type, values), first := type(values[0])) == len(values):
-        if first in _SCALARS:
-            return form, values if kind is list else [*values], []
+    first = type(values[0]) if values else None
+    if first in _SCALARS and countOf(map(type, values), first) == len(values):
+        return form, values if kind is list else [*values], []
     others: dict[int, Any] = {}
     parts: list[Part] = []
     for place, value in enumerate(values):
