@@ -43,8 +43,8 @@ from lit_loader.seeding.seeds import (
     seed_globals,
 )
 from lit_loader.system.interrupts import let_handlers_through
-from lit_loader.transport.remote_error import ReaderShare
 from lit_loader.transport.status_board import Progress
+from lit_loader.transport.worker_exception import ReaderShare
 
 __all__ = ["QUIET", "BatchLoader", "make_batch"]
 

@@ -29,7 +29,7 @@ from lit_loader.sampling.epochs import EpochBatches, EpochStart
 from lit_loader.seeding.bases import Bases
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.messages import POSITION, position_of, task_number
-from lit_loader.transport.remote_error import ReaderShare
+from lit_loader.transport.worker_exception import ReaderShare
 from lit_loader.workers.outcome import Outcome
 
 __all__ = ["Ahead", "Epoch", "MapEpoch", "StreamEpoch"]

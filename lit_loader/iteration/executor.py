@@ -30,8 +30,8 @@ from lit_loader.streams.readers import Readers, maker_of
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.loader_page import LoaderPage
 from lit_loader.transport.messages import POSITION, listed
-from lit_loader.transport.remote_error import describe_batch
 from lit_loader.transport.status_board import Progress
+from lit_loader.transport.worker_exception import describe_batch
 from lit_loader.workers.outcome import Outcome
 
 __all__ = ["Executor", "Inline", "Task", "failure"]

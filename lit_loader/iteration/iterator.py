@@ -38,7 +38,7 @@ from lit_loader.iteration.executor import Executor
 from lit_loader.iteration.torch_surface import TorchSurface
 from lit_loader.sampling.advice import broken_promise, dropped_batches, ignored_share
 from lit_loader.sampling.epochs import EpochStart
-from lit_loader.seeding.generator_lock import Turn
+from lit_loader.seeding.generator_lock import GeneratorLock
 from lit_loader.streams.tail import ShardTail
 from lit_loader.system.interrupts import HeldBack, is_interruption, let_handlers_through
 from lit_loader.transport.loader_page import GIVEN, SINCE
@@ -108,7 +108,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
 
     def __next__(self) -> T_co:
         own: BaseException | None = None  # what is given in a batch's place, or at the end
-        asked, turn = False, Turn() if self._draws else None
+        asked, turn = False, GeneratorLock() if self._draws else None
         # A signal handler may raise at any instruction; all that follow the asking, up to the one
         # that returns, are in this block: what comes out otherwise is taken back.
         try:

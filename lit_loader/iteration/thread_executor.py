@@ -48,7 +48,6 @@ from lit_loader.seeding.seeds import of_thread
 from lit_loader.statistics.records import Timings
 from lit_loader.streams.copies import DatasetCopies
 from lit_loader.transport.messages import POSITION, listed
-from lit_loader.transport.remote_error import describe_batch
 from lit_loader.transport.status_board import (
     ROW_WORDS,
     SINCE,
@@ -58,6 +57,7 @@ from lit_loader.transport.status_board import (
     Progress,
     Stage,
 )
+from lit_loader.transport.worker_exception import describe_batch
 from lit_loader.workers.outcome import Outcome
 
 __all__ = ["ThreadExecutor"]

@@ -55,7 +55,7 @@ class Job:
 class Member:
     """One remote worker, and those that take its place."""
 
-    place: int  # its place among them
+    position: int  # among them
     role: Role
     handle: Handle | None = None  # its handle; None: it is lost
     node: str = ""  # name of its machine; "": not known
@@ -77,13 +77,13 @@ class Owner(Protocol):
     def queue(self, call: Callable[[], None]) -> None:
         """Have a call made in the relay's thread; from any thread."""
 
-    def came_up(self, member: Member, hello: Hello) -> None:
+    def worker_up(self, member: Member, hello: Hello) -> None:
         """A worker has come up."""
 
-    def made(self, job: Job, answer: NDArray[np.uint8], member: Member) -> None:
+    def job_done(self, job: Job, answer: NDArray[np.uint8], member: Member) -> None:
         """A job is done."""
 
-    def lost(self, job: Job, reason: str, to_blame: bool) -> None:
+    def job_lost(self, job: Job, reason: str, to_blame: bool) -> None:
         """A job will not be done; it may have been the reason (``to_blame``)."""
 
     def say(self, what: str) -> None:
@@ -94,7 +94,9 @@ class Crew:
     """Hires workers, gives them jobs, and notices what becomes of the workers."""
 
     def __init__(self, owner: Owner, engine: Engine, config: Any, roles: list[Role]) -> None:
-        self.members = [Member(place, role) for place, role in enumerate(roles)]  # the workers
+        self.members = [
+            Member(position, role) for position, role in enumerate(roles)
+        ]  # the workers
         self.trouble = ""  # why the last one that was lost was lost; "": none was
         self._owner, self._engine = owner, engine
         self._in_flight: int = config.in_flight
@@ -147,7 +149,7 @@ class Crew:
         hello = future.result()
         member.up, member.node, member.heard = True, hello.node, time.monotonic()
         self._is_well(hello.node)
-        self._owner.came_up(member, hello)
+        self._owner.worker_up(member, hello)
         # One that dies at nothing would be found by the next job only, which would be blamed.
         assert member.handle is not None
         self._await(member.handle.watch(), self._on_end, member)
@@ -185,9 +187,9 @@ class Crew:
         member.jobs.remove(job)
         if error is None:
             member.failures = 0
-            self._owner.made(job, np.frombuffer(future.result(), np.uint8), member)
+            self._owner.job_done(job, np.frombuffer(future.result(), np.uint8), member)
         else:
-            self._owner.lost(job, f"{member}: {failure.reason}", to_blame=failure.blamed)
+            self._owner.job_lost(job, f"{member}: {failure.reason}", to_blame=failure.blamed)
 
     def _on_sign(self, member: Member, future: Future[Any] | None = None) -> None:
         """Note a sign of life."""
@@ -236,7 +238,7 @@ class Crew:
                 "its batches are made elsewhere, and nothing is lost.",
             )
             for job in member.jobs:
-                self._owner.lost(job, f"{member} is silent", to_blame=False)
+                self._owner.job_lost(job, f"{member} is silent", to_blame=False)
         return patience / 4
 
     def _lose(self, member: Member, failure: Failure) -> None:
@@ -251,7 +253,7 @@ class Crew:
         member.failures += 1
         member.again = time.monotonic() + pause
         for place, job in enumerate(jobs):
-            self._owner.lost(job, text, to_blame=failure.blamed and place == 0)
+            self._owner.job_lost(job, text, to_blame=failure.blamed and place == 0)
         self.trouble = failure.reason
         name = str(member)[0].upper() + str(member)[1:]
         if was_up:

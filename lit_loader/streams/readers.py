@@ -34,8 +34,8 @@ from lit_loader.seeding.bases import PassSeeds
 from lit_loader.seeding.generator_state import Loan, OwnStreams
 from lit_loader.streams.copies import DatasetCopies
 from lit_loader.streams.reader import Reader
-from lit_loader.transport.remote_error import ReaderShare
 from lit_loader.transport.status_board import Progress
+from lit_loader.transport.worker_exception import ReaderShare
 
 __all__ = ["Readers", "maker_of"]
 

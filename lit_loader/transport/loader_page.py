@@ -27,7 +27,7 @@ from array import array
 from typing import Any, Final, NamedTuple
 
 from lit_loader.transport.status_board import (
-    MADE,
+    NUM_DONE,
     ROW,
     ROW_BYTES,
     ROW_WORDS,
@@ -111,7 +111,7 @@ class LoaderPage:
         """
         row, self._rows = self.row, max(self._rows, self.row[WORKERS])
         # At once with what is ready, as workers go on counting; who counts sends after that.
-        made = sum(self._board[ROW_WORDS + MADE : ROW_WORDS * (self._rows + 1) : ROW_WORDS])
+        made = sum(self._board[ROW_WORDS + NUM_DONE : ROW_WORDS * (self._rows + 1) : ROW_WORDS])
         known = {
             "pid": os.getpid(),
             "began": self._began,

@@ -97,7 +97,7 @@ class Task(NamedTuple):
     slot: int  # first byte of the slot in the arena's file; no other copy under way has it
     capacity: int  # bytes of the slot
     nbytes: int  # bytes of packed indices at the start of the slot; 0: there are none
-    place: int  # counts the tasks sent to this worker; finds the bit that says it is not wanted
+    sequence: int  # counts the tasks sent to this worker; finds the bit that says it is not wanted
 
     @property
     def seeds(self) -> PassSeeds:

@@ -29,8 +29,8 @@ from lit_loader.seeding.seeds import seed_worker
 from lit_loader.streams.reader import Reader
 from lit_loader.streams.readers import Readers, maker_of
 from lit_loader.system.shared_file import address_space_left
-from lit_loader.transport.remote_error import RemoteError, describe_batch
 from lit_loader.transport.status_board import Progress
+from lit_loader.transport.worker_exception import WorkerException, describe_batch
 
 __all__ = ["BatchMaker"]
 
@@ -55,7 +55,7 @@ class BatchMaker:
         self.loader: BatchLoader | Readers | None = None  # makes it
         # The same, where it is several readers of a stream; else None.
         self.readers: Readers | None = None
-        self.broken: RemoteError | None = None  # what has gone wrong at the start
+        self.broken: WorkerException | None = None  # what has gone wrong at the start
         where = "while its dataset was unpickled"
         try:
             seed_worker(seed)
@@ -80,15 +80,15 @@ class BatchMaker:
             if isinstance(loader, Reader):
                 loader.seeded_by_init = seeded
         except BaseException as error:
-            self.broken = RemoteError.capture(error, f"{who}, {where}")
+            self.broken = WorkerException.capture(error, f"{who}, {where}")
 
     def failure(
         self, error: BaseException, number: int, indices: Any, progress: Progress
-    ) -> RemoteError:
+    ) -> WorkerException:
         """Carry what batch ``number`` of the epoch has raised, with where it came from."""
         if indices is None or isinstance(indices, ReadPoint):
             indices = self.loader and self.loader.whose(number)
-        return RemoteError.capture(
+        return WorkerException.capture(
             error, f"{self._who}, {describe_batch(number, indices, progress)}"
         )
 

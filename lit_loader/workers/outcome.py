@@ -14,9 +14,9 @@ from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport.arena import Lease
 from lit_loader.transport.codec import decode
 from lit_loader.transport.messages import Reply, Status, position_of
-from lit_loader.transport.remote_error import RemoteError, describe_indices
 from lit_loader.transport.status_board import BoardRow
-from lit_loader.workers.starters import Loss
+from lit_loader.transport.worker_exception import WorkerException, describe_indices
+from lit_loader.workers.starters import RelayExit
 
 __all__ = ["FewerWorkers", "Outcome", "Overrun", "WorkerDeath", "doing_task"]
 
@@ -34,7 +34,7 @@ class Outcome:
         number: int,
         reply: Reply | None = None,
         memory: Lease | None = None,
-        failure: RemoteError | None = None,
+        failure: WorkerException | None = None,
         error: BaseException | None = None,
         timings: Timings | None = None,
     ) -> None:
@@ -107,7 +107,7 @@ class WorkerDeath(Exception):
     """A worker has ended that was not asked to."""
 
     # What the relay of remote workers says of its end; None: it is another worker's.
-    loss: Loss | None = None
+    relay_exit: RelayExit | None = None
 
     def __init__(
         self,

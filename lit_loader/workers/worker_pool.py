@@ -68,8 +68,8 @@ from lit_loader.transport.messages import (
     packed_task,
     position_of,
 )
-from lit_loader.transport.remote_error import RemoteError
 from lit_loader.transport.status_board import VOIDABLE, BoardRow, Stage, StatusBoard, board_bytes
+from lit_loader.transport.worker_exception import WorkerException
 from lit_loader.workers.outcome import FewerWorkers, Outcome
 from lit_loader.workers.pipes import Ended, Pipes
 from lit_loader.workers.worker_set import WorkerSet, explain_limit
@@ -539,7 +539,7 @@ class WorkerPool:
                     self._ready.append(Outcome(task.number, reply, memory))
                 else:
                     if reply.status == Status.FAILED:
-                        failure = RemoteError.unpack(slot.memory[reply.at : end].tobytes())
+                        failure = WorkerException.unpack(slot.memory[reply.at : end].tobytes())
                     # It is not known how much of it a batch that failed late has filled.
                     self.arena.release(slot, used=failure is None)
                     self._ready.append(Outcome(task.number, reply, failure=failure))
