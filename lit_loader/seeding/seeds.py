@@ -32,20 +32,9 @@ import torch
 from numpy.typing import NDArray
 
 __all__ = [
-    "BatchRng",
-    "await_draws",
-    "canonical_pickle",
-    "derive",
-    "extend",
-    "extend_each",
-    "index_number",
-    "of_thread",
-    "renew_numpy_generator",
-    "sample_seed",
-    "seed_globals",
-    "seed_streams",
-    "seed_worker",
-    "tensor_bytes",
+    *("BatchRng", "await_draws", "canonical_pickle", "derive", "extend", "extend_each"),
+    *("index_number", "of_thread", "renew_numpy_generator", "sample_seed", "seed_globals"),
+    *("seed_streams", "seed_worker", "tensor_bytes"),
 ]
 
 # --- what `lit_loader.get_rng` gives: it follows from the sample alone ---

@@ -55,7 +55,7 @@ from lit_loader.system.shared_file import (
 )
 
 __all__ = [
-    *("Arena", "ArenaMap", "DIVIDED", "HELD_SLOTS"),
+    *("Arena", "ArenaMap", "HELD_SLOTS"),
     *("Lease", "Pieces", "Slot", "Stretch", "copied", "over", "small_copied"),
 ]
 

@@ -50,19 +50,7 @@ from lit_loader.transport.reductions import (
     unpickle_together,
 )
 
-__all__ = [
-    "ALIGNMENT",
-    "Divide",
-    "SlotFull",
-    "SlotWriter",
-    "align",
-    "build",
-    "decode",
-    "encode",
-    "lay_out",
-    "storage_at",
-    "tensor_over",
-]
+__all__ = ["ALIGNMENT", "Divide", "SlotFull", "SlotWriter", "align", "decode", "encode"]
 
 # --- the writer: one slot of shared memory as a bump allocator, and tensors over its bytes ---
 

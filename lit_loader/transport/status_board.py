@@ -23,26 +23,9 @@ from operator import getitem, length_hint
 from typing import Any, Final, NamedTuple
 
 __all__ = [
-    "BoardRow",
-    "Cancelled",
-    "EarlyProgress",
-    "NUM_DONE",
-    "NUMBER",
-    "POSITION",
-    "Progress",
-    "ROW",
-    "ROW_BYTES",
-    "ROW_WORDS",
-    "SINCE",
-    "STAGE",
-    "Stage",
-    "StatusBoard",
-    "TOKEN",
-    "VOIDABLE",
-    "WORKERS",
-    "board_bytes",
-    "credit_of",
-    "node_of",
+    *("NUMBER", "NUM_DONE", "POSITION", "ROW", "ROW_BYTES", "ROW_WORDS", "SINCE", "STAGE", "TOKEN"),
+    *("VOIDABLE", "WORKERS", "BoardRow", "Cancelled", "EarlyProgress", "Progress", "Stage"),
+    *("StatusBoard", "board_bytes", "credit_of", "node_of"),
 ]
 
 ROW_WORDS: Final = 16  # two cache lines a row: rows of different workers never share one
