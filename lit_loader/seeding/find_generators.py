@@ -51,7 +51,7 @@ MAX_DEPTH = 16
 MAX_OBJECTS = 20_000
 """Objects that are looked into; each takes 1 to 3 us."""
 
-LATER_OBJECTS = 1_000
+LATER_OBJECTS = 2_000
 """The same for searches after the first ones of a process: what comes first is what changes."""
 
 FIRST_OBJECTS = 64
