@@ -278,7 +278,7 @@ class BatchLoader:
             self._tables = tables if found is None else None
             watch.note_tables(found or ())
         # On first use it has made one, which was not seeded.
-        if first and watch.search():
+        if first and watch.search(first_batch=True):
             if type(batch) is BatchWithReport:
                 watch.notes += batch.notes
             batch = self._make_again(indices, number, progress)

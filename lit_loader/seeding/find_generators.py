@@ -29,7 +29,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, lru_cache, partial
 from itertools import chain, islice
-from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -51,9 +50,6 @@ MAX_DEPTH = 16
 MAX_OBJECTS = 20_000
 """Objects that are looked into; each takes 1 to 3 us."""
 
-LATER_OBJECTS = 2_000
-"""The same for searches after the first ones of a process: what comes first is what changes."""
-
 FIRST_OBJECTS = 64
 """Objects that are asked for tables of random numbers."""
 
@@ -68,6 +64,10 @@ FIRST_ITEMS = 2048
 
 MAX_PLAIN = 200_000
 """Short lists, tuples and dicts of numbers and the like, of which nothing more is asked."""
+
+LARGE = 256
+"""Items of a container, or objects in it, from which on later searches pass it by, if it holds no
+generator."""
 
 CLOSED = frozenset(sys.stdlib_module_names) | {"numpy", "torch", "lit_loader"}
 _OPAQUE = frozenset(
@@ -91,6 +91,7 @@ _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), slice, range,
 _LEAF_KINDS = (*_LEAVES, torch.Tensor, types.ModuleType, types.CodeType)
 _PLAIN = frozenset({*_LEAVES, bool})
 _CONTAINERS = (list, tuple, deque, dict, set, frozenset, np.ndarray)
+_PASSED = (list, tuple, dict)
 _CODE = (type, types.FunctionType, property, staticmethod, classmethod)
 _LIBRARY_CODE = (type, types.FunctionType)
 _KINDS = (
@@ -109,6 +110,7 @@ _SHARING = frozenset(
 
 _Lead = tuple[str, Any]
 _Entry = tuple[Any, int, str, int]
+_Passed = dict[int, tuple[Any, int]]  # containers by id, and how many items they had
 
 
 class HeldGenerators:
@@ -165,20 +167,20 @@ def find_generators(*roots: object, apart_from: Iterable[object] = ()) -> HeldGe
 
 
 class _Search:
-    """One walk, to so many objects at ``most``."""
+    """One walk. It passes by the large containers of ``passed`` that are as long as they were."""
 
     def __init__(
         self,
         roots: tuple[object, ...],
         apart_from: Iterable[object] = (),
+        passed: _Passed | None = None,
         for_shared: bool = True,
-        most: int = MAX_OBJECTS,
     ) -> None:
-        self._most = most
         self.cuts: list[str] = []
         self.shared: str | None = None
         self.copies = False
         self._for_shared = for_shared
+        self._before = passed or {}
         self._found: list[int] = []
         # What was looked into, each with the number of what has led there first, and the step.
         self._walked: list[tuple[Any, int, str]] = []
@@ -189,13 +191,17 @@ class _Search:
         self._seen = {id(known): known for known in (*GLOBAL_GENERATORS, *apart_from)}
         _forget_if_set()
         self._plain = 0
+        self._dataset = id(roots[0]) if roots else None
+        self._back: list[int] = []  # what leads back to the dataset
         self._walk()
         # Those that have the same path (in a set) stay in the order in which they were found.
         pairs = ((self._path(number), self._walked[number][0]) for number in self._found)
         self.pairs = sorted(pairs, key=lambda pair: pair[0])
 
     def _walk(self) -> None:
-        data, code, seen, walked = self._data, self._code, self._seen, self._walked
+        data, code, seen, walked, before = (
+            *(self._data, self._code, self._seen, self._walked, self._before),
+        )
         while data or code or self._resume():
             value, parent, step, depth = (data or code).popleft()
             if is_leaf(value) or id(value) in seen:
@@ -203,9 +209,9 @@ class _Search:
             if depth > MAX_DEPTH:
                 self.cuts.append(f"{self._path(parent)}{step} (more than {MAX_DEPTH} steps deep)")
                 continue
-            if len(seen) > self._most:
+            if len(seen) > MAX_OBJECTS:
                 place = self._path(parent) + step
-                self.cuts.append(f"{place} (among more than {self._most:,} objects)")
+                self.cuts.append(f"{place} (among more than {MAX_OBJECTS:,} objects)")
                 break
             seen[id(value)] = value
             kind, number = type(value), len(walked)
@@ -218,6 +224,8 @@ class _Search:
                 continue
             leads: Iterable[_Lead] = ()
             if issubclass(kind, _CONTAINERS):
+                if id(value) in before and before[id(value)][1] == _length(value, kind):
+                    continue
                 leads, left_out = _items(value, kind)
                 if left_out:
                     self._long.append((left_out, number, depth))
@@ -228,9 +236,12 @@ class _Search:
             for step, child in chain(leads, _leads(value, kind)):
                 if self._for_shared and self.shared is None and _is_shared(child):
                     self.shared = self._path(number) + step
-                if is_leaf(child) or id(child) in seen:
+                if is_leaf(child):
                     continue
-                if self._plain < MAX_PLAIN and _is_plain(child):
+                if id(child) in seen:
+                    if id(child) == self._dataset:
+                        self._back.append(number)
+                elif self._plain < MAX_PLAIN and _is_plain(child):
                     self._plain += 1
                 else:
                     (code if _is(child, _CODE) else data).append((child, number, step, depth + 1))
@@ -256,6 +267,49 @@ class _Search:
         """Give the objects with attributes that come first: the dataset, its transforms."""
         objects = (value for value, _, _ in self._walked if instance_dict(value))
         return list(islice(objects, FIRST_OBJECTS))
+
+    def passed(self) -> _Passed:
+        """Give the large containers in which there is no generator, the outermost ones.
+
+        None that leads back to the dataset, which must not live as long as they are remembered.
+        """
+        walked = self._walked
+        counts, holding = [1] * len(walked), set(self._found)
+        for number in range(len(walked) - 1, 0, -1):
+            _, parent, _ = walked[number]
+            if parent >= 0:
+                counts[parent] += counts[number]
+                if number in holding:
+                    holding.add(parent)
+        within: set[int] = set()
+        passed: _Passed = {}
+        for number, (value, parent, _) in enumerate(walked):
+            if parent in within:
+                within.add(number)
+                continue
+            if (kind := type(value)) not in _PASSED or number in holding:
+                continue
+            length = _length(value, kind)
+            # Of a long one few items were looked into.
+            if max(length, counts[number]) >= LARGE or id(value) in self._before:
+                within.add(number)
+                passed[id(value)] = value, length
+        return {} if self.copies or within.intersection(self._back) else passed
+
+
+_passed_in: dict[int, tuple[weakref.ref[Any], _Passed]] = {}  # by a dataset's id
+
+
+def _recall(dataset: Any) -> _Passed | None:
+    """Give what a search over a dataset may pass by; None: no batch was made of it yet."""
+    owner, passed = _passed_in.get(id(dataset), (None, None))
+    return passed if owner is not None and owner() is dataset else None
+
+
+def _remember(dataset: Any, passed: _Passed) -> None:
+    with contextlib.suppress(TypeError):  # cannot be referred to weakly: a list, say
+        owner = weakref.ref(dataset, partial(_drop, _passed_in, id(dataset)))
+        _passed_in[id(dataset)] = owner, passed
 
 
 def _drop(memory: dict[int, Any], key: int, _: object) -> None:
@@ -634,19 +688,15 @@ def _hash(path: str) -> int:
 # --- while the dataset is used ---
 
 
-def _searched(roots: tuple[object, ...], most: int) -> _Search:
+def _searched(roots: tuple[object, ...], passed: _Passed | None) -> _Search:
     """Walk; once more where another worker thread has changed a container on the way."""
     for _ in range(_WALKS):
         with contextlib.suppress(RuntimeError):
-            return _Search(roots, for_shared=False, most=most)
-    return _Search(roots, for_shared=False, most=most)
+            return _Search(roots, passed=passed, for_shared=False)
+    return _Search(roots, passed=passed, for_shared=False)
 
 
 _WALKS: Final = 20
-
-_WHOLE: Final = 3
-"""Searches of a process that look at all: at the start, behind ``set_epoch``, and after the first
-batch."""
 
 _log = logging.getLogger("lit_loader.generator_watch")
 _ADVICE: Final = "draw from lit_loader.get_rng(), or pass reseed_fn"
@@ -656,9 +706,9 @@ class GeneratorWatch:
     """The generators that a dataset and its functions hold now.
 
     One that is made on first use is not there at the start. So it is looked for again after the
-    first batch, which is then made again with it seeded; and, for a few milliseconds, at the start
-    of each epoch, for what the program or ``set_epoch`` has put in place. Where it is to ``warn``,
-    ``notes`` are warnings for the user, to be taken out by what gives them.
+    first batch, which is then made again with it seeded; and at the start of each epoch, for what
+    the program or ``set_epoch`` has put in place. Where it is to ``warn``, ``notes`` are warnings
+    for the user, to be taken out by what gives them.
     """
 
     def __init__(self, *roots: object, warn: bool = True) -> None:
@@ -666,28 +716,23 @@ class GeneratorWatch:
         self._warn = warn
         self.notes: list[str] = []
         self._iterated = False
-        self._searches, self._copies = 0, False
         self.objects: list[Any] = []
         self.held = HeldGenerators([])
 
-    def search(self, late: bool = False) -> bool:
+    def search(self, late: bool = False, first_batch: bool = False) -> bool:
         """Search; returns whether there are generators that were not known.
 
-        Those that a ``late`` search finds were not seeded for some batches, which is noted.
+        After the ``first_batch`` all is there that is made on first use: large containers in which
+        there is nothing by then are passed by later on. Those that a ``late`` search finds were not
+        seeded for some batches, which is noted.
         """
         known, paths = set(map(id, self.held.generators)), self.held.paths
-        whole = self._searches < _WHOLE
-        self._searches += 1
-        search = _searched(self.roots, MAX_OBJECTS if whole else LATER_OBJECTS)
+        passed = _recall(self.roots[0]) if self.roots else None
+        search = _searched(self.roots, passed)
+        if first_batch or passed is not None:
+            _remember(self.roots[0], search.passed())
         self.objects = search.objects()
-        pairs, cuts, copies = search.pairs, search.cuts, search.copies
-        if cuts and not whole:  # what lies deeper is as it was
-            found = {path for path, _ in pairs}
-            pairs += [pair for pair in self.held.pairs if pair[0] not in found]
-            pairs.sort(key=itemgetter(0))
-            cuts, copies = [], copies or self._copies
-        self._copies = copies
-        held = self.held = HeldGenerators(pairs, cuts, copies=copies)
+        held = self.held = HeldGenerators(search.pairs, search.cuts, copies=search.copies)
         if held.paths:
             _log.debug("generators seeded with the global ones: %s", ", ".join(held.paths))
         for where in held.cuts[:1]:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
 from lit_loader import DataLoader
+from lit_loader.seeding import find_generators
 from lit_loader.seeding.find_generators import GeneratorWatch
 from tests.support import held_elsewhere
 from tests.support.samples import Call, OfLength, share
@@ -567,14 +568,11 @@ def test_what_a_dataset_replaces_as_it_is_iterated_is_not_warned_of() -> None:
     assert watch.notes == []
 
 
-def test_later_searches_are_short_and_forget_nothing() -> None:
-    """The dataset's attributes may change; what lies deep stays as it was found."""
-    dataset: Any = Call(float, 3)
-    dataset.rows = [[{"row": [each]} for each in range(100)] for _ in range(100)]
-    dataset.rows.append([[[[[random.Random(1)]]]]])
-    watch = GeneratorWatch(dataset)
-    for _ in range(4):
-        watch.search()
-    dataset.late = random.Random(2)
-    assert watch.search(late=True)
-    assert watch.held.paths == ["Call.late", "Call.rows[100][0][0][0][0][0]"]
+def test_long_containers_of_records_are_passed_by_after_the_first_batch() -> None:
+    """Few of their items are looked into, and these are few objects: their length counts."""
+    dataset = Call(float, 3)
+    dataset.records = [{"a": [index, {"b": [index]}]} for index in range(300)]  # type: ignore[attr-defined]
+    list(DataLoader(dataset, 1))
+    passed = find_generators._recall(dataset)
+    assert passed is not None
+    assert passed.keys() == {id(dataset.records)}  # type: ignore[attr-defined]
