@@ -9,8 +9,6 @@
 Everything here runs in the relay's one thread; answers of the engine, which are futures, are queued
 there. A worker that is silent, or gone, loses its jobs: others get them. One that is only slow
 answers when it is asked for a sign of life, and keeps them.
-
-The engine is a `RayEngine` (`remote/ray_engine.py`); tests have one of threads.
 """
 
 from __future__ import annotations
@@ -19,17 +17,15 @@ import dataclasses
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lit_loader.core.transport.messages import Task
+from lit_loader.remote.engine import Engine, Failure, Handle, Hello, Role
 
-if TYPE_CHECKING:
-    from lit_loader.remote.ray_engine import RayEngine, RayHand
-    from lit_loader.remote.relay import Relay
-
-__all__ = ["Crew", "Fate", "Hello", "Job", "Member", "Role", "UnreachableError"]
+__all__ = ["Crew", "Job", "Member"]
 
 _GIVE_UP: Final = 12
 """Times ``patience`` that a worker may be silent before it is ended, and another one hired."""
@@ -41,33 +37,6 @@ _ONE_EVENT: Final = 2.0
 """Seconds within which the loss of several workers of a node is one event in any case."""
 
 
-class UnreachableError(Exception):
-    """There is no cluster; the text says what to do."""
-
-
-class Role(NamedTuple):
-    """Which worker a remote worker is: its number, behind those of the workers here; its seed."""
-
-    worker: int
-    num_workers: int
-    seed: int
-
-
-class Hello(NamedTuple):
-    """What a remote worker says when it has come up: its machine, and what batches depend on."""
-
-    node: str
-    versions: dict[str, str]
-
-
-class Fate(NamedTuple):
-    """What an exception of a future means."""
-
-    reason: str  # in words
-    gone: bool  # whether the worker is gone
-    blamed: bool  # whether the job may have been the reason; not where a machine or object was lost
-
-
 @dataclasses.dataclass(eq=False)
 class Job:
     """A task, in the hands of one remote worker."""
@@ -77,7 +46,7 @@ class Job:
     member: Member | None = None  # who has it, or had it; None: nobody yet
     # What has come back, while a larger slot is asked for: a `Reply`, and what goes into the
     # slot, uint8.
-    answer: np.ndarray[Any, np.dtype[np.uint8]] | None = None
+    answer: NDArray[np.uint8] | None = None
     began: int = 0  # ``time.monotonic_ns()`` when it was given to a remote worker
     over: bool = False  # whether nobody waits for it any more; it may be under way still
 
@@ -86,9 +55,9 @@ class Job:
 class Member:
     """One remote worker, and those that take its place."""
 
-    place: int  # its place among them
+    position: int  # among them
     role: Role
-    hand: RayHand | None = None  # its handle; None: it is lost
+    handle: Handle | None = None  # its handle; None: it is lost
     node: str = ""  # name of its machine; "": not known
     up: bool = False  # whether it has come up, and is not silent
     silent: bool = False  # whether nothing was heard of it for too long
@@ -102,13 +71,34 @@ class Member:
         return f"remote worker {self.role.worker}" + (f" (node {self.node})" if self.node else "")
 
 
+class Owner(Protocol):
+    """Whom a crew tells what becomes of jobs and workers: the relay."""
+
+    def queue(self, call: Callable[[], None]) -> None:
+        """Have a call made in the relay's thread; from any thread."""
+
+    def worker_up(self, member: Member, hello: Hello) -> None:
+        """A worker has come up."""
+
+    def job_done(self, job: Job, answer: NDArray[np.uint8], member: Member) -> None:
+        """A job is done."""
+
+    def job_lost(self, job: Job, reason: str, to_blame: bool) -> None:
+        """A job will not be done; it may have been the reason (``to_blame``)."""
+
+    def say(self, what: str) -> None:
+        """Have the consumer warned."""
+
+
 class Crew:
     """Hires workers, gives them jobs, and notices what becomes of the workers."""
 
-    def __init__(self, relay: Relay, engine: RayEngine, config: Any, roles: list[Role]) -> None:
-        self.members = [Member(place, role) for place, role in enumerate(roles)]  # the workers
+    def __init__(self, owner: Owner, engine: Engine, config: Any, roles: list[Role]) -> None:
+        self.members = [
+            Member(position, role) for position, role in enumerate(roles)
+        ]  # the workers
         self.trouble = ""  # why the last one that was lost was lost; "": none was
-        self._relay, self._engine = relay, engine
+        self._owner, self._engine = owner, engine
         self._in_flight: int = config.in_flight
         self._patience: float = config.patience
         self._told: dict[str, float] = {}
@@ -134,22 +124,22 @@ class Crew:
             self._hire(member)
 
     def _hire(self, member: Member) -> None:
-        hand = member.hand = self._engine.hire(member.role)
+        handle = member.handle = self._engine.hire(member.role)
         member.up = member.silent = member.asked = False
         member.node = ""
-        self._await(hand.hello(), self._on_hello, member)
+        self._await(handle.hello(), self._on_hello, member)
 
     def _await(
         self, future: Future[Any], call: Callable[..., None], member: Member, *more: Any
     ) -> None:
-        """Have a call made with a member's answer, unless another hand is in its place by then."""
-        hand = member.hand
+        """Have a call made with a member's answer, unless another worker has its place by then."""
+        handle = member.handle
 
         def heard() -> None:
-            if member.hand is hand:
+            if member.handle is handle:
                 call(member, *more, future)
 
-        future.add_done_callback(lambda _: self._relay.queue(heard))
+        future.add_done_callback(lambda _: self._owner.queue(heard))
 
     def _on_hello(self, member: Member, future: Future[Hello]) -> None:
         error = future.exception()
@@ -159,10 +149,10 @@ class Crew:
         hello = future.result()
         member.up, member.node, member.heard = True, hello.node, time.monotonic()
         self._is_well(hello.node)
-        self._relay.came_up(member, hello)
+        self._owner.worker_up(member, hello)
         # One that dies at nothing would be found by the next job only, which would be blamed.
-        assert member.hand is not None
-        self._await(member.hand.watch(), self._on_end, member)
+        assert member.handle is not None
+        self._await(member.handle.watch(), self._on_end, member)
 
     def _on_end(self, member: Member, future: Future[Any]) -> None:
         error = future.exception()
@@ -179,27 +169,27 @@ class Crew:
 
     def give(self, member: Member, job: Job) -> None:
         """Give a worker a job."""
-        assert member.hand is not None
+        assert member.handle is not None
         if not member.jobs:
             member.heard = time.monotonic()
         member.jobs.append(job)
         job.member, job.began = member, time.monotonic_ns()
-        self._await(member.hand.make(job.order), self._on_made, member, job)
+        self._await(member.handle.make(job.order), self._on_made, member, job)
 
     def _on_made(self, member: Member, job: Job, future: Future[Any]) -> None:
         error = future.exception()
         if error is not None:
-            fate = self._engine.explain(error)
-            if fate.gone:
-                self._lose(member, fate)
+            failure = self._engine.explain(error)
+            if failure.gone:
+                self._lose(member, failure)
                 return
         self._on_sign(member)
         member.jobs.remove(job)
         if error is None:
             member.failures = 0
-            self._relay.made(job, np.frombuffer(future.result(), np.uint8), member)
+            self._owner.job_done(job, np.frombuffer(future.result(), np.uint8), member)
         else:
-            self._relay.lost(job, f"{member}: {fate.reason}", to_blame=fate.blamed)
+            self._owner.job_lost(job, f"{member}: {failure.reason}", to_blame=failure.blamed)
 
     def _on_sign(self, member: Member, future: Future[Any] | None = None) -> None:
         """Note a sign of life."""
@@ -222,8 +212,8 @@ class Crew:
         return min((seconds for seconds in again if seconds is not None), default=None)
 
     def _look_at(self, member: Member, now: float) -> float | None:
-        patience, hand = self._patience, member.hand
-        if hand is None:
+        patience, handle = self._patience, member.handle
+        if handle is None:
             if member.again > now:
                 return member.again - now
             self._hire(member)
@@ -237,9 +227,9 @@ class Crew:
         quiet = now - member.heard
         if not member.asked and (not owes or quiet >= patience / 2):
             member.asked = True
-            self._await(hand.ping(), self._on_sign, member)
+            self._await(handle.ping(), self._on_sign, member)
         if quiet >= _GIVE_UP * patience:
-            self._lose(member, Fate(f"nothing was heard of it for {quiet:.0f} s", True, False))
+            self._lose(member, Failure(f"nothing was heard of it for {quiet:.0f} s", True, False))
         elif quiet >= patience and not member.silent:
             member.up, member.silent = False, True
             self._event(
@@ -248,34 +238,34 @@ class Crew:
                 "its batches are made elsewhere, and nothing is lost. [LL504]",
             )
             for job in member.jobs:
-                self._relay.lost(job, f"{member} is silent", to_blame=False)
+                self._owner.job_lost(job, f"{member} is silent", to_blame=False)
         return patience / 4
 
-    def _lose(self, member: Member, fate: Fate) -> None:
+    def _lose(self, member: Member, failure: Failure) -> None:
         """Note that a worker is gone, and take its jobs away."""
         jobs, member.jobs = member.jobs, []
-        text, was_up, was_silent = f"{member}: {fate.reason}", member.up, member.silent
-        if member.hand is not None:
-            member.hand.end()  # one that only cannot be reached has its processors still
-        member.hand, member.up, member.silent = None, False, False
+        text, was_up, was_silent = f"{member}: {failure.reason}", member.up, member.silent
+        if member.handle is not None:
+            member.handle.end()  # one that only cannot be reached has its processors still
+        member.handle, member.up, member.silent = None, False, False
         at_once = (was_up or was_silent) and not member.failures
         pause = 0.0 if at_once else min(2.0**member.failures, _LONGEST_PAUSE)
         member.failures += 1
         member.again = time.monotonic() + pause
         for place, job in enumerate(jobs):
-            self._relay.lost(job, text, to_blame=fate.blamed and place == 0)
-        self.trouble = fate.reason
+            self._owner.job_lost(job, text, to_blame=failure.blamed and place == 0)
+        self.trouble = failure.reason
         name = str(member)[0].upper() + str(member)[1:]
         if was_up:
             self._event(
                 member.node,
-                f"{name} is gone ({fate.reason}). Its batches are made elsewhere and nothing is "
+                f"{name} is gone ({failure.reason}). Its batches are made elsewhere and nothing is "
                 "lost; another one is asked for. [LL510]",
             )
-        elif not was_silent and fate.blamed:  # that of a silent one has been told of
+        elif not was_silent and failure.blamed:  # that of a silent one has been told of
             # Told once, however often it is tried. With a machine that was lost it is nothing new.
-            text = f"{name} did not come up ({fate.reason}); another one is asked for. [LL503]"
-            self._event(fate.reason, text)
+            text = f"{name} did not come up ({failure.reason}); another one is asked for. [LL503]"
+            self._event(failure.reason, text)
 
     def _event(self, what: str, message: str) -> None:
         """Tell of a loss, unless it belongs to what was told of.
@@ -284,7 +274,7 @@ class Crew:
         a sign of life. Or it is the reason why there was none.
         """
         if what not in self._told:
-            self._relay.say(message)
+            self._owner.say(message)
         self._told[what] = time.monotonic()
 
     def _is_well(self, node: str) -> None:

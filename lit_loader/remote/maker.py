@@ -5,14 +5,13 @@
     order: Task, indices ─▶ fetch ▶ collate ▶ encode into scratch memory ─▶ answer: Reply, batch
 
 What `core/executors/main.py` is for a process of this machine; both have a `BatchMaker`. It knows
-of no engine, and imports none; the relay has one too, for batches that it makes again to compare.
+of no engine, and imports none.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import threading
 import time
 from functools import partial
 from typing import Any, Final
@@ -37,16 +36,12 @@ from lit_loader.core.transport.messages import (
     unpack_indices,
 )
 from lit_loader.core.transport.status_board import Progress
-from lit_loader.remote.crew import Role
+from lit_loader.remote.engine import Role
 
 __all__ = ["Maker"]
 
 _SCRATCH: Final = 64 << 20
 """Bytes that batches are written into at first; pages that are not touched cost nothing."""
-
-
-_one_at_a_time: Final = threading.Lock()
-"""Held while a batch is made: makers of one process share its global generators."""
 
 
 class Maker:
@@ -57,8 +52,7 @@ class Maker:
         who = f"in remote worker {role.worker} (node {platform.node()}, pid {os.getpid()})"
         unpack_spec = partial(thaw_bytes, payload.data)
         torch.set_num_threads(1)
-        with _one_at_a_time:
-            self._maker = BatchMaker(who, role.worker, role.num_workers, role.seed, unpack_spec)
+        self._maker = BatchMaker(who, role.worker, role.num_workers, role.seed, unpack_spec)
 
     def make(self, order: bytes) -> NDArray[np.uint8]:
         """Make a batch, or write down why there is none.
@@ -68,7 +62,7 @@ class Maker:
         """
         # A thread of the engine's, in which nothing else has said what is to hold.
         spec = self._maker.spec
-        with _one_at_a_time, (USUAL_MODES if spec is None else spec.modes).held():
+        with (USUAL_MODES if spec is None else spec.modes).held():
             return self._make(order)
 
     def _make(self, order: bytes) -> NDArray[np.uint8]:

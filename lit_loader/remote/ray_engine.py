@@ -3,7 +3,7 @@
 ::
 
     join ─ ray.init, ray.put(dataset) ─▶ one object, that the actors of a node share
-    hire ─ RemoteWorker as an actor (SPREAD, no restarts or retries of Ray's) ─▶ RayHand
+    hire ─ RemoteWorker as an actor (SPREAD, no restarts or retries of Ray's) ─▶ RayHandle
     hello, make, ping, watch ─ methods ─▶ Future; a batch is one buffer in the object store
 
 Nothing waits but :meth:`RayEngine.join`. Runs in the relay alone (`remote/relay.py`), `join` and
@@ -26,10 +26,9 @@ from typing import Any, Final
 import numpy as np
 
 from lit_loader.core.options.ray_workers import RayWorkers
-from lit_loader.remote.crew import Fate, Hello, Role, UnreachableError
-from lit_loader.remote.second_look import versions
+from lit_loader.remote.engine import Failure, Hello, Role, UnreachableError, versions
 
-__all__ = ["RayEngine", "RayHand", "RemoteWorker"]
+__all__ = ["RayEngine", "RayHandle", "RemoteWorker"]
 
 _SMALL: Final = 64 << 10
 """Bytes of an answer that goes as it is, and not through object stores."""
@@ -75,10 +74,10 @@ class RemoteWorker:
         return answer.tobytes() if answer.size <= _SMALL else answer
 
 
-class RayHand:
+class RayHandle:
     """A remote worker, which does one order after the other, as the relay has it."""
 
-    def __init__(self, actor: Any, ended: Callable[[RayHand], None]) -> None:
+    def __init__(self, actor: Any, ended: Callable[[RayHandle], None]) -> None:
         self._actor = actor
         self._ended = ended
         self._make = actor.make.remote
@@ -115,7 +114,7 @@ class RayEngine:
 
     def __init__(self, config: RayWorkers) -> None:
         self._config = config
-        self._hands: set[RayHand] = set()
+        self._handles: set[RayHandle] = set()
         self._payload: Any = None
         self._actor: Any = None
 
@@ -160,28 +159,28 @@ class RayEngine:
             label_selector=None if config.label_selector is None else dict(config.label_selector),
         )(RemoteWorker)
 
-    def hire(self, role: Role) -> RayHand:
+    def hire(self, role: Role) -> RayHandle:
         """Ask for a worker, which comes up whenever there is room for it."""
-        hand = RayHand(self._actor.remote(self._payload, role), self._hands.discard)
-        self._hands.add(hand)
-        return hand
+        handle = RayHandle(self._actor.remote(self._payload, role), self._handles.discard)
+        self._handles.add(handle)
+        return handle
 
-    def explain(self, error: BaseException) -> Fate:
+    def explain(self, error: BaseException) -> Failure:
         """Say what an exception of a future means."""
         from ray import exceptions
 
         gone = isinstance(error, (exceptions.RayActorError, exceptions.WorkerCrashedError))
         lost = (exceptions.ActorUnavailableError, exceptions.ObjectLostError)
         blamed = not isinstance(error, lost) and _NODE_DIED not in str(error)
-        return Fate(f"{type(error).__name__}: {_said(error):.300}", gone, blamed)
+        return Failure(f"{type(error).__name__}: {_said(error):.300}", gone, blamed)
 
     def leave(self) -> None:
         """End all workers, and let go of the cluster."""
         import ray
 
         if ray.is_initialized():
-            for hand in list(self._hands):
-                hand.end()
+            for handle in list(self._handles):
+                handle.end()
             self._payload = self._actor = None
             ray.shutdown()
 

@@ -32,7 +32,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,14 +58,11 @@ from lit_loader.core.transport.messages import (
     position_of,
     unpack,
 )
-from lit_loader.core.transport.remote_error import RemoteError
 from lit_loader.core.transport.status_board import Stage, StatusBoard
+from lit_loader.core.transport.worker_exception import WorkerException
 from lit_loader.errors import ExactnessWarning, LoaderError, TransportError, WorkerDiedError
-from lit_loader.remote.crew import Crew, Hello, Job, Member, Role, UnreachableError
-from lit_loader.remote.second_look import SecondLook
-
-if TYPE_CHECKING:
-    from lit_loader.remote.ray_engine import RayEngine
+from lit_loader.remote.crew import Crew, Job, Member
+from lit_loader.remote.engine import Engine, Hello, Role, UnreachableError, versions
 
 __all__ = ["Relay", "relay_main"]
 
@@ -141,18 +138,14 @@ class Relay:
         self._patience: float = config.patience
         self._crew = Crew(self, self._engine, config, roles)
         self._nodes: list[str | None] = [None] * len(roles)
-        self._look_again = SecondLook(
-            self._payload,
-            config.verify,
-            lambda text: self.queue(partial(self.say, ExactnessWarning(text))),
-        )
+        self._known: set[str] = set()  # nodes of which a worker has come up
         self._joined = self._told_of_missing = False
         self._unreachable = ""
         self._since: float | None = None  # when not all were up any more
         self._board.rest(self._worker)
         self._show()
         # Lives until it has left: what Ray starts ends with the thread that started it.
-        threading.Thread(target=self._have, daemon=True).start()
+        threading.Thread(target=self._run_engine, daemon=True).start()
 
     def _send(self, message: Message) -> None:
         os.write(self._results, pack(message))
@@ -174,20 +167,22 @@ class Relay:
             node = member.node if member.up else ""
             if node != self._nodes[place]:
                 self._nodes[place] = node
-                self._board.is_elsewhere(self._rows + place, node)
+                self._board.is_remote(self._rows + place, node)
                 self._show_work(member)
 
     def _show_work(self, member: Member) -> None:
         """Show which batch a remote worker is at: the oldest that it has."""
-        row = self._rows + member.place
+        row = self._rows + member.position
         if member.jobs and member.up:
             self._board.enter(row, Stage.FETCHING, member.jobs[0].task.number)
         else:
-            self._board.enter(row, Stage.IDLE if self._nodes[member.place] else Stage.STARTING, -1)
+            self._board.enter(
+                row, Stage.IDLE if self._nodes[member.position] else Stage.STARTING, -1
+            )
 
     # --- the engine's thread ---
 
-    def _have(self) -> None:
+    def _run_engine(self) -> None:
         """Join, wait until all is over, and leave."""
         pause = self._patience
         try:
@@ -259,7 +254,7 @@ class Relay:
         """Give a remote worker a task, or give it back."""
         self._jobs[job.task.slot] = job
         task, member = job.task, self._crew.with_room()
-        if member is None or not self._board.wants(self._worker, task.token, task.place):
+        if member is None or not self._board.wants(self._worker, task.token, task.sequence):
             self._show()  # first: the pool is not to send it here again
             self._drop(job)
             return
@@ -268,13 +263,12 @@ class Relay:
 
     # --- what becomes of a task ---
 
-    def made(self, job: Job, answer: NDArray[np.uint8], member: Member) -> None:
+    def job_done(self, job: Job, answer: NDArray[np.uint8], member: Member) -> None:
         """A job is done: write it into its slot, unless nobody waits for it any more."""
         self._show_work(member)
         if job.over:
             return
         self._blamed.pop(job.task.number, None)
-        self._look_again.note(member.node, job.order, answer)
         nbytes = answer.size - SIZE
         if nbytes > job.task.capacity:
             job.answer = answer.copy()  # what it lies in is let go of; a Space may take its time
@@ -303,7 +297,7 @@ class Relay:
         """Copy a batch or exception into a slot: the only copy on this side."""
         reply: Any = unpack(answer[:SIZE].tobytes())
         self._arena.memory(offset, capacity)[: answer.size - SIZE] = answer[SIZE:]
-        worker = self._worker if job.member is None else self._rows + job.member.place
+        worker = self._worker if job.member is None else self._rows + job.member.position
         self._board.count(worker)
         slot = job.task.slot
         self._reply(job, reply._replace(worker=worker, slot=slot, offset=offset, began=job.began))
@@ -311,7 +305,7 @@ class Relay:
     def _fail(self, job: Job, error: Exception) -> None:
         """Report an exception of the relay's own in the batch's place."""
         where = f"batch {position_of(job.task.number)}, in the process for remote workers"
-        packed = RemoteError.capture(error, where).pack(job.task.capacity)
+        packed = WorkerException.capture(error, where).pack(job.task.capacity)
         answer = pack(Reply(Status.FAILED, 0, 0, 0, 0, len(packed), 0)) + packed
         self._write(job, np.frombuffer(answer, np.uint8), job.task.slot, job.task.capacity)
 
@@ -325,7 +319,7 @@ class Relay:
         job.over = True
         self._send(reply)
 
-    def lost(self, job: Job, reason: str, to_blame: bool) -> None:
+    def job_lost(self, job: Job, reason: str, to_blame: bool) -> None:
         """A job will not be done there: another worker is to have it, unless it has ended several.
 
         It may have been the reason (``to_blame``).
@@ -348,10 +342,23 @@ class Relay:
             job.over = True
             self._give(Job(job.task, job.order))
 
-    def came_up(self, member: Member, hello: Hello) -> None:
+    def worker_up(self, member: Member, hello: Hello) -> None:
         """A remote worker has come up."""
-        self._look_again.meet(hello)
-        self.say((member.place, hello.node))
+        self.say((member.position, hello.node))
+        if hello.node in self._known:
+            return
+        self._known.add(hello.node)
+        other = [
+            f"{name} {hello.versions.get(name, 'none')} there, {version} here"
+            for name, version in versions().items()
+            if hello.versions.get(name, "none") != version
+        ]
+        if other:
+            text = (
+                f"node {hello.node} has other versions than this machine: {'; '.join(other)}. Its "
+                "batches may differ in their bytes: install the same (remote.runtime_env) [LL410]"
+            )
+            self.say(ExactnessWarning(text))
 
     # --- having none ---
 
@@ -410,7 +417,7 @@ class Relay:
         return self._patience / 2 if again is None else min(again, self._patience / 2)
 
 
-def _engine(config: Any) -> RayEngine:
+def _engine(config: Any) -> Engine:
     make = getattr(config, "engine", None)
     if make is not None:
         return make()  # type: ignore[no-any-return]

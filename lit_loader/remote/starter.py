@@ -27,11 +27,11 @@ from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.executors.parent import Descriptor, Links
 from lit_loader.core.executors.payload import freeze_spec
 from lit_loader.core.executors.process_start import quiet_start
-from lit_loader.core.executors.starters import DirectWorker, Loss, Notice
+from lit_loader.core.executors.starters import DirectWorker, Notice, RelayExit
 from lit_loader.core.system.carrier import MACHINES, importable_main
 from lit_loader.core.system.shared_file import nameless_file, write_all
 from lit_loader.errors import LoaderError
-from lit_loader.remote.crew import Role
+from lit_loader.remote.engine import Role
 from lit_loader.remote.relay import relay_main
 
 __all__ = ["RemoteWorkers"]
@@ -128,7 +128,7 @@ class _Relay(DirectWorker):
         self._since = time.monotonic()
         self.served_long = False
         self._final: str | None = None
-        self._loss: Loss | None = None
+        self._exit: RelayExit | None = None
 
     def hear(self) -> None:
         """Take in what it has said."""
@@ -144,32 +144,32 @@ class _Relay(DirectWorker):
                     self._notices.append(said)
 
     @property
-    def loss(self) -> Loss:  # type: ignore[override]
+    def relay_exit(self) -> RelayExit:  # type: ignore[override]
         """How it has come to its end."""
-        if self._loss is None:
+        if self._exit is None:
             self.join()
             self.hear()
             self.served_long = time.monotonic() - self._since >= _ROW
-            self._loss = self._explained(self.exitcode)
-        return self._loss
+            self._exit = self._explained(self.exitcode)
+        return self._exit
 
-    def _explained(self, code: int | None) -> Loss:
+    def _explained(self, code: int | None) -> RelayExit:
         if self._final is not None:
-            return Loss(self._final, final=True)
+            return RelayExit(self._final, final=True)
         how = f"ended with exit code {code}"
         if code is not None and code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
         message = f"The process for remote workers (pid {self.pid}) {how}"
         if not self._last or self.served_long:
-            return Loss(f"{message}. Another one was started, and nothing is lost.")
+            return RelayExit(f"{message}. Another one was started, and nothing is lost.")
         message = f"{message}, for the {_RELAYS}rd time"
         if self._alone:
-            return Loss(
+            return RelayExit(
                 f"{message}, and there are no workers on this machine (num_workers=0): see its "
                 "output above",
                 final=True,
             )
-        return Loss(
+        return RelayExit(
             f"{message}. The workers of this machine go on without remote ones, and nothing is "
             "lost.",
             again=False,

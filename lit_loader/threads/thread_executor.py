@@ -46,7 +46,6 @@ from lit_loader.core.seeding.find_generators import find_generators
 from lit_loader.core.seeding.global_states import GlobalStates
 from lit_loader.core.seeding.seeds import of_thread
 from lit_loader.core.transport.messages import POSITION, listed
-from lit_loader.core.transport.remote_error import describe_batch
 from lit_loader.core.transport.status_board import (
     ROW_WORDS,
     SINCE,
@@ -56,6 +55,7 @@ from lit_loader.core.transport.status_board import (
     Progress,
     Stage,
 )
+from lit_loader.core.transport.worker_exception import describe_batch
 from lit_loader.describe import PACKAGE, program_stacklevel
 from lit_loader.errors import LoaderError, StallWarning, WorkerTimeoutError
 from lit_loader.streams.copies import DatasetCopies

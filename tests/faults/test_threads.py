@@ -199,14 +199,14 @@ def test_a_loader_iterated_in_a_thread_and_by_a_dataset(monkeypatch: pytest.Monk
     """Its own lock is taken after the one for the generators, in both."""
     inner = DataLoader(Augmented(), 3, seed=1)
     expected = digests(DataLoader(Augmented(), 3, seed=1))
-    waits, take = threading.Event(), generator_lock.Turn.take
+    waits, take = threading.Event(), generator_lock.GeneratorLock.take
 
-    def taken(turn: generator_lock.Turn) -> None:
+    def taken(turn: generator_lock.GeneratorLock) -> None:
         if "count=0" not in repr(generator_lock.lock):  # it begins to wait for the lock
             waits.set()
         take(turn)
 
-    monkeypatch.setattr(generator_lock.Turn, "take", taken)
+    monkeypatch.setattr(generator_lock.GeneratorLock, "take", taken)
     with ThreadPoolExecutor(1) as pool:
         asked: list[Any] = []
 

@@ -33,7 +33,6 @@ DATA = TensorDataset(torch.arange(8))
         ({"remote": {"in_flight": 0}}, "remote.in_flight must be a whole number of at least 1"),
         ({"remote": {"patience": 0}}, "remote.patience must be more than 0"),
         ({"remote": {"cpus_per_worker": -1}}, "remote.cpus_per_worker must be a finite number"),
-        ({"remote": {"verify": 2}}, "remote.verify must be a share of the batches"),
         ({"remote": {"resources": 3}}, "remote.resources must be a mapping, got"),
         ({"remote": 4}, "remote must be a lit_loader.RayWorkers, or a mapping of its options"),
         ({"remote": lit_loader.RayWorkers}, "remote must be a lit_loader.RayWorkers, or"),
@@ -43,7 +42,7 @@ DATA = TensorDataset(torch.arange(8))
             "num_remote_workers needs batches that do not",
         ),
     ],
-    ids=range(14),
+    ids=range(13),
 )
 def test_a_mistake_is_refused_in_one_line(options: dict[str, Any], message: str) -> None:
     assert message in refused(lambda: LoaderConfig(**options))
@@ -71,6 +70,11 @@ def test_options_may_be_a_mapping() -> None:
     assert config.remote == lit_loader.RayWorkers(address="head:6379", in_flight=3)
     assert LoaderConfig(num_remote_workers=2).remote == lit_loader.RayWorkers()
     assert LoaderConfig().remote is None
+
+
+def test_the_share_of_batches_to_be_compared_has_no_effect_any_more() -> None:
+    with pytest.warns(DeprecationWarning, match="remote.verify has no effect any more: check_exa"):
+        LoaderConfig(remote_workers=2, remote={"verify": 0.01})
 
 
 def test_remote_workers_cannot_be_changed_once_the_loader_is_built() -> None:

@@ -7,7 +7,7 @@ import platform
 import random
 import signal
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -357,26 +357,13 @@ def test_a_dataset_that_cannot_travel_is_refused(tmp_path: Path) -> None:
 # --- differences ---
 
 
-@pytest.mark.parametrize(
-    ("altered", "verify"),
-    [
-        pytest.param(range(LENGTH), 0.0, id="the first"),
-        pytest.param((5,), 1.0, id="any", marks=pytest.mark.slow),
-    ],
-)
-def test_a_batch_that_differs_from_what_is_made_here_is_told_of(
-    altered: Sequence[int], verify: float, tmp_path: Path
-) -> None:
-    remote = ThreadWorkers(str(tmp_path), altered=tuple(altered), verify=verify)
-    found: list[str] = []
-    with loader_of(Drawn(), 0, 1, remote) as loader, warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        while not found:
-            for _ in loader:
-                found = [str(each.message) for each in caught]
-    assert issubclass(caught[0].category, ExactnessWarning)
-    assert "came out otherwise when it was made again here: batch['" in found[0]
-    assert verify == 0 or found[0].startswith("batch 5 of epoch ")
+def test_check_exactness_makes_remote_batches_again_on_this_machine(tmp_path: Path) -> None:
+    remote = ThreadWorkers(str(tmp_path), altered=tuple(range(LENGTH)))
+    with (
+        loader_of(Drawn(), 0, 1, remote, check_exactness=2) as loader,
+        pytest.warns(ExactnessWarning, match="^check_exactness: batch . .* came out otherwise"),
+    ):
+        list(loader)
 
 
 # --- the end ---

@@ -250,7 +250,7 @@ PROGRAMS: dict[str, Program] = {
         Samples(length=16_000), W1, NONE, ("make batches larger",)
     ),
     "a table, nothing else": Program(
-        torch.utils.data.TensorDataset(torch.zeros(3200, 4)), W2, NONE,
+        torch.utils.data.TensorDataset(torch.zeros(3200, 4)), {}, NONE,
         (ALONE, "make them larger"), ("set num_workers", "add workers"),
     ),
     "a stream sleeps": Program(Stream(Samples(0.003)), W2, NONE, (*STREAM, *WAITS, "read_stream")),

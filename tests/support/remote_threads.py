@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 
 from lit_loader.core.transport.messages import SIZE, position_of, unpack
-from lit_loader.remote.crew import Fate, Hello, Role, UnreachableError
+from lit_loader.remote.engine import Failure, Hello, Role, UnreachableError
 from lit_loader.remote.ray_engine import RemoteWorker
+
+_one_at_a_time = threading.Lock()
+"""Held while a batch is made: the threads share the global generators of the relay."""
 
 
 class DiedError(Exception):
@@ -37,7 +40,6 @@ class ThreadWorkers:
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
     in_flight: int = 2
     patience: float = 5.0
-    verify: float = 0.0
 
     def check_installed(self) -> None:
         """Nothing is needed."""
@@ -61,7 +63,7 @@ class ThreadWorkers:
         return path.stat().st_size if path.exists() else 0
 
 
-class ThreadHand:
+class ThreadHandle:
     def __init__(self, config: ThreadWorkers, payload: Any, role: Role) -> None:
         self._config = config
         self._payload = payload
@@ -98,7 +100,8 @@ class ThreadHand:
 
     def _run(self) -> None:
         config = self._config
-        maker = RemoteWorker(self._payload, self._role)
+        with _one_at_a_time:
+            maker = RemoteWorker(self._payload, self._role)
         said = maker.hello()
         self._hello.set_result(said._replace(versions={**said.versions, **config.versions}))
         while (item := self._orders.get()) is not None:
@@ -119,7 +122,8 @@ class ThreadHand:
             if number in config.silent_at and config.note(f"silent {number}") == 0:
                 self._silent = True
                 continue  # for ever
-            made = np.frombuffer(maker.make(order), np.uint8).copy()
+            with _one_at_a_time:
+                made = np.frombuffer(maker.make(order), np.uint8).copy()
             if number in config.altered:
                 made[SIZE] ^= 1
             future.set_result(made.tobytes() if config.note("made") % 2 else made)
@@ -128,7 +132,7 @@ class ThreadHand:
 class ThreadEngine:
     def __init__(self, config: ThreadWorkers) -> None:
         self._config = config
-        self._hands: list[ThreadHand] = []
+        self._handles: list[ThreadHandle] = []
 
     def join(self, payload: memoryview) -> None:
         if self._config.note("joined") < self._config.unreachable:
@@ -136,16 +140,16 @@ class ThreadEngine:
         self._payload = np.frombuffer(payload, np.uint8)
 
     def hire(self, role: Role) -> Any:
-        if len(self._hands) >= self._config.room:
+        if len(self._handles) >= self._config.room:
             return _Pending()
-        self._hands.append(ThreadHand(self._config, self._payload, role))
-        return self._hands[-1]
+        self._handles.append(ThreadHandle(self._config, self._payload, role))
+        return self._handles[-1]
 
-    def explain(self, error: BaseException) -> Fate:
-        return Fate(str(error), isinstance(error, DiedError), True)
+    def explain(self, error: BaseException) -> Failure:
+        return Failure(str(error), isinstance(error, DiedError), True)
 
     def leave(self) -> None:
-        for hand in self._hands:
+        for hand in self._handles:
             hand.end()
         self._config.note("left")
 

@@ -42,8 +42,8 @@ from lit_loader.core.seeding.seeds import (
     seed_globals,
 )
 from lit_loader.core.system.interrupts import let_handlers_through
-from lit_loader.core.transport.remote_error import ReaderShare
 from lit_loader.core.transport.status_board import Progress
+from lit_loader.core.transport.worker_exception import ReaderShare
 
 __all__ = ["QUIET", "BatchLoader", "make_batch", "maker_of"]
 

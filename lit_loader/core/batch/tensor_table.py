@@ -4,12 +4,11 @@ What comes out is what ``default_collate([dataset[i] for i in indices])`` gives,
 Nothing of it draws a random number, so generators need be neither seeded nor preserved.
 
 A table keeps nothing of its dataset: indices and tensors are looked up at every batch, as they
-would be for every sample. Who is not to see them change gives it a dataset that is `frozen`.
+would be for every sample.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from array import array
 from collections.abc import Sequence
@@ -23,11 +22,7 @@ from torch.utils.data import Subset, TensorDataset
 from lit_loader.core.batch.collate import DIRECT_BYTES, Empty
 from lit_loader.core.transport.reductions import is_plain
 
-__all__ = ["IN_PROCESS_BYTES", "Table", "frozen", "table_of"]
-
-IN_PROCESS_BYTES = 1 << 18
-"""Batches of up to so many bytes are made in the consumer's process, without workers: that takes
-about as long as a worker's batch is on its way, some 50 µs."""
+__all__ = ["Table", "table_of"]
 
 _WHOLE = frozenset((int, *(np.dtype(f"i{size}").type for size in (1, 2, 4, 8))))
 """What a list of indices may hold. Not bool, which means another thing to a tensor."""
@@ -43,11 +38,6 @@ class Table:
     def __init__(self, dataset: Any, tensors: tuple[torch.Tensor, ...]) -> None:
         self._dataset = dataset
         self._tensors = tensors
-
-    def nbytes(self, samples: int) -> int:
-        """Bytes of a batch of so many samples."""
-        sizes = (each.element_size() * math.prod(each.shape[1:]) for each in self._tensors)
-        return samples * sum(sizes)
 
     def batch(
         self, indices: Sequence[int] | npt.NDArray[Any], empty: Empty | None = None
@@ -125,17 +115,3 @@ def _tensors_of(dataset: Any) -> tuple[torch.Tensor, ...]:
 
 def _has_rows(tensor: torch.Tensor) -> bool:
     return type(tensor) is torch.Tensor and is_plain(tensor) and tensor.ndim > 0 and len(tensor) > 0
-
-
-def frozen(dataset: Any) -> Any:
-    """Return a table's dataset that does not change when the dataset is given other indices.
-
-    The indices are copied, for they may be changed in place. The tensors are not.
-    """
-    if type(dataset) is not Subset:
-        return copy.copy(dataset)
-    clone: Any = copy.copy(dataset)
-    clone.dataset = frozen(dataset.dataset)
-    chosen: Any = dataset.indices
-    clone.indices = chosen.clone() if isinstance(chosen, torch.Tensor) else copy.copy(chosen)
-    return clone

@@ -29,7 +29,7 @@ from lit_loader.core.seeding.bases import Bases
 from lit_loader.core.state.position import Position, ReadPoint, Shards
 from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.core.transport.messages import POSITION, position_of, task_number
-from lit_loader.core.transport.remote_error import ReaderShare
+from lit_loader.core.transport.worker_exception import ReaderShare
 from lit_loader.errors import LoaderError
 
 __all__ = ["Ahead", "Epoch", "MapEpoch", "StreamEpoch"]

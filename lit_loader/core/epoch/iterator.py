@@ -36,7 +36,7 @@ from lit_loader.core.executors.healer import Healer
 from lit_loader.core.executors.outcome import FewerWorkers, Outcome, Overrun
 from lit_loader.core.executors.pin_memory import Pin, PinMemoryThread
 from lit_loader.core.executors.pipes import PoolClosed
-from lit_loader.core.seeding.generator_lock import Turn
+from lit_loader.core.seeding.generator_lock import GeneratorLock
 from lit_loader.core.system.interrupts import HeldBack, is_interruption, let_handlers_through
 from lit_loader.core.transport.loader_page import GIVEN, SINCE
 from lit_loader.core.transport.messages import POSITION, listed
@@ -102,7 +102,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
 
     def __next__(self) -> T_co:
         own: BaseException | None = None  # what is given in a batch's place, or at the end
-        asked, turn = False, Turn() if self._draws else None
+        asked, turn = False, GeneratorLock() if self._draws else None
         # A signal handler may raise at any instruction; all that follow the asking, up to the one
         # that returns, are in this block: what comes out otherwise is taken back.
         try:

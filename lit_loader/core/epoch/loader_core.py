@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import os
 import threading
 import time
@@ -30,7 +29,6 @@ from typing import Any, Final
 from torch.utils.data import IterableDataset
 
 from lit_loader.core.batch.batch_spec import BatchSpec, TorchModes
-from lit_loader.core.batch.tensor_table import IN_PROCESS_BYTES, frozen
 from lit_loader.core.batch.timings import WINDOW, BatchLog, Timings
 from lit_loader.core.epoch.epoch import Ahead, Epoch
 from lit_loader.core.epoch.epochs import Epochs, EpochStart, Said
@@ -86,7 +84,7 @@ _OF_WORKERS: Final = (
 """What persistent workers are started with: where one is set anew, the next epoch has others."""
 
 _OF_THE_PROCESS: Final = (
-    *("begun", "_loader", "_lock", "pool", "_started_with", "_table", "latest"),
+    *("begun", "_loader", "_lock", "pool", "_started_with", "latest"),
     *("pid", "runs", "of_process", "_found"),
 )
 """What a copy, or a pickle, begins anew with."""
@@ -135,7 +133,6 @@ class LoaderCore:
         self.pool: WorkerPool | None = None  # the persistent workers
         self._started_with: list[Any] = []  # options
         self._shares: bool | None = None  # whether the dataset holds what others may change
-        self._table: Any = None  # in their stead: the dataset as it was when they would have begun
         self.begun: Ahead | None = None  # what the workers are at for the next epoch
         # The iterators with workers that are alive.
         self.runs: weakref.WeakSet[LoaderIterator[Any]] = weakref.WeakSet()
@@ -288,7 +285,7 @@ class LoaderCore:
 
         A loader does not hold its iterators: where that one is gone, it is another that has ended.
         """
-        if self.pool is None and self._table is None:
+        if self.pool is None:
             return None
         latest = self.latest()
         return self._make().as_ended() if latest is None else latest
@@ -322,24 +319,13 @@ class LoaderCore:
         if (idle := self.seams.idle(self)) is not None:
             self.warn_once(idle)
         workers = loader.num_workers or loader.num_remote_workers
-        here: Callable[[], BatchSpec] | None = None
-        if workers == 0 or (loader.num_workers and pin is None and self._is_best_in_process()):
-            here = self._spec_of_workers if workers else self.spec
+        here = self.spec if workers == 0 else None
         made: LoaderIterator[Any] = LoaderIterator(self, here, pin, device)
         threads = loader.worker_method == "thread" and not self.iterable
         made.observer = self.seams.observer(self, here is not None or threads)
         if here is None:
             self.runs.add(made)
         return made
-
-    def _is_best_in_process(self) -> bool:
-        """Whether batches are of a table, and so small that workers are only in the way."""
-        loader = self.loader
-        if loader.worker_init_fn is not None or loader._copies_to is not None:
-            return False
-        table = self.spec().table()
-        size = 1 if self.plan is None else self.plan.size
-        return table is not None and table.nbytes(size) <= IN_PROCESS_BYTES
 
     # --- batches ---
 
@@ -363,13 +349,6 @@ class LoaderCore:
             ahead=(loader.prefetch_factor or DEFAULT_PREFETCH) if kept else 0,
             **self.seams.spec_parts(self),
         )
-
-    def _spec_of_workers(self) -> BatchSpec:
-        """The spec, with the table as workers would have it that were started now, or before."""
-        loader = self.loader
-        if self._table is None or not loader.persistent_workers:
-            self._table = frozen(self.dataset)
-        return dataclasses.replace(self.spec(), dataset=self._table)
 
     # --- epochs ---
 
@@ -508,11 +487,11 @@ class LoaderCore:
         """Let the next iterator start workers; one that has those of now keeps them as its own."""
         if self._holder is None:
             self._end_workers()
-        self.pool = self._table = self.begun = None
+        self.pool = self.begun = None
 
     def _end_workers(self) -> None:
         pool, self.pool = self.pool, None
-        self.begun = self._table = None
+        self.begun = None
         if pool is not None:
             pool.close()
 

@@ -28,8 +28,8 @@ from lit_loader.core.seeding.generator_state import Loan, OwnStreams
 from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.core.transport.loader_page import LoaderPage
 from lit_loader.core.transport.messages import POSITION, listed
-from lit_loader.core.transport.remote_error import describe_batch
 from lit_loader.core.transport.status_board import Progress
+from lit_loader.core.transport.worker_exception import describe_batch
 from lit_loader.describe import annotate
 from lit_loader.errors import WorkerError
 

@@ -110,12 +110,12 @@ class Healer:
         A WorkerDiedError if it may not be, a LoaderError if it was the last of remote ones alone.
         """
         self._suspect = None  # it may have kept the others waiting
-        if death.loss is None:
+        if death.relay_exit is None:
             message = died(death, self.assigned, pool.oom_kills)
             return self._see_to(pool, death, WorkerDiedError, message)
-        if death.loss.final:  # with a budget of its own, see `remote/`
-            raise LoaderError(death.loss.message) from None
-        self._replace(pool, death.worker, death.loss.message)
+        if death.relay_exit.final:  # with a budget of its own, see `remote/`
+            raise LoaderError(death.relay_exit.message) from None
+        self._replace(pool, death.worker, death.relay_exit.message)
         return None
 
     def look(self, pool: WorkerPool, began: float) -> Outcome | None:

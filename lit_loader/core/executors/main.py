@@ -194,7 +194,7 @@ class _Worker:
                 self._inbox.append(message)
                 if type(message) is not Task or not message.nbytes:
                     continue
-                if self._board.wants(self._id, message.token, message.place):
+                if self._board.wants(self._id, message.token, message.sequence):
                     with contextlib.suppress(Exception):  # that batch raises it, in its turn
                         indices = self._indices(message)
                         batch, epoch = _names(message)
@@ -202,9 +202,9 @@ class _Worker:
 
     def _make(self, task: Task) -> None:
         """Make the task's batch, or write down why there is none; and close its account."""
-        token, number, epoch, *_, slot, capacity, nbytes, place = task
+        token, number, epoch, *_, slot, capacity, nbytes, sequence = task
         progress, loader = self._progress, self._loader
-        if not progress.begin(number, token, place, slot, nbytes):
+        if not progress.begin(number, token, sequence, slot, nbytes):
             if self._reads is not None:
                 self._reads.end(_names(task)[0])
             self._send(pack(Reply(Status.DROPPED, self._id, slot, 0, 0, 0, 0)))

@@ -25,8 +25,8 @@ from lit_loader.core.seeding.bases import Place
 from lit_loader.core.seeding.seeds import seed_worker
 from lit_loader.core.state.position import ReadPoint
 from lit_loader.core.system.shared_file import address_space_left
-from lit_loader.core.transport.remote_error import RemoteError, describe_batch
 from lit_loader.core.transport.status_board import Progress
+from lit_loader.core.transport.worker_exception import WorkerException, describe_batch
 from lit_loader.errors import LoaderError
 
 __all__ = ["BatchMaker"]
@@ -52,7 +52,7 @@ class BatchMaker:
         self.loader: Any = None  # makes it
         # The same, where it is several readers of a stream; else None.
         self.readers: Any = None
-        self.broken: RemoteError | None = None  # what has gone wrong at the start
+        self.broken: WorkerException | None = None  # what has gone wrong at the start
         where = "while its dataset was unpickled"
         try:
             seed_worker(seed)
@@ -78,15 +78,15 @@ class BatchMaker:
             if spec.streams is not None and self.readers is None:
                 loader.seeded_by_init = seeded
         except BaseException as error:
-            self.broken = RemoteError.capture(error, f"{who}, {where}")
+            self.broken = WorkerException.capture(error, f"{who}, {where}")
 
     def failure(
         self, error: BaseException, number: int, indices: Any, progress: Progress
-    ) -> RemoteError:
+    ) -> WorkerException:
         """Carry what batch ``number`` of the epoch has raised, with where it came from."""
         if indices is None or isinstance(indices, ReadPoint):
             indices = self.loader and self.loader.whose(number)
-        return RemoteError.capture(
+        return WorkerException.capture(
             error, f"{self._who}, {describe_batch(number, indices, progress)}"
         )
 

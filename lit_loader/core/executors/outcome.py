@@ -8,13 +8,13 @@ from typing import Any
 from lit_loader.core.batch.batch_spec import BatchWithReport
 from lit_loader.core.batch.timings import MEASURED, Timings
 from lit_loader.core.executors.pin_memory import Pin
-from lit_loader.core.executors.starters import Loss
+from lit_loader.core.executors.starters import RelayExit
 from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.core.transport.arena import Lease
 from lit_loader.core.transport.codec import decode
 from lit_loader.core.transport.messages import Reply, Status, position_of
-from lit_loader.core.transport.remote_error import RemoteError, describe_indices
 from lit_loader.core.transport.status_board import BoardRow
+from lit_loader.core.transport.worker_exception import WorkerException, describe_indices
 from lit_loader.errors import TransportError
 from lit_loader.sentences import NOT_KNOWN, doing
 
@@ -34,7 +34,7 @@ class Outcome:
         number: int,
         reply: Reply | None = None,
         memory: Lease | None = None,
-        failure: RemoteError | None = None,
+        failure: WorkerException | None = None,
         error: BaseException | None = None,
         timings: Timings | None = None,
     ) -> None:
@@ -107,7 +107,7 @@ class WorkerDeath(Exception):
     """A worker has ended that was not asked to."""
 
     # What the relay of remote workers says of its end; None: it is another worker's.
-    loss: Loss | None = None
+    relay_exit: RelayExit | None = None
 
     def __init__(
         self,

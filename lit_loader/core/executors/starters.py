@@ -38,7 +38,7 @@ from lit_loader.errors import LoaderError
 __all__ = [
     "STOP_GRACE",
     "DirectStarter",
-    "Loss",
+    "RelayExit",
     "Notice",
     "Starter",
     "WorkerProcess",
@@ -62,7 +62,7 @@ Notice: TypeAlias = str | Warning
 """A message for the consumer; a text is a `WorkerRestartWarning`'s."""
 
 
-class Loss(NamedTuple):
+class RelayExit(NamedTuple):
     """How the process has come to its end that serves for workers elsewhere."""
 
     message: str  # what is to be said of it
@@ -73,7 +73,7 @@ class Loss(NamedTuple):
 class WorkerProcess:
     """A worker's process. Its end is seen by a pidfd, which this closes, where there are such."""
 
-    loss: Loss | None = None  # of a relay that has ended: how
+    relay_exit: RelayExit | None = None  # of a relay that has ended: how
     origin = 0  # `WorkerSet.origin` when it was started
 
     def __init__(self, pid: int, pidfd: int, sentinel: int = -1) -> None:

@@ -70,7 +70,6 @@ from lit_loader.core.transport.messages import (
     packed_task,
     position_of,
 )
-from lit_loader.core.transport.remote_error import RemoteError
 from lit_loader.core.transport.status_board import (
     VOIDABLE,
     BoardRow,
@@ -78,6 +77,7 @@ from lit_loader.core.transport.status_board import (
     StatusBoard,
     board_bytes,
 )
+from lit_loader.core.transport.worker_exception import WorkerException
 from lit_loader.errors import LoaderError
 
 __all__ = ["MOST_WORKERS", "WorkerPool"]
@@ -545,7 +545,7 @@ class WorkerPool:
                     self._ready.append(Outcome(task.number, reply, memory))
                 else:
                     if reply.status == Status.FAILED:
-                        failure = RemoteError.unpack(slot.memory[reply.at : end].tobytes())
+                        failure = WorkerException.unpack(slot.memory[reply.at : end].tobytes())
                     # It is not known how much of it a batch that failed late has filled.
                     self.arena.release(slot, used=failure is None)
                     self._ready.append(Outcome(task.number, reply, failure=failure))

@@ -206,7 +206,7 @@ class WorkerSet:
             self._stacks.take(),
             process.peak_memory,
         )
-        death.loss = process.loss
+        death.relay_exit = process.relay_exit
         return death
 
     def end(self, worker: int) -> WorkerDeath:
@@ -241,12 +241,12 @@ class WorkerSet:
     def bury(self, worker: int) -> None:
         """Clear away what is left of a worker that has ended."""
         process = self.processes.pop(worker)
-        loss = process.loss
-        if loss is not None:
+        ended = process.relay_exit
+        if ended is not None:
             for row in range(worker - self._num_remote_workers, worker):
-                self._board.is_elsewhere(row, "")
+                self._board.is_remote(row, "")
                 self._board.enter(row, Stage.STARTING, -1)
-            if not loss.again:
+            if not ended.again:
                 self.relay = None
         self._pipes.unwatch(process.sentinel)
         process.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import re
+import warnings
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -45,9 +46,7 @@ class RayWorkers:
         in_flight: Batches in flight for each worker, 2 by default. Raise it if the network is slow.
         patience: Seconds without a sign of life, 5 by default. Then other workers make the worker's
             batches. A slow worker gives signs of life. Raise it if the network pauses.
-        verify: Fraction of the batches that this machine makes again and compares, 0 by default;
-            0.001 is one in a thousand. The first batch of each node is always compared. Of streams
-            only the batches count with which a shard begins on another worker.
+        verify: Has no effect: ``check_determinism`` compares batches.
 
     Raises:
         OptionError: An option is refused.
@@ -75,8 +74,13 @@ class RayWorkers:
                 checks.refuse(f"remote.{name}", "more than 0", getattr(self, name))
         if self.address not in ("auto", "local") and not _HOST_AND_PORT.fullmatch(self.address):
             checks.refuse("remote.address", "'auto', 'local' or host:port", self.address)
-        if self.verify > 1:
-            checks.refuse("remote.verify", "a share of the batches, from 0 to 1", self.verify)
+        if self.verify:
+            warnings.warn(
+                "lit_loader: remote.verify has no effect any more: check_determinism=8 makes the "
+                "first 8 batches again on this machine, and compares",
+                DeprecationWarning,
+                stacklevel=3,
+            )
 
     def check_installed(self) -> None:
         """Ask for Ray before anything is started; imports nothing.

@@ -15,7 +15,7 @@ import re
 import threading
 from typing import Any, Final
 
-__all__ = ["WARN_AFTER", "Turn"]
+__all__ = ["WARN_AFTER", "GeneratorLock"]
 
 WARN_AFTER: Final = 10.0
 """Seconds that a thread waits for one batch of another thread before it says so, once."""
@@ -26,7 +26,7 @@ lock: Any = threading.RLock()
 """The lock itself, for ``with``; in a forked process perhaps another one than before."""
 
 
-class Turn:
+class GeneratorLock:
     """One time that a thread has the generators; one within another of the same thread is no more.
 
     For where an exception out of a signal handler may come at any instruction, between the taking

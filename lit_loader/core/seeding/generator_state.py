@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from lit_loader.core.seeding.find_generators import controls, find_generators, states_of
-from lit_loader.core.seeding.generator_lock import Turn
+from lit_loader.core.seeding.generator_lock import GeneratorLock
 from lit_loader.core.seeding.global_states import (
     GlobalStates,
     numpy_memory,
@@ -126,10 +126,10 @@ class Loan(AbstractContextManager[None]):
     exception out of a signal handler breaks off its beginning.
     """
 
-    __slots__ = ("_idle", "_outside", "_own", "_spare", "_turn", "before")
+    __slots__ = ("_idle", "_lock", "_outside", "_own", "_spare", "before")
 
     def __init__(self, own: OwnStreams | None = None, idle: bool = False) -> None:
-        self._turn = Turn()
+        self._lock = GeneratorLock()
         self._own, self._idle = own, idle
         self._outside: _Streams | None = None
         self._spare: Any = None
@@ -138,7 +138,7 @@ class Loan(AbstractContextManager[None]):
 
     def begin(self) -> None:
         """Note where they are, as soon as no other thread has them."""
-        self._turn.take()
+        self._lock.take()
         if self._idle:
             global _plain
             now = GlobalStates.now()
@@ -189,7 +189,7 @@ class Loan(AbstractContextManager[None]):
             self._outside = None
             if self._spare is not None and not _spares:
                 _spares.append(self._spare)
-        self._turn.end()
+        self._lock.end()
 
     def __enter__(self) -> None:
         try:

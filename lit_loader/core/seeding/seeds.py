@@ -32,20 +32,9 @@ import torch
 from numpy.typing import NDArray
 
 __all__ = [
-    "BatchRng",
-    "await_draws",
-    "canonical_pickle",
-    "derive",
-    "extend",
-    "extend_each",
-    "index_number",
-    "of_thread",
-    "renew_numpy_generator",
-    "sample_seed",
-    "seed_globals",
-    "seed_streams",
-    "seed_worker",
-    "tensor_bytes",
+    *("BatchRng", "await_draws", "canonical_pickle", "derive", "extend", "extend_each"),
+    *("index_number", "of_thread", "renew_numpy_generator", "sample_seed", "seed_globals"),
+    *("seed_streams", "seed_worker", "tensor_bytes"),
 ]
 
 # --- what `lit_loader.get_rng` gives: it follows from the sample alone ---
@@ -174,18 +163,7 @@ def extend(seed: int, *parts: int) -> int:
 
 def extend_each(seeds: tuple[int, int, int], parts: tuple[int, ...]) -> list[int]:
     """Do as :func:`extend` for several seeds at once."""
-    extended = []
-    for seed in seeds:
-        for part in parts:
-            x = part + _GOLDEN & _MASK
-            x = (x ^ (x >> 30)) * 0xBF58_476D_1CE4_E5B9 & _MASK
-            x = (x ^ (x >> 27)) * 0x94D0_49BB_1331_11EB & _MASK
-            x ^= seed ^ (x >> 31)
-            x = (x ^ (x >> 30)) * 0xBF58_476D_1CE4_E5B9 & _MASK
-            x = (x ^ (x >> 27)) * 0x94D0_49BB_1331_11EB & _MASK
-            seed = x ^ (x >> 31)
-        extended.append(seed)
-    return extended
+    return [extend(seed, *parts) for seed in seeds]
 
 
 def sample_seed(epoch_seed: int, index: Any) -> int:

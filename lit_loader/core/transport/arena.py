@@ -55,15 +55,14 @@ from lit_loader.core.system.shared_file import (
 from lit_loader.errors import LoaderError
 
 __all__ = [
-    *("Arena", "ArenaMap", "DIVIDED", "HELD_SLOTS"),
+    *("Arena", "ArenaMap", "HELD_SLOTS"),
     *("Lease", "Pieces", "Slot", "Stretch", "copied", "over", "small_copied"),
 ]
 
 Bytes = npt.NDArray[np.uint8]
 
 Stretch = tuple[int, int]
-"""What a tensor or array lies in, or several that overlap: its first byte in the slot, and the byte
-behind the last."""
+"""What a tensor or array lies in: its first byte in the slot, and the byte behind the last."""
 
 Pieces = list[tuple[int, Bytes, int]]
 """Where the parts of a batch lie for its consumer, in the order of the slot: the first byte of each
@@ -108,10 +107,20 @@ _NO_ROOM = OSError, ValueError, OverflowError
 class Slot:
     """A stretch of the arena that holds one batch at a time."""
 
-    __slots__ = ("capacity", "forks", "memory", "offset", "place", "touched", "view", "watch")
+    __slots__ = (
+        "capacity",
+        "forks",
+        "mapping",
+        "memory",
+        "offset",
+        "start",
+        "touched",
+        "view",
+        "watch",
+    )
 
     def __init__(self, mapping: mmap.mmap, start: int, offset: int, capacity: int) -> None:
-        self.place = mapping, start  # in this process
+        self.mapping, self.start = mapping, start  # in this process
         self.offset = offset  # in the arena's file
         self.capacity = capacity
         self.memory: Bytes = np.frombuffer(mapping, np.uint8, capacity, start)
@@ -125,8 +134,7 @@ class Slot:
     def punch(self, keep: int = 0) -> None:
         """Give memory behind the first ``keep`` bytes (whole pages) back; it reads as zeros."""
         if self.touched > keep:
-            mapping, start = self.place
-            mapping.madvise(mmap.MADV_REMOVE, start + keep, self.touched - keep)
+            self.mapping.madvise(mmap.MADV_REMOVE, self.start + keep, self.touched - keep)
             self.touched = keep
 
 
@@ -344,7 +352,7 @@ class Arena:
             self._ever = max(self._ever, largest)
             self._expect(max(largest, self._expected))
         self._leased.add(slot)
-        lease: Lease = Lease((nbytes,), np.uint8, *slot.place)
+        lease: Lease = Lease((nbytes,), np.uint8, slot.mapping, slot.start)
         lease.slot, lease.arena = slot, self
         slot.watch = weakref.ref(lease, partial(self._returned, slot))
         return lease

@@ -15,13 +15,12 @@ any order, in any thread.
 What is promised:
 
 * Values, dtypes, shapes and the order of the dimensions in memory (C, F, channels_last, expanded)
-  stay. A view that spans more than twice its own bytes, and overlaps nothing, is packed.
-* Tensors and arrays that overlap in memory do so again; overlapping tensors share one storage.
-  Other storages have the size of their tensor, however large the one they were cut from.
+  stay. A view that spans more than twice its own bytes is packed.
+* An object met twice is one object again. Different tensors and arrays that overlap in memory come
+  apart. A storage has the size of its tensor, however large the one that was cut from.
 * Decoded parts are writable, are normal tensors also under ``torch.inference_mode``, and keep
   ``memory`` alive: a weak reference to it dies with the last of them. The consumer's side may have
-  them lie elsewhere, each in memory of its own, or small ones together (`core/transport/arena.py`);
-  what overlaps does so there.
+  them lie elsewhere, each in memory of its own, or small ones together (`core/transport/arena.py`).
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ import ctypes  # reach: python: memmove of ctypes is the quickest copy of bytes 
 import marshal
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Sequence
+from operator import countOf, itemgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -51,19 +50,7 @@ from lit_loader.core.transport.reductions import (
 from lit_loader.describe import find_failing_object, short_repr
 from lit_loader.errors import TransportError
 
-__all__ = [
-    "ALIGNMENT",
-    "Divide",
-    "SlotFull",
-    "SlotWriter",
-    "align",
-    "build",
-    "decode",
-    "encode",
-    "lay_out",
-    "storage_at",
-    "tensor_over",
-]
+__all__ = ["ALIGNMENT", "Divide", "SlotFull", "SlotWriter", "align", "decode", "encode"]
 
 # --- the writer: one slot of shared memory as a bump allocator, and tensors over its bytes ---
 
@@ -109,16 +96,15 @@ def tensor_over(
     dtype: torch.dtype,
     shape: Sequence[int],
     strides: Sequence[int],
-    storage_offset: int = 0,
 ) -> torch.Tensor:
-    """Return a tensor over a storage; strides and ``storage_offset`` count elements.
+    """Return a tensor over a storage; strides count elements.
 
     Takes every dtype, also those that NumPy does not know. `torch.Tensor.set_` and not a view of
     a flat tensor: autograd would take the result for a view, and refuse to detach it in place.
     """
     # From a buffer and not torch.empty, which warns of the dtypes it finds experimental.
     tensor = torch.frombuffer(_ONE_ELEMENT, dtype=dtype, count=1)
-    return tensor.set_(storage, storage_offset, tuple(shape), tuple(strides))
+    return tensor.set_(storage, 0, tuple(shape), tuple(strides))
 
 
 _ONE_ELEMENT = bytearray(16)
@@ -174,7 +160,7 @@ _NUMPY_DTYPES = {DTYPE_NAMES[dtype]: numpy_dtype for dtype, numpy_dtype in NUMPY
 
 # The first item of a row of the table says what the others are.
 _TENSOR = 0  # dtype name, byte, shape, strides in bytes or None: of a dtype that NumPy knows
-_SHARING = 1  # dtype name, first byte and size of the storage, storage offset, shape, strides
+_OTHER = 1  # dtype name, byte, size in bytes, shape, strides: NumPy knows no such tensor
 _EMPTY = 2  # dtype name, shape, strides: no bytes
 _ARRAY = 3  # dtype string, byte of the first element, shape, strides in bytes or None
 
@@ -191,8 +177,8 @@ def lay_out(
     """Give every part its place in the slot; what ``writer`` has handed out stays there.
 
     A part with large gaps is replaced by a copy without. Returns the table (a row a part), the
-    stretches of the slot that the parts lie in (sorted; what overlaps lies in one), the copies to
-    be made, and the first byte behind them all.
+    stretches of the slot that the parts lie in (sorted), the copies to be made, and the first byte
+    behind them all.
     """
     rows: list[_Row] = [()] * len(parts)
     spans: list[_Span] = []
@@ -212,67 +198,34 @@ def lay_out(
         else:
             spans.append((*_span(part), index, False))
     spans.sort()
-    groups: Iterable[Sequence[_Span]] = zip(spans)
-    overlapping, reach = False, 0
-    for span in spans:
-        if span[0] < reach:
-            groups, overlapping = _overlapping(spans), True
-            break
-        reach = span[1]
-    for group in groups:
-        start, end, index, contiguous = group[0]
-        alone = len(group) == 1
-        if not alone:
-            end = max([high for _, high, _, _ in group])
-        here = in_slot <= start and end <= slot_end
-        if not alone:
-            start -= _lead([parts[member] for _, _, member, _ in group], start)
-        elif not (contiguous or here) and end - start > 2 * parts[index].nbytes:
-            parts[index] = _packed(parts[index])
-            start, end = _span(parts[index])
-            group = ((start, end, index, False),)
-        if here:
-            byte = start - base
+    for start, end, index, contiguous in spans:
+        if in_slot <= start and end <= slot_end:
+            byte, in_slot = start - base, end  # the next one that lies there must not overlap it
         else:
+            if not contiguous and end - start > 2 * parts[index].nbytes:
+                parts[index] = _packed(parts[index])
+                start, end = _span(parts[index])
             byte = (position + ALIGNMENT - 1) & -ALIGNMENT  # `align`, spelled out
             position = byte + end - start
             copies.append((byte, start, end - start))
         stretches.append((byte, byte + end - start))
-        if alone and contiguous:
-            part = parts[index]
+        part = parts[index]
+        if contiguous:
             name = _NUMPY_NAMES.get(part.dtype)  # type: ignore[arg-type]  # a tensor's
             if name is not None and len(shape := tuple(part.shape)) <= _MAX_NUMPY_DIMENSIONS:
                 rows[index] = _TENSOR, name, byte, shape, None
                 continue
-        for low, high, member, _ in group:
-            rows[member] = _row(parts[member], alone, low, high, byte, start, end)
+        rows[index] = _row(part, byte, end - start)
     stretches.sort()  # those that lie in the slot already come anywhere
-    return rows, _joined(stretches) if overlapping else stretches, copies, position
+    return rows, stretches, copies, position
 
 
-def _overlapping(spans: list[_Span]) -> list[list[_Span]]:
-    """Return groups of sorted spans, those that overlap in one."""
-    groups: list[list[_Span]] = []
-    reach = -1  # the byte behind the last of the group
-    for span in spans:
-        if span[0] < reach:
-            groups[-1].append(span)
-        else:
-            groups.append([span])
-        reach = max(reach, span[1])
-    return groups
-
-
-def _row(part: Part, alone: bool, low: int, high: int, byte: int, start: int, end: int) -> _Row:
-    """Return the row of a part from ``low`` to ``high`` (addresses).
-
-    It belongs to the stretch from ``start`` to ``end``, which lies at ``byte`` in the slot.
-    """
+def _row(part: Part, byte: int, nbytes: int) -> _Row:
+    """Return the row of a part, which lies at ``byte`` in the slot."""
     if isinstance(part, np.ndarray):
         dtype = part.dtype
         # What is not builtin comes back as void of the same size; its pickle gives the dtype.
         name = dtype.str if dtype.isbuiltin and dtype.metadata is None else f"V{dtype.itemsize}"
-        byte += low - start
         if part.flags.c_contiguous:
             return _ARRAY, name, byte, part.shape, None
         for size, step in zip(part.shape, part.strides, strict=True):
@@ -280,12 +233,9 @@ def _row(part: Part, alone: bool, low: int, high: int, byte: int, start: int, en
         return _ARRAY, name, byte, part.shape, part.strides
     name = DTYPE_NAMES[part.dtype]
     shape, strides, itemsize = tuple(part.shape), part.stride(), part.element_size()
-    if alone and name in _NUMPY_DTYPES and len(shape) <= _MAX_NUMPY_DIMENSIONS:
+    if name in _NUMPY_DTYPES and len(shape) <= _MAX_NUMPY_DIMENSIONS:
         return _TENSOR, name, byte, shape, tuple([step * itemsize for step in strides])
-    storage_offset, odd = divmod(low - start, itemsize)
-    if odd:  # only where storages overlap that torch itself does not take for one
-        return _SHARING, name, byte + low - start, high - low, 0, shape, strides
-    return _SHARING, name, byte, end - start, storage_offset, shape, strides
+    return _OTHER, name, byte, nbytes, shape, strides
 
 
 def _span(part: Part) -> tuple[int, int]:
@@ -310,31 +260,6 @@ def _span(part: Part) -> tuple[int, int]:
     return start, start + (last + 1) * part.element_size()
 
 
-def _lead(parts: Iterable[Part], start: int) -> int:
-    """Return how many bytes before ``start`` overlapping parts' storage is to begin.
-
-    Its tensors, of whatever dtype, then begin a whole number of elements behind its beginning, as
-    they do in the storage they come from. Arrays alone stay aligned as they are.
-    """
-    for part in parts:
-        if isinstance(part, torch.Tensor):
-            root = part.untyped_storage().data_ptr()
-            if root <= start:
-                return (start - root) % 16  # bytes of the largest element, a complex128
-    return start % 16
-
-
-def _joined(stretches: list[Stretch]) -> list[Stretch]:
-    """Join those that have come to overlap by their lead."""
-    joined = stretches[:1]
-    for start, end in stretches[1:]:
-        if start < joined[-1][1]:
-            joined[-1] = joined[-1][0], max(end, joined[-1][1])
-        else:
-            joined.append((start, end))
-    return joined
-
-
 def _packed(part: Part) -> Part:
     """Return a copy without gaps, the dimensions in the same order of memory."""
     return part.copy(order="K") if isinstance(part, np.ndarray) else part.clone()
@@ -348,7 +273,6 @@ def build(
         memory = over(memory)
     first = 0
     parts: list[Part] = []
-    storages: dict[tuple[int, int], torch.UntypedStorage] = {}
     for row in rows:
         kind = row[0]
         if pieces is not None and kind != _EMPTY:
@@ -366,12 +290,9 @@ def build(
             nothing = torch.empty(0, dtype=torch.uint8, device="cpu").untyped_storage()
             parts.append(tensor_over(nothing, getattr(torch, name), shape, strides))
         else:
-            _, name, byte, size, storage_offset, shape, strides = row
-            storage = storages.get((byte, size))
-            if storage is None:
-                storage = storages[byte, size] = storage_at(memory, byte - first, size)
-            dtype = getattr(torch, name)
-            parts.append(tensor_over(storage, dtype, shape, strides, storage_offset))
+            _, name, byte, nbytes, shape, strides = row
+            storage = storage_at(memory, byte - first, nbytes)
+            parts.append(tensor_over(storage, getattr(torch, name), shape, strides))
     return parts
 
 
@@ -504,7 +425,9 @@ def _flat(batch: object) -> tuple[_Form | None, _Others | None, list[Part]]:
         form, values = _LONE, [batch]
     else:
         return None, None, []
-    if _SCALARS.issuperset(map(type, values)):
+    # A column of strings, say: nothing else tells so quickly that all are of one type.
+    first = type(values[0]) if values else None
+    if first in _SCALARS and countOf(map(type, values), first) == len(values):
         return form, values if kind is list else [*values], []
     others: dict[int, Any] = {}
     parts: list[Part] = []

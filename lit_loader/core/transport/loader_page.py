@@ -25,7 +25,7 @@ import zlib
 from typing import Any, Final
 
 from lit_loader.core.transport.status_board import (
-    MADE,
+    NUM_DONE,
     ROW_BYTES,
     ROW_WORDS,
     WORKERS,
@@ -97,7 +97,7 @@ class LoaderPage:
         """
         row, self._rows = self.row, max(self._rows, self.row[WORKERS])
         # At once with what is ready, as workers go on counting; who counts sends after that.
-        made = sum(self._board[ROW_WORDS + MADE : ROW_WORDS * (self._rows + 1) : ROW_WORDS])
+        made = sum(self._board[ROW_WORDS + NUM_DONE : ROW_WORDS * (self._rows + 1) : ROW_WORDS])
         known = {
             "pid": os.getpid(),
             "began": self._began,

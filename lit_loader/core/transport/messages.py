@@ -32,30 +32,10 @@ import numpy as np
 from lit_loader.core.seeding.bases import PassSeeds
 
 __all__ = [
-    "NOT_TO_BE_HAD",
-    "NOT_WANTED",
-    "POSITION",
-    "SIZE",
-    "Message",
-    "Need",
-    "Reply",
-    "Resume",
-    "Resumed",
-    "Space",
-    "Status",
-    "Stop",
-    "Task",
-    "Up",
-    "listed",
-    "pack",
-    "pack_indices",
-    "packed_reply",
-    "packed_task",
-    "position_of",
-    "task_number",
-    "unpack",
-    "unpack_all",
-    "unpack_indices",
+    *("NOT_TO_BE_HAD", "NOT_WANTED", "POSITION", "SIZE", "Message", "Need", "Reply", "Resume"),
+    *("Resumed", "Space", "Status", "Stop", "Task", "Up", "listed", "pack", "pack_indices"),
+    *("packed_reply", "packed_task", "position_of", "task_number", "unpack", "unpack_all"),
+    *("unpack_indices"),
 ]
 
 SIZE: Final = 128
@@ -97,7 +77,7 @@ class Task(NamedTuple):
     slot: int  # first byte of the slot in the arena's file; no other copy under way has it
     capacity: int  # bytes of the slot
     nbytes: int  # bytes of packed indices at the start of the slot; 0: there are none
-    place: int  # counts the tasks sent to this worker; finds the bit that says it is not wanted
+    sequence: int  # counts the tasks sent to this worker; finds the bit that says it is not wanted
 
     @property
     def seeds(self) -> PassSeeds:

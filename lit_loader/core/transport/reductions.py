@@ -136,11 +136,6 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
         return _adorned(tensor, _given)
     if tensor.requires_grad:
         return methodcaller("requires_grad_"), (tensor.detach(),)
-    if tensor.is_quantized:
-        # Torch's own rebuilding warns of a storage that is deprecated.
-        affine = tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric)
-        how = _PER_TENSOR if affine else _PER_CHANNEL
-        return _quantised, (tensor.int_repr(), *(getattr(tensor, name)() for name in how))
     if tensor.layout in _SPARSE:
         # Torch's own rebuilding keeps it on a list until the next torch.load: the slot would never
         # come back.
@@ -148,16 +143,12 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
         return _sparse, (layout, *data)
     if tensor.is_conj() or tensor.is_neg():
         return _given, (tensor.resolve_conj().resolve_neg(),)
-    if not (tensor.is_nested or tensor.is_meta):
+    if not (tensor.is_nested or tensor.is_meta or tensor.is_quantized):
         raise Refusal(
             f"a tensor of layout {tensor.layout} cannot be carried between processes; "
             "return tensor.to_dense()"
         )
     return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
-
-
-_PER_TENSOR = "q_scale", "q_zero_point"
-_PER_CHANNEL = "q_per_channel_scales", "q_per_channel_zero_points", "q_per_channel_axis"
 
 
 def _reduce_subclass(tensor: torch.Tensor) -> Any:
@@ -239,10 +230,3 @@ def _sparse(layout: torch.layout, *data: Any) -> torch.Tensor:
         return torch.sparse_compressed_tensor(*data, layout=layout, check_invariants=False)
     *parts, coalesced = data
     return torch.sparse_coo_tensor(*parts, is_coalesced=coalesced, check_invariants=False)
-
-
-# reach: torch: a quantised tensor of its integers
-def _quantised(integers: torch.Tensor, *how: Any) -> torch.Tensor:
-    if len(how) == len(_PER_TENSOR):
-        return torch._make_per_tensor_quantized_tensor(integers, *how)
-    return torch._make_per_channel_quantized_tensor(integers, *how)

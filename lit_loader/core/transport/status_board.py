@@ -23,35 +23,18 @@ from operator import getitem, length_hint
 from typing import Any, Final, NamedTuple
 
 __all__ = [
-    "BoardRow",
-    "Cancelled",
-    "EarlyProgress",
-    "MADE",
-    "NUMBER",
-    "POSITION",
-    "Progress",
-    "ROW",
-    "ROW_BYTES",
-    "ROW_WORDS",
-    "SINCE",
-    "STAGE",
-    "Stage",
-    "StatusBoard",
-    "TOKEN",
-    "VOIDABLE",
-    "WORKERS",
-    "board_bytes",
-    "credit_of",
-    "node_of",
+    *("NUMBER", "NUM_DONE", "POSITION", "ROW", "ROW_BYTES", "ROW_WORDS", "SINCE", "STAGE", "TOKEN"),
+    *("VOIDABLE", "WORKERS", "BoardRow", "Cancelled", "EarlyProgress", "Progress", "Stage"),
+    *("StatusBoard", "board_bytes", "credit_of", "node_of"),
 ]
 
 ROW_WORDS: Final = 16  # two cache lines a row: rows of different workers never share one
 TOKEN, _, WORKERS = range(3)
 STAGE, NUMBER, POSITION, SINCE, _VOID = range(5)
-MADE, _PID, _STARTED, _STACKS, _INDICES, _OFFSET, _NBYTES = range(5, 12)
+NUM_DONE, _PID, _STARTED, _STACKS, _INDICES, _OFFSET, _NBYTES = range(5, 12)
 _NODE_BYTES: Final = 8 * (ROW_WORDS - _INDICES)
 # In the place of a descriptor for stacks: a name follows, and no indices; or a relay's credit.
-_ELSEWHERE, _RELAY = -1, -2
+_REMOTE, _RELAY = -1, -2
 
 ROW_BYTES: Final = ROW_WORDS * 8
 ROW: Final = struct.Struct("@12q")
@@ -100,7 +83,7 @@ class BoardRow(NamedTuple):
 def node_of(row: bytes) -> str | None:
     """Read, out of a copy of a row, which machine it stands for; None: this one."""
     words = ROW.unpack_from(row)
-    if words[_STACKS] != _ELSEWHERE:
+    if words[_STACKS] != _REMOTE:
         return None
     return row[8 * _INDICES :].rstrip(b"\0").decode(errors="replace")
 
@@ -140,20 +123,20 @@ class StatusBoard:
     def token(self, value: int) -> None:
         self._words[TOKEN] = value
 
-    def call_off(self, worker: int, place: int, off: bool) -> None:
+    def call_off(self, worker: int, sequence: int, off: bool) -> None:
         """Write that a task sent to ``worker`` is not wanted any more; or forget that.
 
-        No other of the worker's last :data:`VOIDABLE` tasks has the bit of this ``place``.
+        No other of the worker's last :data:`VOIDABLE` tasks has the bit of this ``sequence``.
         """
-        at, bit = (worker + 1) * ROW_WORDS + _VOID, 1 << place % VOIDABLE
+        at, bit = (worker + 1) * ROW_WORDS + _VOID, 1 << sequence % VOIDABLE
         self._words[at] = self._words[at] | bit if off else self._words[at] & ~bit
 
-    def wants(self, worker: int, token: int, place: int) -> bool:
+    def wants(self, worker: int, token: int, sequence: int) -> bool:
         """Whether a task of this token that was sent to ``worker`` is wanted still."""
         words = self._words
         return (
             words[TOKEN] == token
-            and not words[(worker + 1) * ROW_WORDS + _VOID] >> place % VOIDABLE & 1
+            and not words[(worker + 1) * ROW_WORDS + _VOID] >> sequence % VOIDABLE & 1
         )
 
     @property
@@ -193,13 +176,13 @@ class StatusBoard:
         """Write where ``worker`` writes its stacks when it is asked to; -1: nowhere."""
         self._words[(worker + 1) * ROW_WORDS + _STACKS] = fd + 1
 
-    def is_elsewhere(self, worker: int, node: str) -> None:
+    def is_remote(self, worker: int, node: str) -> None:
         """Write that what ``worker`` stands for is on another machine; "": it is not known yet."""
         row = (worker + 1) * ROW_WORDS
         start = 8 * (row + _INDICES)
         name = node.encode(errors="replace")[:_NODE_BYTES].ljust(_NODE_BYTES, b"\0")
         self._memory[start : start + _NODE_BYTES] = name
-        self._words[row + _STACKS] = _ELSEWHERE
+        self._words[row + _STACKS] = _REMOTE
 
     def is_relay(self, worker: int, credit: int) -> None:
         """Write that ``worker`` hands tasks over to others, and at how many it can be together."""
@@ -209,7 +192,7 @@ class StatusBoard:
 
     def count(self, worker: int) -> None:
         """Count a task that ``worker`` has sent the result of."""
-        self._words[(worker + 1) * ROW_WORDS + MADE] += 1
+        self._words[(worker + 1) * ROW_WORDS + NUM_DONE] += 1
 
     @property
     def words(self) -> memoryview:
@@ -289,7 +272,7 @@ class Progress:
         self.begin(-1)
 
     def begin(
-        self, number: int, token: int = 0, place: int = 0, offset: int = 0, nbytes: int = 0
+        self, number: int, token: int = 0, sequence: int = 0, offset: int = 0, nbytes: int = 0
     ) -> bool:
         """Begin a task's batch, if it is wanted still; returns whether it is.
 
@@ -297,7 +280,7 @@ class Progress:
         until the batch takes their place.
         """
         words, row = self._words, self._row
-        if token and (words[TOKEN] != token or words[row + _VOID] >> place % VOIDABLE & 1):
+        if token and (words[TOKEN] != token or words[row + _VOID] >> sequence % VOIDABLE & 1):
             return False
         words[row + STAGE] = _FETCHING
         words[row + NUMBER] = number
@@ -333,7 +316,7 @@ class Progress:
         words[row + STAGE] = _IDLE
         words[row + NUMBER] = -1
         words[row + SINCE] = now = _clock()
-        words[row + MADE] += made
+        words[row + NUM_DONE] += made
         return now
 
     def stages(self, now: int, processor: int = 0, queued: int = 0) -> tuple[int, ...]:
@@ -404,14 +387,14 @@ class Progress:
     def read(self, get: Callable[[Any], Any], indices: Iterable[Any]) -> list[Any]:
         """Read a batch's samples by ``get``, announcing and timing each; see :meth:`read_all`."""
         # Spelled out: a call for each sample would take as long as many a sample.
-        words, place, since = self._words, self._row + POSITION, self._row + SINCE
+        words, position_at, since = self._words, self._row + POSITION, self._row + SINCE
         token, slowest = self.token, self.slowest
         samples: list[Any] = []
         append = samples.append
         last = began = _clock()
         self._one_by_one = True
         for position, index in enumerate(indices):
-            words[place] = position
+            words[position_at] = position
             words[since] = last
             if words[TOKEN] != token:
                 raise Cancelled

@@ -1,6 +1,5 @@
 """Tables of tensors: batches taken at once, equal to those read by the sample."""
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch.utils.data import Subset, TensorDataset
 
 from lit_loader import DataLoader
 from lit_loader.core.batch.tensor_table import table_of
-from lit_loader.core.epoch import loader_core as core_module
 from tests.parity.tools import wait_gone
 from tests.support.samples import Call
 
@@ -54,18 +52,9 @@ def equal(found: Any, expected: Any) -> bool:
     )
 
 
-@pytest.fixture(params=["here", "in workers", "chosen"])
-def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where the batches of a loader with workers are made."""
-    if request.param != "chosen":
-        here = request.param == "here"
-        monkeypatch.setattr(core_module, "IN_PROCESS_BYTES", 1 << 60 if here else -1)
-    return request.param
-
-
 @pytest.mark.parametrize("kind", DATASETS)
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_equal_to_those_read_by_the_sample(num_workers: int, kind: str, place: str) -> None:
+def test_equal_to_those_read_by_the_sample(num_workers: int, kind: str) -> None:
     dataset = DATASETS[kind]
     assert table_of(dataset) is not None
     options: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": 3}
@@ -138,14 +127,7 @@ def check_as_torch(dataset: Any, num_workers: int) -> None:
         assert equal(mine, theirs) if tensors else mine == theirs
 
 
-@pytest.fixture(params=["without workers", "here", "in workers"])
-def num_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """0, and 1 with the batches made in either place."""
-    here = request.param == "here"
-    monkeypatch.setattr(core_module, "IN_PROCESS_BYTES", 1 << 60 if here else -1)
-    return int(request.param != "without workers")
-
-
+@pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("kind", INDICES)
 def test_indices_of_any_kind_as_torch_takes_them(num_workers: int, kind: str) -> None:
     """Of a table: what its tensors make of them."""
@@ -166,6 +148,7 @@ TENSORS: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("kind", TENSORS)
 @pytest.mark.filterwarnings("ignore")  # torch's, of prototypes
 def test_tensors_of_any_kind_as_torch_takes_them(kind: str, num_workers: int) -> None:
@@ -220,10 +203,7 @@ def test_without_workers_a_change_is_seen_at_once(change: Any) -> None:
 
 @pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_with_workers_a_change_is_seen_by_the_next_ones(
-    change: Any, persistent: bool, place: str
-) -> None:
-    """Whoever makes the batches."""
+def test_with_workers_a_change_is_seen_by_the_next_ones(change: Any, persistent: bool) -> None:
     dataset = changeable()
     options: dict[str, Any] = {"num_workers": 1, "persistent_workers": persistent}
     with DataLoader(dataset, 2, **options) as loader:
@@ -238,7 +218,7 @@ def test_with_workers_a_change_is_seen_by_the_next_ones(
 
 
 @pytest.mark.parametrize("kind", [np.array, torch.tensor], ids=["array", "tensor"])
-def test_a_change_of_other_indices_in_place(kind: Any, place: str) -> None:
+def test_a_change_of_other_indices_in_place(kind: Any) -> None:
     chosen = kind(range(8))
     loader = DataLoader(Subset(TensorDataset(torch.arange(8)), chosen), 2, num_workers=1)
     iterator = iter(loader)
@@ -250,40 +230,13 @@ def test_a_change_of_other_indices_in_place(kind: Any, place: str) -> None:
     assert next(iterator)[0].tolist() == [3, 3]
 
 
-def test_no_worker_is_started_for_what_takes_no_time() -> None:
-    """A batch of 8 numbers is made quicker than any message is sent."""
-    loader = DataLoader(TensorDataset(torch.arange(80)), batch_size=8, num_workers=2)
-    before = set(psutil.Process().children())
-    iterator = iter(loader)
-    assert next(iterator)[0].tolist() == list(range(8))
-    assert set(psutil.Process().children()) == before
-    state = loader.state_dict()
-    assert state["batches"] == 1
-    assert loader.statistics().batches == 1
-
-
-@pytest.mark.usefixtures("by_fork")  # which makes children
-def test_workers_are_started_for_what_takes_time() -> None:
-    """A batch of 2.4 MB is copied while the consumer does something else."""
-    dataset = TensorDataset(torch.arange(8.0)[:, None].expand(8, 150_000))
-    before = set(psutil.Process().children())
-    with DataLoader(dataset, batch_size=4, num_workers=1) as loader:
-        iterator = iter(loader)
-        assert next(iterator)[0][:, 0].tolist() == [0, 1, 2, 3]
-        assert set(psutil.Process().children()) != before
-
-
-@pytest.mark.parametrize("option", ["worker_init_fn", "reseed_fn", "collate_fn", "on_sample_error"])
-def test_workers_are_started_where_they_are_needed(option: str) -> None:
-    value = {
-        "worker_init_fn": lambda worker: None,
-        "reseed_fn": lambda dataset, seed: None,
-        "collate_fn": lambda samples: os.getpid(),
-        "on_sample_error": "skip",
-    }[option]
-    loader = DataLoader(TensorDataset(torch.arange(4)), num_workers=1, **{option: value})
-    iterator = iter(loader)
-    next(iterator)
-    pids = list(iterator.pool.workers.pids)
-    del iterator
-    wait_gone(pids)
+def test_workers_make_them_where_there_are_any() -> None:
+    """As with torch's loader, however small the batches are."""
+    for loader_class in (DataLoader, TorchLoader):
+        before = set(psutil.Process().children(recursive=True))
+        iterator = iter(loader_class(TensorDataset(torch.arange(80)), 8, num_workers=2))
+        assert next(iterator)[0].tolist() == list(range(8))
+        started = set(psutil.Process().children(recursive=True)) - before
+        assert len(started) >= 2
+        del iterator
+        wait_gone([process.pid for process in started])

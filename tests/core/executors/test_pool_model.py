@@ -74,7 +74,7 @@ def content_of(token: int, number: int) -> int:
 class Process:
     """What the pool sees of a simulated worker."""
 
-    pid, peak_memory, loss = 1 << 30, 0, None  # no process has this number
+    pid, peak_memory, relay_exit = 1 << 30, 0, None  # no process has this number
 
     def __init__(self, count: int) -> None:
         ended = os.eventfd(0)
@@ -172,7 +172,7 @@ class Worker:
 
     def _look(self, task: Task) -> None:
         self.writing = task
-        wanted = self._board.wants(self.links.worker, task.token, task.place)
+        wanted = self._board.wants(self.links.worker, task.token, task.sequence)
         self._next = self._announce if wanted and not self._cancelled() else self._drop
 
     def _cancelled(self) -> bool:

@@ -210,25 +210,15 @@ class TestStrides:
 
 @pytest.mark.usefixtures("way")
 class TestSharing:
-    def test_overlap_that_no_storage_can_hold(self) -> None:
-        raw = bytearray(range(64))
-        views = [
-            torch.frombuffer(raw, dtype=torch.float32, count=4, offset=0),
-            torch.frombuffer(raw, dtype=torch.float32, count=4, offset=2),
-        ]
-        got = carry(views)
-        for g, v in zip(got, views, strict=True):
-            check_tensor(g, v)
+    def test_parts_that_overlap_come_apart_and_one_object_stays_one(self) -> None:
+        x, raw = torch.arange(24.0).view(4, 6), bytearray(range(64))
+        odd = torch.frombuffer(raw, dtype=torch.float32, count=4, offset=2)
+        sent = [x, x[:, :-1], x[:, 1:], x.t(), x.numpy(), x, odd, np.frombuffer(raw, "c16", 2, 2)]
+        got = carry(sent)
+        check_equal([*map(torch.as_tensor, got)], [*map(torch.as_tensor, sent)])
+        assert got[5] is got[0] and got[7].ctypes.data % 16 == 0
         got[0].zero_()
-        assert bytes(got[1].numpy().tobytes())[:14] == bytes(14)
-
-    def test_overlapping_arrays_stay_aligned(self) -> None:
-        """A complex128 that lies at an odd place crashes torch."""
-        raw = np.zeros(1024, np.uint8)
-        raw = raw[-raw.ctypes.data % 16 :]
-        got = carry([raw[216:332].view(np.float32), raw[304:688].view(np.complex128)])
-        assert got[1].ctypes.data % 16 == 0
-        torch.from_numpy(got[1]).zero_()
+        check_equal([*map(torch.as_tensor, got[1:5])], [*map(torch.as_tensor, sent[1:5])])
 
     def test_views_in_slot_memory(self) -> None:
         slot = new_slot()
@@ -236,20 +226,15 @@ class TestSharing:
         x = writer.empty((4, 4), torch.float32)
         assert x is not None
         x.copy_(torch.arange(16.0).view(4, 4))
-        expected = [x.clone(), x.t().clone(), x[1:].clone(), x.numpy().copy()]
-        got = decode(slot, *encode([x, x.t(), x[1:], x.numpy()], writer))
-        for g, e in zip(got[:3], expected, strict=False):
-            assert torch.equal(g, e)
-        assert (got[3] == expected[3]).all()
+        rows = [x[2:], x[:2]]
+        got = decode(slot, *encode(rows, writer))
+        assert [each.data_ptr() for each in got] == [each.data_ptr() for each in rows]
+        sent = [x, x.t(), x[1:], x.numpy()]
+        expected = [torch.as_tensor(each).clone() for each in sent]
+        got = [torch.as_tensor(each) for each in decode(slot, *encode(sent, writer))]
+        check_equal(got, expected)
         got[0].zero_()
-        assert got[2].sum() == 0 and got[3].sum() == 0
-
-    def test_parameter_and_its_data(self) -> None:
-        parameter = torch.nn.Parameter(torch.randn(3))
-        got = carry([parameter, parameter.data])
-        with torch.no_grad():
-            got[1].zero_()
-        assert bool((got[0] == 0).all())
+        check_equal(got[1:], expected[1:])
 
 
 def noted(tensor: torch.Tensor) -> torch.Tensor:
@@ -320,7 +305,7 @@ def values(tensor: Any) -> Any:
 @pytest.mark.usefixtures("way")
 @pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*[Qq]uanti")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*[Qq]uanti|TypedStorage is")
 class TestKinds:
     @pytest.mark.parametrize("kind", KINDS)
     def test_kinds(self, kind: str) -> None:
@@ -342,7 +327,7 @@ class TestKinds:
         tensor = torch.arange(3.0)
         storage, got, empty = carry([tensor.untyped_storage(), tensor, torch.UntypedStorage(0)])
         assert type(storage) is torch.UntypedStorage and storage.nbytes() == 12
-        assert storage._cdata == got.untyped_storage()._cdata and empty.nbytes() == 0
+        assert bytes(storage) == raw_bytes(got) and empty.nbytes() == 0
 
     @pytest.mark.parametrize("around", [torch.inference_mode, lambda: torch.device("meta")])
     def test_normal_tensors_wherever_it_is_asked_for(self, around: Any) -> None:
@@ -467,7 +452,7 @@ class TestLifetime:
         alive = weakref.ref(slot)
         batch = decode(slot, *encode((KINDS | others)[kind](), SlotWriter(slot)))
         del slot
-        made_anew = {"meta", "qint8", "qint32", "subclass with its own pickling"}
+        made_anew = {"meta", "subclass with its own pickling"}
         assert alive() is not None or kind in made_anew
         del batch
         gc.collect()  # some hold themselves
@@ -617,7 +602,7 @@ class TestRoundTrips:
         )
     )
     def test_any_overlap(self, cuts: list[Any]) -> None:
-        """Views cut from one storage: equal, sharing exactly where they shared."""
+        """Views cut from one storage: equal, and each for itself."""
         raw = torch.arange(2048).remainder(251).to(torch.uint8)
         sent: list[Any] = []
         for begin, length, step, dtype, as_array in cuts:
@@ -627,7 +612,6 @@ class TestRoundTrips:
             sent.append(view.numpy() if as_array else view)
         got = carry(sent)
         check_equal(got, sent)
-        for mine, theirs in zip(got, sent, strict=True):
-            one, other = torch.as_tensor(mine), torch.as_tensor(theirs)
-            one.zero_(), other.zero_()
-            check_equal(got, sent)
+        for place, mine in enumerate(got):
+            check_equal(got[place:], sent[place:])
+            torch.as_tensor(mine).zero_()

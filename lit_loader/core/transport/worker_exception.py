@@ -16,7 +16,13 @@ from lit_loader.core.transport.status_board import Progress
 from lit_loader.describe import class_name, message_of
 from lit_loader.errors import WorkerError
 
-__all__ = ["ReaderShare", "RemoteError", "WorkerTraceback", "describe_batch", "describe_indices"]
+__all__ = [
+    "ReaderShare",
+    "WorkerException",
+    "WorkerTraceback",
+    "describe_batch",
+    "describe_indices",
+]
 
 _SHOWN_INDICES = 32
 
@@ -89,7 +95,7 @@ def _portable(value: Any) -> bool:
     return True
 
 
-class RemoteError(NamedTuple):
+class WorkerException(NamedTuple):
     """An exception taken apart, for its way from the worker to the parent."""
 
     kind: type[BaseException] | None  # its class; None: it cannot be carried
@@ -101,7 +107,7 @@ class RemoteError(NamedTuple):
     where: str  # worker, batch, indices, stage, for a reader
 
     @classmethod
-    def capture(cls, error: BaseException, where: str) -> RemoteError:
+    def capture(cls, error: BaseException, where: str) -> WorkerException:
         """Write ``error`` down, with its traceback."""
         kind = type(error)
         attributes = getattr(error, "__dict__", {})
@@ -128,7 +134,8 @@ class RemoteError(NamedTuple):
             return data
         room = capacity // 16  # characters, of up to 4 bytes each, three times
         texts = self.trace[-room:], self.where[:room]
-        return RemoteError(None, self.name[:200], self.message[:room], None, {}, *texts)._dumps()
+        name, message = self.name[:200], self.message[:room]
+        return WorkerException(None, name, message, None, {}, *texts)._dumps()
 
     def _dumps(self) -> bytes:
         # The user's own parts in a pickle apart: the parent may not know their classes.
@@ -137,7 +144,7 @@ class RemoteError(NamedTuple):
         return pickle.dumps((original, text), pickle.HIGHEST_PROTOCOL)
 
     @classmethod
-    def unpack(cls, data: bytes) -> RemoteError:
+    def unpack(cls, data: bytes) -> WorkerException:
         """Read what :meth:`pack` wrote; what cannot be had in this process is left out."""
         original, (name, message, trace, where) = pickle.loads(data)
         try:

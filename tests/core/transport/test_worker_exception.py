@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lit_loader.core.transport.remote_error import RemoteError
+from lit_loader.core.transport.worker_exception import WorkerException
 from lit_loader.errors import WorkerError
 
 WHERE = "in worker 1 (pid 77), batch 3, indices [6, 7]"
@@ -35,18 +35,18 @@ class StuckInArrival:
         return pickle.loads, (b"nonsense",)
 
 
-def captured(error: BaseException) -> RemoteError:
+def captured(error: BaseException) -> WorkerException:
     try:
         raise error
     except BaseException as caught:
-        return RemoteError.capture(caught, WHERE)
+        return WorkerException.capture(caught, WHERE)
 
 
 def journey(error: BaseException, room: int = ROOM) -> BaseException:
     """What arrives of ``error`` in the parent."""
     packed = captured(error).pack(room)
     assert len(packed) <= room
-    return RemoteError.unpack(packed).error()
+    return WorkerException.unpack(packed).error()
 
 
 def test_attributes_arrive_as_far_as_they_can() -> None:
@@ -75,7 +75,7 @@ def test_a_class_that_only_the_worker_has() -> None:
         packed = captured(module.Odd("strange")).pack(ROOM)
     finally:
         del sys.modules[module.__name__]
-    arrived = RemoteError.unpack(packed).error()
+    arrived = WorkerException.unpack(packed).error()
     assert type(arrived) is WorkerError
     assert str(arrived).startswith("lit_loader: only_in_the_worker.Odd: strange\n" + WHERE)
 
