@@ -160,8 +160,9 @@ def strike_of(cell: Cell) -> Strike:
     if cell.point == "edge":
         return Strike(cell.fault, "sent", BATCHES - 1)
     in_second = cell.point in EPOCH_EDGES or cell.kind == "ahead"
-    # Only the first batch is sure to need a larger slot: later ones may be sent one at once.
-    number = 0 if cell.point == "granting" else 3
+    # The batch made first needs a larger slot; later ones may get that one. Which it is, is not
+    # known: the worker that batch 0 was sent to may be the last to come up.
+    number = None if cell.point == "granting" else 3
     return Strike(cell.fault.split()[0], cell.point, number, epoch=int(in_second))
 
 

@@ -89,7 +89,7 @@ class Strike(NamedTuple):
 
     fault: str  # one of `FAULTS`, "unpicklable" or "parent"
     point: str  # one of `POINTS`
-    number: int = 3  # the batch; of no meaning where there is none
+    number: int | None = 3  # the batch; None: whichever; of no meaning where there is none
     epoch: int = 0  # its epoch; for "resuming" and "resumed" the one that begins
     times: int | None = 1  # how often it strikes; None: always
 
@@ -131,7 +131,8 @@ class Faults:
             return bool(self._task.epoch == strike.epoch - 1)
         if strike.point == "fetching" and self._samples != 2:
             return False
-        if strike.point != "ending" and position_of(self._task.number) != strike.number:
+        number = None if strike.point == "ending" else strike.number
+        if number not in (None, position_of(self._task.number)):
             return False
         return bool(self._task.epoch == strike.epoch)
 
