@@ -88,10 +88,10 @@ class DataLoader(_TorchLoader[T_co]):
     seed, what to do with the rest, and the epoch that is set on it. Where ``num_replicas`` and
     ``rank`` are given, ``loader.sampler`` is one, of this rank's indices.
 
-    Nothing is started before the first ``next()`` of an iterator. With ``persistent_workers`` the
-    workers live until `close`, the end of a ``with`` block, or the loader's own end. Several
-    iterators of one loader may live at the same time, each gives a whole epoch; iterators and
-    loader may be used from any thread, one thread at a time being served.
+    Nothing is started before the first ``next()`` of an iterator, or `start`. With
+    ``persistent_workers`` the workers live until `close`, the end of a ``with`` block, or the
+    loader's own end. Several iterators of one loader may live at the same time, each gives a whole
+    epoch; iterators and loader may be used from any thread, one thread at a time being served.
 
     Args:
         dataset: A map-style dataset (``__getitem__`` and ``__len__``), or a
@@ -557,6 +557,24 @@ class DataLoader(_TorchLoader[T_co]):
     @_loaded_state.setter
     def _loaded_state(self, state: Mapping[str, Any]) -> None:
         load_state(self._core, state)
+
+    def start(self) -> None:
+        """Start the workers now, and let them make the first batches, while you build the model.
+
+        Without it they start at the first ``next()``. Call it behind `load_state_dict` and
+        `set_epoch`; what is changed after it (position, epoch, options, seeds) counts, and then the
+        workers are started again. No batch is another for it. Workers have the dataset as it is
+        now, and a loader without ``seed`` draws its base seed now.
+
+        With a sampler of your own, workers start and wait, for indices are drawn at the first
+        ``next()``. Without workers, while an iterator of this loader runs, and where persistent
+        workers are there, nothing is done. If you never iterate the loader, `close` and the
+        loader's own end stop the workers.
+
+        Raises:
+            LoaderError: No worker can be started, or there is no memory.
+        """
+        self._core.start()
 
     def resize(self, num_workers: int, prefetch_factor: int | None = None) -> None:
         """Change the number of workers now, also while they are at work in the midst of an epoch.

@@ -37,7 +37,7 @@ from lit_loader.batch.batch_spec import BatchSpec, TorchModes
 from lit_loader.batch.sample_errors import TRANSIENT_ERRORS, Tolerance
 from lit_loader.batch.tensor_table import IN_PROCESS_BYTES, frozen
 from lit_loader.checkpoint.other_streams import advice_if_it_sleeps, advice_if_unseeded
-from lit_loader.checkpoint.position import Shards
+from lit_loader.checkpoint.position import EpochPosition, Shards
 from lit_loader.config.checks import check_dataset
 from lit_loader.data.cached_dataset import figures_of
 from lit_loader.describe import program_stacklevel
@@ -98,7 +98,7 @@ _OF_WORKERS: Final = (
 """What persistent workers are started with: where one is set anew, the next epoch has others."""
 
 _OF_THE_PROCESS: Final = (
-    *("begun", "_loader", "_lock", "pool", "_started_with", "_table", "latest"),
+    *("begun", "early", "_loader", "_lock", "pool", "_started_with", "_table", "latest"),
     *("pid", "runs", "_shown", "talks", "_found"),
 )
 """What a copy, or a pickle, begins anew with."""
@@ -144,10 +144,11 @@ class LoaderCore:
         # A forked child has the workers no more.
         self._lock, self.pid = threading.RLock(), os.getpid()
         self.pool: WorkerPool | None = None  # the persistent workers
-        self._started_with: list[Any] = []  # options
+        self._started_with: dict[str, Any] = {}  # options
         self._shares: bool | None = None  # whether the dataset holds what others may change
         self._table: Any = None  # in their stead: the dataset as it was when they would have begun
         self.begun: Ahead | None = None  # what the workers are at for the next epoch
+        self.early: Any = None  # workers that have begun before an iterator has
         # The iterators with workers that are alive.
         self.runs: weakref.WeakSet[LoaderIterator[Any]] = weakref.WeakSet()
         self.latest: Callable[[], Any] = lambda: None  # the iterator made last, while it lives
@@ -473,11 +474,40 @@ class LoaderCore:
         """Give what makes batches in this process."""
         return Inline(spec, self.worker_seed(start), pin)
 
+    def start(self) -> None:
+        """Let workers begin before an iterator does; see ``DataLoader.start``."""
+        from lit_loader.iteration.early_start import Early  # which most programs do not ask for
+
+        with self.lock, HeldBack():
+            if self.pool is None and self._make() in self.runs:
+                place = self.epochs.foresee(self._said())
+                if place is None:
+                    return
+                position = EpochPosition(place, self.readers)
+                start = EpochStart(place.epoch, place.bases, place.seeds, None, position)
+                if self.early is None or not self.early.fits(self, start):
+                    self._end_workers()
+                    self.early = Early(self, start)
+
+    def _early(self, epoch: Epoch) -> tuple[Any, Ahead | None] | None:
+        """Give workers that have begun early, if they are such as an epoch needs."""
+        early = self.early
+        if early is None or not epoch.is_new:
+            return None
+        self.early = None
+        if not early.fits(self, epoch.start):
+            early.close()
+            return None
+        if self.loader.persistent_workers and self.loader.worker_method != "thread":
+            self.pool, self._started_with = early.workers, self.options()
+        return early.hand_over()  # type: ignore[no-any-return]
+
     def hire(self, run: LoaderIterator[Any], epoch: Epoch) -> tuple[Executor, Ahead | None]:
         """Give workers to an iterator; and what they have begun of its epoch, if that fits."""
+        early = self._early(epoch)
         if self.loader.worker_method == "thread":
-            return self._threads(epoch.start), None
-        pool, begun = self._claim(run, epoch)
+            return early or (self.new_workers(epoch.start), None)
+        pool, begun = early or self._claim(run, epoch)
         loader, start = self.loader, epoch.start
         executor = PoolExecutor(pool, run.healer, self.depth, loader.memory_budget is not None)
         pool.patient = bool(loader.timeout)
@@ -495,24 +525,20 @@ class LoaderCore:
         return ThreadExecutor(self.spec(), seed, loader.num_workers, self.depth, *waits, strict)
 
     def _claim(self, run: LoaderIterator[Any], epoch: Epoch) -> tuple[WorkerPool, Ahead | None]:
-        remote, holder, start = self._remote, self._holder, epoch.start
-        workers = self.loader.num_workers or (0 if remote else 1)  # 0: from the next one on
+        holder, start = self._holder, epoch.start
         if not self.loader.persistent_workers or (holder is not None and run.superseded):
-            return self.start_pool(self.worker_seed(start), workers, remote), None
+            return self.new_workers(start), None
         if holder is not None:
             holder.revoke()
-        now = [self._found.get(name, getattr(self.loader, name)) for name in _OF_WORKERS]
         if (had := self.pool) is not None and (
-            had.closed
-            or had.num_workers != workers
-            or any(a is not b and a != b for a, b in zip(now, self._started_with, strict=True))
+            had.closed or had.num_workers != self._local or not self.has(self._started_with)
         ):
             self._end_workers()
         begun, self.begun = self.begun, None
         pool = self.pool
         if pool is None:
-            self._started_with = now
-            pool = self.pool = self.start_pool(self.worker_seed(start), workers, remote)
+            self._started_with = self.options()
+            pool = self.pool = self.new_workers(start)
             return pool, None
         # A forgotten iterator is collected at any time, also when others have used the workers.
         known = begun is not None and begun.token == pool.token
@@ -540,6 +566,29 @@ class LoaderCore:
         """
         persistent = self.loader.persistent_workers
         return start.bases.torch if persistent else start.seeds.of(start.epoch)[0] >> 1
+
+    @property
+    def _local(self) -> int:
+        """How many workers there are to be on this machine."""
+        loader = self.loader
+        remote = loader.remote_workers and not self.iterable
+        return loader.num_workers or int(not remote)  # 0: from the next one on
+
+    def options(self, *more: str) -> dict[str, Any]:
+        """Give the options that workers are started with, as ``iter(loader)`` has found them."""
+        names = (*_OF_WORKERS, *more)
+        return {name: self._found.get(name, getattr(self.loader, name)) for name in names}
+
+    def has(self, options: dict[str, Any]) -> bool:
+        """Whether the loader has these options still."""
+        now = self.options(*options)
+        return all(now[name] is value or now[name] == value for name, value in options.items())
+
+    def new_workers(self, start: EpochStart) -> Any:
+        """Start the workers that an epoch needs: a pool, or threads."""
+        if self.loader.worker_method == "thread":
+            return self._threads(start)
+        return self.start_pool(self.worker_seed(start), self._local, self._remote)
 
     def start_pool(
         self, seed: int, num_workers: int, remote: RemoteWorkers | None = None
@@ -572,9 +621,9 @@ class LoaderCore:
         self.pool = self._table = self.begun = None
 
     def _end_workers(self) -> None:
-        pool, self.pool = self.pool, None
+        pools, self.pool, self.early = (self.pool, self.early), None, None
         self.begun = self._table = None
-        if pool is not None:
+        for pool in filter(None, pools):
             pool.close()
 
     def end_idle_workers(self) -> None:

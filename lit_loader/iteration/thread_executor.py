@@ -12,9 +12,10 @@
   (`streams/copies.py`).
 - The global generators are one for all threads and are left alone. A draw from them is noticed:
   they are where they were before the consumer began to wait, or somebody else has moved them.
-- Threads begin at the first `receive` and wait in a queue for what comes. They end with the
-  iterator, as soon as they are done with the sample they are at; persistent ones do so, too, for
-  new ones start in less than a millisecond. All are daemons: none keeps the interpreter.
+- Threads begin at the first `receive`, or with `begin`, and wait in a queue for what comes. They
+  end with the iterator, as soon as they are done with the sample they are at; persistent ones do
+  so, too, for new ones start in less than a millisecond. All are daemons: none keeps the
+  interpreter.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import threading
 import time
 import traceback
 import warnings
+import weakref
 from collections import deque
 from types import FrameType
 from typing import Any, Final
@@ -166,6 +168,12 @@ class ThreadExecutor(Executor):
         desk.waiting = False
         return desk.done.popleft() if desk.done else None
 
+    def begin(self) -> None:
+        """Start the threads now, for tasks that nobody receives yet; they end with this object."""
+        weakref.finalize(self, _end, self._desk).atexit = False
+        self._waits += 1  # the program goes on meanwhile, and draws
+        self._start()
+
     def _start(self) -> None:
         """Start the threads that are missing."""
         desk, threads = self._desk, torch.get_num_threads()
@@ -257,18 +265,8 @@ class ThreadExecutor(Executor):
 
     def close(self) -> None:
         """End the threads; one that is in the midst of a sample ends behind it."""
-        desk = self._desk
-        if desk.closed or self.elsewhere:
-            return
-        desk.closed = True
-        workers = [*desk.workers.values()]
-        for worker in workers:
-            worker.leave()
-            desk.tasks.put(None)
-        deadline = time.monotonic() + _GRACE
-        for worker in workers:  # the garbage collector, run by one of them, may end up here
-            if worker.thread is not threading.current_thread():
-                worker.thread.join(max(0.0, deadline - time.monotonic()))
+        if not self.elsewhere:
+            _end(self._desk)
 
     @property
     def waiting(self) -> bool:
@@ -435,6 +433,21 @@ def _copies(spec: BatchSpec, needed: bool) -> DatasetCopies | None:
     ):
         return None
     return DatasetCopies(parts, of_structure=True)
+
+
+def _end(desk: _Desk) -> None:
+    """End the threads; a second call does nothing."""
+    if desk.closed:
+        return
+    desk.closed = True
+    workers = [*desk.workers.values()]
+    for worker in workers:
+        worker.leave()
+        desk.tasks.put(None)
+    deadline = time.monotonic() + _GRACE
+    for worker in workers:  # the garbage collector, run by one of them, may end up here
+        if worker.thread is not threading.current_thread():
+            worker.thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _stack(frame: FrameType) -> str:
