@@ -775,7 +775,7 @@ class LoaderCore:
             return
         page.write(figures, run.ready, now)
         if run.pool is not None:
-            run.pool.look_at_memory(now / 1e9)
+            self.recorder.worker_growth = run.pool.look_at_memory(self.dataset, now / 1e9)
 
     # --- warnings ---
 

@@ -100,6 +100,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.worker_restarts = self.sample_errors = self.sample_retries = 0
+        self.worker_growth = 0.0
         self._last: Timings | None = None
         self.first_remote = math.inf
         self.nodes: dict[int, str] = {}
@@ -224,6 +225,7 @@ class Recorder:
             slowest_samples=tuple(self._slow),
             stragglers=sums["stragglers"] / 1e9,
             worker_restarts=self.worker_restarts,
+            worker_growth=self.worker_growth,
             sample_errors=self.sample_errors,
             sample_retries=self.sample_retries,
             remote_batches=sum(node.batches for node in nodes),

@@ -271,6 +271,8 @@ class LoaderStatistics:
             mean of the others in their batch.
         ready: Batches that were made and not asked for yet, when this was taken.
         worker_restarts: Workers that were replaced after they died or hung.
+        worker_growth: Bytes a batch by which the workers' memory, all together, has grown and still
+            grows; 0: it does not, or by less than 64 MiB so far.
         sample_errors: Samples that could not be read, and were skipped or replaced.
         sample_retries: Times that a sample was read again.
         shared_memory: Bytes of shared memory that batches have in use now.
@@ -325,6 +327,7 @@ class LoaderStatistics:
     stragglers: float = 0.0
     ready: int = 0
     worker_restarts: int = 0
+    worker_growth: float = 0.0
     sample_errors: int = 0
     sample_retries: int = 0
     shared_memory: int = 0

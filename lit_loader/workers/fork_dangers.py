@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from lit_loader.seeding.find_generators import CLOSED, instance_dict, is_leaf, root_of
 from lit_loader.system import linux
 
-__all__ = ["fork_dangers"]
+__all__ = ["Holding", "fork_dangers", "held_by"]
 
 _OBJECTS: Final = 300
 """That are looked at; each takes 1 to 3 us."""
@@ -60,7 +60,7 @@ _POOLS: Final = {"polars": "polars-", "zarr": "zarr_io", "tensorstore": "tensors
 """Libraries whose objects are of no use in a fork once their threads run, and how these begin."""
 
 
-class _Holding(NamedTuple):
+class Holding(NamedTuple):
     """An object, and how the dataset has it."""
 
     value: Any
@@ -70,7 +70,14 @@ class _Holding(NamedTuple):
 
 def fork_dangers(dataset: Any, worker_init_fn: Any) -> list[str]:
     """Say what several forked workers would share that they must not, each with the cure."""
-    held, used = _walked(dataset)
+    held, kinds = held_by(dataset)
+    if any(type(each.value).__module__ == "multiprocessing.synchronize" for each in held):
+        return []  # with a lock of all processes, its reads wait for each other
+    used: set[str] = set()
+    for kind in kinds:
+        for name, member in [*vars(kind).items()]:
+            if name != "__init__":
+                used |= _names(getattr(getattr(member, "fget", member), "__code__", None))
     told = [(each, text) for each in held if (text := _danger(each.value, each.path))]
     if not told or not _CAREFUL.isdisjoint(used):
         return []
@@ -80,15 +87,12 @@ def fork_dangers(dataset: Any, worker_init_fn: Any) -> list[str]:
     return [text for each, text in told if each.name in used and each.name not in opened]
 
 
-def _walked(dataset: Any) -> tuple[list[_Holding], set[str]]:
-    """What a dataset holds, breadth first, and the names that its classes use after ``__init__``.
-
-    Where it has a lock of all processes, its reads wait for each other: nothing is held, then.
-    """
+def held_by(dataset: Any) -> tuple[list[Holding], set[type]]:
+    """What a dataset holds, breadth first, and the classes of the user's objects among it."""
     seen: set[int] = set()
     kinds: set[type] = set()
-    held: list[_Holding] = []
-    waiting = deque([_Holding(dataset, type(dataset).__name__, "")])
+    held: list[Holding] = []
+    waiting = deque([Holding(dataset, type(dataset).__name__, "")])
     while waiting and len(seen) < _OBJECTS:
         at = waiting.popleft()
         value, kind = at.value, type(at.value)
@@ -98,22 +102,15 @@ def _walked(dataset: Any) -> tuple[list[_Holding], set[str]]:
         held.append(at)
         if kind in (list, tuple):
             items = enumerate(value[:_ITEMS])
-            waiting += (_Holding(item, f"{at.path}[{n}]", at.name) for n, item in items)
+            waiting += (Holding(item, f"{at.path}[{n}]", at.name) for n, item in items)
         elif kind is dict:
             pairs = [*islice(value.items(), _ITEMS)]
-            waiting += (_Holding(item, f"{at.path}[{key!r}]", at.name) for key, item in pairs)
-        elif kind.__module__ == "multiprocessing.synchronize":
-            return [], set()
+            waiting += (Holding(item, f"{at.path}[{key!r}]", at.name) for key, item in pairs)
         elif root_of(kind) not in _CLOSED or kind.__module__.startswith("torch.utils.data"):
             kinds.update(kind.__mro__)
             attributes = [*instance_dict(value).items()]
-            waiting += (_Holding(item, f"{at.path}.{name}", name) for name, item in attributes)
-    used: set[str] = set()
-    for kind in kinds:
-        for name, member in [*vars(kind).items()]:
-            if name != "__init__":
-                used |= _names(getattr(getattr(member, "fget", member), "__code__", None))
-    return held, used
+            waiting += (Holding(item, f"{at.path}.{name}", name) for name, item in attributes)
+    return held, kinds
 
 
 def _danger(value: Any, path: str) -> str | None:
