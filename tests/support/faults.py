@@ -14,6 +14,7 @@ import ctypes
 import os
 import random
 import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -65,6 +66,21 @@ def _all_signals() -> None:
         os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
 
 
+_grown: list[bytes] = []
+
+
+def _grow() -> None:
+    """As a cache without a bound does."""
+    _grown.append(b"x" * (100 << 20))
+
+
+def _wait_for_lock() -> None:
+    """As at a lock that a library's thread held when this process was forked."""
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
 def _raise() -> None:
     raise Struck("a fault of the test")
 
@@ -72,6 +88,8 @@ def _raise() -> None:
 FAULTS: Final[dict[str, Callable[[], object]]] = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "signals": _all_signals,
+    "growth": _grow,
+    "lock": _wait_for_lock,
     "SIGVTALRM": lambda: os.kill(os.getpid(), signal.SIGVTALRM),
     "SIGABRT": lambda: os.kill(os.getpid(), signal.SIGABRT),
     "SIGSEGV": lambda: ctypes.string_at(0),
@@ -82,6 +100,9 @@ FAULTS: Final[dict[str, Callable[[], object]]] = {
     "exception": _raise,
 }
 """What may strike; besides: "unpicklable", the batch cannot be carried; "parent", it is killed."""
+
+HARMLESS: Final = ("signals", "growth")
+"""Those after which a worker goes on."""
 
 
 class Strike(NamedTuple):
@@ -162,7 +183,7 @@ class Faults:
             os.kill(self.parent, signal.SIGKILL)
         else:
             FAULTS[fault]()
-        if fault == "signals":
+        if fault in HARMLESS:
             return
         hang()  # signals may take their time
 
