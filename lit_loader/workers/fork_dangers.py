@@ -2,7 +2,7 @@
 
 Looked for once, when workers are about to be forked, and told with the cure: an open file has one
 position for all processes, a connection one conversation, a library's threads are not there. Only
-what the dataset holds counts, and only where no harm can be excluded: not for one worker, a file
+what the dataset holds counts, and only where no harm can be excluded: not a file of one worker, or
 that only ``__init__`` reads, reads by ``pread``, memory maps, HDF5 (which reads by ``pread``), a
 class that looks at its process id, and what a ``worker_init_fn`` opens again.
 
@@ -68,8 +68,13 @@ class Holding(NamedTuple):
     name: str  # the attribute
 
 
-def fork_dangers(dataset: Any, worker_init_fn: Any) -> list[str]:
-    """Say what several forked workers would share that they must not, each with the cure."""
+def fork_dangers(dataset: Any, worker_init_fn: Any, several: bool = True) -> list[str]:
+    """Say what forked workers would share that they must not, each with the cure.
+
+    One worker, and not ``several``, shares nothing; but it may lack a library's threads.
+    """
+    if not several and _POOLS.keys().isdisjoint(sys.modules):
+        return []
     held, kinds = held_by(dataset)
     if any(type(each.value).__module__ == "multiprocessing.synchronize" for each in held):
         return []  # with a lock of all processes, its reads wait for each other
@@ -78,7 +83,12 @@ def fork_dangers(dataset: Any, worker_init_fn: Any) -> list[str]:
         for name, member in [*vars(kind).items()]:
             if name != "__init__":
                 used |= _names(getattr(getattr(member, "fget", member), "__code__", None))
-    told = [(each, text) for each in held if (text := _danger(each.value, each.path))]
+    told = [
+        (each, text)
+        for each in held
+        if (several or root_of(type(each.value)) in _POOLS)
+        and (text := _danger(each.value, each.path))
+    ]
     if not told or not _CAREFUL.isdisjoint(used):
         return []
     opened = _names(getattr(worker_init_fn, "__code__", None))

@@ -197,11 +197,10 @@ class Lane:
     def epoch(self, loader: Any, epoch: int) -> None:
         """Go through an epoch, or leave it in the middle."""
         if self.rng.random() < 0.1:
-            loader.start()  # for another epoch perhaps
+            self.start(loader)  # for another epoch perhaps
         loader.set_epoch(epoch)
         if self.rng.random() < 0.3:
-            self.count["early starts"] += 1
-            loader.start()
+            self.start(loader)
         expected = self.expected[epoch]
         last = self.rng.randrange(len(expected)) if self.rng.random() < 0.2 else None
         found, held, given_up = [], collections.deque[tuple[Any, Any]](), set[int]()
@@ -242,6 +241,14 @@ class Lane:
             right = not more - less and (not complete or more == less)
         assert right, f"epoch {epoch} is not what it was: {len(found)} of {len(wanted)} batches"
         self.count.update(epochs=1, batches=len(found))
+
+    def start(self, loader: Any) -> None:
+        """Let workers begin now."""
+        self.count["early starts"] += 1
+        try:
+            loader.start()
+        except LoaderError as error:
+            self.allow(error)
 
     def take(self, iterator: Any) -> Any:
         return next(iterator)
