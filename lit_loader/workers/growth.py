@@ -8,7 +8,7 @@ code: what samples add to, of the containers that the dataset holds.
 
 from __future__ import annotations
 
-import dis
+import dis  # reach: python: which attributes code adds items to
 import sys
 import warnings
 from collections import deque
