@@ -142,12 +142,12 @@ class _AddOns(Seams):
 
         return DeviceCopy(*moves)
 
-    def executor(self, core: Any, epoch: Any) -> Any:
+    def executor(self, core: Any, start: Any) -> Any:
         if core.loader.worker_method != "thread":
             return None
         from lit_loader.threads.thread_executor import ThreadExecutor
 
-        return ThreadExecutor.of(core, epoch.start)
+        return ThreadExecutor.of(core, start)
 
     def remote_workers(self, core: Any) -> Any:
         loader = core.loader
@@ -241,10 +241,10 @@ class DataLoader(_TorchLoader[T_co]):
     shuffle, seed, drop_last, and the epoch that is set on it. If you pass ``num_replicas`` and
     ``rank``, ``loader.sampler`` is one, with this rank's indices.
 
-    Nothing starts before the first ``next()`` of an iterator. With ``persistent_workers`` the
-    workers live until `close`, the end of a ``with`` block, or the end of the loader. Several
-    iterators of one loader may be in use, and each yields a whole epoch. Any thread may use them
-    and the loader, one thread at a time.
+    Nothing starts before the first ``next()`` of an iterator, or `start`. With
+    ``persistent_workers`` the workers live until `close`, the end of a ``with`` block, or the end
+    of the loader. Several iterators of one loader may be in use, and each yields a whole epoch. Any
+    thread may use them and the loader, one thread at a time.
 
     Args:
         dataset: A map-style dataset (``__getitem__`` and ``__len__``), or a
@@ -735,6 +735,24 @@ class DataLoader(_TorchLoader[T_co]):
     @_loaded_state.setter
     def _loaded_state(self, state: Mapping[str, Any]) -> None:
         load_state(self._core, state)
+
+    def start(self) -> None:
+        """Start the workers now, and let them make the first batches, while you build the model.
+
+        Without it they start at the first ``next()``. Call it behind `load_state_dict` and
+        `set_epoch`; what is changed after it (position, epoch, options, seeds) counts, and then the
+        workers are started again. No batch is another for it. Workers have the dataset as it is
+        now, and a loader without ``seed`` draws its base seed now.
+
+        With a sampler of your own, workers start and wait, for indices are drawn at the first
+        ``next()``. Without workers, while an iterator of this loader runs, and where persistent
+        workers are there, nothing is done. If you never iterate the loader, `close` and the
+        loader's own end stop the workers.
+
+        Raises:
+            LoaderError: No worker can be started, or there is no memory.
+        """
+        self._core.start()
 
     def resize(self, num_workers: int, prefetch_factor: int | None = None) -> None:
         """Change the number of workers now, also within an epoch.

@@ -200,6 +200,7 @@ class Recorder:
             slowest_samples=tuple(self._slow),
             straggler_seconds=sums["stragglers"] / 1e9,
             worker_restarts=self._log.worker_restarts,
+            worker_growth=self._log.worker_growth,
             sample_errors=self._log.sample_errors,
             sample_retries=self._log.sample_retries,
             remote_batches=sum(node.batches for node in nodes),

@@ -206,6 +206,8 @@ class LoaderStatistics:
             as the mean of the others in their batch.
         ready: Batches that were finished and not yielded yet, when this was taken.
         worker_restarts: Workers that were replaced after they crashed or hung.
+        worker_growth: Bytes a batch by which the workers' memory, all together, has grown and still
+            grows; 0: it does not, or by less than 64 MiB so far.
         sample_errors: Samples that could not be read, and were skipped or replaced.
         sample_retries: Times that a sample was read again.
         shared_memory: Bytes of shared memory that batches have in use now.
@@ -260,6 +262,7 @@ class LoaderStatistics:
     straggler_seconds: float = 0.0
     ready: int = 0
     worker_restarts: int = 0
+    worker_growth: float = 0.0
     sample_errors: int = 0
     sample_retries: int = 0
     shared_memory: int = 0

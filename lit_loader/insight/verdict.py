@@ -420,6 +420,8 @@ def _besides(statistics: LoaderStatistics, transfer: StageTimes | None) -> Itera
         unpinned = statistics.surroundings.device and not statistics.pin.total
         advice = ": pin_memory=True makes it cheaper" if unpinned else ""
         yield f"bringing batches to the device took {percent(share)} of the time{advice}"
+    if statistics.worker_growth:
+        yield f"the workers' memory grew by {_size(statistics.worker_growth)} a batch"
     if statistics.worker_restarts:
         replaced = counted(statistics.worker_restarts, "worker had", "workers had")
         yield f"{replaced} to be replaced"

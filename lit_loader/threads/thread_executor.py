@@ -12,9 +12,10 @@
   (`streams/copies.py`).
 - The global generators are one for all threads and are left alone. A draw from them is noticed:
   they are where they were before the consumer began to wait, or somebody else has moved them.
-- Threads begin at the first `receive` and wait in a queue for what comes. They end with the
-  iterator, as soon as they are done with the sample they are at; persistent ones do so, too, for
-  new ones start in less than a millisecond. All are daemons: none keeps the interpreter.
+- Threads begin at the first `receive`, or with `begin`, and wait in a queue for what comes. They
+  end with the iterator, as soon as they are done with the sample they are at; persistent ones do
+  so, too, for new ones start in less than a millisecond. All are daemons: none keeps the
+  interpreter.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import sys
 import threading
 import time
 import traceback
-import warnings
+import weakref
 from collections import deque
 from types import FrameType
 from typing import Any, Final
@@ -56,8 +57,8 @@ from lit_loader.core.transport.status_board import (
     Stage,
 )
 from lit_loader.core.transport.worker_exception import describe_batch
-from lit_loader.describe import PACKAGE, program_stacklevel
-from lit_loader.errors import LoaderError, StallWarning, WorkerTimeoutError
+from lit_loader.describe import PACKAGE
+from lit_loader.errors import LoaderError, WorkerTimeoutError
 from lit_loader.streams.copies import DatasetCopies
 
 __all__ = ["ThreadExecutor"]
@@ -67,6 +68,12 @@ _GRACE: Final = 0.5
 
 _OFTEN: Final = 32
 """Waits at which it is seen whether a sample draws; then at every power of two."""
+
+_LONGEST_LOOK: Final = 1.0
+"""Seconds between two looks while nothing comes; one that comes later was held up itself."""
+
+_SECOND_STALL: Final = 10
+"""Times ``stall_warning`` after which a stall is told of once more."""
 
 _ADVICE: Final = (
     "which threads share, so that no seed can be theirs: draw from lit_loader.get_rng() or "
@@ -119,7 +126,9 @@ class ThreadExecutor(Executor):
         self.depth = depth
         self._desk = desk = _Desk(spec, seed)
         desk.count, desk.strict = num_workers, strict
-        self._timeout, self._stall = timeout, stall_warning
+        self._timeout = timeout
+        limits = stall_warning, _SECOND_STALL * stall_warning
+        self._stall_limits = [*filter(None, limits)]
         self._pid, self._stopping = os.getpid(), False
         self._waits, self._told = 0, False
         self._submitter, self._before = 0, GlobalStates.now()
@@ -156,23 +165,34 @@ class ThreadExecutor(Executor):
         return outcome
 
     def _take(self, timeout: float | None) -> Outcome | None:
-        desk, began, warn_at = self._desk, time.monotonic(), self._stall or math.inf
+        desk, limits = self._desk, self._stall_limits
+        now, waited, stall = time.monotonic(), 0.0, None
         desk.waiting = True  # before the look: what is handed in from now on rings
         while not desk.done and not self._stopping:
-            waited = time.monotonic() - began
+            before, now = now, time.monotonic()
+            waited += min(now - before, _LONGEST_LOOK)  # not the time of a Ctrl-Z
             if timeout is not None and waited >= timeout:
                 break
-            if waited >= warn_at:
-                warn_at *= 10
-                self._warn_of_stall(waited)
-            until = min(warn_at, math.inf if timeout is None else timeout) - waited
+            until = math.inf if timeout is None else timeout - waited
             until = min(until, self._patience(waited))
+            if limits:
+                stall = self._look_for_stall(waited, stall)
+                next_look = limits[0] / (2 if stall is None else 1) if limits else math.inf
+                until = min(until, next_look - waited)
+            if until != math.inf:
+                until = min(until, _LONGEST_LOOK)
             try:
                 desk.bell.get(timeout=None if until == math.inf else max(0.0, until))
             except queue.Empty:
                 continue
         desk.waiting = False
         return desk.done.popleft() if desk.done else None
+
+    def begin(self) -> None:
+        """Start the threads now, for tasks that nobody receives yet; they end with this object."""
+        weakref.finalize(self, _end, self._desk).atexit = False
+        self._waits += 1  # the program goes on meanwhile, and draws
+        self._start()
 
     def _start(self) -> None:
         """Start the threads that are missing."""
@@ -194,7 +214,7 @@ class ThreadExecutor(Executor):
             return math.inf
         left = self._timeout
         for worker in [*self._desk.workers.values()]:
-            stage, seconds = worker.at()
+            stage, seconds = worker.stage, (time.monotonic_ns() - worker.since) / 1e9
             if stage not in Stage.BUSY and stage != Stage.INITIALISING:
                 continue
             # Before the consumer waits it counts for nothing.
@@ -209,18 +229,18 @@ class ThreadExecutor(Executor):
                 )
         return left
 
-    def _warn_of_stall(self, waited: float) -> None:
-        workers = [*self._desk.workers.values()]
-        at = "\n".join(
-            f"worker thread {each.number}, {Stage.NAMES[each.at()[0]]} for {each.at()[1]:.0f} s "
-            f"({each.task}):\n{each.stack()}"
-            for each in workers
-        )
-        text = (
-            f"lit_loader: no worker thread has given a batch for {waited:.0f} s, and the program "
-            f"waits: [LL038]\n{at}"
-        )
-        warnings.warn(text, StallWarning, stacklevel=program_stacklevel())
+    def _look_for_stall(self, waited: float, stall: Any) -> Any:
+        """Tell of a stall after so many seconds; with what was seen at half of that."""
+        workers, [limit, *_] = [*self._desk.workers.values()], self._stall_limits
+        if waited >= limit / 2 and stall is None:
+            # Most programs never need it.
+            from lit_loader.core.executors.stall import ThreadStall
+
+            stall = ThreadStall(workers)
+        if waited >= limit:
+            del self._stall_limits[0]
+            stall.tell(workers, waited)
+        return stall
 
     def _mark(self) -> GlobalStates | None:
         """Say where the global generators are before a wait; None: it is not looked."""
@@ -267,18 +287,8 @@ class ThreadExecutor(Executor):
 
     def close(self) -> None:
         """End the threads; one that is in the midst of a sample ends behind it."""
-        desk = self._desk
-        if desk.closed or self.elsewhere:
-            return
-        desk.closed = True
-        workers = [*desk.workers.values()]
-        for worker in workers:
-            worker.leave()
-            desk.tasks.put(None)
-        deadline = time.monotonic() + _GRACE
-        for worker in workers:  # the garbage collector, run by one of them, may end up here
-            if worker.thread is not threading.current_thread():
-                worker.thread.join(max(0.0, deadline - time.monotonic()))
+        if not self.elsewhere:
+            _end(self._desk)
 
     @property
     def waiting(self) -> bool:
@@ -322,11 +332,15 @@ class _Worker:
         """Have it end at the next sample."""
         self._words[TOKEN] = -1
 
-    def at(self) -> tuple[int, float]:
-        """Say at which stage it is, and for how many seconds."""
-        return self._words[ROW_WORDS + STAGE], (
-            time.monotonic_ns() - self._words[ROW_WORDS + SINCE]
-        ) / 1e9
+    @property
+    def stage(self) -> int:
+        """At which stage it is."""
+        return self._words[ROW_WORDS + STAGE]
+
+    @property
+    def since(self) -> int:
+        """Since when, in nanoseconds of ``time.monotonic_ns()``."""
+        return self._words[ROW_WORDS + SINCE]
 
     def stack(self) -> str:
         """Give the stack of the thread, where it is in the user's code."""
@@ -447,6 +461,21 @@ def _copies(spec: BatchSpec, needed: bool) -> DatasetCopies | None:
     ):
         return None
     return DatasetCopies(parts, of_structure=True)
+
+
+def _end(desk: _Desk) -> None:
+    """End the threads; a second call does nothing."""
+    if desk.closed:
+        return
+    desk.closed = True
+    workers = [*desk.workers.values()]
+    for worker in workers:
+        worker.leave()
+        desk.tasks.put(None)
+    deadline = time.monotonic() + _GRACE
+    for worker in workers:  # the garbage collector, run by one of them, may end up here
+        if worker.thread is not threading.current_thread():
+            worker.thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _stack(frame: FrameType) -> str:

@@ -366,14 +366,17 @@ class Slow(Data):
             for _ in range(10):
                 time.sleep(0.1)
         return index
-loader = DataLoader(Slow(folder, ()), num_workers=2, multiprocessing_context="fork", timeout=1.5)
+threads = {"worker_method": "thread", "multiprocessing_context": None}
+kind = threads if sys.argv[3] == "threads" else {"multiprocessing_context": method}
+loader = DataLoader(Slow(folder, ()), num_workers=2, timeout=1.5, stall_warning=1.5, **kind)
 say([int(batch) for batch in loader] == list(range(40)))
 """
 
 
-def test_a_pause_of_the_whole_job_is_no_hang(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", ["processes", "threads"])
+def test_a_pause_of_the_whole_job_is_no_hang(tmp_path: Path, workers: str) -> None:
     """A scheduler's, or Ctrl-Z and ``fg``, longer than ``timeout``, while a sample takes time."""
-    process = start(PAUSED, tmp_path, "fork")
+    process = start(PAUSED, tmp_path, "fork", workers)
     expect(process, "at 3")
     os.killpg(process.pid, signal.SIGSTOP)
     threading.Event().wait(2)

@@ -87,8 +87,8 @@ def test_an_executor_may_be_another() -> None:
             return self.depth - outstanding
 
     class OfMine(Seams):
-        def executor(self, core: Any, epoch: Any) -> Any:
-            return Eager(core.inline(core.spec(), epoch.start, None))
+        def executor(self, core: Any, start: Any) -> Any:
+            return Eager(core.inline(core.spec(), start, None))
 
     with with_seams(OfMine(), num_workers=1) as loader:
         assert all(map(torch.equal, loader, EXPECTED))

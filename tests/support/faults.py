@@ -14,6 +14,7 @@ import ctypes
 import os
 import random
 import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -65,6 +66,21 @@ def _all_signals() -> None:
         os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
 
 
+_grown: list[bytes] = []
+
+
+def _grow() -> None:
+    """As a cache without a bound does."""
+    _grown.append(b"x" * (100 << 20))
+
+
+def _wait_for_lock() -> None:
+    """As at a lock that a library's thread held when this process was forked."""
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
 def _raise() -> None:
     raise Struck("a fault of the test")
 
@@ -72,6 +88,8 @@ def _raise() -> None:
 FAULTS: Final[dict[str, Callable[[], object]]] = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "signals": _all_signals,
+    "growth": _grow,
+    "lock": _wait_for_lock,
     "SIGVTALRM": lambda: os.kill(os.getpid(), signal.SIGVTALRM),
     "SIGABRT": lambda: os.kill(os.getpid(), signal.SIGABRT),
     "SIGSEGV": lambda: ctypes.string_at(0),
@@ -83,13 +101,16 @@ FAULTS: Final[dict[str, Callable[[], object]]] = {
 }
 """What may strike; besides: "unpicklable", the batch cannot be carried; "parent", it is killed."""
 
+HARMLESS: Final = ("signals", "growth")
+"""Those after which a worker goes on."""
+
 
 class Strike(NamedTuple):
     """One fault."""
 
     fault: str  # one of `FAULTS`, "unpicklable" or "parent"
     point: str  # one of `POINTS`
-    number: int = 3  # the batch; of no meaning where there is none
+    number: int | None = 3  # the batch; None: whichever; of no meaning where there is none
     epoch: int = 0  # its epoch; for "resuming" and "resumed" the one that begins
     times: int | None = 1  # how often it strikes; None: always
 
@@ -131,7 +152,8 @@ class Faults:
             return bool(self._task.epoch == strike.epoch - 1)
         if strike.point == "fetching" and self._samples != 2:
             return False
-        if strike.point != "ending" and position_of(self._task.number) != strike.number:
+        number = None if strike.point == "ending" else strike.number
+        if number not in (None, position_of(self._task.number)):
             return False
         return bool(self._task.epoch == strike.epoch)
 
@@ -161,7 +183,7 @@ class Faults:
             os.kill(self.parent, signal.SIGKILL)
         else:
             FAULTS[fault]()
-        if fault == "signals":
+        if fault in HARMLESS:
             return
         hang()  # signals may take their time
 

@@ -97,6 +97,7 @@ class BatchLog:
 
     Attributes:
         records: Of the batches given out last, which nobody has summed up.
+        worker_growth: Bytes a batch by which the workers' memory grows.
         last: Of the batch given out last.
         events: Of restarts and bad samples: moment, kind and text.
         nodes: The machine that each remote worker is on, or was last, by its place among them.
@@ -108,6 +109,7 @@ class BatchLog:
 
     def __init__(self) -> None:
         self.worker_restarts = self.sample_errors = self.sample_retries = 0
+        self.worker_growth = 0.0
         self.records: list[Timings] = []
         self.last: Timings | None = None
         self.events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS)

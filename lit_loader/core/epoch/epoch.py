@@ -55,8 +55,8 @@ class Epoch:
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing was drawn yet, and the first task is the epoch's first batch."""
-        return False
+        """Whether nothing was drawn yet, since the epoch was begun or resumed."""
+        return not self.tasks and not self.place.since
 
     def __init__(self, start: EpochStart) -> None:
         self.start, self.place = start, start.position
@@ -119,11 +119,6 @@ class MapEpoch(Epoch):
         self._at, self._first = start.position.start.batches, task_number(start.epoch, 0)
         self._before = start.position.start.ahead  # given out before, by whoever took the state
 
-    @property
-    def is_new(self) -> bool:
-        """Whether nothing was drawn yet, and the first task is the epoch's first batch."""
-        return self._at == 0 and not self._before
-
     def next_task(self) -> Task | None:
         """Draw the next task, unless one is to be given again."""
         while self.again:
@@ -170,10 +165,10 @@ class MapEpoch(Epoch):
         """Take those tasks of the epoch that workers have begun; they are of a computed order."""
         assert isinstance(self._batches, ComputedBatches)
         self._batches.begin()
-        ahead.start, epoch = self.start, self.start.epoch
-        while (number := task_number(epoch, self._at)) in ahead.tasks:
+        ahead.start, behind = self.start, task_number(self.start.epoch + 1, 0)
+        for number in [number for number in ahead.tasks if number < behind]:
             self.tasks[number] = ahead.tasks.pop(number)
-            self._at += 1
+            self._at = position_of(number) + 1
         if ahead.tasks:  # of the epoch after this one, so this one is drawn
             self.is_drawn = True
         else:
@@ -231,6 +226,13 @@ class StreamEpoch(Epoch):
         task = Task(number, point, start.epoch, start.seeds, whose=self._shares[reader])
         self.tasks[number] = task
         return task
+
+    def adopt(self, ahead: Ahead) -> None:
+        """Take the first turns, which workers have begun."""
+        for _ in ahead.tasks:
+            self.next_task()
+        ahead.start = self.start
+        ahead.clear()
 
     def took(self, outcome: Outcome) -> None:
         """Note that a reader's batch, its end, or an error in its place is about to be given."""
@@ -320,15 +322,19 @@ class Ahead:
         return None
 
     def fits(self, start: EpochStart, plan: BatchPlan | None) -> bool:
-        """Whether these are the first batches of an epoch, and of those that follow it.
+        """Whether these are the next batches of an epoch, and of those that follow it.
 
         A dataset that has grown meanwhile, say, has more batches in the epoch than were begun of it
         before the next one was.
         """
-        seeds = self.start.seeds.ahead(start.epoch - self.start.epoch)
-        if plan is None or not plan.is_computed or start.seeds != seeds:
+        at, foreseen = start.position.start, self.start.position.start
+        if start.seeds != self.start.seeds.ahead(start.epoch - self.start.epoch):
             return False
-        expected = lookahead(plan, start.epoch - 1, start.bases)
+        if plan is None:  # the readers' turns follow from where these are
+            return (start.epoch, at.readers) == (self.start.epoch, foreseen.readers)
+        if not plan.is_computed:
+            return False
+        expected = lookahead(plan, start.epoch - 1, start.bases, at.batches, at.ahead)
         for number, task in self.tasks.items():
             epoch, batch, wanted = next(expected, (0, 0, ()))
             if number != task_number(epoch, batch) or not np.array_equal(wanted, task.indices):

@@ -224,6 +224,22 @@ class Epochs:
             self._become(made)
         return begun
 
+    def foresee(self, said: Said = _NOTHING) -> Position | None:
+        """Give where `begin` would begin now; None: beside an iterator. Nothing changes by that.
+
+        It may begin elsewhere all the same: if the program seeds generators meanwhile, say.
+        """
+        self._forget_look()
+        self._count()
+        current, requested = self._current, self._requested()
+        if self._loaded is not None:
+            start = self.now()
+        elif current is None or not current.goes_on:
+            start = self._epoch_start(requested)
+        else:
+            return None
+        return dataclasses.replace(start, told=said.told(start, requested, self.tells))
+
     def go_on(self, position: EpochPosition) -> None:
         """Note that an iterator which is not the current one is asked for a batch."""
         found = [each for each in self._beside if each.position is position]

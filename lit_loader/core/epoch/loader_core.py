@@ -48,7 +48,7 @@ from lit_loader.core.order.shown_samplers import ShardedSampler, ShownSamplers
 from lit_loader.core.order.user_sampler import shown_epoch
 from lit_loader.core.seeding.bases import Bases, LoaderSeeds
 from lit_loader.core.seeding.find_generators import find_generators
-from lit_loader.core.state.position import Shards
+from lit_loader.core.state.position import EpochPosition, Shards
 from lit_loader.core.system.interrupts import HeldBack, let_handlers_through
 from lit_loader.core.system.processors import AS_TORCH_SAYS, times_of_threads
 from lit_loader.core.system.worker_waits import LONG
@@ -84,7 +84,7 @@ _OF_WORKERS: Final = (
 """What persistent workers are started with: where one is set anew, the next epoch has others."""
 
 _OF_THE_PROCESS: Final = (
-    *("begun", "_loader", "_lock", "pool", "_started_with", "latest"),
+    *("begun", "early", "_loader", "_lock", "pool", "_started_with", "latest"),
     *("pid", "runs", "of_process", "_found"),
 )
 """What a copy, or a pickle, begins anew with."""
@@ -131,9 +131,10 @@ class LoaderCore:
         # A forked child has the workers no more.
         self._lock, self.pid = threading.RLock(), os.getpid()
         self.pool: WorkerPool | None = None  # the persistent workers
-        self._started_with: list[Any] = []  # options
+        self._started_with: dict[str, Any] = {}  # options
         self._shares: bool | None = None  # whether the dataset holds what others may change
         self.begun: Ahead | None = None  # what the workers are at for the next epoch
+        self.early: Any = None  # workers that have begun before an iterator has
         # The iterators with workers that are alive.
         self.runs: weakref.WeakSet[LoaderIterator[Any]] = weakref.WeakSet()
         self.latest: Callable[[], Any] = lambda: None  # the iterator made last, while it lives
@@ -401,11 +402,42 @@ class LoaderCore:
         """Give what makes batches in this process."""
         return Inline(spec, self.worker_seed(start), pin)
 
+    def start(self) -> None:
+        """Let workers begin before an iterator does; see ``DataLoader.start``."""
+        from lit_loader.core.epoch.early_start import Early  # which most programs do not ask for
+
+        with self.lock, HeldBack():
+            if self.pool is None and self._make() in self.runs:
+                place = self.epochs.foresee(self._said())
+                if place is None:
+                    return
+                position = EpochPosition(place, self.readers)
+                start = EpochStart(place.epoch, place.bases, place.seeds, None, position)
+                if self.early is None or not self.early.fits(self, start):
+                    self._end_workers()
+                    self.early = Early(self, start)
+
+    def _early(self, epoch: Epoch) -> tuple[Any, Ahead | None] | None:
+        """Give workers that have begun early, if they are such as an epoch needs."""
+        early = self.early
+        if early is None or not epoch.is_new:
+            return None
+        self.early = None
+        if not early.fits(self, epoch.start):
+            early.close()
+            return None
+        if self.loader.persistent_workers and self.loader.worker_method != "thread":
+            self.pool, self._started_with = early.workers, self.options()
+        return early.hand_over()  # type: ignore[no-any-return]
+
     def hire(self, run: LoaderIterator[Any], epoch: Epoch) -> tuple[Executor, Ahead | None]:
         """Give workers to an iterator; and what they have begun of its epoch, if that fits."""
-        if (other := self.seams.executor(self, epoch)) is not None:
+        early = self._early(epoch)
+        if early is None and (other := self.seams.executor(self, epoch.start)) is not None:
             return other, None
-        pool, begun = self._claim(run, epoch)
+        if early is not None and isinstance(early[0], Executor):
+            return early
+        pool, begun = early or self._claim(run, epoch)
         loader, start = self.loader, epoch.start
         executor = PoolExecutor(pool, run.healer, self.depth, loader.memory_budget is not None)
         pool.patient = bool(loader.timeout)
@@ -415,24 +447,20 @@ class LoaderCore:
         return executor, begun
 
     def _claim(self, run: LoaderIterator[Any], epoch: Epoch) -> tuple[WorkerPool, Ahead | None]:
-        remote, holder, start = self._remote, self._holder, epoch.start
-        workers = self.loader.num_workers or (0 if remote else 1)  # 0: from the next one on
+        holder, start = self._holder, epoch.start
         if not self.loader.persistent_workers or (holder is not None and run.superseded):
-            return self.start_pool(self.worker_seed(start), workers, remote), None
+            return self.new_workers(start), None
         if holder is not None:
             holder.revoke()
-        now = [self._found.get(name, getattr(self.loader, name)) for name in _OF_WORKERS]
         if (had := self.pool) is not None and (
-            had.closed
-            or had.num_workers != workers
-            or any(a is not b and a != b for a, b in zip(now, self._started_with, strict=True))
+            had.closed or had.num_workers != self._local or not self.has(self._started_with)
         ):
             self._end_workers()
         begun, self.begun = self.begun, None
         pool = self.pool
         if pool is None:
-            self._started_with = now
-            pool = self.pool = self.start_pool(self.worker_seed(start), workers, remote)
+            self._started_with = self.options()
+            pool = self.pool = self.new_workers(start)
             return pool, None
         # A forgotten iterator is collected at any time, also when others have used the workers.
         known = begun is not None and begun.token == pool.token
@@ -460,6 +488,29 @@ class LoaderCore:
         """
         persistent = self.loader.persistent_workers
         return start.bases.torch if persistent else start.seeds.of(start.epoch)[0] >> 1
+
+    @property
+    def _local(self) -> int:
+        """How many workers there are to be on this machine."""
+        loader = self.loader
+        remote = loader.num_remote_workers and not self.iterable
+        return loader.num_workers or int(not remote)  # 0: from the next one on
+
+    def options(self, *more: str) -> dict[str, Any]:
+        """Give the options that workers are started with, as ``iter(loader)`` has found them."""
+        names = (*_OF_WORKERS, *more)
+        return {name: self._found.get(name, getattr(self.loader, name)) for name in names}
+
+    def has(self, options: dict[str, Any]) -> bool:
+        """Whether the loader has these options still."""
+        now = self.options(*options)
+        return all(now[name] is value or now[name] == value for name, value in options.items())
+
+    def new_workers(self, start: EpochStart) -> Any:
+        """Start the workers that an epoch needs: a pool, or another executor."""
+        if (other := self.seams.executor(self, start)) is not None:
+            return other
+        return self.start_pool(self.worker_seed(start), self._local, self._remote)
 
     def start_pool(self, seed: int, num_workers: int, remote: Any = None) -> WorkerPool:
         """Start workers for batches of a base seed."""
@@ -490,9 +541,9 @@ class LoaderCore:
         self.pool = self.begun = None
 
     def _end_workers(self) -> None:
-        pool, self.pool = self.pool, None
+        pools, self.pool, self.early = (self.pool, self.early), None, None
         self.begun = None
-        if pool is not None:
+        for pool in filter(None, pools):
             pool.close()
 
     def end_idle_workers(self) -> None:
@@ -626,7 +677,7 @@ class LoaderCore:
                 return
         page.write(figures or self._shown_at_first(), run.ready, now)
         if run.pool is not None:
-            run.pool.look_at_memory(now / 1e9)
+            self.log.worker_growth = run.pool.look_at_memory(self.dataset, now / 1e9)
 
     def _shown_at_first(self) -> dict[str, Any]:
         """What viewers are shown before the first second is over: nothing is summed up for it."""

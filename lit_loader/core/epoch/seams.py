@@ -50,7 +50,7 @@ class Seams:
         """Give what copies batches ahead to a device: ``stage``, ``source``, ``take``; or None."""
         return None
 
-    def executor(self, core: Any, epoch: Any) -> Any:
+    def executor(self, core: Any, start: Any) -> Any:
         """Give an `Executor` of another kind than worker processes; None: these make batches."""
         return None
 

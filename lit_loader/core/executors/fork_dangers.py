@@ -2,7 +2,7 @@
 
 Looked for once, when workers are about to be forked, and told with the cure: an open file has one
 position for all processes, a connection one conversation, a library's threads are not there. Only
-what the dataset holds counts, and only where no harm can be excluded: not for one worker, a file
+what the dataset holds counts, and only where no harm can be excluded: not a file of one worker, or
 that only ``__init__`` reads, reads by ``pread``, memory maps, HDF5 (which reads by ``pread``), a
 class that looks at its process id, and what a ``worker_init_fn`` opens again.
 
@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from lit_loader.core.seeding.find_generators import CLOSED, instance_dict, is_leaf, root_of
 from lit_loader.core.system import linux
 
-__all__ = ["fork_dangers"]
+__all__ = ["Holding", "fork_dangers", "held_by"]
 
 _OBJECTS: Final = 300
 """That are looked at; each takes 1 to 3 us."""
@@ -60,7 +60,7 @@ _POOLS: Final = {"polars": "polars-", "zarr": "zarr_io", "tensorstore": "tensors
 """Libraries whose objects are of no use in a fork once their threads run, and how these begin."""
 
 
-class _Holding(NamedTuple):
+class Holding(NamedTuple):
     """An object, and how the dataset has it."""
 
     value: Any
@@ -68,10 +68,27 @@ class _Holding(NamedTuple):
     name: str  # the attribute
 
 
-def fork_dangers(dataset: Any, worker_init_fn: Any) -> list[str]:
-    """Say what several forked workers would share that they must not, each with the cure."""
-    held, used = _walked(dataset)
-    told = [(each, text) for each in held if (text := _danger(each.value, each.path))]
+def fork_dangers(dataset: Any, worker_init_fn: Any, several: bool = True) -> list[str]:
+    """Say what forked workers would share that they must not, each with the cure.
+
+    One worker, and not ``several``, shares nothing; but it may lack a library's threads.
+    """
+    if not several and _POOLS.keys().isdisjoint(sys.modules):
+        return []
+    held, kinds = held_by(dataset)
+    if any(type(each.value).__module__ == "multiprocessing.synchronize" for each in held):
+        return []  # with a lock of all processes, its reads wait for each other
+    used: set[str] = set()
+    for kind in kinds:
+        for name, member in [*vars(kind).items()]:
+            if name != "__init__":
+                used |= _names(getattr(getattr(member, "fget", member), "__code__", None))
+    told = [
+        (each, text)
+        for each in held
+        if (several or root_of(type(each.value)) in _POOLS)
+        and (text := _danger(each.value, each.path))
+    ]
     if not told or not _CAREFUL.isdisjoint(used):
         return []
     opened = _names(getattr(worker_init_fn, "__code__", None))
@@ -80,15 +97,12 @@ def fork_dangers(dataset: Any, worker_init_fn: Any) -> list[str]:
     return [text for each, text in told if each.name in used and each.name not in opened]
 
 
-def _walked(dataset: Any) -> tuple[list[_Holding], set[str]]:
-    """What a dataset holds, breadth first, and the names that its classes use after ``__init__``.
-
-    Where it has a lock of all processes, its reads wait for each other: nothing is held, then.
-    """
+def held_by(dataset: Any) -> tuple[list[Holding], set[type]]:
+    """What a dataset holds, breadth first, and the classes of the user's objects among it."""
     seen: set[int] = set()
     kinds: set[type] = set()
-    held: list[_Holding] = []
-    waiting = deque([_Holding(dataset, type(dataset).__name__, "")])
+    held: list[Holding] = []
+    waiting = deque([Holding(dataset, type(dataset).__name__, "")])
     while waiting and len(seen) < _OBJECTS:
         at = waiting.popleft()
         value, kind = at.value, type(at.value)
@@ -98,22 +112,15 @@ def _walked(dataset: Any) -> tuple[list[_Holding], set[str]]:
         held.append(at)
         if kind in (list, tuple):
             items = enumerate(value[:_ITEMS])
-            waiting += (_Holding(item, f"{at.path}[{n}]", at.name) for n, item in items)
+            waiting += (Holding(item, f"{at.path}[{n}]", at.name) for n, item in items)
         elif kind is dict:
             pairs = [*islice(value.items(), _ITEMS)]
-            waiting += (_Holding(item, f"{at.path}[{key!r}]", at.name) for key, item in pairs)
-        elif kind.__module__ == "multiprocessing.synchronize":
-            return [], set()
+            waiting += (Holding(item, f"{at.path}[{key!r}]", at.name) for key, item in pairs)
         elif root_of(kind) not in _CLOSED or kind.__module__.startswith("torch.utils.data"):
             kinds.update(kind.__mro__)
             attributes = [*instance_dict(value).items()]
-            waiting += (_Holding(item, f"{at.path}.{name}", name) for name, item in attributes)
-    used: set[str] = set()
-    for kind in kinds:
-        for name, member in [*vars(kind).items()]:
-            if name != "__init__":
-                used |= _names(getattr(getattr(member, "fget", member), "__code__", None))
-    return held, used
+            waiting += (Holding(item, f"{at.path}.{name}", name) for name, item in attributes)
+    return held, kinds
 
 
 def _danger(value: Any, path: str) -> str | None:

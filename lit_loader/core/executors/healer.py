@@ -58,6 +58,10 @@ Fault = type[WorkerDiedError] | type[WorkerTimeoutError]
 
 _KILLS_IN_A_ROW: Final = 2
 
+_AT_A_LOCK: Final = (
+    "It had made no batch: it may wait for a lock that another thread held when it was forked"
+)
+
 _ADVICE: Final = {
     WorkerDiedError: "num_workers=0 shows errors in place.",
     # Without workers the training process itself would hang, and have no timeout.
@@ -137,6 +141,8 @@ class Healer:
         message = hung(ended, seconds, self._timeout, self.assigned)
         if first and self._replaces_from_elsewhere(pool, ended, origin, message):
             return None
+        if first and workers.forks:
+            message += f"\n{_AT_A_LOCK}: set multiprocessing_context='forkserver' or 'spawn'."
         return self._see_to(pool, ended, WorkerTimeoutError, message)
 
     # --- the budget ---
@@ -191,8 +197,7 @@ class Healer:
         self._kills[number] += 1
         self._moves[number] += 1
         notice = (
-            f"{message}\nIt had made no batch: it may wait for a lock that another thread held "
-            f"when it was forked. It has been replaced by a worker from {workers.source}, and "
+            f"{message}\n{_AT_A_LOCK}. It has been replaced by a worker from {workers.source}, and "
             f"nothing is lost (restart {self._charged} of at most max_worker_restarts="
             f"{self._max_restarts} in this epoch). [LL011]"
         )

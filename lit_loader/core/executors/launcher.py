@@ -107,13 +107,13 @@ _forking: Final = threading.RLock()
 def make_starter(context: BaseContext, links: Links, spec: BatchSpec) -> Starter:
     """Choose where workers come from: on Linux, if they are to be forked, from a launcher."""
     forks = context.get_start_method() == "fork"
-    if forks and links.num_workers > 1:
+    if forks:
         from lit_loader.core.executors.fork_dangers import (
             fork_dangers,  # of no use where none are forked
         )
 
         level = program_stacklevel()
-        for text in fork_dangers(spec.dataset, spec.worker_init_fn):
+        for text in fork_dangers(spec.dataset, spec.worker_init_fn, links.num_workers > 1):
             warnings.warn(text, RuntimeWarning, stacklevel=level)
     if forks and _has_pidfds():
         return Launcher(context, links, Payload(spec))

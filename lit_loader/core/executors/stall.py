@@ -6,7 +6,7 @@
                                    ─▶ at ``stall_warning``: tell, a StallWarning
                                    ─▶ ten times as long: tell, for the last time
 
-A program in which all goes well never loads this.
+Worker threads likewise (`ThreadStall`). A program in which all goes well never loads this.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lit_loader.describe import program_stacklevel
 from lit_loader.errors import StallWarning
 from lit_loader.sentences import doing, duration
 
-__all__ = ["Stall"]
+__all__ = ["Stall", "ThreadStall"]
 
 _BUSY: Final = 0.05
 """Part of the time: a worker that got a processor for more of it computes, and does not sleep."""
@@ -37,6 +37,8 @@ _SHOWN: Final = 8
 
 _LINES: Final = 12
 """Lines of a worker's stacks."""
+
+_SLOW: Final = "Use more workers or smaller batches, or make the samples cheaper."
 
 _UNNAMED: Final = ("python", "python3", "pt_main_thread", Path(sys.executable).name[:15])
 """What threads are called that were given no name: torch's, OpenMP's."""
@@ -78,49 +80,89 @@ class Stall:
             lines.append(f"… and {len(rows) - _SHOWN} more")
         if pool.workers.relay is not None:
             lines.append("workers on other machines have sent nothing either")
-        how = "its workers are slow, and get on. [LL009]"
-        if not slow:
-            how = "its workers do not get on. [LL008]"
-        return "\n".join(
-            (
-                f"lit_loader: no batch has come for {duration(seconds)}, and the program waits: "
-                f"{how}",
-                *lines,
-                f"{advice} (stall_warning=0 turns this warning off.)",
-            )
-        )
+        return _told(seconds, slow, lines, advice)
 
     def _line(self, pool: Any, worker: int, row: BoardRow) -> str:
-        now = time.monotonic()
         process = pool.workers.processes.get(worker)
         pid = 0 if process is None else process.pid
         packed = pool.packed_indices(row.number)
         what = doing(row.stage, None)
         if row.number >= 0:
             what = doing_task(row, unpack_indices(packed) if packed else None)
-        parts = [f"Worker {worker} (pid {pid}): {what}"]
-        if row.since:
-            parts.append(f"for {duration(now - row.since / 1e9)}")
-        use = _use(pid)
-        if use is None:
-            parts.append("and the kernel says nothing of it")
-        else:
-            past, used = now - self._began, use.cpu - self._used.get(worker, use.cpu)
-            computes = used > _BUSY * past
-            if (at := looks.sleeps_at(pid)) and not computes:
-                parts.append(f"sleeps at {at}")
-            parts.append(f"got {used:.1f} s of processor time in the last {duration(past)}")
-            if use.state in _STATES:
-                parts.append(_STATES[use.state])
+        who = f"Worker {worker} (pid {pid}): {what}"
+        line = _at(who, row.since, pid, self._began, self._used.get(worker))
         try:
             fd = pool.workers.stacks_of(worker)
             stack = shortened(looks.ask(pid, fd)).splitlines()[:_LINES]
         except looks.NoStacks as none:
             stack = [f"  no stack: {none}"]
-        return "\n".join([", ".join(parts), *stack])
+        return "\n".join([line, *stack])
 
 
-def _use(pid: int) -> looks.Use | None:
+class ThreadStall:
+    """The same where worker threads give nothing; ``workers`` are the executor's."""
+
+    def __init__(self, workers: list[Any]) -> None:
+        self._began = time.monotonic()
+        self._used = {
+            each.number: use.cpu for each in workers if (use := _use(_task(each))) is not None
+        }
+
+    def tell(self, workers: list[Any], seconds: float) -> None:
+        """Warn; ``seconds`` is how long nothing has come."""
+        slow = any(each.since / 1e9 > self._began for each in workers)
+        lines = []
+        for each in workers[:_SHOWN]:
+            who = f"Worker thread {each.number}: {Stage.NAMES[each.stage]} ({each.task})"
+            used = self._used.get(each.number)
+            lines += [_at(who, each.since, _task(each), self._began, used), each.stack()]
+        advice = _SLOW if slow else "Look at the stacks: a thread cannot be ended or replaced."
+        warnings.warn(
+            _told(seconds, slow, lines, advice), StallWarning, stacklevel=program_stacklevel()
+        )
+
+
+def _task(worker: Any) -> str:
+    """Where the kernel has a thread of this process."""
+    return f"self/task/{worker.thread.native_id}"
+
+
+def _told(seconds: float, slow: bool, lines: list[str], advice: str) -> str:
+    how = "its workers are slow, and get on. [LL009]"
+    if not slow:
+        how = "its workers do not get on. [LL008]"
+    return "\n".join(
+        (
+            f"lit_loader: no batch has come for {duration(seconds)}, and the program waits: {how}",
+            *lines,
+            f"{advice} (stall_warning=0 turns this warning off.)",
+        )
+    )
+
+
+def _at(who: str, since: int, pid: int | str, began: float, before: float | None) -> str:
+    """Say what one is at: since when, at what it sleeps, and what processor time it has had.
+
+    ``before`` is what it had had at ``began``.
+    """
+    now, parts = time.monotonic(), [who]
+    if since:
+        parts.append(f"for {duration(now - since / 1e9)}")
+    use = _use(pid)
+    if use is None:
+        parts.append("and the kernel says nothing of it")
+        return ", ".join(parts)
+    past, used = now - began, use.cpu - (use.cpu if before is None else before)
+    computes = used > _BUSY * past
+    if (at := looks.sleeps_at(pid)) and not computes:
+        parts.append(f"sleeps at {at}")
+    parts.append(f"got {used:.1f} s of processor time in the last {duration(past)}")
+    if use.state in _STATES:
+        parts.append(_STATES[use.state])
+    return ", ".join(parts)
+
+
+def _use(pid: int | str) -> looks.Use | None:
     try:
         return looks.use_of(pid)
     except (OSError, ValueError, IndexError):
@@ -130,7 +172,7 @@ def _use(pid: int) -> looks.Use | None:
 def _advice(pool: Any, rows: dict[int, BoardRow], slow: bool, locked: bool) -> str:
     """Say what to do."""
     if slow:
-        return "Use more workers or smaller batches, or make the samples cheaper."
+        return _SLOW
     if not rows:
         return "Look at the machines of the remote workers."
     if all(row.stage == Stage.STARTING for row in rows.values()) and not pool.workers.forks:

@@ -448,20 +448,23 @@ class WorkerPool:
                 del self._stall_limits[0]
                 self._stall.tell(self, self._quiet)
 
-    def look_at_memory(self, now: float) -> None:
+    def look_at_memory(self, dataset: Any, now: float) -> float:
         """Tell of workers that grow without end; at ``time.monotonic()``, in the consumer's thread.
+
+        Returns by how many bytes a batch they grow.
 
         The first time, note how many processes the kernel has ended so far for want of memory.
         """
         if now < self._memory_due:
-            return
+            return 0.0 if self._growth is None else self._growth.slope
         from lit_loader.core.executors.growth import EVERY, Growth  # which short runs do not need
 
         if self._growth is None:
             self._growth = Growth()
             self.oom_kills = memory_limits().oom_kills
         self._memory_due = now + EVERY
-        self._growth.look(self, now)
+        self._growth.look(self, dataset, now)
+        return self._growth.slope  # type: ignore[no-any-return]
 
     def packed_indices(self, number: int) -> bytes:
         """The packed indices of a task without an outcome; b"": there are none."""

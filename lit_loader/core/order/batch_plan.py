@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -248,11 +248,11 @@ class ComputedBatches:
             self._plan.sampler.begin(self._epoch)
             self._begun = True
 
-    def __iter__(self) -> Iterator[Any]:
-        """Give all batches; nothing is begun by that, and no epoch set on any sampler."""
+    def from_batch(self, first: int) -> Iterator[tuple[int, Any]]:
+        """Give batches with their numbers; nothing is begun by that, and no sampler's epoch set."""
         self._begun = True
-        for number in range(-(-self._share // self._size)):
-            yield self.draw(number)
+        for number in range(first, -(-self._share // self._size)):
+            yield number, self.draw(number)
 
     def _compute(self, number: int) -> tuple[int, Any]:
         plan, start = self._plan, number * self._size
@@ -265,14 +265,21 @@ class ComputedBatches:
         return self._chunk
 
 
-def lookahead(plan: BatchPlan, epoch: int, bases: Bases) -> Iterator[tuple[int, int, Any]]:
-    """Give epoch, number and indices of the batches after an epoch, of one of the own orders."""
+def lookahead(
+    plan: BatchPlan, epoch: int, bases: Bases, begin: int = 0, without: Container[int] = ()
+) -> Iterator[tuple[int, int, Any]]:
+    """Give epoch, number and indices of the batches after an epoch, of one of the own orders.
+
+    Those of the first epoch from batch ``begin`` on, and ``without`` some.
+    """
     for following in itertools.count(epoch + 1):
-        position = -1
-        for position, indices in enumerate(ComputedBatches(plan, following, bases)):
-            yield following, position, indices
-        if position < 0:
+        number = -1
+        for number, indices in ComputedBatches(plan, following, bases).from_batch(begin):
+            if number not in without:
+                yield following, number, indices
+        if number < 0 and not begin:
             return  # an epoch without batches: so are all others
+        begin, without = 0, ()
 
 
 def distributed_sampler_of(sampler: Any) -> DistributedSampler[Any] | None:

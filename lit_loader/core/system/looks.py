@@ -68,14 +68,17 @@ class Use(NamedTuple):
     cpu: float  # seconds of processor time so far
 
 
-def use_of(pid: int) -> Use:
-    """Look at a process; OSError: it is gone, or nobody may."""
+def use_of(pid: int | str) -> Use:
+    """Look at a process, or at a thread (``self/task/7``); OSError: it is gone, or nobody may."""
     fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     return Use(fields[0], (int(fields[11]) + int(fields[12])) * _TICK)
 
 
-def sleeps_at(pid: int) -> str:
-    """Say what the first thread of a process sleeps at: ``a read of /data/a.bin``; "": unknown."""
+def sleeps_at(pid: int | str) -> str:
+    """Say what a thread, or a process's first one, sleeps at: ``a read of /data/a.bin``; or "".
+
+    ``pid`` may be that of a process, or ``self/task/7``.
+    """
     try:
         number, *arguments = Path(f"{linux.PROC}/{pid}/syscall").read_text().split()
         name = _NAMES.get(int(number), f"system call {number}")

@@ -347,7 +347,9 @@ def test_a_program_that_needs_forks_is_given_no_fork_server(why: str) -> None:
     else:
         dataset.lock = LIBRARY  # type: ignore[attr-defined]
     options |= {"timeout": 0.5, "max_worker_restarts": 2}
-    with holding(LIBRARY), told() as texts, pytest.raises(WorkerTimeoutError, match="in decode"):
+    with holding(LIBRARY), told() as texts, pytest.raises(WorkerTimeoutError) as caught:
         ints(DataLoader(dataset, num_workers=1, **options))
+    assert "in decode" in str(caught.value)
+    assert "when it was forked: set multiprocessing_context='forkserver'" in str(caught.value)
     assert "from this program as it is now" in texts[0]
     assert "fork server" not in "".join(texts)

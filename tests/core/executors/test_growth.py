@@ -1,5 +1,11 @@
 """Workers whose memory grows until the kernel ends one: told before, and called that after."""
 
+import collections
+import functools
+import re
+from collections import deque
+from typing import Any
+
 import pytest
 
 from lit_loader import DataLoader
@@ -44,6 +50,10 @@ def test_a_cache_without_a_bound() -> None:
     text = str(warning.message)
     assert "100 MiB are left" in text
     assert "The largest is worker 0 (pid " in text
+    assert "Most likely Cached.cache (dict) grows: bound it" in text
+    statistics = loader.statistics()
+    assert 2 << 20 < statistics.worker_growth < 8 << 20
+    assert re.search(r"workers' memory grew by [3-7][\d.]* MB a batch", statistics.verdict)
     kibibytes = int(text.partition(" KiB a batch")[0].rpartition("(")[2].replace(",", ""))
     assert 2048 < kibibytes < 8192
     assert warning.filename == __file__
@@ -51,7 +61,50 @@ def test_a_cache_without_a_bound() -> None:
 
 @pytest.mark.usefixtures("often")
 def test_a_cache_with_a_bound() -> None:
-    assert len([*DataLoader(Cached(True), None, num_workers=1)]) == 100
+    loader = DataLoader(Cached(True), None, num_workers=1)
+    assert len([*loader]) == 100
+    assert loader.statistics().worker_growth == 0
+
+
+@functools.cache
+def decoded(index: int) -> bytes:
+    return b"x" * index
+
+
+class Transform:
+    def __init__(self) -> None:
+        self.names = ["a", "b"]
+        self.seen: list[int] = []
+
+    def __call__(self, sample: int) -> int:
+        assert self.names
+        self.seen.append(sample)
+        return sample
+
+
+class Several(OfLength):
+    """Lists that are read only, and what samples add to."""
+
+    def __init__(self) -> None:
+        super().__init__(10)
+        self.files = [f"{number}.jpg" for number in range(10)]
+        self.transform = Transform()
+        self.sizes: collections.Counter[int] = collections.Counter()
+        self.last: deque[int] = deque(maxlen=8)
+
+    def __getitem__(self, index: int) -> Any:
+        self.sizes[len(self.files[index])] += 1
+        self.last.append(index)
+        return self.transform(len(decoded(index)))
+
+
+def test_what_samples_add_to() -> None:
+    assert growth.growing(Several()) == [
+        "Several.sizes (Counter)",
+        "Several.transform.seen (list)",
+        "decoded (a functools.cache without a bound)",
+    ]
+    assert growth.growing(range(3)) == []
 
 
 def test_there_is_enough_left(often: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,38 @@ def test_a_worker_that_somebody_has_stopped() -> None:
         ints(iterator)
 
 
+def test_threads_that_hang(gate: Gate) -> None:
+    """(Warnings are errors here, so it ends, too.)"""
+
+    def sample(index: int) -> int:
+        gate.wait()
+        return index
+
+    loader = DataLoader(Call(sample, 4), num_workers=2, worker_method="thread", stall_warning=1)
+    with pytest.raises(StallWarning, match="its workers do not get on") as caught:
+        list(loader)
+    gate.open()
+    for thread in threading.enumerate():
+        if thread.name.startswith("lit_loader worker"):
+            thread.join(5)
+    text = str(caught.value)
+    assert "worker thread 0: fetching (batch 0), for 1.0 s, sleeps at " in text, text
+    assert "got 0.0 s of processor time" in text
+    assert "in sample" in text and "a thread cannot be ended" in text
+
+
+def test_slow_threads() -> None:
+    def sample(index: int) -> int:
+        time.sleep(0.1)
+        return index
+
+    threads: dict[str, Any] = {"num_workers": 1, "worker_method": "thread"}
+    loader = DataLoader(Call(sample, 40), 20, stall_warning=1.5, **threads)
+    with pytest.warns(StallWarning, match="its workers are slow, and get on") as caught:
+        assert [len(batch) for batch in loader] == [20, 20]
+    assert len(caught) == 1
+
+
 def test_it_is_told_once_more_after_ten_times_as_long(gate: Gate) -> None:
     told: list[str] = []
 
