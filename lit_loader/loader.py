@@ -58,6 +58,7 @@ from lit_loader.sampling.orders import epoch_number
 from lit_loader.sampling.shown_samplers import choose_samplers
 from lit_loader.seeding.bases import LoaderSeeds
 from lit_loader.statistics.auto_workers import NumWorkers
+from lit_loader.statistics.recorder import Recorder
 from lit_loader.statistics.records import LoaderStatistics
 from lit_loader.streams.datapipes import set_shuffle
 from lit_loader.system.processors import advice_if_too_many
@@ -232,6 +233,8 @@ class DataLoader(_TorchLoader[T_co]):
     # for that, and on again.
     __initialized = False
     _core: LoaderCore
+    role = ""
+    """What the loader is for ("train"), as `lit-loader-top` shows it; any text may be set."""
     _copies_to: tuple[torch.device, Move] | None = None
 
     # torch's constructor is not called: it would set up torch's machinery.
@@ -583,6 +586,11 @@ class DataLoader(_TorchLoader[T_co]):
             memory: Say what memory the loader takes, too. Without, it costs about a millisecond.
         """
         return self._core.statistics(memory)
+
+    @property
+    def recorder(self) -> Recorder:
+        """What collects the times of each batch; its ``listener`` is given them, for monitors."""
+        return self._core.recorder
 
     def close(self) -> None:
         """End the workers and let go of all that belongs to them; a second call does nothing.

@@ -133,7 +133,6 @@ class LoaderCore:
         self.auto: AutoWorkers | None = None  # with ``num_workers="auto"``
         self.checked = False  # whether ``check_exactness`` has compared its batches
         self.reads_again = False  # whether resuming reads again what has been given out before
-        self.role = ""  # what the loader is for, as messages name it
         self._warnings_given: set[str] = set()
         self.resizes = 0  # how often the number of workers was changed while they live
         self.begin_in_this_process(loader)

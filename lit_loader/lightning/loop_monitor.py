@@ -79,7 +79,7 @@ class LoaderHistory:
 
     def begin(self, loader: DataLoader[Any]) -> None:
         """Take in the records of a loader from now on."""
-        self._source = loader._core.recorder
+        self._source = loader.recorder
         # First those that it has made already: one without length has given out its first batch.
         self._source.listener = self._take
         self._before = self._first = loader.statistics()
@@ -165,7 +165,7 @@ class LoopMonitor:
                 self._histories[name] = LoaderHistory(self._began, self._keep)
             self._histories[name].begin(loader)
         self._loaders = found
-        self._recorders = [loader._core.recorder for loader in found.values()]
+        self._recorders = [loader.recorder for loader in found.values()]
 
     def start_step(self) -> None:
         """Note that a step starts."""

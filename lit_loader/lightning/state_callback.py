@@ -247,6 +247,7 @@ class LoaderStateCallback(Callback):
         rehearsal.is_on = False
         self._loaders = []
         CALLBACKS.discard(self)
+        # reach: lightning: that of the class again
         vars(trainer.fit_loop).pop("_load_combined_loader_states", None)
 
     def on_exception(
