@@ -49,6 +49,7 @@ from lit_loader.lightning.trainer_progress import (
     recount_batches,
     states_in,
 )
+from lit_loader.sampling.orders import EpochOrder
 from lit_loader.seeding.bases import rehearsal
 from lit_loader.system import processors
 
@@ -153,15 +154,22 @@ class LoaderStateCallback(Callback):
                 f"the checkpoint has the positions of {len(states)} training loaders, but there "
                 f"are {len(self._loaders)}: resume with the loaders that it was made with"
             )
-        self._commit()
+        for loader in self._loaders:
+            if loader not in before:  # else a batch that was taken ahead would count as used
+                loader.commit()
         for loader, state in zip(self._loaders, states, strict=False):
             loader.load_state_dict(state)
-            loader.set_epoch(state.get("requested", state["epoch"]))  # that which it is in
+            if not _is_programs(loader):  # that which it is in
+                loader.set_epoch(state.get("requested", state["epoch"]))
         for loader, other in zip(self._loaders, before, strict=False):
             if loader is not other:
                 _follow(loader, other.state_dict())
         if not states or self._epoch is not None:
-            self._set_epoch(_epoch(trainer) if self._epoch is None else self._epoch)
+            epoch = _epoch(trainer) if self._epoch is None else self._epoch
+            self._set_epoch(epoch)
+            for sampler in (each for loader in self._loaders for each in _told(loader)):
+                if epoch or isinstance(sampler, EpochOrder):
+                    sampler.set_epoch(epoch)  # before a batch is taken ahead
         self._resumed, self._epoch, self._is_first = states, None, True
 
     def on_save_checkpoint(
@@ -198,7 +206,7 @@ class LoaderStateCallback(Callback):
             rank_zero_warn(_NO_POSITION)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Sets the epoch of the loaders that have not begun it."""
+        """Sets the epoch of the loaders that have not begun it, where Lightning does not."""
         if not (self._is_first and _fetches_ahead(trainer)):
             self._set_epoch(_epoch(trainer))
         self._is_first = False
@@ -215,7 +223,9 @@ class LoaderStateCallback(Callback):
     ) -> None:
         """Commits: the step that ends here will not be repeated."""
         within = not trainer.is_last_batch
-        self._commit(within and _fetches_ahead(trainer), within)
+        ahead = within and _fetches_ahead(trainer)
+        for loader in self._loaders:
+            loader.commit(ahead, within)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keeps apart what is drawn: Lightning puts the generators back afterwards."""
@@ -242,6 +252,12 @@ class LoaderStateCallback(Callback):
         if getattr(fetcher, "batches", ()):
             iter(fetcher)
 
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Commits: a pass of a single batch was a pass, and the next one is another."""
+        for loader in _val_loaders(trainer):
+            if loader not in self._loaders:
+                loader.commit()
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Keeps no reference to the loaders."""
         rehearsal.is_on = False
@@ -259,11 +275,8 @@ class LoaderStateCallback(Callback):
 
     def _set_epoch(self, epoch: int) -> None:
         for loader in self._loaders:
-            loader.set_epoch(epoch)
-
-    def _commit(self, ahead: bool = False, within: bool = False) -> None:
-        for loader in self._loaders:
-            loader.commit(ahead, within)
+            if not (_told(loader) or _is_programs(loader)):
+                loader.set_epoch(epoch)
 
 
 def _put_first(callback: LoaderStateCallback, trainer: Trainer) -> None:
@@ -313,6 +326,17 @@ def _epoch(trainer: Trainer) -> int:
     """What Lightning itself passes to the samplers of the loaders."""
     progress: Any = trainer.fit_loop.epoch_progress
     return int(progress.current.processed)
+
+
+def _told(loader: DataLoader[Any]) -> list[Any]:
+    """Those of a loader's samplers that Lightning itself tells the epoch."""
+    samplers = loader.sampler, getattr(loader.batch_sampler, "sampler", None)
+    return [each for each in samplers if callable(getattr(each, "set_epoch", None))]
+
+
+def _is_programs(loader: DataLoader[Any]) -> bool:
+    """Whether it is the program that tells the batch sampler an epoch, if anybody does."""
+    return callable(getattr(loader.batch_sampler, "set_epoch", None)) and not _told(loader)
 
 
 def _follow(loader: DataLoader[Any], state: State) -> None:

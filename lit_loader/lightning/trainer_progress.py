@@ -123,11 +123,11 @@ def mark_consumed(trainer: Trainer, ours: Sequence[Any], states: Sequence[Any]) 
     fit_loop: Any = trainer.fit_loop
     # reach: lightning: which loaders of max_size_cycle were gone through
     combined = fit_loop._combined_loader
-    consumed = getattr(combined._iterator, "_consumed", ())  # reach: lightning: the same
+    consumed: Any = getattr(combined._iterator, "_consumed", ())  # reach: lightning: the same
     done = fit_loop.epoch_loop.batch_progress.current.processed
-    through = {id(each) for each, state in zip(ours, states, strict=True) if state["batches"] < done}
-    for number, loader in enumerate(combined.flattened if consumed else ()):
-        consumed[number] |= id(loader) in through  # it has begun again
+    for loader, state in zip(ours, states, strict=True):
+        if consumed and state["batches"] < done:  # it has begun again
+            consumed[[each is loader for each in combined.flattened].index(True)] = True
 
 
 def recount_batches(trainer: Trainer, ours: Sequence[Any], states: Sequence[Any]) -> None:
@@ -136,8 +136,8 @@ def recount_batches(trainer: Trainer, ours: Sequence[Any], states: Sequence[Any]
     With twice the batch size, or twice as many ranks, half as many are behind. The batches of
     earlier epochs, and all optimizer steps, stay what they were.
     """
-    now = [loader.state_dict()["fingerprint"] for loader in ours]
-    sizes = {(_size(state["fingerprint"]), _size(own)) for state, own in zip(states, now, strict=True)}
+    now = [_size(loader.state_dict()) for loader in ours]
+    sizes = {*zip(map(_size, states), now, strict=True)}
     if all(before == after for before, after in sizes):
         return
     if len({before / after for before, after in sizes}) > 1:
@@ -152,18 +152,20 @@ def recount_batches(trainer: Trainer, ours: Sequence[Any], states: Sequence[Any]
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress
     done: int = progress.current.processed
     # All ranks count alike: they wait for each other by what they count.
-    now = min(trainer.num_training_batches, -(-done * before // after))
+    length: Any = trainer.num_training_batches
+    behind = int(min(length, -(-done * before // after)))
     for counts in (progress.current, progress.total):
         for name in _COUNTS:
-            setattr(counts, name, getattr(counts, name) + int(now) - done)
-    if now == trainer.num_training_batches and not progress.is_last_batch:
+            setattr(counts, name, getattr(counts, name) + behind - done)
+    if behind == length and not progress.is_last_batch:
         # limit_train_batches: so many are behind as an epoch has now.
         trainer.fit_loop.epoch_progress.increment_processed()
         begin_next_epoch(trainer.fit_loop)
 
 
-def _size(fingerprint: Mapping[str, Any]) -> int:
+def _size(state: Mapping[str, Any]) -> int:
     """Samples of a batch, of all ranks together."""
+    fingerprint = state["fingerprint"]
     return (fingerprint.get("batch_size") or 1) * (fingerprint.get("num_replicas") or 1)
 
 

@@ -143,6 +143,37 @@ def test_a_seed_before_each_validation_fixes_it(tmp_path: Path, make: Any) -> No
     assert len({*model.seen["train"]}) == 3
 
 
+class Numbered(Noise):
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.cat([torch.tensor([float(index)]), super().__getitem__(index)])
+
+
+class WithShort(Model):
+    """Takes a short loader's batches beside another's, and notes their orders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.orders: list[tuple[float, ...]] = []
+
+    def training_step(self, batch: Any, number: int) -> Tensor:
+        self.orders.append(tuple(batch[1][:, 0].tolist()))
+        return super().training_step(batch[1][:, 1:], number)
+
+
+@pytest.mark.parametrize("batches", [3, 8])
+@pytest.mark.parametrize("kind", [Noise, NoiseStream])
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`", "ignore:NoiseStream")
+def test_a_short_loader_is_gone_through_anew(tmp_path: Path, kind: Any, batches: int) -> None:
+    """Within an epoch and in the next one, also if an epoch's last pass of it is of one batch."""
+    model, long = WithShort(), DataLoader(kind(), 8 // batches + (batches == 3))
+    torch.manual_seed(1)
+    short = DataLoader(Numbered(), 4, shuffle=True)
+    quiet_trainer(tmp_path, max_epochs=4).fit(model, [long, short])
+    assert len(model.orders) == 4 * batches
+    assert is_new(model.seen["train"])
+    assert len({*model.orders}) == len(model.orders)
+
+
 class Save(Callback):
     def __init__(self, step: int, path: Path) -> None:
         self.step, self.path = step, path
