@@ -59,6 +59,7 @@ __all__ = ["DataLoader"]
 T_co = TypeVar("T_co", covariant=True)
 
 if TYPE_CHECKING:
+    from lit_loader.insight.recorder import Recorder
     from lit_loader.insight.records import LoaderStatistics
     from lit_loader.lightning.device_copy import Move
 
@@ -394,6 +395,8 @@ class DataLoader(_TorchLoader[T_co]):
     # for that, and on again.
     __initialized = False
     _core: LoaderCore
+    role = ""
+    """What the loader is for ("train"), as `lit-loader-top` shows it; any text may be set."""
     _copies_to: tuple[torch.device, Any] | None = None
 
     # torch's constructor is not called: it would set up torch's machinery.
@@ -780,6 +783,13 @@ class DataLoader(_TorchLoader[T_co]):
                 takes about a millisecond.
         """
         return self._core.seams.statistics(self._core, memory)  # type: ignore[no-any-return]
+
+    @property
+    def recorder(self) -> Recorder:
+        """What collects the times of each batch; its ``listener`` is given them, for monitors."""
+        from lit_loader.insight.recorder import Recorder
+
+        return Recorder.of(self._core.log)
 
     def close(self) -> None:
         """End the workers and free what belongs to them; a second call does nothing.

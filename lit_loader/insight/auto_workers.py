@@ -50,7 +50,6 @@ class AutoWorkers:
     """Sets a loader's number of workers. A copy of it begins with the number of the moment."""
 
     def __init__(self, workers: int = 2) -> None:  # so few that they do not wait for each other
-        self.ranks: int | None = None  # of the job on this machine; None: as the launcher says
         self.measured = False  # whether the setting is one that was found
         self._controller = Controller(workers)
         self._settled = False  # whether the workers are all up, and the window has begun
@@ -74,7 +73,7 @@ class AutoWorkers:
     def begin_with(self, workers: int) -> None:
         """Begin with so many, if nothing was found yet; they may be those of a larger machine."""
         if not self.measured and workers > 0:
-            most = _most_on(processors_of_this_rank(self.ranks))
+            most = _most_on(processors_of_this_rank())
             self._controller = Controller(min(workers, most))
 
     def make_do(self, workers: int) -> None:
@@ -150,7 +149,7 @@ class AutoWorkers:
         now = time.monotonic_ns()
         if now - self._looked > FRESH:
             self._looked, left = now, memory_left()
-            self._processors = processors_of_this_rank(self.ranks)
+            self._processors = processors_of_this_rank()
             self._room = _most_on(self._processors)
             each = own_memory(pids[0]) if (pids := pool.workers.pids) else None
             if left is not None and each:

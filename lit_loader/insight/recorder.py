@@ -87,7 +87,7 @@ class Recorder:
     """
 
     def __init__(self, log: BatchLog) -> None:
-        self._log = log
+        self.log = log
         self.listener: Callable[[Sequence[Timings]], object] | None = None
         self._stages = Stopwatch(len(STAGES))
         self._sums: Counter[str] = Counter()
@@ -104,7 +104,7 @@ class Recorder:
 
     def _of_the_process(self) -> dict[str, Any]:
         """What was found of the workers, and of this process's threads, beside the batches."""
-        waits, threads = self._log.waits, self._log.threads
+        waits, threads = self.log.waits, self.log.threads
         looks, seconds = max(1, waits.looks), self._sums["waited"] + self._sums["step"]
         before, queued, active = threads or {}, 0, 0
         for thread, (ran, waited) in times_of_threads().items() if threads else ():
@@ -120,7 +120,7 @@ class Recorder:
 
     def flush(self) -> None:
         """Sum up the records that were added."""
-        records, self._log.records = self._log.records, []
+        records, self.log.records = self.log.records, []
         if records:
             self.extend(records)
 
@@ -199,10 +199,10 @@ class Recorder:
             busy_fraction=sum(w.busy_fraction for w in workers) / max(1, len(workers)),
             slowest_samples=tuple(self._slow),
             straggler_seconds=sums["stragglers"] / 1e9,
-            worker_restarts=self._log.worker_restarts,
-            worker_growth=self._log.worker_growth,
-            sample_errors=self._log.sample_errors,
-            sample_retries=self._log.sample_retries,
+            worker_restarts=self.log.worker_restarts,
+            worker_growth=self.log.worker_growth,
+            sample_errors=self.log.sample_errors,
+            sample_retries=self.log.sample_retries,
             remote_batches=sum(node.batches for node in nodes),
             remote_nbytes=sum(node.nbytes for node in nodes),
             transit=sum(node.transit for node in nodes),
@@ -215,8 +215,8 @@ class Recorder:
     def _worker(self, number: int, seconds: float) -> WorkerTimes:
         batches, samples, nanoseconds, nbytes, transit = self._workers[number].tolist()
         busy, node = nanoseconds / 1e9, ""
-        if number >= self._log.first_remote:
-            node = self._log.nodes.get(number - int(self._log.first_remote), "unknown")
+        if number >= self.log.first_remote:
+            node = self.log.nodes.get(number - int(self.log.first_remote), "unknown")
         fraction, transit = min(1.0, busy / seconds), transit / 1e9 if node else 0.0
         return WorkerTimes(number, batches, samples, busy, fraction, node, nbytes, transit)
 

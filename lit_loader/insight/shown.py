@@ -47,7 +47,7 @@ class ShownLoader:
             self._length = epoch, _length(core.plan)
         size = loader.batch_size
         return {
-            "role": core.role,
+            "role": str(loader.role)[:_LENGTH],
             "dataset": _name(core.dataset)[:_LENGTH],
             "options": core.describe()[:_LENGTH],
             "batch_size": size if isinstance(size, int) else None,

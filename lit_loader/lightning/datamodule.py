@@ -180,9 +180,7 @@ class KeepsLoaders(_Base):  # type: ignore[misc]
             accumulated = 1 if trainer is None else trainer.accumulate_grad_batches
             fit_step(config.num_replicas or 1, accumulated if split == "train" else 1)
         loader = DataLoader(dataset, **config.as_kwargs())
-        loader._core.role = split
-        if trainer is not None and loader._core.auto is not None:
-            loader._core.auto.ranks = trainer.num_devices
+        loader.role = split
         if device_prefetch and trainer is not None:
             loader._copy_ahead(trainer.strategy.root_device, move_data_to_device)
         self._lit_loaders.add(loader)

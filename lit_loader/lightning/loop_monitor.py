@@ -75,8 +75,8 @@ class LoaderHistory:
 
     def begin(self, loader: DataLoader[Any]) -> None:
         """Take in the records of a loader from now on."""
-        self._theirs = loader._core.log
-        self._source = Recorder.of(self._theirs)
+        self._source = loader.recorder
+        self._theirs = self._source.log
         # First those that it has made already: one without length has given out its first batch.
         self._source.listener = self._take
         self._before = self._first = loader.statistics()
@@ -162,7 +162,7 @@ class LoopMonitor:
                 self._histories[name] = LoaderHistory(self._began, self._keep)
             self._histories[name].begin(loader)
         self._loaders = found
-        self._logs = [loader._core.log for loader in found.values()]
+        self._logs = [loader.recorder.log for loader in found.values()]
 
     def start_step(self) -> None:
         """Note that a step starts."""

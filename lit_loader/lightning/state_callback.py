@@ -3,16 +3,19 @@
 Every Trainer gets one by itself (`lightning/trainer_plugin.py`), users pass one in
 ``Trainer(callbacks=[...])``, and the data modules of ours bring one along where there is none::
 
-    a fit:      setup ─▶ on_load_checkpoint ─▶ loaders are made ─▶ on_train_start: restore, correct
-    a checkpoint: on_save_checkpoint: the readers of a stream, of all ranks
-    an epoch:   on_train_epoch_start: set_epoch
-    validation: on_validation_start: new loaders go on from those before; on_validation_end: noted
-    a batch:    fetch ─▶ training_step ─▶ on_train_batch_end: commit ─▶ later hooks: checkpoints
+    a fit:        setup ─▶ on_load_checkpoint ─▶ loaders are made: restore, or set the epoch
+                  ─▶ Lightning takes a batch ahead, perhaps ─▶ on_train_start: correct its counts
+    an epoch:     (loaders made anew: go on behind those before) ─▶ on_train_epoch_start: set_epoch
+    a batch:      fetch ─▶ training_step ─▶ on_train_batch_end: commit ─▶ later hooks: checkpoints
+    a checkpoint: on_save_checkpoint: readers of all ranks; where validation's loaders are
+    validation:   on_validation_start: after a resume, its loaders go on, too
 
 Lightning asks a loader for its state whenever a checkpoint is written, also when a step has failed
 half-way, and by itself restores it in some situations only. So the state that is saved is the one
-committed after the last whole step, and it is restored here in all situations, from where Lightning
-has put it: with its own progress, which is corrected by `lightning/trainer_progress.py`.
+committed after the last whole step, and it is restored here in all situations, before Lightning has
+taken a batch. Lightning's own counts are corrected by `lightning/trainer_progress.py`.
+
+Of a loader it uses what any program may: `commit`, `set_epoch`, `state_dict`, `load_state_dict`.
 
 One that has come by itself makes way for another one, and leaves the Trainer before the first step
 if there is no loader to look after. Until then it imports no loader: the program may have none of
@@ -21,19 +24,17 @@ ours, and may have had lit_loader imported by Hydra.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
-import weakref
-from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import IterableDataset
 
+from lit_loader.core.order.orders import EpochOrder
 from lit_loader.core.seeding.bases import rehearsal
-from lit_loader.core.state.position import Position
+from lit_loader.core.system import processors
 from lit_loader.describe import public
 from lit_loader.errors import StateError
 from lit_loader.lightning.names import Callback, combined
@@ -41,13 +42,13 @@ from lit_loader.lightning.rank_states import RankStates
 from lit_loader.lightning.sampler_advice import advise_on_batch_sampler
 from lit_loader.lightning.saved_by_lightning import CALLBACKS
 from lit_loader.lightning.trainer_progress import (
-    before_first_fetch,
     begin_next_epoch,
     correct_logged_step,
     correct_progress,
     is_amid,
     is_ours,
     mark_consumed,
+    next_epoch,
     recount_batches,
     states_in,
 )
@@ -57,12 +58,11 @@ if TYPE_CHECKING:
 
 __all__ = ["LoaderStateCallback", "our_loaders"]
 
-_STATES: Final = "combined_loader"
-_WORKERS: Final = "lit_loader_workers"
-_VALIDATION: Final = "lit_loader_validation"
-"""Where a checkpoint has the loaders' states, how many workers "auto" has found best, and where
-validation's loaders have left their seeds."""
+State = dict[str, Any]
 
+_STATES: Final = "combined_loader"
+_VALIDATION: Final = "lit_loader_validation"
+"""Where a checkpoint has the states of the loaders of training, and of validation."""
 
 _NO_POSITION: Final = (
     "lit_loader: the checkpoint was saved in mid-epoch, and has no position of a training loader: "
@@ -88,25 +88,24 @@ class LoaderStateCallback(Callback):
     came_by_itself = False
 
     def __init__(self) -> None:
-        self._saved: list[Any] = []  # states to restore, with those of other loaders
-        self._is_amid = False  # whether the checkpoint is of mid-epoch, and has no such states
-        self._workers_hint: Any = None
-        self._resumes = False
-        self._has_begun = False  # whether the epoch's first batch was fetched before its hooks
         self._rank_states = RankStates()
-        self._loaders: list[DataLoader[Any]] = []  # found once an epoch: that takes 50 µs
-        self._reloaded: Any = None  # the epoch in which Lightning has reloaded them last
-        # Validation's loaders, and where the last pass of each has left its seeds.
-        self._validation: list[tuple[Callable[[], Any], dict[str, Any]]] = []
+        self._forget()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_validation": [(_nobody, place) for _, place in self._validation]}
+    def _forget(self) -> None:
+        self._saved: list[Any] = []  # states to restore, with those of other loaders
+        self._epoch: int | None = None  # that they are to begin; None: they go on in the midst
+        self._resumed: list[State] = []  # those that were restored, until the first step
+        self._is_amid = False  # whether the checkpoint is of mid-epoch, and has no such states
+        self._is_first = False  # whether what Lightning took ahead is of the epoch that comes
+        self._loaders: list[DataLoader[Any]] = []
+        self._validation: list[State | None] = []  # what validation's loaders are to restore
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Becomes the Trainer's first callback, and forgets what an earlier fit was to restore."""
+        processors.ranks_here = trainer.num_devices
         if stage != "fit":
             return
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
@@ -114,9 +113,18 @@ class LoaderStateCallback(Callback):
         if self.came_by_itself and others:
             _put_first(others[0], trainer)
             return
-        self._saved, self._workers_hint, self._is_amid, self._validation = [], None, False, []
+        self._forget()
         _put_first(self, trainer)
         CALLBACKS.add(self)
+        # reach: lightning: what it calls when it has made loaders, and no iterators of them yet
+        own = type(trainer.fit_loop)._load_combined_loader_states
+
+        def load() -> None:
+            own(trainer.fit_loop)
+            self._begin(trainer)
+
+        # reach: lightning: the same
+        trainer.fit_loop._load_combined_loader_states = load  # type: ignore[method-assign]
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -125,134 +133,89 @@ class LoaderStateCallback(Callback):
         if trainer.state.fn != "fit":
             return
         saved = states_in(checkpoint).get(_STATES, [])
-        self._workers_hint = checkpoint.get(_WORKERS)
-        self._validation = [(_nobody, each) for each in checkpoint.get(_VALIDATION, ())]
+        self._validation = [*checkpoint.get(_VALIDATION, ())]
         if any(map(is_ours, saved)):
             self._saved = saved
             correct_progress(checkpoint["loops"]["fit_loop"])
-            before_first_fetch(trainer.fit_loop, lambda: self._restore_streams(trainer))
+            self._epoch = next_epoch(checkpoint["loops"]["fit_loop"])
         else:
             self._is_amid = is_amid(checkpoint)
 
-    def _restore_streams(self, trainer: Trainer) -> None:
-        """Give streams their states before Lightning has taken a batch of them."""
-        loaders, states = train_loaders(trainer), [*filter(is_ours, self._saved)]
-        if len(loaders) == len(states):  # else :meth:`on_train_start` says that they are not
-            for loader, state in zip(loaders, states, strict=True):
-                if _is_iterable(loader):
-                    loader.load_state_dict(state)
+    def _begin(self, trainer: Trainer) -> None:
+        """Give loaders that have just been made their states, or else their epoch.
+
+        Raises:
+            StateError: The checkpoint has the states of another number of loaders.
+        """
+        before, self._loaders = self._loaders, train_loaders(trainer)
+        states, self._saved = [*filter(is_ours, self._saved)], []
+        if states and len(states) != len(self._loaders):
+            raise StateError(
+                f"the checkpoint has the positions of {len(states)} training loaders, but there "
+                f"are {len(self._loaders)}: resume with the loaders that it was made with"
+            )
+        for loader in self._loaders:
+            if loader not in before:  # else a batch that was taken ahead would count as used
+                loader.commit()
+        for loader, state in zip(self._loaders, states, strict=False):
+            loader.load_state_dict(state)
+            if not _is_programs(loader):  # that which it is in
+                loader.set_epoch(state.get("requested", state["epoch"]))
+        for loader, other in zip(self._loaders, before, strict=False):
+            if loader is not other:
+                _follow(loader, other.state_dict())
+        if not states or self._epoch is not None:
+            epoch = _epoch(trainer) if self._epoch is None else self._epoch
+            self._set_epoch(epoch)
+            for sampler in (each for loader in self._loaders for each in _told(loader)):
+                if epoch or isinstance(sampler, EpochOrder):
+                    sampler.set_epoch(epoch)  # before a batch is taken ahead
+        self._resumed, self._epoch, self._is_first = states, None, True
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Puts the readers of all ranks into the loaders' states, which hold those of one."""
         states = states_in(checkpoint)
-        if self._saved:  # its loaders are not made, or not restored
+        if self._saved:  # its loaders are not made
             states[_STATES] = [*self._saved]
         own = [*filter(is_ours, states.get(_STATES, ()))]
         merged = iter(self._rank_states.merged(own, trainer.current_epoch, trainer.global_step))
         if own:
             states[_STATES] = [next(merged) if is_ours(each) else each for each in states[_STATES]]
-        # A hint, and no part of the position: whatever it is, the data is the same.
-        autos = [loader._core.auto for loader in train_loaders(trainer)]
-        hint = [each.setting.workers if each and each.measured else 0 for each in autos]
-        if any(hint):
-            checkpoint[_WORKERS] = hint
-        if self._validation:
-            checkpoint[_VALIDATION] = [dict(each) for _, each in self._validation]
+        if validation := self._validation or [*map(_next_pass, _val_loaders(trainer))]:
+            checkpoint[_VALIDATION] = validation
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restores the loaders, corrects Lightning's own progress and begins to commit.
-
-        Raises:
-            StateError: The checkpoint has the states of another number of loaders.
-        """
-        loaders = self._loaders = train_loaders(trainer)
-        self._reloaded = _reloaded(trainer)
-        if self.came_by_itself and not loaders and not self._saved:
+        """Corrects Lightning's own progress."""
+        if self._saved:  # a learning rate finder has put a state back, behind the first fetch
+            self._begin(trainer)
+            if _fetches_ahead(trainer):
+                iter(_fetcher(trainer))
+        loaders = self._loaders
+        if self.came_by_itself and not loaders:
             # A new list: the Trainer is going through the old one.
             trainer.callbacks = [c for c in trainer.callbacks if c is not self]  # type: ignore[attr-defined]
             return
         self._rank_states.begin_fit()
-        for loader in loaders:
-            loader._core.epochs.tells = True
-        states, self._saved = [*filter(is_ours, self._saved)], []
-        self._resumes = bool(states)
-        between = self._resumes and begin_next_epoch(trainer.fit_loop)
-        hint, self._workers_hint = self._workers_hint, None
-        for loader, workers in zip(loaders, hint if isinstance(hint, list) else (), strict=False):
-            if loader._core.auto is not None and isinstance(workers, int):
-                loader._core.auto.begin_with(workers)
-        if states and len(states) != len(loaders):
-            raise StateError(
-                f"the checkpoint has the positions of {len(states)} training loaders, but there "
-                f"are {len(loaders)}: resume with the loaders that it was made with [LL328]"
-            )
-        ahead = _fetches_ahead(trainer)
-        self._commit(ahead)
-        if states:
-            self._restore_loaders(trainer, states, ahead, between)
-        if states and not between:
-            mark_consumed(trainer, loaders, states)
-            recount_batches(trainer, loaders, states)
-        # Else the batch that was taken ahead is thrown away: in a later fit, too.
-        renews = _is_through(trainer) if states and not between else _renews(trainer)
-        self._has_begun = ahead and not renews
-        if not ahead:
-            self._set_epoch(trainer)
-        if ahead:
-            for loader in loaders:
-                loader._core.epochs.begun_for(_epoch(trainer))
-        self._commit(ahead)
+        if self._resumed and not begin_next_epoch(trainer.fit_loop):
+            mark_consumed(trainer, loaders, self._resumed)
+            recount_batches(trainer, loaders, self._resumed)
         is_amid, self._is_amid = self._is_amid, False
-        if is_amid and loaders and not any(each._core.epochs.now().batches for each in loaders):
+        if is_amid and loaders and not any(each.state_dict()["batches"] for each in loaders):
             rank_zero_warn(_NO_POSITION)
 
-    def _restore_loaders(
-        self, trainer: Trainer, states: Sequence[dict[str, Any]], ahead: bool, between: bool
-    ) -> None:
-        """Give each loader its state.
-
-        ``ahead``: Lightning has fetched the first batch already; ``between``: the checkpoint was
-        saved between two epochs.
-        """
-        renews = between and _renews(trainer)
-        begun = not ahead or renews or any(map(_is_elsewhere, self._loaders, states))
-        # Where others ended the epoch, Lightning has fetched from the middle of this one's.
-        begun = begun or (between and any(state["batches"] for state in states))
-        for loader, state in zip(self._loaders, states, strict=True):
-            if begun:
-                loader.load_state_dict(state)
-            if ahead and between:  # as a later fetch would, where others have ended the epoch
-                _begin_anew(loader, state, trainer)
-        if ahead and begun and not renews:
-            iter(_fetcher(trainer))  # the batch that was taken ahead is of another place
-
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Sets the epoch of loaders that Lightning does not: those of iterable datasets, say."""
-        before, self._loaders = self._loaders, train_loaders(trainer)
-        ahead = _fetches_ahead(trainer)
-        is_reloaded, self._reloaded = self._reloaded != _reloaded(trainer), _reloaded(trainer)
-        begins_again = is_reloaded and self._has_begun  # the batch ahead is of the loaders before
-        if is_reloaded:
-            for loader, other in zip(self._loaders, before, strict=False):
-                if loader is not other or begins_again:
-                    _count_on(loader, other)
-        if not ahead:
-            self._set_epoch(trainer)
-        elif begins_again or not self._has_begun:
-            self._set_epoch(trainer, iterable=False)  # those of iterable datasets count up
-        if begins_again and not _renews(trainer):
-            iter(_fetcher(trainer))
-            for loader in self._loaders:
-                loader._core.epochs.begun_for(_epoch(trainer))
-            self._commit(True)
+        """Sets the epoch of the loaders that have not begun it, where Lightning does not."""
+        if not (self._is_first and _fetches_ahead(trainer)):
+            self._set_epoch(_epoch(trainer))
+        self._is_first = False
 
     def on_train_batch_start(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Corrects, with the first batch, what was counted."""
-        self._has_begun = False
-        if self._resumes:
-            self._resumes = False
+        self._is_first = False
+        if self._resumed:
+            self._resumed = []
             correct_logged_step(trainer)
 
     def on_train_batch_end(
@@ -260,7 +223,9 @@ class LoaderStateCallback(Callback):
     ) -> None:
         """Commits: the step that ends here will not be repeated."""
         within = not trainer.is_last_batch
-        self._commit(within and _fetches_ahead(trainer), within)
+        ahead = within and _fetches_ahead(trainer)
+        for loader in self._loaders:
+            loader.commit(ahead, within)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keeps apart what is drawn: Lightning puts the generators back afterwards."""
@@ -271,39 +236,35 @@ class LoaderStateCallback(Callback):
         rehearsal.is_on = False
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lets loaders that are new, after a resume say, go on from where those before were."""
-        if trainer.state.fn != "fit":
+        """Lets loaders go on, after a resume, where those before it were."""
+        if trainer.state.fn != "fit" or not self._validation:
             return
-        again = False
-        for loader, (seen, place) in zip(_val_loaders(trainer), self._validation, strict=False):
-            if seen() is not loader:
-                epochs, begun = loader._core.epochs, loader._core.epochs.begun is not None
-                epochs.follow(Position.from_pass(place))
-                if begun and not _is_iterable(loader):  # Lightning has taken a batch ahead
-                    epochs.set_epoch(_epoch(trainer))
-                again = again or begun
-        if again:
-            # reach: lightning: the batch that was taken ahead is of another pass
-            fetcher: Any = trainer.fit_loop.epoch_loop.val_loop._data_fetcher
+        loaders, states, self._validation = _val_loaders(trainer), self._validation, []
+        for loader, state in zip(loaders, states, strict=False):
+            if state is None:  # what the program seeds now is counted from now on
+                loader.set_epoch(0)
+            elif loader.seed is not None:
+                _follow(loader, state)
+                if not isinstance(loader.dataset, IterableDataset):
+                    loader.set_epoch(_epoch(trainer))
+        # reach: lightning: a batch that was taken ahead is of another pass
+        fetcher: Any = trainer.fit_loop.epoch_loop.val_loop._data_fetcher
+        if getattr(fetcher, "batches", ()):
             iter(fetcher)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Notes where the loaders' seeds are."""
-        if trainer.state.fn == "fit":
-            self._validation = []
-            for loader in _val_loaders(trainer):
-                position = loader._core.epochs.begun
-                if position is not None:
-                    position.end()  # also of a few batches: the next one is another pass
-                    self._validation.append((weakref.ref(loader), position.now().as_pass()))
+        """Commits: a pass of a single batch was a pass, and the next one is another."""
+        for loader in _val_loaders(trainer):
+            if loader not in self._loaders:
+                loader.commit()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Keeps no reference to the loaders."""
         rehearsal.is_on = False
-        for loader in self._loaders:
-            loader._core.epochs.tells = False
         self._loaders = []
         CALLBACKS.discard(self)
+        # reach: lightning: that of the class again
+        vars(trainer.fit_loop).pop("_load_combined_loader_states", None)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
@@ -312,15 +273,10 @@ class LoaderStateCallback(Callback):
         advise_on_batch_sampler(exception)
         self.teardown(trainer, pl_module, "fit")
 
-    def _set_epoch(self, trainer: Trainer, iterable: bool = True) -> None:
+    def _set_epoch(self, epoch: int) -> None:
         for loader in self._loaders:
-            if iterable or not _is_iterable(loader):
-                # Not loader.set_epoch: Lightning tells the program's own samplers itself.
-                loader._core.epochs.set_epoch(_epoch(trainer))
-
-    def _commit(self, ahead: bool, within: bool = False) -> None:
-        for loader in self._loaders:
-            loader.commit(ahead, within)
+            if not (_told(loader) or _is_programs(loader)):
+                loader.set_epoch(epoch)
 
 
 def _put_first(callback: LoaderStateCallback, trainer: Trainer) -> None:
@@ -349,10 +305,6 @@ def _val_loaders(trainer: Trainer) -> list[DataLoader[Any]]:
     return our_loaders(trainer.val_dataloaders)
 
 
-def _nobody() -> None:
-    """Stand for a weak reference to a loader of another process."""
-
-
 def _fetches_ahead(trainer: Trainer) -> bool:
     """Whether Lightning fetches one batch ahead, of all loaders.
 
@@ -370,64 +322,41 @@ def _fetcher(trainer: Trainer) -> Any:
     return trainer.fit_loop._data_fetcher
 
 
-def _reloaded(trainer: Trainer) -> Any:
-    """The epoch in which Lightning has asked for the loaders last."""
-    # reach: lightning: reload_dataloaders_every_n_epochs, and that it counts from a resumed epoch
-    return trainer.fit_loop._last_train_dl_reload_epoch
-
-
 def _epoch(trainer: Trainer) -> int:
     """What Lightning itself passes to the samplers of the loaders."""
     progress: Any = trainer.fit_loop.epoch_progress
     return int(progress.current.processed)
 
 
-def _is_through(trainer: Trainer) -> bool:
-    """Whether Lightning goes on behind the last batch of an epoch."""
-    progress: Any = trainer.fit_loop.epoch_loop.batch_progress
-    return bool(progress.is_last_batch and progress.current.processed > 0)
+def _told(loader: DataLoader[Any]) -> list[Any]:
+    """Those of a loader's samplers that Lightning itself tells the epoch."""
+    samplers = loader.sampler, getattr(loader.batch_sampler, "sampler", None)
+    return [each for each in samplers if callable(getattr(each, "set_epoch", None))]
 
 
-def _renews(trainer: Trainer) -> bool:
-    """Whether Lightning takes new iterators for the first epoch.
+def _is_programs(loader: DataLoader[Any]) -> bool:
+    """Whether it is the program that tells the batch sampler an epoch, if anybody does."""
+    return callable(getattr(loader.batch_sampler, "set_epoch", None)) and not _told(loader)
 
-    Before one later than the first it does; not in recent releases, if it was just restored.
+
+def _follow(loader: DataLoader[Any], state: State) -> None:
+    """Let a loader that was made anew go on from a state; one of other data begins by itself."""
+    before = state["fingerprint"]
+    if loader.state_dict()["fingerprint"] | {"seed": before["seed"]} == before:
+        loader.load_state_dict(state)
+
+
+def _next_pass(loader: DataLoader[Any]) -> State | None:
+    """Give the state of the pass that comes next: a validation may end before its loader does.
+
+    None without ``seed=``: such a loader draws for itself, and what the program seeds counts.
     """
-    return trainer.current_epoch > 0 and not getattr(trainer.fit_loop, "is_resuming", False)
-
-
-def _begin_anew(loader: DataLoader[Any], state: Mapping[str, Any], trainer: Trainer) -> None:
-    """Let a loader whose state is of an epoch's end begin the next epoch."""
-    if not _is_iterable(loader):
-        loader._core.epochs.set_epoch(_epoch(trainer))
-    elif state["batches"]:
-        loader.set_epoch(state["epoch"] + 1)
-
-
-def _count_on(loader: DataLoader[Any], before: DataLoader[Any]) -> None:
-    """Let a loader that was reloaded go on where the one before it has come to."""
-    if loader is not before:
-        loader.commit()  # its batches are not used as soon as they are given out
-    if _is_iterable(loader):
-        if loader is not before and not loader._core.seeds.chosen:
-            loader._core.seeds.adopt(before._core.seeds.bases())
-        position = before._core.epochs.now()
-        # Loaded, and not set: a state that is taken before the first step has no look in it.
-        epoch = position.epoch + bool(position.batches)
-        start = Position(epoch, loader._core.seeds.bases(), **position.passes(epoch))
-        loader._core.epochs.load(start)
-    elif loader is not before:
-        # Also if Lightning has taken a batch of it ahead, which is thrown away.
-        epochs = before._core.epochs
-        passed = epochs.now() if epochs.begun is None else epochs.begun.now()
-        loader._core.epochs.follow(dataclasses.replace(passed, sampler=None))
-
-
-def _is_iterable(loader: DataLoader[Any]) -> bool:
-    return isinstance(loader.dataset, IterableDataset)
-
-
-def _is_elsewhere(loader: DataLoader[Any], state: Mapping[str, Any]) -> bool:
-    """Whether a loader that has begun an epoch has begun it elsewhere than a state says."""
-    begun = loader.state_dict()
-    return any(begun[name] != state.get(name) for name in ("epoch", "batches", "fingerprint"))
+    if loader.seed is None:
+        return None
+    state = loader.state_dict()
+    state.pop("requested", None)
+    if state["batches"]:
+        state |= {"epoch": state["epoch"] + 1, "batches": 0, "samples": 0, "ahead": []}
+        for name in ("passed", "sampler", "readers", "workers", "since"):
+            state.pop(name, None)
+    return state

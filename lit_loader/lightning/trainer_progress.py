@@ -4,11 +4,11 @@ Used by `lightning/state_callback.py`, in this order::
 
     checkpoint ── states_in ──▶ states of our loaders
         │
-        ╰─ correct_progress ─▶ the Trainer restores its loops
-                                   │
-                                   ├─ before_first_fetch, begin_next_epoch  saved between two epochs
-                                   ├─ mark_consumed, recount_batches  in the midst of one
-                                   ╰─ correct_logged_step  when the first batch is there
+        ╰─ correct_progress, next_epoch ─▶ the Trainer restores its loops
+                                             │
+                                             ├─ begin_next_epoch  saved between two epochs
+                                             ├─ mark_consumed, recount_batches  in the midst of one
+                                             ╰─ correct_logged_step  when the first batch is there
 
 A checkpoint says twice where training was: in the loaders' states, which are exact, and in the
 Trainer's progress, from which it derives when an epoch ends, when to validate and which batch is
@@ -18,22 +18,20 @@ as there are any; ``tests/lightning/test_resume.py`` fails where those change.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import Trainer
-
-from lit_loader.core.state.loader_state import LoaderState
+from lightning.pytorch.utilities import rank_zero_warn
 
 __all__ = [
-    "before_first_fetch",
     "begin_next_epoch",
     "correct_logged_step",
     "correct_progress",
     "is_amid",
     "is_ours",
     "mark_consumed",
+    "next_epoch",
     "recount_batches",
     "states_in",
 ]
@@ -89,24 +87,14 @@ def correct_progress(fit_loop: Mapping[str, Any]) -> None:
             counts["processed"] = counts["completed"] = counts["started"] - 1
 
 
-def before_first_fetch(fit_loop: Any, restore: Callable[[], None]) -> None:
-    """Have loaders restored before Lightning takes a batch of them, also between two epochs.
-
-    There it does not restore them by itself; and of loaders that have no length it takes a batch
-    before any hook is called, which a stream that cannot be read again has lost then.
-    """
-    # reach: lightning: what it calls when it has the loaders, and no iterators of them yet
-    own = getattr(fit_loop, "_load_combined_loader_states", None)
-    if own is None:
-        return
-
-    def load() -> None:
-        del fit_loop._load_combined_loader_states  # that of the class again
-        own()
-        if not fit_loop.restarting:
-            restore()
-
-    fit_loop._load_combined_loader_states = load
+def next_epoch(fit_loop: Mapping[str, Any]) -> int | None:
+    """Give the epoch that corrected progress begins with; None: it goes on in the midst of one."""
+    batches, epochs = fit_loop["epoch_loop.batch_progress"], fit_loop["epoch_progress"]["current"]
+    epoch: int = epochs["processed"]
+    if epochs["started"] == epoch:
+        return epoch
+    # Behind an epoch's last batch, which is not counted as one yet.
+    return epoch + 1 if batches["is_last_batch"] and batches["current"]["processed"] else None
 
 
 def begin_next_epoch(fit_loop: Any) -> bool:
@@ -135,74 +123,50 @@ def mark_consumed(trainer: Trainer, ours: Sequence[Any], states: Sequence[Any]) 
     fit_loop: Any = trainer.fit_loop
     # reach: lightning: which loaders of max_size_cycle were gone through
     combined = fit_loop._combined_loader
-    # reach: lightning: which loaders of max_size_cycle were gone through
-    consumed = getattr(combined._iterator, "_consumed", None)
-    done: int = fit_loop.epoch_loop.batch_progress.current.processed
+    consumed: Any = getattr(combined._iterator, "_consumed", ())  # reach: lightning: the same
+    done = fit_loop.epoch_loop.batch_progress.current.processed
     for loader, state in zip(ours, states, strict=True):
         if consumed and state["batches"] < done:  # it has begun again
-            for number, other in enumerate(combined.flattened):
-                consumed[number] |= other is loader
+            consumed[[each is loader for each in combined.flattened].index(True)] = True
 
 
 def recount_batches(trainer: Trainer, ours: Sequence[Any], states: Sequence[Any]) -> None:
-    """Count the resumed epoch's batches anew where the loaders' batches are others than before.
+    """Count the resumed epoch's batches anew where the batches are others than before.
 
-    With twice the batch size, half as many batches are behind, and in an epoch. The batches of
-    earlier epochs, and all optimizer steps, stay what they were. After `mark_consumed`.
+    With twice the batch size, or twice as many ranks, half as many are behind. The batches of
+    earlier epochs, and all optimizer steps, stay what they were.
     """
-    before = [_most_batches(state, state["fingerprint"].get("num_replicas")) for state in states]
-    after = [
-        loader.state_dict()["batches"]
-        if loader._core.shards is None
-        else _most_batches(state, loader._core.shards.replicas)
-        for loader, state in zip(ours, states, strict=True)
-    ]
+    now = [_size(loader.state_dict()) for loader in ours]
+    sizes = {*zip(map(_size, states), now, strict=True)}
+    if all(before == after for before, after in sizes):
+        return
+    if len({before / after for before, after in sizes}) > 1:
+        rank_zero_warn(
+            "the batch sizes of the training loaders are others than in the checkpoint, and not by "
+            "the same factor: Lightning goes on with its own count of batches, and may end this "
+            "epoch earlier or later than its data ends. Resume with the batch sizes of the "
+            "checkpoint, or from one that was saved at the end of an epoch"
+        )
+        return
+    [(before, after), *_] = sizes
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress
     done: int = progress.current.processed
-    # Others have ended before, or been gone through more than once: they do not show the place.
-    current = [number for number, batches in enumerate(before) if batches == done]
-    if before == after or not current:
-        return
-    length, last = trainer.num_training_batches, progress.is_last_batch
-    if last:
-        now = int(length)
-    elif math.isinf(length):
-        now = after[current[0]]
-    else:
-        lengths = [_limited(trainer.limit_train_batches, loader) for loader in ours]
-        # Shorter than the longest loader: the shortest one ends it.
-        choose = min if length < max(lengths) else max
-        left = choose(lengths[number] - after[number] for number in current)
-        now = int(min(length, max(0, length - left)))
+    # All ranks count alike: they wait for each other by what they count.
+    length: Any = trainer.num_training_batches
+    behind = int(min(length, -(-done * before // after)))
     for counts in (progress.current, progress.total):
         for name in _COUNTS:
-            setattr(counts, name, getattr(counts, name) + now - done)
-    if now == length and not last:
+            setattr(counts, name, getattr(counts, name) + behind - done)
+    if behind == length and not progress.is_last_batch:
         # limit_train_batches: so many are behind as an epoch has now.
         trainer.fit_loop.epoch_progress.increment_processed()
         begin_next_epoch(trainer.fit_loop)
 
 
-def _most_batches(state: Any, replicas: Any) -> int:
-    """Batches of the epoch that are behind a state, on the rank of so many that has had most.
-
-    Readers that are shared out anew may have given one rank more than another, and Lightning's
-    ranks must count alike: they wait for each other by what they count.
-    """
-    counts = LoaderState.from_dict(state).batches_of_ranks(replicas)
-    most: int = max(counts.values(), default=state["batches"])
-    return most
-
-
-def _limited(limit: float | int | None, loader: Any) -> float:
-    """Batches that Lightning takes of a loader in an epoch; infinity if it has no length."""
-    try:
-        length = len(loader)
-    except (TypeError, NotImplementedError):
-        return limit if isinstance(limit, int) else math.inf
-    if isinstance(limit, int):
-        return min(length, limit)
-    return length if limit is None else int(length * (limit or 1.0))
+def _size(state: Mapping[str, Any]) -> int:
+    """Samples of a batch, of all ranks together."""
+    fingerprint = state["fingerprint"]
+    return (fingerprint.get("batch_size") or 1) * (fingerprint.get("num_replicas") or 1)
 
 
 def correct_logged_step(trainer: Trainer) -> None:

@@ -188,7 +188,7 @@ def test_too_few_workers_that_can_be_started_are_a_bound() -> None:
 def test_reads_come_before_processes(
     read: int, reads: int, workers: int, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auto_workers, "processors_of_this_rank", lambda _: 2.0)
+    monkeypatch.setattr(auto_workers, "processors_of_this_rank", lambda: 2.0)
     monkeypatch.setattr(auto_workers, "memory_left", lambda: None)
     auto, ms = AutoWorkers(), 1_000_000
     for number in range(100):

@@ -1,10 +1,9 @@
-"""``num_workers="auto"`` under Lightning's Trainer, in a checkpoint, and from Hydra's options."""
+"""``num_workers="auto"`` under Lightning's Trainer."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("lightning")
 
@@ -12,6 +11,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from lightning.pytorch.loggers import CSVLogger
 
 from lit_loader import LoaderDataModule, LoaderMonitor
+from lit_loader.core.system import processors
 from lit_loader.insight import auto_workers
 from tests.insight.test_auto_workers import Random
 from tests.support.lightning_runs import quiet_trainer
@@ -48,9 +48,7 @@ def fit(data: LoaderDataModule, folder: Path, epochs: int = 1, **options: Any) -
     return trainer, model
 
 
-def test_a_fit_is_the_same_is_told_and_leaves_a_hint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fit_is_the_same_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, alone = fit(module(num_workers=0, persistent_workers=False), tmp_path / "alone", 2)
     monkeypatch.setattr(auto_workers, "LEAST", 0)
     monkeypatch.setattr(auto_workers, "Controller", lambda workers: Random(workers))
@@ -61,18 +59,17 @@ def test_a_fit_is_the_same_is_told_and_leaves_a_hint(
     monitor = next(each for each in trainer.callbacks if isinstance(each, LoaderMonitor))
     (report,) = monitor.reports
     assert "in the end: by chance (workers computed for" in report.verdict
+    assert processors.ranks_here == 1
 
-    loader = trainer.train_dataloader
-    path = tmp_path / "auto.ckpt"
-    trainer.save_checkpoint(path)
-    saved = torch.load(path, weights_only=False)
-    (hint,) = saved["lit_loader_workers"]
-    assert hint == loader.num_workers
-    assert "workers" not in loader.state_dict()
 
-    begun: list[int] = []
-    monkeypatch.setattr(
-        auto_workers.AutoWorkers, "begin_with", lambda self, workers: begun.append(workers)
-    )
-    fit(module(), tmp_path / "resumed", 3, ckpt_path=path)
-    assert hint in begun
+def test_a_number_that_was_found_is_no_part_of_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Resumed, it is found anew, and the batches are those that would have come."""
+    monkeypatch.setattr(auto_workers, "LEAST", 0)
+    monkeypatch.setattr(auto_workers, "Controller", lambda workers: Random(workers))
+    trainer, _ = fit(module(), tmp_path / "auto", 1)
+    trainer.save_checkpoint(tmp_path / "auto.ckpt")
+    _, whole = fit(module(), tmp_path / "whole", 2)
+    _, resumed = fit(module(), tmp_path / "resumed", 2, ckpt_path=tmp_path / "auto.ckpt")
+    assert resumed.batches == whole.batches[len(whole.batches) // 2 :]

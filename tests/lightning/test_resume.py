@@ -699,6 +699,14 @@ class WithIterator(Model):
         return super().training_step(batch, batch_idx)
 
 
+class Unsized:
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.samples))
+
+
 def combined(kinds: Any, mode: str | None) -> Any:
     """Loaders by a letter and how many samples they have, in batches of 2; each has its seed."""
     seeds = itertools.count()
@@ -718,6 +726,7 @@ def combined(kinds: Any, mode: str | None) -> Any:
             "r": {"dataset": mapped, "sampler": RandomSampler(range(samples))},
             "g": {"dataset": mapped, "sampler": RandomSampler(range(samples), generator=own)},
             "m": {"dataset": mapped, "shuffle": True},
+            "u": {"dataset": mapped, "sampler": Unsized(samples)},
         }[kind[0]]
         return DataLoader(batch_size=2, seed=seed, **options)
 
@@ -741,6 +750,7 @@ COMBINED: dict[str, tuple[Any, str | None, dict[str, Any]]] = {
     "cycled, single batches": (["s8", "m2", "s2"], "max_size_cycle", {}),
     "cycled, limit": (["s4", "m6"], "max_size_cycle", {"limit_train_batches": 5}),
     "cycled, sampler": (["s10", "r5"], "max_size_cycle", {}),
+    "sampler without a length": ("u8", None, {}),
     "nested": ([{"x": "m6", "y": ["s10", "m4"]}, "n6"], None, {}),
 }
 

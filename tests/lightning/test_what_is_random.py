@@ -78,13 +78,13 @@ def workers(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
-def loaders(kind: str, workers: int = 0) -> dict[str, Any]:
+def loaders(kind: str, workers: int = 0, val_seed: int | None = None) -> dict[str, Any]:
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": workers}
     if kind == "data module":
         splits = {"train": Noise(), "val": Noise()}
-        options = {"batch_size": 4, "num_workers": workers}
-        return {"datamodule": LoaderDataModule(splits, options)}
+        return {"datamodule": LoaderDataModule(splits, options, val={"seed": val_seed})}
     data: Any = NoiseStream if kind == "stream" else Noise
-    train, val = (DataLoader(data(), batch_size=4, num_workers=workers) for _ in range(2))
+    train, val = (DataLoader(data(), **options, seed=seed) for seed in (None, val_seed))
     return {"train_dataloaders": train, "val_dataloaders": val}
 
 
@@ -143,6 +143,42 @@ def test_a_seed_before_each_validation_fixes_it(tmp_path: Path, make: Any) -> No
     assert len({*model.seen["train"]}) == 3
 
 
+class Numbered(Noise):
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.cat([torch.tensor([float(index)]), super().__getitem__(index)])
+
+
+class WithShort(Model):
+    """Takes a short loader's batches beside another's, and notes their orders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.orders: list[tuple[float, ...]] = []
+
+    def training_step(self, batch: Any, number: int) -> Tensor:
+        self.orders.append(tuple(batch[1][:, 0].tolist()))
+        return super().training_step(batch[1][:, 1:], number)
+
+
+@pytest.mark.parametrize("batches", [3, 8])
+@pytest.mark.parametrize("kind", [Noise, NoiseStream])
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`", "ignore:NoiseStream")
+def test_a_short_loader_is_gone_through_anew(tmp_path: Path, kind: Any, batches: int) -> None:
+    """In another order within an epoch; with other numbers also in the next one.
+
+    Also if an epoch's last pass of it is of one batch.
+    """
+    model, long = WithShort(), DataLoader(kind(), 8 // batches + (batches == 3))
+    torch.manual_seed(1)
+    short = DataLoader(Numbered(), 4, shuffle=True)
+    quiet_trainer(tmp_path, max_epochs=4).fit(model, [long, short])
+    assert len(model.orders) == 4 * batches
+    assert is_new(model.seen["train"])
+    for epoch in range(4):
+        orders = model.orders[epoch * batches :][:batches]
+        assert len({*orders}) == len(orders)
+
+
 class Save(Callback):
     def __init__(self, step: int, path: Path) -> None:
         self.step, self.path = step, path
@@ -152,23 +188,34 @@ class Save(Callback):
             trainer.save_checkpoint(self.path)
 
 
-@pytest.mark.parametrize("val_seed", [None, 3])
+@pytest.mark.parametrize("fixed", ["by the loader", "by the program", "not at all"])
 @pytest.mark.parametrize(
     ("kind", "step"),
     [("map", 3), ("map", 4), ("data module", 3), ("data module", 4), ("stream", 3)],
 )
 @pytest.mark.filterwarnings("ignore:.*NoiseStream")
 def test_validations_after_a_resume_are_as_without_it(
-    tmp_path: Path, kind: str, step: int, val_seed: int | None
+    tmp_path: Path, kind: str, step: int, fixed: str
 ) -> None:
-    path = tmp_path / "saved.ckpt"
+    """Where a seed fixes them, the loader's own or one of each validation; else they are new.
+
+    Of a stream without a length Lightning takes a batch before the program seeds.
+    """
+    path, val_seed = tmp_path / "saved.ckpt", 3 if fixed == "by the program" else None
+    given = loaders(kind, val_seed=5 if fixed == "by the loader" else None)
+    options: dict[str, Any] = {"max_epochs": 4, "val_check_interval": 2, "limit_val_batches": 1.0}
     whole = Model(val_seed)
-    quiet_trainer(tmp_path, max_epochs=4, callbacks=[Save(step, path)]).fit(whole, **loaders(kind))
+    quiet_trainer(tmp_path, **options, callbacks=[Save(step, path)]).fit(whole, **given)
     resumed = Model(val_seed)
     torch.manual_seed(99)
-    quiet_trainer(tmp_path, max_epochs=4).fit(resumed, **loaders(kind), ckpt_path=path)
-    validations = resumed.seen["val"]
-    assert validations == whole.seen["val"][-len(validations) :]
+    given = loaders(kind, val_seed=5 if fixed == "by the loader" else None)
+    quiet_trainer(tmp_path, **options).fit(resumed, **given, ckpt_path=path)
+    validations, before = resumed.seen["val"], whole.seen["val"]
+    if fixed == "not at all" or (fixed == "by the program" and kind == "stream"):
+        assert is_new(before + validations)
+    else:
+        assert validations == before[-len(validations) :]
+    assert is_new(before) == (val_seed is None or kind == "stream")
     assert resumed.seen["train"][-2:] == whole.seen["train"][-2:]
 
 

@@ -60,7 +60,7 @@ class Said(NamedTuple):
     itself: int | None = None  # what the program has told the dataset itself since the last pass
     stays: bool = False  # workers have copies that were made before that
 
-    def told(self, start: Position, requested: int | None, tells: bool) -> int | None:
+    def told(self, start: Position, requested: int | None) -> int | None:
         """Give the epoch that workers tell their datasets in a pass; None: none.
 
         What the program has told the loader last, and nothing if it has told the dataset itself.
@@ -69,7 +69,7 @@ class Said(NamedTuple):
             return None
         if self.itself is not None:
             return self.itself if self.stays else None
-        if requested is not None or tells:
+        if requested is not None:
             return start.epoch
         return start.told
 
@@ -102,7 +102,6 @@ class _Pass:
     earlier: Position | None = None
     committed: Position | None = None  # where it was at the last commit
     within: bool = False  # whether the training loop's epoch goes on behind the end of this one
-    announced: int | None = None  # an epoch that a loop is going to ask for, and has begun with it
 
     @property
     def goes_on(self) -> bool:
@@ -131,13 +130,11 @@ class Epochs:
     def __init__(self, plan: BatchPlan | None, seeds: LoaderSeeds) -> None:
         self.plan = plan  # another one counts from the next epoch on
         self._seeds = seeds
-        self.tells = False  # whether the dataset is told the epochs that are counted, too
         self._next = 0  # the epoch that comes next, if none is asked for
         self._asked: tuple[int] | None = None  # for; an object, by which its passes know it
         self._commits = False  # whether commit() is used at all
         self._ahead = False  # whether the last commit was of a loop that takes a batch ahead
         self._loaded: Position | None = None  # at which the next iterator begins
-        self._followed: Position | None = None  # another loader's pass before the first one here
         self._current: _Pass | None = None
         self.begun: EpochPosition | None = None  # where the current iterator is, or was at its end
         self._before: _Pass | None = None  # the pass that was current before
@@ -168,15 +165,6 @@ class Epochs:
             self.plan.sampler.take_up(position.sampler or {}, not position.batches)
         self._loaded, self._next, self._asked = position, position.epoch, None
 
-    def follow(self, position: Position) -> None:
-        """Let the next pass be the one after another loader's, which was this one."""
-        if not self._seeds.chosen:
-            self._seeds.adopt(position.bases)
-        self._become(None)
-        self._followed = position
-        if self._asked is None:
-            self._next = position.epoch + 1
-
     def begin(self, readers: int, iterator: object, said: Said = _NOTHING) -> EpochStart:
         """Begin the epoch that comes next; with the readers of an iterable dataset, or 0."""
         self._forget_look()
@@ -198,7 +186,7 @@ class Epochs:
                 start = dataclasses.replace(
                     start, bases=self._seeds.count_from(start.epoch), repeats=0, passed=-1
                 )
-        start = dataclasses.replace(start, told=said.told(start, requested, self.tells))
+        start = dataclasses.replace(start, told=said.told(start, requested))
         position = EpochPosition(start, readers)
         batches: EpochBatches | None = None
         if self.plan is not None and self.plan.is_computed:
@@ -238,7 +226,7 @@ class Epochs:
             start = self._epoch_start(requested)
         else:
             return None
-        return dataclasses.replace(start, told=said.told(start, requested, self.tells))
+        return dataclasses.replace(start, told=said.told(start, requested))
 
     def go_on(self, position: EpochPosition) -> None:
         """Note that an iterator which is not the current one is asked for a batch."""
@@ -322,16 +310,6 @@ class Epochs:
                     stacklevel=program_stacklevel(),
                 )
 
-    def begun_for(self, epoch: int) -> None:
-        """Note for which epoch of a training loop the current pass has begun.
-
-        A loop that takes a batch ahead sets that only later: it is not the next iterator's, too.
-        """
-        if self._current is not None and self._loaded is None:
-            position = self._current.position
-            self._current.announced = epoch
-            position.start = dataclasses.replace(position.start, requested=epoch)
-
     def _unused(self) -> Position | None:
         """What was committed, if batches have been given out since."""
         one = self._current if self._loaded is None else None
@@ -368,7 +346,7 @@ class Epochs:
                     stacklevel=program_stacklevel(),
                 )
             start = dataclasses.replace(start, sampler=self.plan.sampler.state(not is_end))
-        return dataclasses.replace(start, **loaded.passes(start.epoch)), given
+        return dataclasses.replace(start, **loaded.passes(start.epoch, self._commits)), given
 
     def _keeps(self, loaded: Position, requested: int | None) -> bool:
         """Whether a loaded position is that of the epoch that is asked for.
@@ -387,11 +365,11 @@ class Epochs:
 
         ``looks``: how many have begun beside the same pass before.
         """
-        before = self._followed if self.begun is None else self.begun.now()
+        before = None if self.begun is None else self.begun.now()
         sampler = None
         if self.plan is not None:
             left = before is not None and not (before.ended or self.plan.is_end(before.batches))
-            sampler = self.plan.sampler.state(left and self.begun is not None)
+            sampler = self.plan.sampler.state(left)
         epoch = requested
         if epoch is None:
             requested = None if before is None else before.requested
@@ -399,16 +377,22 @@ class Epochs:
         start = Position(epoch, self._seeds.bases(), sampler=sampler, requested=requested)
         if before is None:
             return start
-        return dataclasses.replace(start, told=before.told, **before.passes(epoch))
+        return dataclasses.replace(start, told=before.told, **before.passes(epoch, self._commits))
 
     def _requested(self) -> int | None:
-        """The epoch that was asked for, on a sampler perhaps; None: none is."""
+        """The epoch that was asked for, on a sampler perhaps; None: none is.
+
+        A training loop that commits, and takes a batch ahead, tells a sampler the epoch only when
+        it has begun: that is not the next iterator's, too.
+        """
         requested = None if self.plan is None else self.plan.sampler.requested_epoch()
+        one = self._current if self._loaded is None else None
+        begun = one is not None and self._ahead and one.asked == (requested,)
+        if begun and one is not None and self._asked in (None, one.asked):
+            requested = None
         if requested is None and self._asked is not None:
             [requested] = self._asked
-        one = self._current if self._loaded is None else None
-        announced = one is not None and requested == one.announced
-        return None if announced else requested
+        return requested
 
     def commit(self, ahead: bool = False, within: bool = False) -> None:
         """Note that all that was given out is used; see ``DataLoader.commit``."""
@@ -436,7 +420,7 @@ class Epochs:
             return loaded
         if loaded is not None:
             start = self._epoch_start(requested)
-            return dataclasses.replace(start, **loaded.passes(start.epoch))
+            return dataclasses.replace(start, **loaded.passes(start.epoch, self._commits))
         if one is None:
             return self._epoch_start(requested)
         now, committed = one.position.now(), one.committed

@@ -120,7 +120,6 @@ class LoaderCore:
         self.auto: Any = None  # with ``num_workers="auto"``
         self.checked = False  # whether ``check_determinism`` has compared its batches
         self.reads_again = False  # whether resuming reads again what has been given out before
-        self.role = ""  # what the loader is for, as messages name it
         self._warnings_given: set[str] = set()
         self.resizes = 0  # how often the number of workers was changed while they live
         self.begin_in_this_process(loader)
@@ -686,7 +685,7 @@ class LoaderCore:
             "rank": rank,
             "ranks": ranks,
             "ahead": self.depth,
-            "role": self.role,
+            "role": self.loader.role,
             "dataset": type(self.dataset).__name__,
             "options": self.describe(),
             "length": len(plan) if plan is not None and plan.is_computed else None,

@@ -174,24 +174,13 @@ class Position:
         bases, told = self.bases, -1 if self.told is None else self.told
         return PassSeeds(*bases.drawn, bases.first, self.repeats, told, bases.older)
 
-    def as_pass(self) -> dict[str, Any]:
-        """Give what the seeds of later passes depend on, as primitives."""
-        bases = list(vars(self.bases).values())
-        return {"epoch": self.epoch, "repeats": self.repeats, "bases": bases}
-
-    @classmethod
-    def from_pass(cls, place: Mapping[str, Any]) -> Position:
-        """Give the end of a pass of which `as_pass` gave that."""
-        bases = Bases(*place["bases"])
-        return cls(place["epoch"], bases, repeats=place["repeats"], ended=True)
-
-    def passes(self, epoch: int) -> dict[str, Any]:
+    def passes(self, epoch: int, used: bool = False) -> dict[str, Any]:
         """Give ``repeats`` and ``passed`` of a pass that begins after this position, by its epoch.
 
-        One that has given a single batch was a look, and is no pass.
+        One that has given a single batch was a look, and is no pass, unless that was ``used``.
         """
         repeats, passed = self.repeats, self.epoch
-        if not (self.ended or self.delivered > 1):
+        if not (self.ended or self.delivered > (not used)):
             repeats, passed = repeats - (self.epoch <= self.passed), self.passed
         return {"repeats": repeats + (epoch <= passed), "passed": passed}
 

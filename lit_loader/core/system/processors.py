@@ -40,14 +40,20 @@ def usable_processors(root: Path = linux.ROOT) -> float:
     return cores
 
 
+ranks_here: int | None = None
+"""Processes of the job on this machine, if a framework knows; None: as the launcher's variables
+say."""
+
+
 def processors_of_this_rank(
     ranks: int | None = None, environment: Mapping[str, str] = os.environ
 ) -> float:
     """Processors for this process and its children, where other ranks of a job are beside it.
 
-    They are divided equally among the ``ranks`` (None: as the launcher's variables say), unless
-    the launcher has done so: by an affinity that is no more than a rank's part of the machine.
+    They are divided equally among the ``ranks`` (None: `ranks_here`), unless the launcher has done
+    so: by an affinity that is no more than a rank's part of the machine.
     """
+    ranks = ranks_here if ranks is None else ranks
     if ranks is None:
         said = (environment.get(name, "") for name in _RANKS_HERE)
         ranks = next((int(text) for text in said if text.isdecimal()), 1)
