@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from lit_loader.lightning.state_callback import LoaderStateCallback as LoaderStateCallback
     from lit_loader.loader import DataLoader as DataLoader
     from lit_loader.replacement import replace_torch as replace_torch
-    from lit_loader.statistics.records import LoaderStatistics as LoaderStatistics
+    from lit_loader.statistics.verdict import LoaderStatistics as LoaderStatistics
     from lit_loader.transport.shared_sequence import SharedSequence as SharedSequence
 
 __version__ = "0.3.0"
@@ -85,7 +85,7 @@ _NAMES_IN = {
     "lit_loader.lightning.state_callback": "LoaderStateCallback",
     "lit_loader.loader": "DataLoader",
     "lit_loader.replacement": "replace_torch",
-    "lit_loader.statistics.records": "LoaderStatistics",
+    "lit_loader.statistics.verdict": "LoaderStatistics",
     "lit_loader.transport.shared_sequence": "SharedSequence",
     "torch.utils.data": "get_worker_info",
 }

@@ -15,9 +15,8 @@ from typing import Final
 
 from lit_loader.bench.rounds import Spread
 from lit_loader.bench.settings import OURS, REFERENCE
-from lit_loader.statistics.records import LoaderStatistics
 from lit_loader.statistics.sentences import percent
-from lit_loader.statistics.verdict import MADE, cause
+from lit_loader.statistics.verdict import MADE, LoaderStatistics, cause
 
 __all__ = ["FIGURES", "Point", "advise", "choose"]
 

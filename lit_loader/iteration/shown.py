@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from torch.utils.data import Dataset
 
-from lit_loader.statistics.records import LoaderStatistics
+from lit_loader.statistics.verdict import LoaderStatistics
 from lit_loader.system.interrupts import let_handlers_through
 from lit_loader.transport import loader_page
 
@@ -34,7 +34,7 @@ class ShownLoader:
 
     def figures(self, core: Any, epoch: int, now: int) -> dict[str, Any]:
         """Give the figures at a moment, by the names that `top/snapshot.py` has for them."""
-        loader, statistics = core.loader, core.statistics(False)
+        loader, statistics = core.loader, LoaderStatistics(**core.statistics(False))
         then, before = self._before
         if now - then >= loader_page.EVERY:
             if then:

@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_loader.statistics.records import (
-    LoaderStatistics,
     NodeTimes,
     SlowSample,
     StageTimes,
@@ -200,8 +199,8 @@ class Recorder:
                 break
         self._slow = list(distinct.values())
 
-    def summary(self, **now: Any) -> LoaderStatistics:
-        """Returns the statistics of all batches so far, and what is known of this moment."""
+    def summary(self, **now: Any) -> dict[str, Any]:
+        """Returns the fields of `LoaderStatistics`: of all batches so far, and of this moment."""
         self.flush()
         sums = self._sums
         seconds = max(sums["waited"] + sums["step"], 1) / 1e9
@@ -209,7 +208,7 @@ class Recorder:
         names = sorted({worker.node for worker in workers if worker.node})
         nodes = [_node(name, [each for each in workers if each.node == name]) for name in names]
         stages: dict[str, Any] = dict(zip(STAGES, self._stages.times(), strict=True))
-        return LoaderStatistics(
+        return dict(
             batches=self._stages.count,
             samples=sums["samples"],
             nbytes=sums["nbytes"],

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from lit_loader.bench.advice import Point, advise, choose
-from lit_loader.statistics.records import LoaderStatistics, StageTimes, WorkerTimes
+from lit_loader.statistics.records import StageTimes, WorkerTimes
+from lit_loader.statistics.verdict import LoaderStatistics
 
 
 def point(num_workers: int, seconds: float, cpu: float, fetch: float = 0.01) -> Point:

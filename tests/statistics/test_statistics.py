@@ -9,7 +9,8 @@ import pytest
 
 from lit_loader import DataLoader
 from lit_loader.statistics.recorder import WINDOW, Recorder
-from lit_loader.statistics.records import LoaderStatistics, StageTimes, Timings, WorkerTimes
+from lit_loader.statistics.records import StageTimes, Timings, WorkerTimes
+from lit_loader.statistics.verdict import LoaderStatistics
 from tests.parity.tools import PROMPT
 from tests.support.delays import DELAY, SAMPLES, STAGES, Collate, Delayed, Wait, compute, sleep
 from tests.support.samples import Call, Counting, Rows
@@ -150,7 +151,7 @@ def test_percentiles_are_numpys(count: int) -> None:
     recorder, zeros = Recorder(), dict.fromkeys(Timings.__slots__, 0)
     for number, value in enumerate(values.tolist()):
         recorder.records.append(Timings(**{**zeros, "number": number, "fetch": value}))
-    times = recorder.summary().fetch
+    times = recorder.summary()["fetch"]
     expected = np.percentile(values[-WINDOW:] / 1e9, (50, 90, 99, 100))
     assert (times.p50, times.p90, times.p99, times.max) == pytest.approx(tuple(expected))
     assert (times.total, times.mean) == pytest.approx((values.sum() / 1e9, values.mean() / 1e9))
