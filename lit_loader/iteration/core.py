@@ -711,6 +711,7 @@ class LoaderCore:
                     iterable=isinstance(self.dataset, IterableDataset),
                     threads=torch.get_num_threads(),
                     device=torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]
+                    worker_method=self.loader.worker_method,
                 ),
                 **figures_of(self.dataset),
             )

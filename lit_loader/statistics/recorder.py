@@ -154,11 +154,13 @@ class Recorder:
         self._stages.add(np.stack([column[name] for name in STAGES]))
         busy = column["fetch"] + column["collate"] + column["encode"]
         waited = _waited(column)
+        late = column["asked"] + waited - np.maximum(column["asked"], column["arrived"])
         first, timed = column["step"] == 0, column["processor"] > 0
         sums = {
             "samples": column["samples"],
             "nbytes": column["nbytes"],
             "waited": waited,
+            "handover": np.maximum(late[column["arrived"] > 0], 0),
             "step": column["step"],
             "starts": first,
             "startup": waited[first],
@@ -216,6 +218,7 @@ class Recorder:
             **stages,
             waited=sums["waited"] / 1e9,
             wait_fraction=sums["waited"] / 1e9 / seconds,
+            handover=sums["handover"] / 1e9,
             starts=sums["starts"],
             startup=sums["startup"] / 1e9,
             workers=tuple(workers),

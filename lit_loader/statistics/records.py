@@ -228,6 +228,7 @@ class Surroundings:
         iterable: Whether the dataset is an IterableDataset.
         threads: Threads that torch computes with in the training process.
         device: Whether the training process uses a CUDA device.
+        worker_method: Whether workers are processes ("multiprocessing") or threads ("thread").
     """
 
     processors: int | None = None
@@ -235,3 +236,4 @@ class Surroundings:
     iterable: bool = False
     threads: int = 1
     device: bool = False
+    worker_method: str = "multiprocessing"

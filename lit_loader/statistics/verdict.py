@@ -7,6 +7,7 @@ and its step. The first rule that applies counts::
     the loop hardly waited              ─▶ the loader is not the limit
     … mostly for first batches          ─▶ keep the workers, or start them faster
     … and there are no workers          ─▶ have some
+    … threads wait for the interpreter  ─▶ have processes
     … workers wait for one lock         ─▶ hold it for less
     … or for pages from a disk          ─▶ less memory
     … a few samples take most of it     ─▶ these samples
@@ -21,6 +22,7 @@ and its step. The first rule that applies counts::
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -51,6 +53,12 @@ SLOWER: Final = 3  # times the mean sample's time from which on a sample is name
 
 QUEUED: Final = 0.3
 """Threads that wait for a processor, on the mean, from which on they take them from each other."""
+
+HELD: Final = 0.8 * sys.getswitchinterval()
+"""Seconds that a thread waits for the interpreter's lock, on the mean, where others compute with
+it; where they let go of it, hardly any."""
+
+ALONE: Final = 1.2  # processors that threads may use together which take turns
 
 LARGE: Final = 4e6  # bytes of a batch whose copying takes the time
 QUICK: Final = 1e-3  # seconds of work on a batch below which handing it over takes longer
@@ -117,6 +125,8 @@ class LoaderStatistics:
         cache_lacking: Bytes of memory more that would hold all; 0 while there is room.
         remote_batches: Those of ``batches`` that were made on other machines.
         remote_nbytes: Their bytes, which came over the network.
+        handover: Seconds, summed over batches of workers here, from when a batch was there, and
+            asked for, until the loop had it.
         transit: Seconds, summed over them, in which nobody was at such a batch between its order
             and its arrival: on the way, or waiting behind another one.
         nodes: What each other machine did, by name.
@@ -170,6 +180,7 @@ class LoaderStatistics:
     cache_lacking: int = 0
     remote_batches: int = 0
     remote_nbytes: int = 0
+    handover: float = 0.0
     transit: float = 0.0
     nodes: tuple[NodeTimes, ...] = ()
     memory: MemoryUse | None = None
@@ -299,13 +310,17 @@ def _threads(statistics: LoaderStatistics) -> str:
     """Advice where torch's threads and the workers want more processors than there are; else ""."""
     around, processors = statistics.surroundings, statistics.surroundings.processors
     busy = _busy(statistics, 1)
+    active, queued = statistics.active_threads, statistics.queued_threads
+    if around.worker_method == "thread":  # the workers' are none of torch's
+        active -= len(statistics.workers)
+        queued -= busy * statistics.queued_fraction
     wanted = busy * min(1.0, statistics.processor_fraction + statistics.queued_fraction)
     stepping = 1 - statistics.wait_fraction
     if (
         processors is None
-        or min(around.threads, statistics.active_threads) < 2
+        or min(around.threads, active) < 2
         or stepping < MUCH
-        or statistics.queued_threads < QUEUED * stepping
+        or queued < QUEUED * stepping
         or around.threads + wanted < processors + QUEUED
         or wanted < QUEUED
     ):
@@ -364,6 +379,8 @@ def _no_workers(statistics: LoaderStatistics) -> str:
 
 def _kept_waiting(statistics: LoaderStatistics) -> str:
     """Advice where workers wait for a lock, or for pages from a disk; else ""."""
+    if statistics.surroundings.worker_method == "thread":
+        return _interpreter(statistics)
     if statistics.lock_fraction >= OFTEN:
         return (
             f"workers waited for a lock that they share ({percent(statistics.lock_fraction)} of "
@@ -378,6 +395,18 @@ def _kept_waiting(statistics: LoaderStatistics) -> str:
             "workers, less memory or a faster disk"
         )
     return ""
+
+
+def _interpreter(statistics: LoaderStatistics) -> str:
+    """Advice where threads wait for the interpreter's lock, which one of them holds; else ""."""
+    each = statistics.handover / max(1, statistics.batches)
+    if each < HELD or statistics.processor_fraction * _busy(statistics, 1) > ALONE:
+        return ""
+    return (
+        "worker threads hold the interpreter's lock (the loop waited "
+        f"{duration(each)} for it with each batch that was there), so that they take turns and "
+        "more of them do not help: set worker_method='multiprocessing', or use code that releases it"
+    )
 
 
 def _stragglers(statistics: LoaderStatistics) -> str:
