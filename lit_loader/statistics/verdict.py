@@ -404,8 +404,8 @@ def _interpreter(statistics: LoaderStatistics) -> str:
         return ""
     return (
         "worker threads hold the interpreter's lock (the loop waited "
-        f"{duration(each)} for it with each batch that was there), so that they take turns and "
-        "more of them do not help: set worker_method='multiprocessing', or use code that releases it"
+        f"{duration(each)} for it with each batch that was there), so they take turns and more of "
+        "them do not help: set worker_method='multiprocessing', or use code that releases it"
     )
 
 
