@@ -58,6 +58,7 @@ from lit_loader.sampling.orders import epoch_number
 from lit_loader.sampling.shown_samplers import choose_samplers
 from lit_loader.seeding.bases import LoaderSeeds
 from lit_loader.statistics.auto_workers import NumWorkers
+from lit_loader.statistics.verdict import LoaderStatistics
 from lit_loader.streams.datapipes import set_shuffle
 from lit_loader.system.processors import advice_if_too_many
 
@@ -66,8 +67,6 @@ __all__ = ["DataLoader"]
 T_co = TypeVar("T_co", covariant=True)
 
 if TYPE_CHECKING:
-    from lit_loader.statistics.verdict import LoaderStatistics
-
     _TorchLoader = TorchLoader
 else:
 
@@ -583,9 +582,7 @@ class DataLoader(_TorchLoader[T_co]):
         Args:
             memory: Say what memory the loader takes, too. Without, it costs about a millisecond.
         """
-        from lit_loader.statistics.verdict import LoaderStatistics  # at its first use
-
-        return LoaderStatistics(**self._core.statistics(memory))
+        return self._core.statistics(memory)
 
     def close(self) -> None:
         """End the workers and let go of all that belongs to them; a second call does nothing.

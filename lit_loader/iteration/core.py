@@ -60,6 +60,7 @@ from lit_loader.seeding.find_generators import find_generators
 from lit_loader.statistics.auto_workers import AutoWorkers
 from lit_loader.statistics.recorder import WINDOW, Recorder
 from lit_loader.statistics.records import MemoryUse, Surroundings, Timings
+from lit_loader.statistics.verdict import LoaderStatistics
 from lit_loader.statistics.worker_waits import LONG
 from lit_loader.streams.tail import ShardTail, Talks, tail_of
 from lit_loader.system.cgroups import own_memory
@@ -694,8 +695,8 @@ class LoaderCore:
         if auto.decide(pool, name, loader.memory_budget, self.readers, loader.reads):
             self._tell_size()
 
-    def statistics(self, memory: bool) -> dict[str, Any]:
-        """Give the fields of `LoaderStatistics`; with what memory it takes now, if asked for."""
+    def statistics(self, memory: bool) -> LoaderStatistics:
+        """Say where the time went, since the loader was made, and what memory it takes now."""
         with self.lock:
             auto = self.auto
             pools = {run.pool for run in self.alive() if run.pool is not None}

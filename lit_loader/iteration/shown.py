@@ -34,7 +34,7 @@ class ShownLoader:
 
     def figures(self, core: Any, epoch: int, now: int) -> dict[str, Any]:
         """Give the figures at a moment, by the names that `top/snapshot.py` has for them."""
-        loader, statistics = core.loader, LoaderStatistics(**core.statistics(False))
+        loader, statistics = core.loader, core.statistics(False)
         then, before = self._before
         if now - then >= loader_page.EVERY:
             if then:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -133,7 +133,7 @@ class LoaderHistory:
         """Returns the report on all batches so far, with the loop's transfers and steps."""
         last = self._last
         summary = self._sums.summary(**{name: getattr(last, name) for name in _AS_THE_LOADER})
-        statistics = LoaderStatistics(**{**summary, **self._besides})
+        statistics = replace(summary, **self._besides)
         return LoaderReport(name, statistics, transfer, step, verdict(statistics, transfer))
 
 

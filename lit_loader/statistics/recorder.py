@@ -30,6 +30,7 @@ from lit_loader.statistics.records import (
     Timings,
     WorkerTimes,
 )
+from lit_loader.statistics.verdict import LoaderStatistics
 from lit_loader.statistics.worker_waits import WorkerWaits
 from lit_loader.system.processors import times_of_threads
 
@@ -201,8 +202,8 @@ class Recorder:
                 break
         self._slow = list(distinct.values())
 
-    def summary(self, **now: Any) -> dict[str, Any]:
-        """Returns the fields of `LoaderStatistics`: of all batches so far, and of this moment."""
+    def summary(self, **now: Any) -> LoaderStatistics:
+        """Returns the statistics of all batches so far, and what is known of this moment."""
         self.flush()
         sums = self._sums
         seconds = max(sums["waited"] + sums["step"], 1) / 1e9
@@ -210,7 +211,7 @@ class Recorder:
         names = sorted({worker.node for worker in workers if worker.node})
         nodes = [_node(name, [each for each in workers if each.node == name]) for name in names]
         stages: dict[str, Any] = dict(zip(STAGES, self._stages.times(), strict=True))
-        return dict(
+        return LoaderStatistics(
             batches=self._stages.count,
             samples=sums["samples"],
             nbytes=sums["nbytes"],

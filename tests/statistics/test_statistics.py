@@ -151,7 +151,7 @@ def test_percentiles_are_numpys(count: int) -> None:
     recorder, zeros = Recorder(), dict.fromkeys(Timings.__slots__, 0)
     for number, value in enumerate(values.tolist()):
         recorder.records.append(Timings(**{**zeros, "number": number, "fetch": value}))
-    times = recorder.summary()["fetch"]
+    times = recorder.summary().fetch
     expected = np.percentile(values[-WINDOW:] / 1e9, (50, 90, 99, 100))
     assert (times.p50, times.p90, times.p99, times.max) == pytest.approx(tuple(expected))
     assert (times.total, times.mean) == pytest.approx((values.sum() / 1e9, values.mean() / 1e9))

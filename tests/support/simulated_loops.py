@@ -171,9 +171,7 @@ class _Run:
             device=loop.device,
             worker_method=loop.method,
         )
-        return LoaderStatistics(
-            **recorder.summary(
-                num_workers=loop.workers, surroundings=surroundings, why_so_many=loop.auto,
-                cache_hits=hits, cache_misses=misses, cache_lacking=lacking, **known,
-            )
+        return recorder.summary(
+            num_workers=loop.workers, surroundings=surroundings, why_so_many=loop.auto,
+            cache_hits=hits, cache_misses=misses, cache_lacking=lacking, **known,
         )  # fmt: skip
