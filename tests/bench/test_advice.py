@@ -1,6 +1,7 @@
 """What is said of a grid's figures: the setting, and what bounds it."""
 
 import dataclasses
+import itertools
 import random
 from typing import Any
 
@@ -47,8 +48,11 @@ def measured(workers: int, ours: list[float], torchs: list[float]) -> Point:
     """With two loaders, round by round; seconds a batch."""
     found = point(workers, ours[0], 1.0)
     rounds = [
-        {"lit_loader": {"seconds_per_batch": a}, "torch": {"seconds_per_batch": b}}
-        for a, b in zip(ours, torchs, strict=True)
+        {
+            "lit_loader": {"seconds_per_batch": a},
+            **({"torch": {"seconds_per_batch": b}} if b else {}),
+        }
+        for a, b in itertools.zip_longest(ours, torchs)
     ]
     return dataclasses.replace(found, rounds=rounds)
 
@@ -81,6 +85,27 @@ def test_spread_and_what_the_program_has() -> None:
 )
 def test_when_it_is_not_sure(points: list[Point], around: dict[str, Any], expected: str) -> None:
     assert expected in told(points, **around)
+
+
+def test_threads_and_auto_are_advised_where_they_are_faster() -> None:
+    slow = measured(2, [0.010, 0.0101], [0.02, 0.02])
+    threads = dataclasses.replace(measured(2, [0.005, 0.005], []), threads=True)
+    text = told([slow, threads])
+    assert text.startswith('use num_workers=2 prefetch_factor=2 worker_method="thread": 5 ms a')
+    assert "processes: num_workers=2 prefetch_factor=2: 796 samples/s, 792 to 800 by" in text
+    alike = dataclasses.replace(measured(2, [0.0098, 0.0098], []), threads=True)
+    text = told([slow, alike])
+    assert text.startswith("use num_workers=2 prefetch_factor=2: 10.1 ms a batch")
+    assert "threads: num_workers=2 prefetch_factor=2 worker_method=" in text
+    assert "1.03 times as fast as the above; they take turns with what a step runs in" in text
+    auto = dataclasses.replace(measured(6, [0.005, 0.005], []), auto=True)
+    assert told([slow, auto]).startswith('use num_workers="auto": 5 ms a batch')
+
+
+def test_workers_that_do_not_help_batches_that_are_dear() -> None:
+    text = told([point(0, 0.05, 1.0, fetch=0.05), point(2, 0.06, 1.0, fetch=0.05)], cores=1)
+    assert text.startswith("use num_workers=0")
+    assert "bound: workers did not help: workers were" in text
 
 
 @pytest.mark.parametrize("seed", range(20))
