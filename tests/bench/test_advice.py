@@ -47,12 +47,10 @@ def test_what_bounds_it(points: list[Point], expected: str) -> None:
 def measured(workers: int, ours: list[float], torchs: list[float]) -> Point:
     """With two loaders, round by round; seconds a batch."""
     found = point(workers, ours[0], 1.0)
+    pairs = [{"lit_loader": a, "torch": b} for a, b in itertools.zip_longest(ours, torchs)]
     rounds = [
-        {
-            "lit_loader": {"seconds_per_batch": a},
-            **({"torch": {"seconds_per_batch": b}} if b else {}),
-        }
-        for a, b in itertools.zip_longest(ours, torchs)
+        {name: {"seconds_per_batch": value} for name, value in pair.items() if value}
+        for pair in pairs
     ]
     return dataclasses.replace(found, rounds=rounds)
 
@@ -123,6 +121,11 @@ def test_nothing_in_its_own_table_is_better_without_a_word(seed: int) -> None:
         )
         for n, workers in enumerate((1, 2, 4))
     ]
+    points += [dataclasses.replace(draw.choice(points), threads=True)]
+    points += [dataclasses.replace(draw.choice(points[:3]), auto=True, num_workers=3)]
+    for each in points[3:]:  # of our loader alone, and not like the others
+        ours = each.rounds[0]["lit_loader"]["seconds_per_batch"] * draw.uniform(0.5, 1.5)
+        each.rounds = [{"lit_loader": {"seconds_per_batch": ours}}] * 3
     text, chosen = told(points), choose(points)
     assert chosen is not None
     for each in points:
