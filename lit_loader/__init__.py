@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lit_loader.context import get_epoch as get_epoch
     from lit_loader.context import get_rng as get_rng
     from lit_loader.context import get_shard as get_shard
+    from lit_loader.context import note as note
     from lit_loader.data.balance import BalancedBatchSampler as BalancedBatchSampler
     from lit_loader.data.cached_dataset import CachedDataset as CachedDataset
     from lit_loader.data.mixture import MixtureDataset as MixtureDataset
@@ -66,7 +67,7 @@ _NAMES_IN = {
     "lit_loader.checkpoint.loader_state": "merge_states",
     "lit_loader.config.loader_config": "LoaderConfig",
     "lit_loader.config.ray_workers": "RayWorkers",
-    "lit_loader.context": "get_epoch get_rng get_shard",
+    "lit_loader.context": "get_epoch get_rng get_shard note",
     "lit_loader.data.balance": "BalancedBatchSampler",
     "lit_loader.data.cached_dataset": "CachedDataset",
     "lit_loader.data.mixture": "MixtureDataset MixtureSampler",

@@ -550,6 +550,31 @@ class DataLoader(_TorchLoader[T_co]):
         """
         return state_at(self._core, epoch, batch)
 
+    def trace(
+        self, batch: int, epoch: int = 0, state: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """Say what a batch is made of: the names that its samples give to `lit_loader.note`.
+
+        The batch is read again, in this process and without collating. Of a stream all that comes
+        before it is, too: from the epoch's start, or from ``state``. This loader stays where it is.
+
+        Args:
+            batch: The batch's number within its epoch, of this rank, from 0.
+            epoch: Epoch number, from 0.
+            state: A state of this loader's from before that batch, of the same epoch.
+
+        Returns:
+            The names, each once, in the order in which they were noted.
+
+        Raises:
+            OptionError: The stream has several workers and no ``num_shards``, or ``state`` is of
+                another epoch, or from after that batch.
+            IndexError: The epoch has fewer batches.
+        """
+        from lit_loader.data.trace import trace  # which few programs need
+
+        return trace(self, batch, epoch, state)
+
     @property
     def _loaded_state(self) -> Mapping[str, Any] | None:
         return None  # the epochs have taken it over
