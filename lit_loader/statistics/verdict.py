@@ -197,6 +197,11 @@ class LoaderStatistics:
     surroundings: Surroundings = field(default_factory=Surroundings)
 
     @property
+    def samples_per_second(self) -> float:
+        """Samples a second of the loop, steps and waits included; of this rank."""
+        return self.samples / self.seconds if self.seconds else 0.0
+
+    @property
     def verdict(self) -> str:
         """What limits the loop, and what to do about it, in a line."""
         return verdict(self)
