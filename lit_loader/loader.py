@@ -52,7 +52,7 @@ from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.iteration.core import DEFAULT_PREFETCH, ITERATED, LoaderCore
 from lit_loader.iteration.iterator import LoaderIterator
-from lit_loader.iteration.ledger import indices_of, state_at
+from lit_loader.iteration.ledger import indices_of, state_at, state_before
 from lit_loader.iteration.loader_checkpoint import load_state, take_state
 from lit_loader.sampling.orders import epoch_number
 from lit_loader.sampling.shown_samplers import choose_samplers
@@ -573,6 +573,8 @@ class DataLoader(_TorchLoader[T_co]):
         """
         from lit_loader.data.trace import trace  # which few programs need
 
+        if state is None:
+            state = state_before(self._core, epoch, batch)
         return trace(self, batch, epoch, state)
 
     @property

@@ -17,17 +17,15 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from lit_loader.checkpoint.position import Position
 from lit_loader.config.checks import whole_number
 from lit_loader.context import reading
 from lit_loader.errors import OptionError
-from lit_loader.iteration.loader_checkpoint import state_of
 
 __all__ = ["trace"]
 
 
-def trace(loader: Any, batch: int, epoch: int, state: Mapping[str, Any] | None) -> list[Any]:
-    """Give what `DataLoader.trace` gives."""
+def trace(loader: Any, batch: int, epoch: int, state: Mapping[str, Any]) -> list[Any]:
+    """Give what `DataLoader.trace` gives, by a state from before the batch."""
     batch = whole_number("batch", batch, low=0)
     epoch = whole_number("epoch", epoch, low=0)
     streams = isinstance(loader.dataset, IterableDataset)
@@ -38,10 +36,6 @@ def trace(loader: Any, batch: int, epoch: int, state: Mapping[str, Any] | None) 
         )
     again = copy.copy(loader)
     again.num_workers, again.pin_memory, again.collate_fn = 0, False, _names_alone
-    if state is None and not streams:
-        state = loader.state_at(epoch, batch)
-    if state is None:
-        state = state_of(loader._core, Position(epoch, loader._core.seeds.bases(), 0))
     again.load_state_dict(state)
     place = again.state_dict()
     if place["epoch"] != epoch or place["batches"] > batch:

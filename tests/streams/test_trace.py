@@ -37,7 +37,7 @@ def documents_in(batch: Any) -> set[int]:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_documents_of_a_batch(workers: int) -> None:
     """Of each epoch, also those that go on from the batch before; the loader stays where it is."""
-    with packed(workers, persistent_workers=workers > 0) as loader:
+    with packed(workers, persistent_workers=workers > 0) as loader:  # draws its own seed
         epochs = [list(loader) for _ in range(2)]
         for epoch, batches in enumerate(epochs):
             for number in (0, 7, len(batches) - 1):
@@ -65,6 +65,28 @@ def test_from_a_state_only_what_follows_is_read() -> None:
 def test_a_stream_without_shards_has_one_worker() -> None:
     with packed(2, None) as loader, pytest.raises(OptionError, match="trace reads in this process"):
         loader.trace(3)
+
+
+class Drawn(IterableDataset[int]):
+    """Random numbers, each of which is its sample's name."""
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(10 + lit_loader.get_shard()[0]):
+            number = int(lit_loader.get_rng().integers(1 << 40))
+            lit_loader.note(number)
+            yield number
+
+
+def test_a_loader_without_a_seed() -> None:
+    """In mid-epoch, and of other epochs: with the seed that it has drawn."""
+    loader = DataLoader(Drawn(), 4, num_shards=2)
+    first = [batch.tolist() for batch in loader]
+    iterator = iter(loader)
+    second = [next(iterator).tolist() for _ in range(3)]
+    assert [loader.trace(n, 1) for n in range(3)] == second
+    assert [loader.trace(n, 0) for n in range(len(first))] == first
+    assert first[:3] != second
+    assert len(list(iterator)) == len(first) - 3
 
 
 class Images(Dataset[int]):
