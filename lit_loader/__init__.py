@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lit_loader.context import get_epoch as get_epoch
     from lit_loader.context import get_rng as get_rng
     from lit_loader.context import get_shard as get_shard
+    from lit_loader.context import note as note
     from lit_loader.core.batch.collate import default_collate as default_collate
     from lit_loader.core.batch.collate import default_convert as default_convert
     from lit_loader.core.options.loader_config import LoaderConfig as LoaderConfig
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from lit_loader.errors import WorkerError as WorkerError
     from lit_loader.errors import WorkerRestartWarning as WorkerRestartWarning
     from lit_loader.errors import WorkerTimeoutError as WorkerTimeoutError
-    from lit_loader.insight.records import LoaderStatistics as LoaderStatistics
+    from lit_loader.insight.verdict import LoaderStatistics as LoaderStatistics
     from lit_loader.lightning.datamodule import LoaderDataModule as LoaderDataModule
     from lit_loader.lightning.monitor import LoaderMonitor as LoaderMonitor
     from lit_loader.lightning.state_callback import LoaderStateCallback as LoaderStateCallback
@@ -66,7 +67,7 @@ _NAMES_IN = {
     "lit_loader.core.state.loader_state": "merge_states",
     "lit_loader.core.options.loader_config": "LoaderConfig",
     "lit_loader.core.options.ray_workers": "RayWorkers",
-    "lit_loader.context": "get_epoch get_rng get_shard",
+    "lit_loader.context": "get_epoch get_rng get_shard note",
     "lit_loader.data.balance": "BalancedBatchSampler",
     "lit_loader.data.cached_dataset": "CachedDataset",
     "lit_loader.data.mixture": "MixtureDataset MixtureSampler",
@@ -85,7 +86,7 @@ _NAMES_IN = {
     "lit_loader.lightning.state_callback": "LoaderStateCallback",
     "lit_loader.loader": "DataLoader",
     "lit_loader.replacement": "replace_torch",
-    "lit_loader.insight.records": "LoaderStatistics",
+    "lit_loader.insight.verdict": "LoaderStatistics",
     "lit_loader.data.shared_sequence": "SharedSequence",
     "torch.utils.data": "get_worker_info",
 }

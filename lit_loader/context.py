@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -19,8 +20,8 @@ from lit_loader.describe import program_stacklevel, public
 from lit_loader.errors import OptionError
 
 __all__ = [
-    *("NOBODY", "READERS", "WORKERS", "get_epoch", "get_rng", "get_shard", "in_read", "reading"),
-    *("read_apart", "reading_here", "share"),
+    *("NOBODY", "READERS", "WORKERS", "get_epoch", "get_rng", "get_shard", "in_read", "note"),
+    *("read_apart", "reading", "reading_here", "share"),
 ]
 
 
@@ -46,14 +47,27 @@ class _Reading:
         self.maker: Any = None  # the `BatchLoader`; None: this is outside of a loader
         self.asked = ""  # by which function a sample has asked for what differs between epochs
         self.again = False  # this is another attempt (sample_retries) at a sample
+        self.notes: list[Any] | None = None  # what samples are made of, where that is asked for
 
     def beginning(self, part: int) -> _Context:
         """Give a context in which a part that begins later finds what precedes a first sample."""
         return nullcontext() if self.maker is None else self.maker.beginning(part)
 
-    def aside(self) -> _Context:
-        """Give a context after which generators are where they were, for what is read again."""
-        return nullcontext() if self.maker is None else self.maker.aside()
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Have a context after which generators are where they were, for what is read again."""
+        with self.unnoted(), nullcontext() if self.maker is None else self.maker.aside():
+            yield
+
+    @contextmanager
+    def unnoted(self) -> Iterator[None]:
+        """Have a context of what is read again, and is no part of the batch."""
+        notes = self.notes
+        self.notes = None if notes is None else []  # some of it is kept back for what comes
+        try:
+            yield
+        finally:
+            self.notes = notes
 
     def warn(self, text: str) -> None:
         """Have the program warned, once for all readers, of what is noticed while it is read."""
@@ -157,6 +171,24 @@ def share() -> tuple[int, int]:
         ranks = 1
     number, workers = (0, 1) if info is None else (info.id, info.num_workers)
     return rank * workers + number, ranks * workers
+
+
+@public
+def note(name: Any) -> None:
+    """Name what the sample that is being read is made of; for use inside of a dataset.
+
+    ``loader.trace(batch)`` gives the names that a batch's samples have noted::
+
+        lit_loader.note(f"{path.name}:{offset}")
+
+    While a program trains it does nothing, and costs nothing. A stream that keeps samples back (a
+    shuffle buffer, packing) notes a name when it gives the sample, as `PackedStream` does.
+
+    Args:
+        name: Any hashable value, a document's file and place, say.
+    """
+    if reading.notes is not None:
+        reading.notes.append(name)
 
 
 @public

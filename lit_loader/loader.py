@@ -60,7 +60,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 if TYPE_CHECKING:
     from lit_loader.insight.recorder import Recorder
-    from lit_loader.insight.records import LoaderStatistics
+    from lit_loader.insight.verdict import LoaderStatistics
     from lit_loader.lightning.device_copy import Move
 
     _TorchLoader = TorchLoader
@@ -730,6 +730,35 @@ class DataLoader(_TorchLoader[T_co]):
         from lit_loader.insight.ledger import state_at
 
         return state_at(self._core, epoch, batch)
+
+    def trace(
+        self, batch: int, epoch: int = 0, state: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """Say what a batch is made of: the names that its samples give to `lit_loader.note`.
+
+        The batch is read again, in this process and without collating. Of a stream all that comes
+        before it is, too: from the epoch's start, or from ``state``. This loader stays where it is.
+
+        Args:
+            batch: The batch's number within its epoch, of this rank, from 0.
+            epoch: Epoch number, from 0.
+            state: A state of this loader's from before that batch, of the same epoch.
+
+        Returns:
+            The names, each once, in the order in which they were noted.
+
+        Raises:
+            OptionError: The stream has several workers and no ``num_shards``, or ``state`` is of
+                another epoch, or from after that batch.
+            IndexError: The epoch has fewer batches.
+        """
+        from lit_loader.data.trace import trace  # which few programs need
+
+        if state is None:
+            from lit_loader.insight.ledger import state_before
+
+            state = state_before(self._core, epoch, batch)
+        return trace(self, batch, epoch, state)
 
     @property
     def _loaded_state(self) -> Mapping[str, Any] | None:

@@ -2,7 +2,8 @@
 
 Used by `bench/grid.py`. The setting: the fewest workers, then the fewest batches ahead, that come
 within 5 % of the fastest, which is named too; where the training step's time is known, that keep up
-with it. No workers only if any are slower. What bounds it is the verdict on our loader's statistics
+with it. No workers only if any are slower; threads, or "auto", only where processes, or fixed
+numbers, do not come as near. What bounds it is the verdict on our loader's statistics
 (`insight/verdict.py`).
 """
 
@@ -15,8 +16,7 @@ from typing import Final
 
 from lit_loader.bench.rounds import Spread
 from lit_loader.bench.settings import OURS, REFERENCE
-from lit_loader.insight.records import LoaderStatistics
-from lit_loader.insight.verdict import MADE, cause
+from lit_loader.insight.verdict import MADE, LoaderStatistics, cause
 from lit_loader.sentences import percent
 
 __all__ = ["FIGURES", "Point", "advise", "choose"]
@@ -30,6 +30,7 @@ FIGURES: Final = (
 _NEAR: Final = 1.05  # times the fastest setting's time that is as good
 UNSURE: Final = 0.25  # of its median, that a setting's figures may differ by
 CROWDED: Final = 0.5  # load a processor, before anything is measured, from which on others run
+_DEAR: Final = 2e-3  # seconds of a batch for which handing it over is not what takes long
 _HIDDEN: Final = 0.02  # part of a step that loading without workers may add to it
 
 
@@ -43,10 +44,15 @@ class Point:
     cannot: dict[str, str] = field(default_factory=dict)  # loader to why it has no figures
     statistics: LoaderStatistics | None = None  # of our loader, from its last round
     cpu: float = 0.0  # processors that were busy with it then, all its processes together
+    threads: bool = False  # whether the workers are threads
+    auto: bool = False  # whether it is num_workers="auto", which came to so many
 
     def __str__(self) -> str:
+        if self.auto:
+            return 'num_workers="auto"'
         prefetch = f" prefetch_factor={self.prefetch_factor}" if self.num_workers else ""
-        return f"num_workers={self.num_workers}{prefetch}"
+        method = ' worker_method="thread"' if self.threads else ""
+        return f"num_workers={self.num_workers}{prefetch}{method}"
 
     @property
     def loaders(self) -> list[str]:
@@ -89,7 +95,7 @@ def choose(points: Sequence[Point], step_ms: float | None = None) -> Point | Non
         enough = alone or [p for p in points if p.num_workers and p.seconds <= step] or enough
     if not enough:  # without workers it is fastest
         return min(points, key=lambda point: point.seconds)
-    return min(enough, key=lambda point: (point.num_workers, point.prefetch_factor))
+    return min(enough, key=lambda p: (p.auto, p.threads, p.num_workers, p.prefetch_factor))
 
 
 def advise(
@@ -117,8 +123,9 @@ def advise(
     return [
         f"use {chosen}: {_use(chosen, points, samples)}{_step(chosen, step_ms)}",
         *_doubts(chosen, load, cores),
+        *_other_kind(chosen, points, samples),
         *_now(chosen, points, now, samples),
-        f"bound: {_bound(chosen, chosen.statistics, cores, most)}",
+        f"bound: {_bound(chosen, points, cores, most)}",
         f"measured: a batch of {nbytes / 1e6:.3g} MB: {costs}; {chosen.cpu:.1f} processors used",
         "step: " + (
             "none is in these figures, which are of a loop that does nothing else; "
@@ -173,13 +180,29 @@ def _now(
     chosen: Point, points: Sequence[Point], now: tuple[int, int] | None, samples: float
 ) -> list[str]:
     """The loader that the program has: torch's, with the options that ``loader`` has."""
-    found = [point for point in points if (point.num_workers, point.prefetch_factor) == now]
+    found = [p for p in points if (p.num_workers, p.prefetch_factor) == now and p.figure(REFERENCE)]
     spread = found[0].figure(REFERENCE) if found else None
     if spread is None:
         return []
     return [
         f"now: torch's loader with {found[0]} (loader.*, set it to what you have): "
         f"{_rate(spread, samples)}; the above is {spread.median / chosen.seconds:.2f} times as fast"
+    ]
+
+
+def _other_kind(chosen: Point, points: Sequence[Point], samples: float) -> list[str]:
+    """Threads where processes are advised, and the other way round: the best of their settings."""
+    others = [point for point in points if point.num_workers and point.threads != chosen.threads]
+    if not others or not any(point.threads for point in points) or not chosen.num_workers:
+        return []
+    best = min(others, key=lambda point: point.seconds)
+    times = chosen.seconds / best.seconds
+    kind, turns = "processes", ""
+    if best.threads:
+        kind, turns = "threads", "; they take turns with what a step runs in Python"
+    return [
+        f"{kind}: {best}: {_rate(best.figure(OURS), samples)}, {times:.2f} times as fast as the "
+        f"above{turns}"
     ]
 
 
@@ -208,13 +231,21 @@ def _step(chosen: Point, step_ms: float | None) -> str:
     return f"; no setting keeps up with steps of {step_ms:g} ms"
 
 
-def _bound(chosen: Point, statistics: LoaderStatistics, cores: float, most: int) -> str:
+def _bound(chosen: Point, points: Sequence[Point], cores: float, most: int) -> str:
     """What is said of a loop that does nothing but wait, once its workers are up."""
-    if not chosen.num_workers:
+    if not chosen.num_workers and chosen.seconds < _DEAR:
         return (
             "making a batch costs this process less than handing it over does: larger batches make "
             "workers worth while"
         )
+    why = ""
+    if not chosen.num_workers:
+        working = [point for point in points if point.num_workers]
+        if not working:
+            return "this process makes the batches itself: no workers were measured"
+        chosen, why = min(working, key=lambda point: point.seconds), "workers did not help: "
+    statistics = chosen.statistics
+    assert statistics is not None  # it was measured
     seconds = max(statistics.seconds - statistics.startup, 1e-9)
     workers = tuple(
         replace(each, busy_fraction=min(1.0, each.busy / seconds)) for each in statistics.workers
@@ -234,7 +265,7 @@ def _bound(chosen: Point, statistics: LoaderStatistics, cores: float, most: int)
             statistics.surroundings, processors=math.ceil(cores), persistent_workers=True
         ),
     )
-    return cause(running)
+    return why + cause(running)
 
 
 def _time(seconds: float) -> str:

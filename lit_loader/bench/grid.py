@@ -4,7 +4,8 @@ Used by `bench/runner.py` where ``dataset._target_`` is given; the figures go to
 `bench/advice.py`, which chooses a setting. Each setting is opened, gives its first batch, and loads
 for a while, epoch after epoch. The settings take turns in rounds, the first of which is not counted
 (it also warms the page cache). ``num_workers="auto"`` takes part: for as long again, before it is
-clocked, it may find its number, from the one of the round before.
+clocked, it may find its number, from the one of the round before. Worker threads are measured with
+the first prefetch_factor.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from __future__ import annotations
 import inspect
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset
 
 from lit_loader.bench.advice import FIGURES, Point, advise, choose
 from lit_loader.bench.limits import nbytes
@@ -24,7 +27,7 @@ from lit_loader.bench.machine import cpu_seconds, memory_and_descriptors
 from lit_loader.bench.rounds import Session, Spread, in_one_line
 from lit_loader.bench.settings import OURS, REFERENCE
 from lit_loader.core.epoch.loader_core import DEFAULT_PREFETCH
-from lit_loader.core.options.loader_config import LoaderConfig
+from lit_loader.core.options.loader_config import FOR_PROCESSES, LoaderConfig
 from lit_loader.core.system.processors import usable_processors
 from lit_loader.errors import OptionError
 from lit_loader.loader import DataLoader
@@ -46,17 +49,22 @@ class Grid:
         self.name = type(self._dataset).__qualname__
         self.samples = float(self._config.batch_size or 1)  # a batch, on the mean
         self._nbytes = 0
+        iterable = isinstance(self._dataset, IterableDataset)
         self.points = [
             Point(workers, prefetch)
             for workers in dict.fromkeys(wanted.num_workers)
             for prefetch in (dict.fromkeys(wanted.prefetch_factor) if workers else (0,))
         ]
         self._now = _setting_of(self._config)
+        if wanted.threads and OURS in session.loaders and not iterable:
+            ahead = wanted.prefetch_factor[0]
+            several = [workers for workers in dict.fromkeys(wanted.num_workers) if workers]
+            self.points += [Point(workers, ahead, threads=True) for workers in several]
         known = {(point.num_workers, point.prefetch_factor) for point in self.points}
         if self._now is not None and self._now not in known and REFERENCE in session.loaders:
             self.points.append(Point(*self._now))  # what the program has so far
         self._load_before = 0.0  # of the machine
-        self.auto = Point(0, 0) if wanted.auto and OURS in session.loaders else None
+        self.auto = Point(0, 0, auto=True) if wanted.auto and OURS in session.loaders else None
         self._auto_loader: Any = None
 
     def measure(self) -> None:
@@ -64,13 +72,16 @@ class Grid:
         session, settings = self._session, self._session.settings
         self._load_before = os.getloadavg()[0]
         rounds = min(3, settings.rounds)  # a grid has many settings
-        turns = len(self.points) * len(session.loaders)
+        several = [(p, name) for p in self.points for name in session.loaders]
+        turns = sum(not point.threads or name == OURS for point, name in several)
         session.expect((rounds + 1) * (turns + (self.auto is not None)))
         for number in range(rounds + 1):
             seconds = settings.grid.seconds / (1 if number else 4)
             for point in self.points:
                 figures: dict[str, dict[str, float]] = {}
                 for name, open_ in session.loaders.items():
+                    if point.threads and name != OURS:
+                        continue
                     session.tick(f"{point} · {name}")
                     if name in point.cannot:
                         continue
@@ -94,11 +105,15 @@ class Grid:
             self._config.batch_size, point.num_workers, point.prefetch_factor, options=options
         )
         begin = time.perf_counter()
-        opened = open_(self._dataset, setup)
-        try:
-            return self._figures(point, opened, begin, seconds, ours=name == OURS)
-        finally:
-            opened.close()
+        with warnings.catch_warnings(record=point.threads) as told:
+            opened = open_(self._dataset, setup)
+            try:
+                found = self._figures(point, opened, begin, seconds, ours=name == OURS)
+            finally:
+                opened.close()
+        if inexact := [each for each in told or () if "global generator" in str(each.message)]:
+            raise OptionError(str(inexact[0].message))
+        return found
 
     def _figures(
         self, point: Point, opened: OpenLoader, begin: float, seconds: float, *, ours: bool
@@ -143,13 +158,17 @@ class Grid:
     @property
     def chosen(self) -> Point | None:
         """The setting to use; None: nothing was measured."""
-        return choose(self.points, self._session.settings.grid.step_ms)
+        return choose(self._all, self._session.settings.grid.step_ms)
+
+    @property
+    def _all(self) -> list[Point]:
+        return [*self.points, *([self.auto] if self.auto else [])]
 
     @property
     def advice(self) -> list[str]:
         """Which setting to use, what bounds it, what would help; a line each."""
         lines = advise(
-            self.points,
+            self._all,
             step_ms=self._session.settings.grid.step_ms,
             samples=self.samples,
             nbytes=self._nbytes,
@@ -157,7 +176,8 @@ class Grid:
             now=self._now,
             load=self._load_before,
         )
-        auto, fixed = self.auto, [point for point in self.points if point.measured]
+        processes = (point for point in self.points if not point.threads)
+        auto, fixed = self.auto, [point for point in processes if point.measured]
         if auto is not None and auto.measured and auto.statistics and fixed:
             best = min(fixed, key=lambda point: point.seconds)
             pairs = zip(best.rounds, auto.rounds, strict=False)
@@ -203,7 +223,9 @@ def _setting_of(config: LoaderConfig) -> tuple[int, int] | None:
 
 def _named(point: Point) -> dict[str, Any]:
     prefetch = point.prefetch_factor or None
-    return {"num_workers": point.num_workers, "prefetch_factor": prefetch}
+    workers = "auto" if point.auto else point.num_workers
+    method = "thread" if point.threads else "multiprocessing"
+    return {"num_workers": workers, "prefetch_factor": prefetch, "worker_method": method}
 
 
 def _figures(point: Point, loader: str) -> dict[str, Any]:
@@ -258,7 +280,10 @@ def _options(config: LoaderConfig, point: Point, dataset: Any, *, ours: bool) ->
         "num_workers": workers,
         "prefetch_factor": point.prefetch_factor or None,
         "persistent_workers": bool(workers),
+        "worker_method": "thread" if point.threads else "multiprocessing",
     }
+    if point.threads:
+        set_here |= {name: getattr(LoaderConfig, name) for name in FOR_PROCESSES}
     if not workers:
         set_here |= {"multiprocessing_context": None, "timeout": 0}
     merged = config.merged(**set_here)

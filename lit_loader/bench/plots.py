@@ -101,7 +101,9 @@ def _grid(grid: Grid) -> Figure:
     prefetches = sorted({p.prefetch_factor for p in grid.points if p.num_workers}) or [0]
     for name in dict.fromkeys(name for p in grid.points for name in p.loaders):
         for number, prefetch in enumerate(prefetches):
-            points = [p for p in grid.points if p.prefetch_factor in (prefetch, 0)]
+            points = [
+                p for p in grid.points if p.prefetch_factor in (prefetch, 0) and not p.threads
+            ]
             found = [(p.num_workers, s.median) for p in points if (s := p.figure(name))]
             axes.plot(
                 [x for x, _ in found], [grid.samples / median for _, median in found],

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lit_loader.bench.advice import Point
 from lit_loader.bench.grid import Grid
 from lit_loader.bench.rounds import LIMIT, Measurement, Spread
 from lit_loader.bench.settings import CASES, OURS, Settings
@@ -137,7 +138,7 @@ def show_grid(console: Console, grid: Grid) -> None:
             busy = point.statistics if loader == OURS and point.num_workers else None
             chosen = grid.chosen is point and loader == OURS
             sheet.add_row(
-                f"auto: {point.num_workers}" if point is grid.auto else str(point.num_workers),
+                _workers(point),
                 str(point.prefetch_factor or ""),
                 f"{loader} ◀" if chosen else loader,
                 *_rates(point.figure(loader), grid.samples),
@@ -150,6 +151,12 @@ def show_grid(console: Console, grid: Grid) -> None:
     _show(console, f"your dataset: {grid.name} (◀: use this)", sheet)
     for line in grid.advice:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _workers(point: Point) -> str:
+    if point.threads:
+        return f"{point.num_workers} thread" + "s" * (point.num_workers > 1)
+    return f"auto: {point.num_workers}" if point.auto else str(point.num_workers)
 
 
 def _rates(spread: Spread | None, samples: float) -> tuple[str, str]:

@@ -45,6 +45,7 @@ class GridSettings:
     seconds: float = 2.0  # for each setting in each round, after its first batch
     step_ms: float | None = None  # of a training step; None: the loader alone is asked
     auto: bool = True  # whether num_workers="auto" is measured, too
+    threads: bool = True  # whether worker_method="thread" is
     loaders: tuple[str, ...] = (OURS, REFERENCE)
 
     def __post_init__(self) -> None:
@@ -53,8 +54,9 @@ class GridSettings:
             if not values or any(type(v) is not int or v < low for v in values):
                 must = f"a list of whole numbers of at least {low}"
                 refuse(f"grid.{name}", must, list(values))
-        if type(self.auto) is not bool:
-            refuse("grid.auto", "true or false", self.auto)
+        for name in ("auto", "threads"):
+            if type(getattr(self, name)) is not bool:
+                refuse(f"grid.{name}", "true or false", getattr(self, name))
         if not self.seconds > 0:
             refuse("grid.seconds", "more than 0", self.seconds)
         if self.step_ms is not None and not self.step_ms > 0:

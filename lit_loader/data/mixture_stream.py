@@ -5,6 +5,8 @@
     Timeline: draw number ─▶ source ─▶ the next sample of its iterator
                               └─ at its end: stop, drop it, or iterate it again
 
+Where weights count tokens, the source is that which has given the fewest for its weight.
+
 The state is the number of draws and the place of each source: its own state, where it has one. Once
 one without a state has been begun, `lit_loader.DataLoader` reads all of them again instead.
 
@@ -16,8 +18,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from fractions import Fraction
 from typing import Any, Final
 
 from torch.utils.data import IterableDataset
@@ -30,7 +33,15 @@ from lit_loader.core.state.fingerprint import Fingerprint
 from lit_loader.core.state.stateful import Opened, checked_parts
 from lit_loader.core.state.untrusted_state import damaged, is_count
 from lit_loader.data.mixture import announce_epoch, named_sources
-from lit_loader.data.weights import Changes, History, Timeline, Weights, named_changes, summary
+from lit_loader.data.weights import (
+    Changes,
+    History,
+    Timeline,
+    Weights,
+    named_changes,
+    shares_of,
+    summary,
+)
 from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError, StateError
 
@@ -68,6 +79,9 @@ class MixtureStream(IterableDataset[Any]):
             does, but the epoch ends by ``epoch_length``; give each source at least as many samples
             as there are readers.
         seed: Seed of the mixture.
+        tokens: What weights count, of each reader: None: samples; else tokens: the name of a
+            sample's entry, whose length is their number, or a function from a sample to that.
+            Samples then come in an order that follows from their tokens alone.
 
     Raises:
         OptionError: The weights or options are refused; "repeat" without ``epoch_length`` would
@@ -85,7 +99,13 @@ class MixtureStream(IterableDataset[Any]):
         epoch_length: int | None = None,
         stopping_strategy: str = "first_exhausted",
         seed: int = 0,
+        tokens: str | Callable[[Any], int] | None = None,
     ) -> None:
+        if not (tokens is None or isinstance(tokens, str) or callable(tokens)):
+            raise OptionError(
+                "tokens must be the name of an entry, or a function from a sample to a number, got "
+                f"tokens={tokens!r}"
+            )
         stopping_strategy = one_of("stopping_strategy", stopping_strategy, STRATEGIES)
         if epoch_length is not None:
             epoch_length = whole_number("epoch_length", epoch_length, low=1)
@@ -104,7 +124,7 @@ class MixtureStream(IterableDataset[Any]):
         # Made here, too, so that bad weights are refused before a worker has them.
         Timeline(self.changes, seed)
         self.epoch_length, self.seed = epoch_length, seed
-        self.stopping_strategy = stopping_strategy
+        self.stopping_strategy, self.tokens = stopping_strategy, tokens
 
     def __iter__(self) -> Iterator[Any]:
         return _Mixing(self)
@@ -128,6 +148,7 @@ class MixtureStream(IterableDataset[Any]):
             "stopping_strategy": self.stopping_strategy,
             "epoch_length": self.epoch_length,
             "shares": summary(self.changes),
+            **({} if self.tokens is None else {"weights_of": "tokens"}),
         }
 
     def elastic(self) -> frozenset[str]:
@@ -184,11 +205,14 @@ class _Mixing(Iterator[Any]):
         self._draws, self._given, self._ended = 0, 0, False
         self._of, self._readers = summary(stream.changes), count
         self._until: int | None = None  # samples, after which other weights count
+        self._measure = None if stream.tokens is None else _Measure(stream.tokens)
         self._begin_by(self._own)
 
     def _begin_by(self, history: History, known: Sequence[_Source | None] = ()) -> None:
         """Draw by a history; its sources beyond those that are known have not been begun."""
         self._history, self._timeline = history, Timeline(history.changes, self._seed)
+        self._counts: tuple[int, list[int]] = (-1, [])  # tokens of each source, by weights so far
+        self._weights: tuple[int, list[Fraction]] = (-1, [])  # those of now
         self._sources = [*known]
         for number, name in enumerate(history.names[len(known) :], len(known)):
             dataset = self._datasets.get(name)
@@ -203,7 +227,7 @@ class _Mixing(Iterator[Any]):
         while not self._ended and self._given < self._left:
             if self._until is not None and self._given >= self._until:
                 self._go_on_by_own()
-            number = self._timeline.source(self._draws)
+            number = self._next_source()
             source = self._sources[number]
             if source is None:
                 raise StateError(
@@ -228,8 +252,30 @@ class _Mixing(Iterator[Any]):
                 continue
             self._draws += 1
             self._given += 1
+            if self._measure is not None:
+                self._counts[1][number] += self._measure(sample)
             return sample
         raise StopIteration
+
+    def _next_source(self) -> int:
+        """Give the source that is drawn from next."""
+        if self._measure is None:
+            return self._timeline.source(self._draws)
+        changes = self._history.changes
+        part = sum(at <= self._draws for at, _ in changes) - 1
+        if self._counts[0] != part:
+            self._counts = part, [0] * len(self._sources)
+        if self._weights[0] != part:
+            self._weights = part, shares_of(changes[part][1])
+        weighed = [
+            (count / weight, number)
+            for number, (count, weight) in enumerate(
+                zip(self._counts[1], self._weights[1], strict=True)
+            )
+            if weight and not ((source := self._sources[number]) and source.ended)
+        ]
+        # None is left for these weights: as without tokens, a draw that gives nothing.
+        return min(weighed)[1] if weighed else self._timeline.source(self._draws)
 
     def _tell_of_nothing(self, name: str) -> None:
         """Warn of a source that has nothing to be repeated here: its weight is not kept."""
@@ -275,6 +321,8 @@ class _Mixing(Iterator[Any]):
             "ended": self._ended,
             "sources": [source.state() if source else untouched for source in self._sources],
         }
+        if self._measure is not None:
+            state["counts"] = [self._counts[0], [*self._counts[1]]]
         if (history := self._history.to_state()) is not None:
             state |= {**history, "of": self._of}
         return state if self._until is None else {**state, "of": "", UNTIL: self._until}
@@ -297,11 +345,36 @@ class _Mixing(Iterator[Any]):
         for source, theirs in zip(self._sources, sources, strict=True):
             if source is not None:
                 source.load(theirs)
+        part, counts = state.get("counts", (-1, []))
+        self._counts = part, [*counts]
         self._until = state.get(UNTIL)
         if history is not None and self._until is None and state.get("of") != self._of:
             self._go_on_by_own()
         # Else it would be drawn on and on, and nothing found.
         self._ended = ended or self._all_ended()
+
+
+class _Measure:
+    """Counts the tokens of a sample."""
+
+    def __init__(self, tokens: str | Callable[[Any], int]) -> None:
+        self._tokens = tokens
+
+    def __call__(self, sample: Any) -> int:
+        if not isinstance(self._tokens, str):
+            found = self._tokens(sample)
+        elif isinstance(sample, Mapping) and self._tokens in sample:
+            found = len(sample[self._tokens])
+        else:
+            has = f"which has {short_repr([*sample])[1:-1]}" if isinstance(sample, Mapping) else ""
+            raise OptionError(
+                f"tokens={self._tokens!r} is no entry of a sample, "
+                f"{has or f'which is no mapping but a {type(sample).__name__}'}: name one, or give "
+                "a function from a sample to its number of tokens"
+            )
+        if not is_count(found):
+            raise OptionError(f"tokens must count a sample's tokens, got {found!r}")
+        return int(found)
 
 
 _KEY, _ROLE = "dataset", "source"
@@ -419,6 +492,16 @@ def _checked(state: Any) -> tuple[int, int, bool, list[list[Any]], History | Non
             raise damaged(f"sources[{number}] must be [taken, ended, the source's state]", part)
         own = checked_parts(f"sources[{number}][2]", part[2], _KEY)
         parts.append([part[0], part[1], own, any(part[3:])])
+    counts = state.get("counts", (-1, []))
+    if not (
+        isinstance(counts, (list, tuple))
+        and len(counts) == 2
+        and type(counts[0]) is int
+        and isinstance(counts[1], (list, tuple))
+        and all(map(is_count, counts[1]))
+        and len(counts[1]) in (0, len(parts))
+    ):
+        raise damaged("counts must be the tokens of each source", counts)
     if not is_count(state.get(UNTIL, 0)):
         raise damaged("until must be a number of samples", state[UNTIL])
     history = History.from_state("mixture", state) if "names" in state else None

@@ -12,6 +12,7 @@ there. The state holds no tokens: that document is read again.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
+from lit_loader.context import note, reading
 from lit_loader.core.options.checks import whole_number
 from lit_loader.core.state.fingerprint import Fingerprint, fingerprint_of
 from lit_loader.core.state.stateful import Opened, checked_parts
@@ -101,6 +103,7 @@ class _Piece(NamedTuple):
     before: Any  # where the documents were before they gave it
     start: int  # of the part, in the document
     parts: dict[str, Tensor]
+    names: tuple[Any, ...] = ()  # that the document has noted
 
 
 class _Packer(Iterator[dict[str, Tensor]]):
@@ -126,11 +129,13 @@ class _Packer(Iterator[dict[str, Tensor]]):
         sequence = {
             name: torch.cat([each.parts[name] for each in taken]) for name in taken[0].parts
         }
-        sizes = torch.tensor([*map(_size, taken)])
-        ends = sizes.cumsum(0)
-        firsts = (ends - sizes).repeat_interleave(sizes)
-        sequence["position_ids"] = torch.arange(len(firsts)) - firsts
-        sequence["sequence_ids"] = torch.arange(len(sizes)).repeat_interleave(sizes)
+        for name in itertools.chain.from_iterable(piece.names for piece in taken):
+            note(name)
+        # By NumPy: torch's threads take longer than the work where others have the processors.
+        sizes = np.array([*map(_size, taken)], np.int64)
+        firsts = np.repeat(np.cumsum(sizes) - sizes, sizes)
+        sequence["position_ids"] = torch.from_numpy(np.arange(len(firsts)) - firsts)
+        sequence["sequence_ids"] = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes))
         self._pieces = self._from(self._stream.length - self._stream.overlap)
         return sequence
 
@@ -147,10 +152,14 @@ class _Packer(Iterator[dict[str, Tensor]]):
         if self._opened is None:
             self._opened = Opened(self._stream.documents, _KEY, self._loaded, role="documents")
             self._loaded = None
-        before = self._opened.state()
+        before, notes = self._opened.state(), reading.notes
+        mark = len(notes or ())
         document, number = next(self._opened.iterator), self._read
         self._read += 1
-        piece = _Piece(before, 0, _entries(document, number))
+        # Noted again with each sequence that has a part of the document.
+        piece = _Piece(before, 0, _entries(document, number), tuple((notes or ())[mark:]))
+        if notes:
+            del notes[mark:]
         skipped, self._skipped = self._skipped, 0
         if skipped > _size(piece):
             raise StateError(
@@ -187,7 +196,7 @@ def _size(piece: _Piece) -> int:
 
 def _cut(piece: _Piece, start: int, stop: int) -> _Piece:
     parts = {name: part[start:stop] for name, part in piece.parts.items()}
-    return _Piece(piece.before, piece.start + start, parts)
+    return piece._replace(start=piece.start + start, parts=parts)
 
 
 def _entries(document: Any, number: int) -> dict[str, Tensor]:

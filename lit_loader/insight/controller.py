@@ -27,8 +27,9 @@ MARGIN: Final = 1.1
 NOISE, CHANGED = 0.03, 0.3
 """What windows of one load differ by at least, relatively; and by more than that, those of two."""
 
-CROWD: Final = 4
-"""Times the workers that keep all processors busy, that other programs may make worth while."""
+CROWD: Final = 2
+"""Times the workers that keep all processors busy, that there are at most beside other programs:
+more would get a larger part of the processors, but by what the others lose."""
 
 NEAR: Final = 0.9  # the part of the workers that are wanted, or that there are, which is as good
 

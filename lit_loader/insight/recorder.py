@@ -24,7 +24,6 @@ from lit_loader.core.batch.timings import WINDOW, BatchLog, Timings
 from lit_loader.core.system.cgroups import own_memory
 from lit_loader.core.system.processors import times_of_threads, usable_processors
 from lit_loader.insight.records import (
-    LoaderStatistics,
     MemoryUse,
     NodeTimes,
     SlowSample,
@@ -32,6 +31,7 @@ from lit_loader.insight.records import (
     Surroundings,
     WorkerTimes,
 )
+from lit_loader.insight.verdict import LoaderStatistics
 
 __all__ = ["Recorder", "Stopwatch", "statistics_of"]
 
@@ -131,11 +131,13 @@ class Recorder:
         self._stages.add(np.stack([column[name] for name in STAGES]))
         busy = column["fetch"] + column["collate"] + column["encode"]
         waited = _waited(column)
+        late = column["asked"] + waited - np.maximum(column["asked"], column["arrived"])
         first, timed = column["step"] == 0, column["processor"] > 0
         sums = {
             "samples": column["samples"],
             "nbytes": column["nbytes"],
             "waited": waited,
+            "handover": np.maximum(late[column["arrived"] > 0], 0),
             "step": column["step"],
             "starts": first,
             "startup": waited[first],
@@ -193,6 +195,7 @@ class Recorder:
             **stages,
             waited=sums["waited"] / 1e9,
             wait_fraction=sums["waited"] / 1e9 / seconds,
+            handover=sums["handover"] / 1e9,
             starts=sums["starts"],
             startup=sums["startup"] / 1e9,
             workers=tuple(workers),
@@ -255,6 +258,7 @@ def statistics_of(core: Any, memory: bool, caches: Mapping[str, Any]) -> LoaderS
                 iterable=isinstance(core.dataset, IterableDataset),
                 threads=torch.get_num_threads(),
                 device=torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]
+                worker_method=loader.worker_method,
             ),
             **caches,
         )

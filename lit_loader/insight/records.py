@@ -7,15 +7,13 @@ Each batch has its `Timings`, `insight/recorder.py` sums them up as `LoaderStati
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from lit_loader.core.batch.timings import Timings
-from lit_loader.describe import public
-from lit_loader.sentences import counted, mebibytes
+from lit_loader.sentences import mebibytes
 
 __all__ = [
-    "LoaderStatistics",
     "LoaderTrace",
     "MemoryUse",
     "NodeTimes",
@@ -165,6 +163,7 @@ class Surroundings:
         iterable: Whether the dataset is an IterableDataset.
         threads: Threads that torch computes with in the training process.
         device: Whether the training process uses a CUDA device.
+        worker_method: Whether workers are processes ("multiprocessing") or threads ("thread").
     """
 
     processors: int | None = None
@@ -172,159 +171,4 @@ class Surroundings:
     iterable: bool = False
     threads: int = 1
     device: bool = False
-
-
-@public
-@dataclass(frozen=True)
-class LoaderStatistics:
-    """Where a loader's time went, from its first batch on.
-
-    A stage (``fetch`` to ``step``) has ``total``, ``mean``, ``p50``, ``p90``, ``p99`` and ``max``,
-    in seconds.
-
-    Attributes:
-        batches: Batches yielded.
-        samples: Samples in them.
-        nbytes: Bytes of shared memory that they took.
-        seconds: Spent in the loops over this loader: waiting for batches, and using them.
-        fetch: Reading samples (``__getitem__``), in workers.
-        collate: Collating, in workers.
-        encode: Writing batches into shared memory, in workers.
-        wait: The consumer's wait for the workers. With ``num_workers=0``: for fetch and collate.
-        decode: Rebuilding batches, in the training process.
-        pin: Copying them into page-locked memory, in the pin-memory thread.
-        step: What the consumer did between batches; 0 before an iterator's first one.
-        waited: Seconds that the consumer waited for data: ``wait``, and what it did itself (decode
-            without a pin-memory thread, pin with ``num_workers=0``).
-        wait_fraction: ``waited`` as a fraction of ``seconds``.
-        starts: Iterators that have yielded a batch.
-        startup: Seconds of ``waited`` for their first batches.
-        workers: Each worker's part.
-        busy_fraction: Mean of the workers'.
-        slowest_samples: The slowest, at most five, slowest first, each index once.
-        straggler_seconds: Seconds of ``fetch`` spent in samples that took over five times as long
-            as the mean of the others in their batch.
-        ready: Batches that were finished and not yielded yet, when this was taken.
-        worker_restarts: Workers that were replaced after they crashed or hung.
-        worker_growth: Bytes a batch by which the workers' memory, all together, has grown and still
-            grows; 0: it does not, or by less than 64 MiB so far.
-        sample_errors: Samples that could not be read, and were skipped or replaced.
-        sample_retries: Times that a sample was read again.
-        shared_memory: Bytes of shared memory that batches have in use now.
-        cache_hits: Samples that a `CachedDataset` in the dataset took from memory or disk, since it
-            was made and in all processes.
-        cache_misses: Samples that it had to make.
-        cache_bytes: Bytes of memory that its samples use.
-        cache_bytes_missing: Bytes of memory that it lacks to hold all samples; 0 while it has room.
-        remote_batches: Those of ``batches`` that were made on other machines.
-        remote_nbytes: Their bytes, which came over the network.
-        transit: Seconds, summed over them, in which no worker made the batch, between its order
-            and its arrival: on the way, or waiting for another one.
-        nodes: What each other machine did, by name.
-        memory: The memory of the loader's processes; None unless you asked for it.
-        num_workers: Worker processes, when this was taken.
-        num_workers_reason: Why ``num_workers="auto"`` chose this number; else "".
-        processor_fraction: Processor time of the workers, as part of the time in which they made
-            batches (with threads of the dataset's it may be more than 1); 0: not measured.
-        queued_fraction: Part of that time in which they waited for a processor; 0: not measured.
-        read: The part of ``fetch`` in which samples waited for what `lit_loader.reads_ahead` or
-            `lit_loader.read_stream` reads; 0 where the dataset uses neither.
-        state: The part of ``fetch`` in which the ``state_dict`` of a stream was asked and written
-            down; 0 where it has none.
-        lock_fraction: Part of the looks at workers, taken while the consumer waited, that found
-            them waiting for a lock that processes share (Linux); 0: none, or no look was taken.
-        page_fraction: Likewise for memory that comes from a disk: swap, or a mapped file.
-        queued_threads: Threads of the training process that waited for a processor, on the mean
-            over ``seconds`` (Linux); 0: none, or not measured.
-        active_threads: Threads of the training process that ran, or waited for a processor, for a
-            fifth of ``seconds`` at least.
-        surroundings: What the verdict depends on besides: processors, threads, the dataset's kind.
-    """
-
-    batches: int = 0
-    samples: int = 0
-    nbytes: int = 0
-    seconds: float = 0.0
-    fetch: StageTimes = field(default_factory=StageTimes)
-    collate: StageTimes = field(default_factory=StageTimes)
-    encode: StageTimes = field(default_factory=StageTimes)
-    wait: StageTimes = field(default_factory=StageTimes)
-    decode: StageTimes = field(default_factory=StageTimes)
-    pin: StageTimes = field(default_factory=StageTimes)
-    step: StageTimes = field(default_factory=StageTimes)
-    waited: float = 0.0
-    wait_fraction: float = 0.0
-    starts: int = 0
-    startup: float = 0.0
-    workers: tuple[WorkerTimes, ...] = ()
-    busy_fraction: float = 0.0
-    slowest_samples: tuple[SlowSample, ...] = ()
-    straggler_seconds: float = 0.0
-    ready: int = 0
-    worker_restarts: int = 0
-    worker_growth: float = 0.0
-    sample_errors: int = 0
-    sample_retries: int = 0
-    shared_memory: int = 0
-    cache_hits: int = 0
-    cache_misses: int = 0
-    cache_bytes: int = 0
-    cache_bytes_missing: int = 0
-    remote_batches: int = 0
-    remote_nbytes: int = 0
-    transit: float = 0.0
-    nodes: tuple[NodeTimes, ...] = ()
-    memory: MemoryUse | None = None
-    num_workers: int = 0
-    num_workers_reason: str = ""
-    processor_fraction: float = 0.0
-    queued_fraction: float = 0.0
-    read: StageTimes = field(default_factory=StageTimes)
-    state: StageTimes = field(default_factory=StageTimes)
-    lock_fraction: float = 0.0
-    page_fraction: float = 0.0
-    queued_threads: float = 0.0
-    active_threads: int = 0
-    surroundings: Surroundings = field(default_factory=Surroundings)
-
-    if not TYPE_CHECKING:  # which is to find what is misspelt
-
-        def __getattr__(self, name: str) -> Any:
-            from lit_loader import old_names  # of which this is one, or it is none
-
-            return old_names.attribute(self, name)
-
-    @property
-    def verdict(self) -> str:
-        """What limits the loop, and what to do about it, in a line."""
-        from lit_loader.insight.verdict import verdict  # which knows this class
-
-        return verdict(self)
-
-    def __str__(self) -> str:
-        """Two lines for a reader: figures, verdict; the repr has everything."""
-        return f"{self.figures()}\n{self.verdict}"
-
-    def figures(self) -> str:
-        """The gist of the figures, in a line."""
-        stages = ("fetch", "read", "state", "collate", "encode", "decode", "pin", "step")
-        means = {name: getattr(self, name).mean * 1e3 for name in stages}
-        shown = ", ".join(f"{name} {mean:.3g}" for name, mean in means.items() if mean)
-        makers = counted(len(self.workers), "worker")
-        if [made.worker for made in self.workers] == [-1]:
-            makers = "this process"
-        if self.remote_batches:
-            nodes = counted(len(self.nodes), "node")
-            makers += f" ({counted(self.remote_batches, 'batch', 'batches')} from {nodes})"
-        return (
-            f"{counted(self.batches, 'batch', 'batches')} ({counted(self.samples, 'sample')}) in "
-            f"{self.seconds:.3g} s; waited {self.wait_fraction:.0%} of it; {makers} "
-            f"{self.busy_fraction:.0%} busy; mean ms a batch: {shown or 'none'}; "
-            f"{counted(self.worker_restarts, 'restart')}, "
-            f"{counted(self.sample_errors, 'bad sample')}{self._cache()}"
-            f"{'' if self.memory is None else f'; memory: {self.memory}'}"
-        )
-
-    def _cache(self) -> str:
-        asked = self.cache_hits + self.cache_misses
-        return f"; {self.cache_hits / asked:.0%} from the cache" if asked else ""
+    worker_method: str = "multiprocessing"

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.core.transport import loader_page
-from lit_loader.insight.records import LoaderStatistics
+from lit_loader.insight.verdict import LoaderStatistics
 
 __all__ = ["ShownLoader"]
 

@@ -1,4 +1,4 @@
-"""Says in words what a loader's statistics mean: does data loading limit, by what, and what helps.
+"""`LoaderStatistics`, and what they mean in words: does loading limit, by what, and what helps.
 
 ``loader.statistics().verdict`` is this; `LoaderMonitor` adds what the Trainer does between a batch
 and its step. The first rule that applies counts::
@@ -7,6 +7,7 @@ and its step. The first rule that applies counts::
     the loop hardly waited              ─▶ the loader is not the limit
     … mostly for first batches          ─▶ keep the workers, or start them faster
     … and there are no workers          ─▶ have some
+    … threads wait for the interpreter  ─▶ have processes
     … workers wait for one lock         ─▶ hold it for less
     … or for pages from a disk          ─▶ less memory
     … a few samples take most of it     ─▶ these samples
@@ -21,13 +22,23 @@ and its step. The first rule that applies counts::
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from typing import Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
-from lit_loader.insight.records import LoaderStatistics, StageTimes
+from lit_loader.describe import public
+from lit_loader.insight.records import (
+    MemoryUse,
+    NodeTimes,
+    SlowSample,
+    StageTimes,
+    Surroundings,
+    WorkerTimes,
+)
 from lit_loader.sentences import counted, duration, percent
 
-__all__ = ["MADE", "cause", "places", "verdict"]
+__all__ = ["MADE", "LoaderStatistics", "cause", "places", "verdict"]
 
 LITTLE: Final = 0.05  # part of the time that a loop may wait without advice about it
 BRIEF: Final = 0.15  # part of the time that epochs' first batches may take
@@ -42,6 +53,12 @@ SLOWER: Final = 3  # times the mean sample's time from which on a sample is name
 
 QUEUED: Final = 0.3
 """Threads that wait for a processor, on the mean, from which on they take them from each other."""
+
+HELD: Final = 0.8 * sys.getswitchinterval()
+"""Seconds that a thread waits for the interpreter's lock, on the mean, where others compute with
+it; where they let go of it, hardly any."""
+
+ALONE: Final = 1.2  # processors that threads may use together which take turns
 
 LARGE: Final = 4e6  # bytes of a batch whose copying takes the time
 QUICK: Final = 1e-3  # seconds of work on a batch below which handing it over takes longer
@@ -64,6 +81,168 @@ _IN_PARENT: Final = {
     "pin": "copying batches into page-locked memory: return fewer, larger tensors, or try "
     "pin_memory=False",
 }
+
+
+@public
+@dataclass(frozen=True)
+class LoaderStatistics:
+    """Where a loader's time went, from its first batch on.
+
+    A stage (``fetch`` to ``step``) has ``total``, ``mean``, ``p50``, ``p90``, ``p99`` and ``max``,
+    in seconds.
+
+    Attributes:
+        batches: Batches yielded.
+        samples: Samples in them.
+        nbytes: Bytes of shared memory that they took.
+        seconds: Spent in the loops over this loader: waiting for batches, and using them.
+        fetch: Reading samples (``__getitem__``), in workers.
+        collate: Collating, in workers.
+        encode: Writing batches into shared memory, in workers.
+        wait: The consumer's wait for the workers. With ``num_workers=0``: for fetch and collate.
+        decode: Rebuilding batches, in the training process.
+        pin: Copying them into page-locked memory, in the pin-memory thread.
+        step: What the consumer did between batches; 0 before an iterator's first one.
+        waited: Seconds that the consumer waited for data: ``wait``, and what it did itself (decode
+            without a pin-memory thread, pin with ``num_workers=0``).
+        wait_fraction: ``waited`` as a fraction of ``seconds``.
+        starts: Iterators that have yielded a batch.
+        startup: Seconds of ``waited`` for their first batches.
+        workers: Each worker's part.
+        busy_fraction: Mean of the workers'.
+        slowest_samples: The slowest, at most five, slowest first, each index once.
+        straggler_seconds: Seconds of ``fetch`` spent in samples that took over five times as long
+            as the mean of the others in their batch.
+        ready: Batches that were finished and not yielded yet, when this was taken.
+        worker_restarts: Workers that were replaced after they crashed or hung.
+        worker_growth: Bytes a batch by which the workers' memory, all together, has grown and still
+            grows; 0: it does not, or by less than 64 MiB so far.
+        sample_errors: Samples that could not be read, and were skipped or replaced.
+        sample_retries: Times that a sample was read again.
+        shared_memory: Bytes of shared memory that batches have in use now.
+        cache_hits: Samples that a `CachedDataset` in the dataset took from memory or disk, since it
+            was made and in all processes.
+        cache_misses: Samples that it had to make.
+        cache_bytes: Bytes of memory that its samples use.
+        cache_bytes_missing: Bytes of memory that it lacks to hold all samples; 0 while it has room.
+        remote_batches: Those of ``batches`` that were made on other machines.
+        remote_nbytes: Their bytes, which came over the network.
+        handover: Seconds, summed over batches of workers here, from when a batch was there, and
+            asked for, until the loop had it.
+        transit: Seconds, summed over them, in which no worker made the batch, between its order
+            and its arrival: on the way, or waiting for another one.
+        nodes: What each other machine did, by name.
+        memory: The memory of the loader's processes; None unless you asked for it.
+        num_workers: Worker processes, when this was taken.
+        num_workers_reason: Why ``num_workers="auto"`` chose this number; else "".
+        processor_fraction: Processor time of the workers, as part of the time in which they made
+            batches (with threads of the dataset's it may be more than 1); 0: not measured.
+        queued_fraction: Part of that time in which they waited for a processor; 0: not measured.
+        read: The part of ``fetch`` in which samples waited for what `lit_loader.reads_ahead` or
+            `lit_loader.read_stream` reads; 0 where the dataset uses neither.
+        state: The part of ``fetch`` in which the ``state_dict`` of a stream was asked and written
+            down; 0 where it has none.
+        lock_fraction: Part of the looks at workers, taken while the consumer waited, that found
+            them waiting for a lock that processes share (Linux); 0: none, or no look was taken.
+        page_fraction: Likewise for memory that comes from a disk: swap, or a mapped file.
+        queued_threads: Threads of the training process that waited for a processor, on the mean
+            over ``seconds`` (Linux); 0: none, or not measured.
+        active_threads: Threads of the training process that ran, or waited for a processor, for a
+            fifth of ``seconds`` at least.
+        surroundings: What the verdict depends on besides: processors, threads, the dataset's kind.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+    fetch: StageTimes = field(default_factory=StageTimes)
+    collate: StageTimes = field(default_factory=StageTimes)
+    encode: StageTimes = field(default_factory=StageTimes)
+    wait: StageTimes = field(default_factory=StageTimes)
+    decode: StageTimes = field(default_factory=StageTimes)
+    pin: StageTimes = field(default_factory=StageTimes)
+    step: StageTimes = field(default_factory=StageTimes)
+    waited: float = 0.0
+    wait_fraction: float = 0.0
+    starts: int = 0
+    startup: float = 0.0
+    workers: tuple[WorkerTimes, ...] = ()
+    busy_fraction: float = 0.0
+    slowest_samples: tuple[SlowSample, ...] = ()
+    straggler_seconds: float = 0.0
+    ready: int = 0
+    worker_restarts: int = 0
+    worker_growth: float = 0.0
+    sample_errors: int = 0
+    sample_retries: int = 0
+    shared_memory: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    cache_bytes: int = 0
+    cache_bytes_missing: int = 0
+    remote_batches: int = 0
+    remote_nbytes: int = 0
+    handover: float = 0.0
+    transit: float = 0.0
+    nodes: tuple[NodeTimes, ...] = ()
+    memory: MemoryUse | None = None
+    num_workers: int = 0
+    num_workers_reason: str = ""
+    processor_fraction: float = 0.0
+    queued_fraction: float = 0.0
+    read: StageTimes = field(default_factory=StageTimes)
+    state: StageTimes = field(default_factory=StageTimes)
+    lock_fraction: float = 0.0
+    page_fraction: float = 0.0
+    queued_threads: float = 0.0
+    active_threads: int = 0
+    surroundings: Surroundings = field(default_factory=Surroundings)
+
+    if not TYPE_CHECKING:  # which is to find what is misspelt
+
+        def __getattr__(self, name: str) -> Any:
+            from lit_loader import old_names  # of which this is one, or it is none
+
+            return old_names.attribute(self, name)
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples a second of the loop, steps and waits included; of this rank."""
+        return self.samples / self.seconds if self.seconds else 0.0
+
+    @property
+    def verdict(self) -> str:
+        """What limits the loop, and what to do about it, in a line."""
+        return verdict(self)
+
+    def __str__(self) -> str:
+        """Two lines for a reader: figures, verdict; the repr has everything."""
+        return f"{self.figures()}\n{self.verdict}"
+
+    def figures(self) -> str:
+        """The gist of the figures, in a line."""
+        stages = ("fetch", "read", "state", "collate", "encode", "decode", "pin", "step")
+        means = {name: getattr(self, name).mean * 1e3 for name in stages}
+        shown = ", ".join(f"{name} {mean:.3g}" for name, mean in means.items() if mean)
+        makers = counted(len(self.workers), "worker")
+        if [made.worker for made in self.workers] == [-1]:
+            makers = "this process"
+        if self.remote_batches:
+            nodes = counted(len(self.nodes), "node")
+            makers += f" ({counted(self.remote_batches, 'batch', 'batches')} from {nodes})"
+        return (
+            f"{counted(self.batches, 'batch', 'batches')} ({counted(self.samples, 'sample')}) in "
+            f"{self.seconds:.3g} s; waited {self.wait_fraction:.0%} of it; {makers} "
+            f"{self.busy_fraction:.0%} busy; mean ms a batch: {shown or 'none'}; "
+            f"{counted(self.worker_restarts, 'restart')}, "
+            f"{counted(self.sample_errors, 'bad sample')}{self._cache()}"
+            f"{'' if self.memory is None else f'; memory: {self.memory}'}"
+        )
+
+    def _cache(self) -> str:
+        asked = self.cache_hits + self.cache_misses
+        return f"; {self.cache_hits / asked:.0%} from the cache" if asked else ""
 
 
 def places(iterable: bool) -> dict[str, str]:
@@ -146,13 +325,17 @@ def _threads(statistics: LoaderStatistics) -> str:
     """Advice where torch's threads and the workers want more processors than there are; else ""."""
     around, processors = statistics.surroundings, statistics.surroundings.processors
     busy = _busy(statistics, 1)
+    active, queued = statistics.active_threads, statistics.queued_threads
+    if around.worker_method == "thread":  # the workers' are none of torch's
+        active -= len(statistics.workers)
+        queued -= busy * statistics.queued_fraction
     wanted = busy * min(1.0, statistics.processor_fraction + statistics.queued_fraction)
     stepping = 1 - statistics.wait_fraction
     if (
         processors is None
-        or min(around.threads, statistics.active_threads) < 2
+        or min(around.threads, active) < 2
         or stepping < MUCH
-        or statistics.queued_threads < QUEUED * stepping
+        or queued < QUEUED * stepping
         or around.threads + wanted < processors + QUEUED
         or wanted < QUEUED
     ):
@@ -211,6 +394,8 @@ def _no_workers(statistics: LoaderStatistics) -> str:
 
 def _kept_waiting(statistics: LoaderStatistics) -> str:
     """Advice where workers wait for a lock, or for pages from a disk; else ""."""
+    if statistics.surroundings.worker_method == "thread":
+        return _interpreter(statistics)
     if statistics.lock_fraction >= OFTEN:
         return (
             f"workers waited for a lock that they share ({percent(statistics.lock_fraction)} of "
@@ -225,6 +410,18 @@ def _kept_waiting(statistics: LoaderStatistics) -> str:
             "workers, less memory or a faster disk"
         )
     return ""
+
+
+def _interpreter(statistics: LoaderStatistics) -> str:
+    """Advice where threads wait for the interpreter's lock, which one of them holds; else ""."""
+    each = statistics.handover / max(1, statistics.batches)
+    if each < HELD or statistics.processor_fraction * _busy(statistics, 1) > ALONE:
+        return ""
+    return (
+        "worker threads hold the interpreter's lock (the loop waited "
+        f"{duration(each)} for it with each batch that was there), so they take turns and more of "
+        "them do not help: set worker_method='multiprocessing', or use code that releases it"
+    )
 
 
 def _stragglers(statistics: LoaderStatistics) -> str:

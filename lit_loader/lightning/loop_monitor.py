@@ -21,8 +21,8 @@ import numpy as np
 
 from lit_loader.core.batch.timings import WINDOW, BatchLog, Timings
 from lit_loader.insight.recorder import Recorder, Stopwatch
-from lit_loader.insight.records import LoaderStatistics, LoaderTrace, StageTimes, StepRecord
-from lit_loader.insight.verdict import verdict
+from lit_loader.insight.records import LoaderTrace, StageTimes, StepRecord
+from lit_loader.insight.verdict import LoaderStatistics, verdict
 from lit_loader.loader import DataLoader
 
 __all__ = ["LoaderReport", "LoopMonitor"]

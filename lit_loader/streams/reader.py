@@ -102,7 +102,8 @@ class Reader(BatchLoader):
                 self._stale = False
             self._begun = True  # if iter(dataset) raises, there is nothing to go on with
             point = indices or ReadPoint()
-            self._fetcher = self._open(point, number, progress)
+            with reading.unnoted():
+                self._fetcher = self._open(point, number, progress)
             if self._fetcher is None and self._warn_if_short(point):
                 return self._with_report(None, omitted=True)  # the end comes next time
         else:

@@ -46,6 +46,7 @@ from lit_loader.core.executors.outcome import Outcome
 from lit_loader.core.seeding.find_generators import find_generators
 from lit_loader.core.seeding.global_states import GlobalStates
 from lit_loader.core.seeding.seeds import of_thread
+from lit_loader.core.system.processors import ProcessorClock
 from lit_loader.core.transport.messages import POSITION, listed
 from lit_loader.core.transport.status_board import (
     ROW_WORDS,
@@ -353,6 +354,7 @@ class _Worker:
         torch.set_num_threads(1)
         of_thread.generator = torch.Generator()
         read_apart()
+        self._clock = ProcessorClock(thread=True)
         self._progress.idle()
         desk.up.put(None)
         while (task := desk.tasks.get()) is not None and not desk.closed:
@@ -360,6 +362,7 @@ class _Worker:
             if outcome is not None:
                 desk.hand_in(outcome)
             del task, outcome
+        self._clock.close()
         desk.workers.pop(self.number, None)
 
     def _make(self, task: Task) -> Outcome | None:
@@ -368,7 +371,8 @@ class _Worker:
         number, indices = task.number & POSITION, task.indices
         if task.own:
             indices = listed(indices)
-        self.task, clock = f"batch {number}", time.thread_time_ns()
+        self.task = f"batch {number}"
+        self._clock.start()
         where = f"in worker {self.number} (a thread)"
         batch: Any = None
         try:
@@ -392,7 +396,7 @@ class _Worker:
         finally:
             reading.maker = None
         now = progress.idle()
-        times = progress.stages(now, time.thread_time_ns() - clock)
+        times = progress.stages(now, *self._clock.used())
         outcome.timings = Timings(self.number, 0, outcome.timings.samples, *times)
         if type(batch) is BatchWithReport:
             outcome.made, batch = batch, batch.batch

@@ -1,13 +1,15 @@
 """What is said of a grid's figures: the setting, and what bounds it."""
 
 import dataclasses
+import itertools
 import random
 from typing import Any
 
 import pytest
 
 from lit_loader.bench.advice import Point, advise, choose
-from lit_loader.insight.records import LoaderStatistics, StageTimes, WorkerTimes
+from lit_loader.insight.records import StageTimes, WorkerTimes
+from lit_loader.insight.verdict import LoaderStatistics
 
 
 def point(num_workers: int, seconds: float, cpu: float, fetch: float = 0.01) -> Point:
@@ -45,9 +47,10 @@ def test_what_bounds_it(points: list[Point], expected: str) -> None:
 def measured(workers: int, ours: list[float], torchs: list[float]) -> Point:
     """With two loaders, round by round; seconds a batch."""
     found = point(workers, ours[0], 1.0)
+    pairs = [{"lit_loader": a, "torch": b} for a, b in itertools.zip_longest(ours, torchs)]
     rounds = [
-        {"lit_loader": {"seconds_per_batch": a}, "torch": {"seconds_per_batch": b}}
-        for a, b in zip(ours, torchs, strict=True)
+        {name: {"seconds_per_batch": value} for name, value in pair.items() if value}
+        for pair in pairs
     ]
     return dataclasses.replace(found, rounds=rounds)
 
@@ -82,6 +85,27 @@ def test_when_it_is_not_sure(points: list[Point], around: dict[str, Any], expect
     assert expected in told(points, **around)
 
 
+def test_threads_and_auto_are_advised_where_they_are_faster() -> None:
+    slow = measured(2, [0.010, 0.0101], [0.02, 0.02])
+    threads = dataclasses.replace(measured(2, [0.005, 0.005], []), threads=True)
+    text = told([slow, threads])
+    assert text.startswith('use num_workers=2 prefetch_factor=2 worker_method="thread": 5 ms a')
+    assert "processes: num_workers=2 prefetch_factor=2: 796 samples/s, 792 to 800 by" in text
+    alike = dataclasses.replace(measured(2, [0.0098, 0.0098], []), threads=True)
+    text = told([slow, alike])
+    assert text.startswith("use num_workers=2 prefetch_factor=2: 10.1 ms a batch")
+    assert "threads: num_workers=2 prefetch_factor=2 worker_method=" in text
+    assert "1.03 times as fast as the above; they take turns with what a step runs in" in text
+    auto = dataclasses.replace(measured(6, [0.005, 0.005], []), auto=True)
+    assert told([slow, auto]).startswith('use num_workers="auto": 5 ms a batch')
+
+
+def test_workers_that_do_not_help_batches_that_are_dear() -> None:
+    text = told([point(0, 0.05, 1.0, fetch=0.05), point(2, 0.06, 1.0, fetch=0.05)], cores=1)
+    assert text.startswith("use num_workers=0")
+    assert "bound: workers did not help: workers were" in text
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_nothing_in_its_own_table_is_better_without_a_word(seed: int) -> None:
     draw = random.Random(seed)
@@ -97,11 +121,15 @@ def test_nothing_in_its_own_table_is_better_without_a_word(seed: int) -> None:
         )
         for n, workers in enumerate((1, 2, 4))
     ]
+    points += [dataclasses.replace(draw.choice(points), threads=True)]
+    points += [dataclasses.replace(draw.choice(points[:3]), auto=True, num_workers=3)]
+    for each in points[3:]:  # of our loader alone, and not like the others
+        ours = each.rounds[0]["lit_loader"]["seconds_per_batch"] * draw.uniform(0.5, 1.5)
+        each.rounds = [{"lit_loader": {"seconds_per_batch": ours}}] * 3
     text, chosen = told(points), choose(points)
     assert chosen is not None
     for each in points:
         for loader in ("lit_loader", "torch"):
             spread = each.figure(loader)
-            assert spread is not None
-            if 1.1 * spread.median < chosen.seconds:
+            if spread is not None and 1.1 * spread.median < chosen.seconds:
                 assert "not sure" in text or "but torch's loader was faster with" in text

@@ -229,7 +229,7 @@ def test_the_users_own_dataset_needs_no_other_loader(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def numbers():\n    return list(range(64))\n")
     printed = run_python(tmp_path, "-c", code)
     assert "use num_workers=" in printed
-    assert "your dataset: 0 of 18 turns · num_workers=0 · lit_loader" in printed
+    assert "your dataset: 0 of 20 turns · num_workers=0 · lit_loader" in printed
 
 
 def test_errors_are_one_line(tmp_path: Path) -> None:
@@ -289,7 +289,10 @@ def test_grid(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     settings = [(p["num_workers"], p["prefetch_factor"], p["loader"]) for p in grid["points"]]
     both = ("lit_loader", "torch")
     expected = [(0, None), (1, 1), (1, 2), (2, 2)]  # and what the program has
-    assert settings == [(*setting, name) for setting in expected for name in both]
+    processes = [s for s, p in zip(settings, grid["points"], strict=True)
+                 if p["worker_method"] != "thread"]  # fmt: skip
+    assert processes == [(*setting, name) for setting in expected for name in both]
+    assert [p["num_workers"] for p in grid["points"] if p["worker_method"] == "thread"] == [1]
     assert all(min(p["seconds_per_batch"]) > 0 for p in grid["points"])
     for place in (*grid["points"], grid["auto"]):
         assert min(place["memory_megabytes"]) > 10 and min(place["descriptors"]) > 3
@@ -300,13 +303,15 @@ def test_grid(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert (grid["samples_per_batch"], grid["bytes_per_batch"]) == (8, 8 * 8 * 8)
     *lines, auto = grid["advice"]
     said = ["use", "not", "now:", "bound:", "measured:", "step:"]
-    assert [line.split()[0] for line in lines] == said
+    kinds = ("threads:", "processes:")  # where workers are advised
+    assert [word for line in lines if (word := line.split()[0]) not in kinds] == said
     assert lines[1].startswith("not sure: there was one round only")
     assert "beside a step of 1 ms, which sleeps" in lines[-1]
     number = grid["auto"]["num_workers"]
     assert number >= 1 and min(grid["auto"]["seconds_per_batch"]) > 0
     assert re.match(rf'num_workers="auto" came to {number} \(.+\): [\d.]+ times as fast as', auto)
     printed = capsys.readouterr().out
+    assert "1 thread" in printed
     assert "(◀: use this)" in printed
     for column in ("samples/s", "waits, %", "µs/sample", "MB", "batch, ms", "files", "busy"):
         assert column in printed, column

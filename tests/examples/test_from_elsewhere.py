@@ -148,25 +148,23 @@ def template(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 
 def loaders(cfg: Any) -> list[tuple[int, int]]:
-    """Batch size and workers of the loaders that a fit would have: train, val, val."""
+    """Batch size and workers of the loaders that a fit would have: train, and each of val."""
     data = instantiate(cfg.data)
     data.setup("fit")
-    several = data.val_dataloader()
-    found = [
-        data.train_dataloader(),
-        *(several.values() if isinstance(several, dict) else several),
-    ]
+    val = data.val_dataloader()
+    val = val if isinstance(val, (dict, list)) else [val]
+    found = [data.train_dataloader(), *(val.values() if isinstance(val, dict) else val)]
     assert all(type(loader) is DataLoader for loader in found)
     return [(loader.batch_size, loader.num_workers) for loader in found]
 
 
 WAYS = {
-    "": ([128, 128, 128], 0, [128, 128, 8], 2),
-    "debug=default": ([128, 128, 128], 0, [128, 128, 8], 0),
-    "experiment=example": ([64, 64, 64], 0, [64, 64, 8], 2),
-    "hparams_search=optuna data.batch_size=32": ([32, 32, 32], 0, [32, 32, 8], 2),
-    "data.num_workers=3": ([128, 128, 128], 3, [128, 128, 8], 3),
-    "data.num_workers=0": ([128, 128, 128], 0, [128, 128, 8], 0),
+    "": ([128, 128, 128], 0, [128, 128], 2),
+    "debug=default": ([128, 128, 128], 0, [128, 128], 0),
+    "experiment=example": ([64, 64, 64], 0, [64, 64], 2),
+    "hparams_search=optuna data.batch_size=32": ([32, 32, 32], 0, [32, 32], 2),
+    "data.num_workers=3": ([128, 128, 128], 3, [128, 128], 3),
+    "data.num_workers=0": ([128, 128, 128], 0, [128, 128], 0),
 }
 
 
@@ -177,6 +175,14 @@ def test_the_template(template: Callable[..., Any], overrides: str) -> None:
     given = overrides.split()
     assert loaders(template("wrapped", *given)) == [(size, workers) for size in sizes]
     assert loaders(template("ours", *given)) == [(size, our_workers) for size in our_sizes]
+
+
+def test_two_validation_loaders(template: Callable[..., Any]) -> None:
+    """With an option for one of them, as the page says."""
+    digits = f"{{_target_: {__name__}.Digits, _partial_: true}}"
+    val = f"data.datasets.val={{clean: {digits}, noisy: {digits}}}"
+    replaced = ["~data.datasets.val", f"+{val}", "+data.loaders={val: {noisy: {batch_size: 8}}}"]
+    assert loaders(template("ours", *replaced)) == [(128, 2), (128, 2), (8, 2)]
 
 
 @pytest.mark.parametrize("way", ["wrapped", "ours"])

@@ -6,6 +6,7 @@ of 600 more.
 
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -173,7 +174,12 @@ def tuned(scene: Scene) -> Tuned:
 
 
 def best(name: str) -> tuple[int, float]:
-    """The least fixed number that is within 2 % of the best, and the best's throughput."""
-    rates = {workers: fixed(name, workers) for workers in FIXED}
+    """The least fixed number that is within 2 % of the best, and the best's throughput.
+
+    Beside other programs those count that take no more than twice their part from these.
+    """
+    scene = scenes()[name]
+    fair = math.inf if scene.neighbour is _still else 2 * scene.processors
+    rates = {workers: fixed(name, workers) for workers in FIXED if workers <= fair}
     most = max(rates.values())
     return min(n for n, rate in rates.items() if rate >= 0.98 * most), most

@@ -40,6 +40,14 @@ def test_as_good_as_the_best_fixed_number(name: str) -> None:
         assert in_the_end >= max(6, alone - 1)
 
 
+@pytest.mark.parametrize("others", [0.0, 4.0, 16.0])
+def test_work_that_computes_gets_few_workers_on_two_processors(others: float) -> None:
+    """However busy other programs are: they do not lose more and more."""
+    decoding = scenes()["decoding"]
+    found = tuned(replace(decoding, processors=2, neighbour=lambda now: others))
+    assert 2 <= found.decided[-1][1].workers <= (5 if others else 3)
+
+
 def test_a_step_up_that_did_not_help_is_taken_back() -> None:
     controller = Controller(2)
     assert controller.decide(LOAD, BOUNDS).workers == 8

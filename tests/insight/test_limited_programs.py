@@ -1,4 +1,7 @@
-"""The verdict of programs whose bottleneck is known, for they are made so."""
+"""The verdict of programs whose bottleneck is known, for they are made so.
+
+Those that also run on the simulated machine of test_simulated_loops.py are slow here, but for some.
+"""
 
 import os
 
@@ -8,9 +11,18 @@ from tests.support.limited_programs import CORES, LEAVE, PROGRAMS, run
 
 pytestmark = pytest.mark.time
 
+SOME = (
+    *("step sleeps", "samples sleep, two workers", "samples compute, one worker", "a lock, asleep"),
+    *("a stream sleeps", "objects are unpickled", "one slow sample in each batch"),
+    *("threads that fight", "worker threads hold the interpreter"),
+)
+
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in SOME else pytest.param(name, marks=pytest.mark.slow) for name in PROGRAMS],
+)
 def test_the_verdict_names_the_bottleneck(name: str) -> None:
     program, found = PROGRAMS[name], ""
     for _ in range(3):

@@ -10,7 +10,8 @@ import pytest
 from lit_loader import DataLoader
 from lit_loader.core.batch.timings import WINDOW, BatchLog, Timings
 from lit_loader.insight.recorder import Recorder
-from lit_loader.insight.records import LoaderStatistics, StageTimes, WorkerTimes
+from lit_loader.insight.records import StageTimes, WorkerTimes
+from lit_loader.insight.verdict import LoaderStatistics
 from tests.parity.tools import PROMPT
 from tests.support.delays import DELAY, SAMPLES, STAGES, Collate, Delayed, Wait, compute, sleep
 from tests.support.samples import Call, Counting, Rows

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from lit_loader.insight.records import (
-    LoaderStatistics,
     NodeTimes,
     SlowSample,
     StageTimes,
     Surroundings,
     WorkerTimes,
 )
-from lit_loader.insight.verdict import cause, verdict
+from lit_loader.insight.verdict import LoaderStatistics, cause, verdict
 
 
 def lasted(total: float) -> StageTimes:

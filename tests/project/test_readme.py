@@ -301,13 +301,22 @@ def test_the_top_page_shows_what_its_program_prints(tmp_path: Path) -> None:
     assert "was killed by SIGKILL" in said and not (tmp_path / "kill").exists()
 
 
+@pytest.mark.parametrize(
+    ("page", "number", "steps"), [("resume.md", 0, 96), ("five_minutes.md", 1, 200)]
+)
 def test_a_loop_of_one_s_own_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: str,
+    number: int,
+    steps: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Stopped between two checkpoints, and run again, it ends as if it had been left alone."""
-    program = fenced(GUIDE / "resume.md", "python")[0]
-    assert "torch.get_rng_state()" in program and program.count("step += 1\n") == 1
-    stopped = program.replace("step += 1\n", "step += 1\n" + " " * 16 + "assert step < 47\n")
+    program = fenced(GUIDE / page, "python")[number]
+    assert "torch.get_rng_state()" in program
+    stopped, places = re.subn(r"( +)step \+= 1.*\n", r"\g<0>\1assert step < 77\n", program)
+    assert places == 1
     ends = []
     for name, texts in {"whole": [program], "resumed": [stopped, program]}.items():
         (tmp_path / name).mkdir()
@@ -318,7 +327,7 @@ def test_a_loop_of_one_s_own_resumes(
             with fails:
                 runpy.run_path("program.py", run_name="__main__")
         ends.append(capsys.readouterr().out)
-    assert ends[0] == ends[1] and ends[0].startswith("96 ")
+    assert ends[0] == ends[1] and ends[0].startswith(f"{steps} ")
 
 
 def test_what_agents_are_told_to_do_works(tmp_path: Path) -> None:

@@ -58,5 +58,8 @@ def test_the_search_index_has_every_name_and_option(site: Path) -> None:
     assert {f"lit_loader.{name}" for name in NAMES} <= places
     loader = entries["api/DataLoader.html#lit_loader.DataLoader"]
     table = " ".join(text for place, text in entries.items() if place.startswith("conf/index"))
+    words = " ".join(entries.values()).lower()
+    for word in ("mixup", "threads", "throughput", "skip", "document", "tokens"):
+        assert word in words, word
     for name in LoaderConfig.__dataclass_fields__:
         assert name in loader and name in table

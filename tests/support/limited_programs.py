@@ -191,7 +191,7 @@ def quick(samples: int = 200) -> Samples:
 
 
 W1, W2, W4 = {"num_workers": 1}, {"num_workers": 2}, {"num_workers": 4}
-LIVE = {"persistent_workers": True}
+LIVE, THREADS = {"persistent_workers": True}, {"worker_method": "thread"}
 NONE: tuple[Work, float] = (sleep, 0.0)
 STEP = (sleep, 0.03)
 WAITS = ("mostly waiting for storage, network or each other", "add workers")
@@ -289,6 +289,17 @@ PROGRAMS: dict[str, Program] = {
     ),
     "large batches": Program(
         Samples(nbytes=4_000_000, length=240), W1, NONE, ("send less: a batch has 32 MB",)
+    ),
+    # Worker threads.
+    "worker threads sleep": Program(
+        Samples(0.004), {**W2, **THREADS}, NONE, (*ITEM, *WAITS), ("interpreter",)
+    ),
+    "worker threads compute in C": Program(
+        Samples(0.004, multiply, length=240), {**W2, **THREADS}, NONE, ITEM, ("interpreter", *WAITS)
+    ),
+    "worker threads hold the interpreter": Program(
+        Samples(0.004, compute, length=240), {**W2, **THREADS}, NONE,
+        ("hold the interpreter's lock", "worker_method='multiprocessing'"), ("add workers",),
     ),
     # Locks, storage, one slow sample.
     "a lock, asleep": Program(

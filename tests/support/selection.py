@@ -63,7 +63,6 @@ THINNED: Final = {
     "core/seeding/test_generator_watch.py::test_batches_do_not_depend_on_who_made_what_before": 2,
     "core/executors/test_recovery.py::test_a_batch_that_ends_two_workers": 2,
     "data/test_sample_retries.py::test_batches_are_those_of_a_clean_run": 2,
-    "insight/test_limited_programs.py::test_the_verdict_names_the_bottleneck": 6,
     "insight/test_statistics.py::test_a_delay_is_found_in_its_stage": 2,
 }
 """Test to how many cells one of them is of the default run."""
