@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.project.test_layers import imports, modules
+import pytest
+
+from tests.project.test_layers import PACKAGE, imports, modules
 
 BESIDE = {
     "__init__", "context", "describe", "errors", "loader", "old_names", "replacement", "sentences",
@@ -111,3 +113,75 @@ def test_a_plain_run_loads_the_first_ring_alone(tmp_path: Path) -> None:
     packages = {path.removesuffix("/__init__.py") for path in modules()}
     assert [n for n in loaded if not is_first(n) and n not in packages] == []
     assert len(loaded) + 1 <= MOST_MODULES
+
+
+ALONE = """
+import os, signal, sys, warnings
+
+class Gone:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("lit_loader.") and name.split(".")[1] in GONE:
+            raise ImportError(f"{name} is of the second ring")
+
+GONE = {GONE!r}
+sys.meta_path.insert(0, Gone())
+
+import torch
+import lit_loader
+
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, index):
+        return index + torch.rand(3), index
+
+class Mine(torch.utils.data.Sampler):
+    def __len__(self):
+        return 48
+
+    def __iter__(self):
+        return iter(torch.randperm(48).tolist())
+
+def made(workers=0, **options):
+    return lit_loader.DataLoader(Noisy(), 4, seed=1, num_workers=workers, **options)
+
+def same(ours, theirs):
+    return all(torch.equal(a[0], b[0]) for a, b in zip(ours, theirs, strict=True))
+
+if __name__ == "__main__":
+    expected = list(made(shuffle=True))
+    with made(2, shuffle=True, persistent_workers=True) as loader:
+        assert same(loader, expected)
+        batches = iter(loader)
+        next(batches)
+        [victim, _] = loader._core.pool.workers.pids
+        os.kill(victim, signal.SIGKILL)
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            first = [next(batches) for _ in range(3)]
+            loader.resize(1)
+            state = loader.state_dict()
+            rest = list(batches)
+    with made(shuffle=True) as other:
+        other.load_state_dict(state)
+        assert same(other, rest)
+    with made(1, multiprocessing_context="spawn", shuffle=True) as loader:
+        assert same(loader, expected)
+    torch.manual_seed(0)
+    found = [batch[1].tolist() for batch in made(2, sampler=Mine())]
+    torch.manual_seed(0)
+    assert found == [batch[1].tolist() for batch in made(sampler=Mine())]
+"""
+
+
+@pytest.mark.process
+def test_the_first_ring_works_without_the_second(tmp_path: Path) -> None:
+    """A shuffle, a user's sampler, a kill, a resize, a resume, spawn."""
+    program = tmp_path / "alone.py"
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
+    program.write_text(ALONE.replace("{GONE!r}", repr(sorted(folders - {"core", "__pycache__"}))))
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
