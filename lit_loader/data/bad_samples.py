@@ -16,8 +16,8 @@ from typing import Any, Final, NoReturn
 
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.fetch import OMITTED, MapFetcher
+from lit_loader.core.batch.progress import Progress
 from lit_loader.core.seeding.seeds import extend
-from lit_loader.core.transport.status_board import Progress
 from lit_loader.data.sample_errors import (
     BAD,
     NOT_REPLACED,

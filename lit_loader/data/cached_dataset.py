@@ -278,7 +278,7 @@ class CachedDataset(Dataset[T_co]):
             entry = pack(number, sample)
         except TransportError as error:
             store.note(
-                Note.NOT_KEPT, f"samples that hold such a thing are not kept [LL110]: {error}"
+                Note.NOT_KEPT, f"samples that hold such a thing are not kept [LL110]: {error.text}"
             )
             return
         if store.is_open:

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from lit_loader.context import reading
 from lit_loader.core.batch.fetch import NothingLeft
-from lit_loader.core.transport.status_board import Progress
+from lit_loader.core.batch.progress import Progress
 from lit_loader.describe import PACKAGE, annotate, class_name, message_of, short_repr
 from lit_loader.errors import OptionError, SampleErrorsError, StateError
 

@@ -21,12 +21,12 @@ from lit_loader.context import reading
 from lit_loader.core.batch.batch_loader import BatchLoader
 from lit_loader.core.batch.batch_spec import BatchWithReport
 from lit_loader.core.batch.digest import Digest, difference, digest
+from lit_loader.core.batch.progress import Progress
 from lit_loader.core.epoch.epochs import EpochStart
 from lit_loader.core.executors.outcome import Outcome, WorkerDeath
 from lit_loader.core.executors.worker_pool import WorkerPool
 from lit_loader.core.seeding.generator_state import preserved
 from lit_loader.core.transport.messages import position_of, task_number
-from lit_loader.core.transport.status_board import Progress
 from lit_loader.errors import ExactnessWarning, LoaderError
 
 __all__ = ["ExactnessCheck", "check_of"]

@@ -152,7 +152,7 @@ class LoaderStateCallback(Callback):
         if states and len(states) != len(self._loaders):
             raise StateError(
                 f"the checkpoint has the positions of {len(states)} training loaders, but there "
-                f"are {len(self._loaders)}: resume with the loaders that it was made with"
+                f"are {len(self._loaders)}: resume with the loaders that it was made with [LL328]"
             )
         for loader in self._loaders:
             if loader not in before:  # else a batch that was taken ahead would count as used

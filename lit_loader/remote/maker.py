@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from lit_loader.core.batch.batch_loader import make_batch
 from lit_loader.core.batch.batch_spec import USUAL_MODES
+from lit_loader.core.batch.progress import Progress
 from lit_loader.core.executors.making import BatchMaker
 from lit_loader.core.system.carrier import thaw_bytes
 from lit_loader.core.transport.codec import SlotFull, SlotWriter, encode
@@ -35,7 +36,6 @@ from lit_loader.core.transport.messages import (
     unpack,
     unpack_indices,
 )
-from lit_loader.core.transport.status_board import Progress
 from lit_loader.remote.engine import Role
 
 __all__ = ["Maker"]

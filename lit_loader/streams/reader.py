@@ -34,6 +34,7 @@ from lit_loader.context import READERS, WORKERS, reading
 from lit_loader.core.batch.batch_loader import BEGINNING, SET_EPOCH, BatchLoader
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.fetch import OMITTED, EndOfData, IterableFetcher
+from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.worker_info import show_in_place_of
 from lit_loader.core.seeding.bases import PassSeeds
 from lit_loader.core.seeding.generator_state import Rewind
@@ -41,7 +42,6 @@ from lit_loader.core.state.position import NOT_TAKEN, ReadPoint, marks_joined
 from lit_loader.core.state.stateful import StateMeter, pickled, unpickled
 from lit_loader.core.state.untrusted_state import resuming
 from lit_loader.core.system.interrupts import let_handlers_through
-from lit_loader.core.transport.status_board import Cancelled, Progress
 from lit_loader.errors import StateError, TransportError
 from lit_loader.streams import datapipes
 from lit_loader.streams.copies import DatasetCopies

@@ -39,6 +39,7 @@ from lit_loader.context import read_apart, reading
 from lit_loader.core.batch.batch_loader import BatchLoader
 from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.collate import collate_privately
+from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.timings import Timings
 from lit_loader.core.batch.worker_info import WorkerInfo, answer_threads, show
 from lit_loader.core.executors.executor import Executor, Task, failure
@@ -48,15 +49,7 @@ from lit_loader.core.seeding.global_states import GlobalStates
 from lit_loader.core.seeding.seeds import of_thread
 from lit_loader.core.system.processors import ProcessorClock
 from lit_loader.core.transport.messages import POSITION, listed
-from lit_loader.core.transport.status_board import (
-    ROW_WORDS,
-    SINCE,
-    STAGE,
-    TOKEN,
-    Cancelled,
-    Progress,
-    Stage,
-)
+from lit_loader.core.transport.status_board import ROW_WORDS, SINCE, STAGE, TOKEN, Stage
 from lit_loader.core.transport.worker_exception import describe_batch
 from lit_loader.describe import PACKAGE
 from lit_loader.errors import LoaderError, WorkerTimeoutError

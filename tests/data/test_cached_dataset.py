@@ -104,13 +104,13 @@ def test_a_full_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = held.bytes // SIZE
     assert kept > 5
     assert sum(made.count(index) < 4 for index in range(26)) == kept
-    assert held.lacking == (26 - kept) * SIZE
+    assert held.bytes_missing == (26 - kept) * SIZE
     cached = CachedDataset(Decoded(), 7 * SIZE + 70)
     for index in [*range(26)] * 2:
         cached[index]
     assert [record.message for record in caplog.records] == [
         f"CachedDataset: memory={7 * SIZE + 70} bytes are full: 7 of 26 samples are kept "
-        "(0.0 MB), the others are made again each time"
+        "(0.0 MB), the others are made again each time [LL108]"
     ]
 
 
@@ -254,7 +254,7 @@ def test_what_cannot_be_kept_is_made_each_time(caplog: pytest.LogCaptureFixture)
         ]
     assert cached.figures()[:2] == (3, 9)
     [record] = caplog.records
-    assert "samples that hold such a thing are not kept: batch: <function" in record.message
+    assert "samples that hold such a thing are not kept [LL110]: batch: <function" in record.message
 
 
 def test_refusals(tmp_path: Path) -> None:

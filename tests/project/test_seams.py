@@ -11,10 +11,10 @@ from torch.utils.data import IterableDataset
 from lit_loader import DataLoader
 from lit_loader.core.batch import timings
 from lit_loader.core.batch.batch_loader import BatchLoader, maker_of
+from lit_loader.core.batch.progress import Progress
 from lit_loader.core.epoch.seams import Seams
 from lit_loader.core.executors.executor import Executor, Inline, Task
 from lit_loader.core.executors.outcome import Outcome
-from lit_loader.core.transport.status_board import Progress
 from lit_loader.loader import _AddOns
 from tests.support.samples import Rows
 

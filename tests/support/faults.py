@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
+from lit_loader.core.batch.progress import Progress
 from lit_loader.core.executors import main as worker
 from lit_loader.core.transport import codec
 from lit_loader.core.transport.messages import Reply, Resumed, Status, Task, position_of, unpack
-from lit_loader.core.transport.status_board import Progress
 from lit_loader.errors import WorkerRestartWarning
 from tests.support.samples import Cursor, OfLength, hang, share
 

@@ -27,6 +27,7 @@ from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.collate import default_collate
 from lit_loader.core.batch.digest import mark_of
 from lit_loader.core.batch.fetch import OMITTED, IterableFetcher, MapFetcher, as_read
+from lit_loader.core.batch.progress import Progress
 from lit_loader.core.seeding import generator_lock
 from lit_loader.core.seeding.bases import PassSeeds
 from lit_loader.core.seeding.drawn_tables import DrawnTables
@@ -42,7 +43,6 @@ from lit_loader.core.seeding.seeds import (
     seed_globals,
 )
 from lit_loader.core.system.interrupts import let_handlers_through
-from lit_loader.core.transport.status_board import Progress
 from lit_loader.core.transport.worker_exception import ReaderShare
 
 __all__ = ["QUIET", "BatchLoader", "make_batch", "maker_of"]

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from torch.utils.data import Subset
 
+from lit_loader.core.batch.progress import Progress
 from lit_loader.core.state.stateful import Opened
-from lit_loader.core.transport.status_board import Progress
 
 __all__ = ["OMITTED", "EndOfData", "IterableFetcher", "MapFetcher", "NothingLeft", "as_read"]
 

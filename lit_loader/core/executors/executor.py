@@ -19,6 +19,7 @@ from lit_loader.context import reading
 from lit_loader.core.batch.batch_loader import maker_of
 from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.fetch import EndOfData
+from lit_loader.core.batch.progress import Progress
 from lit_loader.core.batch.timings import Timings
 from lit_loader.core.batch.worker_info import show, shown
 from lit_loader.core.executors.outcome import Outcome
@@ -28,7 +29,6 @@ from lit_loader.core.seeding.generator_state import Loan, OwnStreams
 from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.core.transport.loader_page import LoaderPage
 from lit_loader.core.transport.messages import POSITION, listed
-from lit_loader.core.transport.status_board import Progress
 from lit_loader.core.transport.worker_exception import describe_batch
 from lit_loader.describe import annotate
 from lit_loader.errors import WorkerError

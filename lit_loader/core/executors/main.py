@@ -30,6 +30,7 @@ import torch
 from lit_loader.core.batch.batch_loader import make_batch
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.fetch import EndOfData
+from lit_loader.core.batch.progress import Cancelled, EarlyProgress, Progress
 from lit_loader.core.executors.making import BatchMaker
 from lit_loader.core.executors.parent import Links, follow_parent
 from lit_loader.core.executors.payload import NO_ROOM, Payload
@@ -58,14 +59,7 @@ from lit_loader.core.transport.messages import (
     unpack,
     unpack_indices,
 )
-from lit_loader.core.transport.status_board import (
-    ROW_WORDS,
-    Cancelled,
-    EarlyProgress,
-    Progress,
-    Stage,
-    StatusBoard,
-)
+from lit_loader.core.transport.status_board import ROW_WORDS, Stage, StatusBoard
 from lit_loader.errors import TransportError
 
 __all__ = ["worker_main"]

@@ -20,12 +20,12 @@ from lit_loader.context import NOBODY, reading
 from lit_loader.core.batch.batch_loader import maker_of
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.collate import collate_privately
+from lit_loader.core.batch.progress import Progress
 from lit_loader.core.batch.worker_info import ProcessInfo, WorkerInfo, show
 from lit_loader.core.seeding.bases import Place
 from lit_loader.core.seeding.seeds import seed_worker
 from lit_loader.core.state.position import ReadPoint
 from lit_loader.core.system.shared_file import address_space_left
-from lit_loader.core.transport.status_board import Progress
 from lit_loader.core.transport.worker_exception import WorkerException, describe_batch
 from lit_loader.errors import LoaderError
 

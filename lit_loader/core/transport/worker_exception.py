@@ -12,7 +12,6 @@ import pickle
 import traceback
 from typing import Any, Final, NamedTuple, cast
 
-from lit_loader.core.transport.status_board import Progress
 from lit_loader.describe import class_name, message_of
 from lit_loader.errors import WorkerError
 
@@ -70,7 +69,7 @@ _MAY_START_NONE: Final = (
 )
 
 
-def describe_batch(number: int, indices: Any, progress: Progress) -> str:
+def describe_batch(number: int, indices: Any, progress: Any) -> str:
     """Name a batch and the sample that an exception came from, where samples are read one by one.
 
     ``batch 3, at index 17 (sample 4 of 32), indices [...]``; samples are counted from 0. Of an

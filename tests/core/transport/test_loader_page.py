@@ -9,15 +9,10 @@ from typing import Any
 
 import pytest
 
+from lit_loader.core.batch.progress import Progress
 from lit_loader.core.transport.loader_page import PAGE_BYTES, LoaderPage
 from lit_loader.core.transport.messages import pack_indices
-from lit_loader.core.transport.status_board import (
-    ROW_WORDS,
-    Progress,
-    Stage,
-    StatusBoard,
-    board_bytes,
-)
+from lit_loader.core.transport.status_board import ROW_WORDS, Stage, StatusBoard, board_bytes
 from lit_loader.top.board import OtherFormat, WorkerRow, read_board, read_index
 
 WORKERS = 3
