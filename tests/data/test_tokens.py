@@ -117,7 +117,12 @@ def test_weights_that_change() -> None:
 
 def test_a_source_that_ends() -> None:
     sources = {"web": Documents("web", 10, 40), "books": Documents("books", 100, 400)}
-    mixture = MixtureStream(sources, weights=[3, 1], exhausted="drop", tokens="tokens")
+    mixture = MixtureStream(
+        sources,
+        weights=[3, 1],
+        stopping_strategy="all_exhausted_without_replacement",
+        tokens="tokens",
+    )
     found = list(DataLoader(mixture, None, num_shards=1))
     assert Counter(sample["kind"] for sample in found) == {"web": 40, "books": 400}
 

@@ -95,7 +95,8 @@ def test_without_lightnings_sampler_everybody_reads_everything_and_it_is_said(ru
     for seen in runs.ranks:
         (warning,) = seen["warned"]
         assert warning == (
-            "lit_loader: each of the 2 processes of this job reads all of the data, so a sample comes 2 times "
+            "lit_loader: each of the 2 processes of this job reads all of the data, so a sample "
+            "comes 2 times "
             "an epoch: pass num_replicas=torch.distributed.get_world_size() and "
             "rank=torch.distributed.get_rank(); if it is meant (one rank evaluates, ranks hold "
             "parts of one model, ShuffledSampler takes a share by itself), pass num_replicas=1, "

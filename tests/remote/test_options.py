@@ -74,7 +74,7 @@ def test_options_may_be_a_mapping() -> None:
 
 def test_the_share_of_batches_to_be_compared_has_no_effect_any_more() -> None:
     with pytest.warns(DeprecationWarning, match="remote.verify has no effect any more: check_exa"):
-        LoaderConfig(remote_workers=2, remote={"verify": 0.01})
+        LoaderConfig(num_remote_workers=2, remote={"verify": 0.01})
 
 
 def test_remote_workers_cannot_be_changed_once_the_loader_is_built() -> None:

@@ -357,11 +357,11 @@ def test_a_dataset_that_cannot_travel_is_refused(tmp_path: Path) -> None:
 # --- differences ---
 
 
-def test_check_exactness_makes_remote_batches_again_on_this_machine(tmp_path: Path) -> None:
+def test_check_determinism_makes_remote_batches_again_on_this_machine(tmp_path: Path) -> None:
     remote = ThreadWorkers(str(tmp_path), altered=tuple(range(LENGTH)))
     with (
-        loader_of(Drawn(), 0, 1, remote, check_exactness=2) as loader,
-        pytest.warns(ExactnessWarning, match="^check_exactness: batch . .* came out otherwise"),
+        loader_of(Drawn(), 0, 1, remote, check_determinism=2) as loader,
+        pytest.warns(ExactnessWarning, match="check_determinism: batch . .* came out otherwise"),
     ):
         list(loader)
 

@@ -25,7 +25,7 @@ class Documents(IterableDataset[list[int]]):
 
 def packed(workers: int = 0, shards: int | None = 4, **options: Any) -> DataLoader[Any]:
     sources = [PackedStream(Documents(kind), 16) for kind in (0, 1000)]
-    mixture = MixtureStream(sources, exhausted="drop")
+    mixture = MixtureStream(sources, stopping_strategy="all_exhausted_without_replacement")
     return DataLoader(mixture, 4, num_workers=workers, num_shards=shards, **options)
 
 

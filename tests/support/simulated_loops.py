@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from lit_loader.core.batch.timings import BatchLog, Timings
 from lit_loader.insight.recorder import Recorder
-from lit_loader.insight.records import Surroundings, Timings
+from lit_loader.insight.records import Surroundings
 from lit_loader.insight.verdict import LoaderStatistics
 
 HANDOVER = 100e-6  # seconds of the loop to take in what a worker has made
@@ -152,7 +153,7 @@ class _Run:
             self.computed += loop.step * loop.step_threads
 
     def statistics(self) -> LoaderStatistics:
-        loop, recorder = self.loop, Recorder()
+        loop, recorder = self.loop, Recorder(BatchLog())
         recorder.extend(self.records)
         hits, misses, lacking = loop.cache
         known: dict[str, Any] = {
@@ -172,6 +173,6 @@ class _Run:
             worker_method=loop.method,
         )
         return recorder.summary(
-            num_workers=loop.workers, surroundings=surroundings, why_so_many=loop.auto,
-            cache_hits=hits, cache_misses=misses, cache_lacking=lacking, **known,
+            num_workers=loop.workers, surroundings=surroundings, num_workers_reason=loop.auto,
+            cache_hits=hits, cache_misses=misses, cache_bytes_missing=lacking, **known,
         )  # fmt: skip

@@ -244,7 +244,7 @@ def test_a_draw_from_a_global_generator_is_told_once(draw: Callable[[], float]) 
     assert len([*loader]) == 8
 
 
-def test_a_draw_from_a_global_generator_is_an_error_of_check_exactness() -> None:
+def test_a_draw_from_a_global_generator_is_an_error_of_check_determinism() -> None:
     loader = DataLoader(Call(lambda _: random.random()), check_determinism=2, **THREADS)
     with pytest.raises(lit_loader.LoaderError, match="check_determinism: Call: a sample"):
         list(loader)
@@ -270,7 +270,7 @@ def test_what_the_program_draws_meanwhile_is_its_own() -> None:
     assert before[1] == np.random.get_state()[1].tolist()  # type: ignore[index]
 
 
-def test_check_exactness_finds_what_is_no_function_of_the_index() -> None:
+def test_check_determinism_finds_what_is_no_function_of_the_index() -> None:
     count = iter(range(100))
     loader = DataLoader(Call(lambda _: next(count)), check_determinism=3, **THREADS)
     with pytest.warns(lit_loader.ExactnessWarning, match="came out otherwise"):
