@@ -23,7 +23,7 @@ from lit_loader import (
     PackCollate,
     PadCollate,
 )
-from lit_loader.insight.records import LoaderStatistics
+from lit_loader.insight.verdict import LoaderStatistics
 from lit_loader.old_names import NAMES, OLD_OPTIONS, UNTIL
 
 DATA: Any = list(range(8))
