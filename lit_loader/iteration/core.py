@@ -99,7 +99,7 @@ _OF_WORKERS: Final = (
 
 _OF_THE_PROCESS: Final = (
     *("begun", "_loader", "_lock", "pool", "_started_with", "_table", "latest"),
-    *("pid", "runs", "_shown", "talks", "_found"),
+    *("pid", "runs", "_shown", "talks", "_found", "_makers"),
 )
 """What a copy, or a pickle, begins anew with."""
 
@@ -144,6 +144,7 @@ class LoaderCore:
         # A forked child has the workers no more.
         self._lock, self.pid = threading.RLock(), os.getpid()
         self.pool: WorkerPool | None = None  # the persistent workers
+        self._makers: Any = {}  # what they are in threads
         self._started_with: list[Any] = []  # options
         self._shares: bool | None = None  # whether the dataset holds what others may change
         self._table: Any = None  # in their stead: the dataset as it was when they would have begun
@@ -341,8 +342,7 @@ class LoaderCore:
         if workers == 0 or (loader.num_workers and pin is None and self._is_best_in_process()):
             here = self._spec_of_workers if workers else self.spec
         made: LoaderIterator[Any] = LoaderIterator(self, here, pin, device)
-        threads = loader.worker_method == "thread" and not self.iterable
-        made.observer = self._exactness_check(here is not None or threads)
+        made.observer = self._exactness_check(here is not None)
         if here is None:
             self.runs.add(made)
         return made
@@ -476,7 +476,7 @@ class LoaderCore:
     def hire(self, run: LoaderIterator[Any], epoch: Epoch) -> tuple[Executor, Ahead | None]:
         """Give workers to an iterator; and what they have begun of its epoch, if that fits."""
         if self.loader.worker_method == "thread":
-            return self._threads(epoch.start), None
+            return self.threads(epoch.start), None
         pool, begun = self._claim(run, epoch)
         loader, start = self.loader, epoch.start
         executor = PoolExecutor(pool, run.healer, self.depth, loader.memory_budget is not None)
@@ -486,13 +486,33 @@ class LoaderCore:
             executor.adopt(begun.tasks)
         return executor, begun
 
-    def _threads(self, start: EpochStart) -> Executor:
+    def threads(self, start: EpochStart) -> Executor:
+        """Give threads as workers; persistent ones have what those before had."""
         from lit_loader.iteration.thread_executor import ThreadExecutor  # which few programs need
 
-        loader, seed = self.loader, self.worker_seed(start)
-        waits = loader.timeout, loader.stall_warning
-        strict = bool(loader.check_exactness)
-        return ThreadExecutor(self.spec(), seed, loader.num_workers, self.depth, *waits, strict)
+        loader, makers, now = self.loader, self._makers, self._given_to_workers()
+        self._makers = {}  # another iterator has others, meanwhile
+        if not loader.persistent_workers or _differ(now, self._started_with):
+            self._started_with, makers = now, {}
+        executor = ThreadExecutor(
+            self.spec(),
+            self.worker_seed(start),
+            loader.num_workers,
+            self.depth,
+            loader.timeout,
+            loader.stall_warning,
+            strict=bool(loader.check_exactness),
+            makers=makers,
+            page_bytes=loader_page.PAGE_BYTES,
+        )
+        executor.page = LoaderPage(executor.memory)
+        executor.page.begin_epoch(start.epoch, start.position.now().delivered)
+        return executor
+
+    def _given_to_workers(self) -> list[Any]:
+        """What workers are started with that may be set anew; a forked child has none."""
+        now = [self._found.get(name, getattr(self.loader, name)) for name in _OF_WORKERS]
+        return [*now, self.loader.num_workers, os.getpid()]
 
     def _claim(self, run: LoaderIterator[Any], epoch: Epoch) -> tuple[WorkerPool, Ahead | None]:
         remote, holder, start = self._remote, self._holder, epoch.start
@@ -501,11 +521,9 @@ class LoaderCore:
             return self.start_pool(self.worker_seed(start), workers, remote), None
         if holder is not None:
             holder.revoke()
-        now = [self._found.get(name, getattr(self.loader, name)) for name in _OF_WORKERS]
+        now = self._given_to_workers()
         if (had := self.pool) is not None and (
-            had.closed
-            or had.num_workers != workers
-            or any(a is not b and a != b for a, b in zip(now, self._started_with, strict=True))
+            had.closed or had.num_workers != workers or _differ(now[:-2], self._started_with[:-2])
         ):
             self._end_workers()
         begun, self.begun = self.begun, None
@@ -528,6 +546,7 @@ class LoaderCore:
             executor.pool is None or not reusable or self.pool is not executor.pool
         ):  # the loader has, or will have, others
             executor.close()
+            self._makers = executor.makers if reusable else {}
         elif begun is not None:
             begun.token, self.begun = executor.token, begun
         else:
@@ -570,9 +589,10 @@ class LoaderCore:
         if self._holder is None:
             self._end_workers()
         self.pool = self._table = self.begun = None
+        self._makers = {}
 
     def _end_workers(self) -> None:
-        pool, self.pool = self.pool, None
+        pool, self.pool, self._makers = self.pool, None, {}
         self.begun = self._table = None
         if pool is not None:
             pool.close()
@@ -774,6 +794,12 @@ def _check_resize(num_workers: Any, reason: str | None, running: bool) -> None:
         text += f"resize(0): resize to 1, or set loader.num_workers = 0, {later}"
     if text:
         raise OptionError(text)
+
+
+def _differ(now: list[Any], before: list[Any]) -> bool:
+    return len(now) != len(before) or any(
+        a is not b and a != b for a, b in zip(now, before, strict=True)
+    )
 
 
 def _is_held_here(lock: threading.RLock) -> bool:
