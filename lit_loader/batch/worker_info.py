@@ -87,8 +87,10 @@ def show_in_place_of(former: Any, dataset: Any) -> None:
 def answer_threads() -> None:
     """Have torch's functions answer each worker thread, and what reads for it, from now on.
 
-    `torch.thread_safe_generator` gives what numbers the global generator has in a worker process.
+    `torch.thread_safe_generator` gives what numbers the global generator has in a worker process,
+    `torch.initial_seed` what it has been seeded by there.
     """
+    _put_before(torch.initial_seed, lambda: getattr(shown(), "seed", 0))
     _put_before(torch.utils.data.get_worker_info, shown)
     # From 2.13 on, for transforms; a process has the global generator for it.
     found = getattr(torch, "thread_safe_generator", None)

@@ -122,7 +122,10 @@ class _Desk:
     def __init__(self, spec: BatchSpec, seed: int, count: int, makers: dict[int, _Maker]) -> None:
         self.spec, self.seed, self.count, self.makers = spec, seed, count, makers
         self.readers = len(spec.shards.mine) if spec.shards else count * spec.iterable
-        self.tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()  # None ends a thread
+        # None ends a thread, if they are too many.
+        self.tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.lock = threading.Lock()  # of the number of threads
+        self.most = count  # threads that a reader may have been sent to
         # Of a stream: each reader's tasks, and each thread's queue of readers with a task.
         self.lines: dict[int, deque[Task]] = {each: deque() for each in range(self.readers)}
         self.queues: dict[int, queue.SimpleQueue[Any]] = {}
@@ -161,6 +164,19 @@ class _Desk:
             for path, generator in held.pairs
             if id(generator) in own
         ]
+
+    @property
+    def wanted(self) -> int:
+        """How many threads there are to be; one that has no reader any more has nothing to do."""
+        return self.most if self.readers else self.count
+
+    def is_left_by(self, worker: _Worker) -> bool:
+        """Whether a thread ends that was asked whether it is one too many."""
+        with self.lock:
+            if self.closed or len(self.workers) > self.wanted:
+                self.workers.pop(worker.number, None)
+                return True
+        return False
 
     def queue_of(self, number: int) -> queue.SimpleQueue[Any]:
         """Give what a thread takes its work from."""
@@ -241,7 +257,7 @@ class ThreadExecutor(Executor):
         desk = self._desk
         # Before the first ones begin: nobody else is at anything then.
         before = self._mark() if not desk.done and timeout is None else None
-        if len(desk.workers) < desk.count:
+        if len(desk.workers) < desk.wanted:
             self._start()
         outcome = self._take(timeout)
         if before is not None and outcome is not None and GlobalStates.now() != before:
@@ -275,8 +291,8 @@ class ThreadExecutor(Executor):
         """Start the threads that are missing."""
         desk, threads = self._desk, torch.get_num_threads()
         with self._lock:
-            for number in range(desk.count):
-                if number not in desk.workers:
+            for number in range(desk.wanted):
+                if number not in desk.workers and len(desk.workers) < desk.wanted:
                     desk.board.launched(number, self._pid)
                     worker = desk.workers[number] = _Worker(desk, number)
                     worker.thread.start()
@@ -346,10 +362,10 @@ class ThreadExecutor(Executor):
         """Have another number of threads; from any thread."""
         with self._lock:
             desk, self.depth = self._desk, depth
-            for _ in range(0 if desk.readers else desk.count - num_workers):
-                desk.tasks.put(None)
-            # A thread that has no reader any more has nothing to do.
             desk.count = desk.board.workers = num_workers
+            desk.most = max(desk.most, num_workers)
+            for _ in range(0 if desk.readers else len(desk.workers) - num_workers):
+                desk.tasks.put(None)
 
     def call_off(self) -> None:
         """End: the next iterator has threads of its own."""
@@ -463,7 +479,12 @@ class _Worker:
         self._progress.idle()
         desk.up.put(None)
         with desk.spec.modes.held():
-            while (item := self._queue.get()) is not None and not desk.closed:
+            while True:
+                item = self._queue.get()
+                if desk.closed or item is None:
+                    if desk.is_left_by(self):
+                        break
+                    continue
                 maker = desk.makers.setdefault(item if desk.readers else self.number, _Maker())
                 with maker.lock:
                     task = desk.lines[item].popleft() if desk.readers else item
@@ -474,7 +495,6 @@ class _Worker:
             for maker in [*desk.makers.values()]:
                 maker.leave(self)
         desk.board.leave(self.number)
-        desk.workers.pop(self.number, None)
 
     def _make(self, maker: _Maker, task: Task) -> Outcome | None:
         """Make a task's batch, or note what it raises; None: it is not wanted any more."""
