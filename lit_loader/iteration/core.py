@@ -497,8 +497,8 @@ class LoaderCore:
         executor = ThreadExecutor(
             self.spec(),
             self.worker_seed(start),
-            loader.num_workers,
-            self.depth,
+            loader.num_workers or 1,  # 0: from the next iterator on
+            max(1, self.depth),
             loader.timeout,
             loader.stall_warning,
             strict=bool(loader.check_exactness),

@@ -542,8 +542,9 @@ def test_out_of_order_loses_and_repeats_nothing(name: str, workers: int) -> None
 # By threads ------------------------------------------------------------------------------------
 
 THREADS: dict[str, Any] = {"worker_method": "thread"}
-IN_THREADS = [name for name in IN_WORKERS if not name.startswith("loaders within")]
-"""Those that are made within draw their seeds from the global generator."""
+GLOBALLY = "loaders within|shards, .*keeps|shards, global|first drawn, ShuffledInSetEpoch"
+"""What draws a loader's seed from a global generator, or keeps that one's state."""
+IN_THREADS = [name for name in IN_WORKERS if not re.match(GLOBALLY, name)]
 
 
 @pytest.fixture
@@ -559,6 +560,7 @@ def reference_apart(name: str) -> list[list[str]]:
 
 
 @pytest.mark.usefixtures("apart", "by_fork")
+@pytest.mark.filterwarnings("ignore:num_shards=1 are 1 reader")
 @pytest.mark.parametrize("name", some(17, IN_THREADS, first=4))
 def test_threads_give_what_processes_give(name: str) -> None:
     """Left behind some batches, resumed by the other kind; resized, if that may be."""
