@@ -260,7 +260,9 @@ class ThreadExecutor(Executor):
         if len(desk.workers) < desk.wanted:
             self._start()
         outcome = self._take(timeout)
-        if before is not None and outcome is not None and GlobalStates.now() != before:
+        # A fork counts as a use; it moves none.
+        now = None if before is None or outcome is None else GlobalStates.now()
+        if before is not None and now is not None and now._replace(uses=before.uses) != before:
             self._told = True
             text = "a sample (or worker_init_fn) draws from, or seeds, a global generator, "
             desk.notes.append(text + _ADVICE + _APART * (desk.readers > 1))
@@ -383,6 +385,8 @@ class ThreadExecutor(Executor):
         if desk.closed or self.elsewhere:
             return
         desk.closed, self._file = True, None
+        if self.page is not None:
+            self.page.close()
         desk.board.token = -1  # they end at the next sample
         workers = [*desk.workers.values()]
         for worker in workers:
