@@ -130,7 +130,7 @@ class DataLoader(_TorchLoader[T_co]):
         worker_method: "multiprocessing" has worker processes; "thread" has threads of the training
             process: nothing is forked, pickled or copied, for work that releases the interpreter's
             lock. Samples draw from `lit_loader.get_rng`, ``get_worker_info().rng`` or
-            ``torch.thread_safe_generator()``. Map-style datasets only.
+            ``torch.thread_safe_generator()``. Each reader of a stream has a copy of it.
         seed: Base of all randomness, 0 … 2**64 - 1. None: drawn at the loader's first pass from
             generator, else from torch's generator, so that loaders are independent and
             ``torch.manual_seed`` fixes them. Processes that share the data have rank 0's, and a

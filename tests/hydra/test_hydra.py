@@ -48,7 +48,7 @@ CONF = Path(__file__).parents[2] / "conf" / "lit_loader"
 GROUPS = {
     "loader": {
         *("debug", "default", "fragile_data", "inherit", "split"),
-        *("auto", "cluster", "reproducible", "throughput", "workers"),
+        *("auto", "cluster", "reproducible", "threads", "throughput", "workers"),
     },
     "remote": {"ray"},
     "sampler": {
