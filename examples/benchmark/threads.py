@@ -29,7 +29,7 @@ import lit_loader
 class Jpeg(Dataset):
     """A photo of 512 x 384 pixels, decoded and resized by Pillow."""
 
-    batch, length = 8, 400
+    batch, length = 8, 160
 
     def __init__(self):
         from PIL import Image
@@ -64,7 +64,7 @@ class Python(Jpeg):
 class Latency(Jpeg):
     """Something that lies 20 ms away."""
 
-    batch, length = 8, 200
+    batch, length = 8, 120
 
     def __init__(self):
         pass
@@ -77,7 +77,7 @@ class Latency(Jpeg):
 class One(Latency):
     """Batches of one small sample: what a batch costs."""
 
-    batch, length = 1, 4000
+    batch, length = 1, 2000
 
     def __getitem__(self, index):
         return torch.full((16,), float(index))

@@ -497,7 +497,8 @@ class _Worker:
                     desk.hand_in(outcome)
                 del item, task, outcome
             for maker in [*desk.makers.values()]:
-                maker.leave(self)
+                if maker.thread is self:  # others may be held for long
+                    maker.leave(self)
         desk.board.leave(self.number)
 
     def _make(self, maker: _Maker, task: Task) -> Outcome | None:
