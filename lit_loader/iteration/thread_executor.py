@@ -108,9 +108,10 @@ class _Maker:
     def leave(self, worker: _Worker) -> None:
         """Let go of a stream that is in use by a thread which ends: some end in their thread."""
         with self.lock:
-            if self.thread is worker and self.desk is worker.desk and self.loader is not None:
-                self.desk = None
-                self.loader.begin_epoch()
+            if self.thread is worker and self.desk is worker.desk:
+                self.desk = self.thread = None
+                if self.loader is not None:
+                    self.loader.begin_epoch()
 
 
 class _Desk:
