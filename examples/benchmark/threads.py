@@ -64,7 +64,7 @@ class Python(Jpeg):
 class Latency(Jpeg):
     """Something that lies 20 ms away."""
 
-    batch, length = 8, 120
+    batch, length = 8, 400
 
     def __init__(self):
         pass
