@@ -38,7 +38,7 @@ in_read: Final[ContextVar[bool]] = ContextVar("in_read", default=False)
 
 
 class _Reading:
-    """What is being read, by whom, and as which share; one a process, and one a worker thread."""
+    """What is being read, by whom, and as which share: one a process; in threads one a reader."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -48,6 +48,7 @@ class _Reading:
         self.asked = ""  # by which function a sample has asked for what differs between epochs
         self.again = False  # this is another attempt (sample_retries) at a sample
         self.notes: list[Any] | None = None  # what samples are made of, where that is asked for
+        self.info: Any = None  # a worker thread's, and of those that read for it
 
     def beginning(self, part: int) -> _Context:
         """Give a context in which a part that begins later finds what precedes a first sample."""
@@ -119,7 +120,7 @@ def reading_here() -> _Reading | None:
 
 
 def read_apart(shared: _Reading | None = None) -> None:
-    """Let this thread read for itself, or for the thread that has what is ``shared``."""
+    """Let this thread read for itself, or for whoever has what is ``shared``."""
     reading.__class__ = _InThreads  # who has no worker threads does not pay for it
     _of_thread.reading = _Reading() if shared is None else shared
 

@@ -289,9 +289,10 @@ class DataLoader(_TorchLoader[T_co]):
             finished (those of one shard in order). Set False if single batches are slow and their
             order does not matter.
         worker_method: "multiprocessing" uses worker processes. "thread" uses threads of the
-            training process: nothing is forked, pickled or copied. Set "thread" for map-style
-            datasets whose work releases the interpreter's lock, and let samples draw from
-            `lit_loader.get_rng`, ``get_worker_info().rng`` or ``torch.thread_safe_generator()``.
+            training process: nothing is forked, pickled or copied (each shard of a stream has a
+            copy). Set "thread" for work that releases the interpreter's lock, and let samples draw
+            from `lit_loader.get_rng`, ``get_worker_info().rng`` or
+            ``torch.thread_safe_generator()``.
         seed: Base of all randomness, 0 … 2**64 - 1. None draws it at the loader's first pass from
             generator, or from torch's generator, so ``torch.manual_seed`` fixes it. Ranks that
             share the data use rank 0's, and a DistributedSampler's seed (else PL_GLOBAL_SEED)

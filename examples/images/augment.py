@@ -1,7 +1,8 @@
 """Augmentation of one image in a worker: by torchvision where it can be imported, else by Pillow.
 
-All randomness comes from torch's generator, which lit_loader seeds for each batch: the same images
-come out with any number of workers, and after a resume.
+All randomness of Pillow's comes from `lit_loader.get_rng`: the same images come out with any number
+of workers, processes or threads, and after a resume. torchvision's comes from torch's generator,
+which lit_loader seeds for each batch in processes.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import importlib
 import math
 
-import torch
 from PIL import Image, ImageEnhance
 
 from images.files import Transform
+from lit_loader import get_rng
 
 ANGLE, SHIFT, SCALE, LIGHT = 12.0, 0.08, 0.1, 0.25  # degrees; shares of the side, of 1, of 1
 
@@ -50,7 +51,7 @@ class WithPillow:
     """The same with Pillow alone."""
 
     def __call__(self, image: Image.Image) -> Image.Image:
-        turn, right, down, size, brightness, contrast = (2 * torch.rand(6) - 1).tolist()
+        turn, right, down, size, brightness, contrast = (2 * get_rng().random(6) - 1).tolist()
         angle, scale = math.radians(ANGLE * turn), 1 + SCALE * size
         cos, sin = math.cos(angle) / scale, math.sin(angle) / scale
         x, y = image.width / 2, image.height / 2

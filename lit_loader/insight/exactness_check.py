@@ -7,7 +7,7 @@ noticed by what it does: the bytes differ. Of the batches that are compared only
 taken before the consumer gets them.
 
 With workers another worker process, started for this, makes them, the last one first. With
-``num_workers=0`` the consumer's own process does so, after the last of them.
+``num_workers=0`` or threads the consumer's own process does so, after the last of them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from lit_loader.core.batch.batch_spec import BatchWithReport
 from lit_loader.core.batch.digest import Digest, difference, digest
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.epoch.epochs import EpochStart
+from lit_loader.core.executors.executor import Task
 from lit_loader.core.executors.outcome import Outcome, WorkerDeath
 from lit_loader.core.executors.worker_pool import WorkerPool
 from lit_loader.core.seeding.generator_state import preserved
@@ -60,7 +61,7 @@ class ExactnessCheck:
             return
         self.done = core.checked = True
         try:
-            for number, batch in (self._here if self._in_process else self._by_workers)(start):
+            for number, batch in self._again(start):
                 if number in made and (found := difference(made[number][1], digest(batch))):
                     core.warn_once(
                         f"check_determinism: batch {number} of epoch {start.epoch} came out "
@@ -79,6 +80,25 @@ class ExactnessCheck:
                 f"check_determinism could not make the first batches again ({cause}): they were "
                 "not compared [LL416]"
             )
+
+    def _again(self, start: EpochStart) -> Iterator[tuple[int, Any]]:
+        threads = self._core.loader.worker_method == "thread"
+        if self._in_process or (threads and not self._core.iterable):
+            return self._here(start)
+        return self._by_threads(start) if threads else self._by_workers(start)
+
+    def _by_threads(self, start: EpochStart) -> Iterator[tuple[int, Any]]:
+        """Make a stream's batches again, by other copies of it."""
+        executor = self._core.new_workers(start)
+        try:
+            for number in range(max(self._made) + 1):
+                task = task_number(start.epoch, number)
+                executor.submit(Task(task, None, start.epoch, start.seeds))
+                outcome = executor.receive()
+                if outcome is not None and not outcome.ended:
+                    yield number, outcome.batch if outcome.error is None else outcome.error
+        finally:
+            executor.close()
 
     def _here(self, start: EpochStart) -> Iterator[tuple[int, Any]]:
         """Make batches again in this process, the last one first."""

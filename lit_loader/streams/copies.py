@@ -61,7 +61,13 @@ class DatasetCopies:
     A TransportError, which names the place in it, if it cannot be copied.
     """
 
-    def __init__(self, dataset: Any, of_structure: bool = False) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        of_structure: bool = False,
+        name: str = "dataset",
+        why: str = "with num_shards each reader has a copy of the dataset",
+    ) -> None:
         self._shared: list[Any] = []
         file = io.BytesIO()
         kind = _OfStructure if of_structure else _Pickler
@@ -73,11 +79,10 @@ class DatasetCopies:
             def attempt(value: object) -> None:
                 kind(io.BytesIO(), []).dump(value)
 
-            place = find_failing_object(dataset, error, attempt, "dataset")
+            place = find_failing_object(dataset, error, attempt, name)
             raise refusal(
                 place,
-                "cannot be copied, and with num_shards each reader has a copy of the dataset "
-                "[LL026]",
+                f"cannot be copied, and {why} [LL026]",
                 "make it in __iter__, or leave it out in __getstate__",
             ) from error
         self._pickled = file.getvalue()

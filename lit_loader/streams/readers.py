@@ -30,6 +30,7 @@ from lit_loader.core.batch.progress import Progress
 from lit_loader.core.batch.worker_info import WorkerInfo, show, shown
 from lit_loader.core.seeding.bases import PassSeeds
 from lit_loader.core.seeding.generator_state import Loan, OwnStreams
+from lit_loader.core.seeding.seeds import of_thread
 from lit_loader.core.state.position import ReadPoint
 from lit_loader.core.state.stateful import StateMeter
 from lit_loader.core.transport.worker_exception import ReaderShare
@@ -48,11 +49,11 @@ class Readers:
     reads_table = False
     reads: None = None  # each reader has them for itself
 
-    def __init__(self, spec: BatchSpec) -> None:
+    def __init__(self, spec: BatchSpec, copies: DatasetCopies | None = None) -> None:
         assert spec.shards is not None
         self._spec, self._shards = spec, spec.shards.mine
         self._of = spec.shards.count
-        self._copies = DatasetCopies(spec.dataset)
+        self._copies = copies or DatasetCopies(spec.dataset)
         self._readers: dict[int, Reader | None] = {}  # None: it has come to its end
         self._next: dict[int, int] = {}  # the batch that each can go on with
         # Reader, epoch and seeds to begin.
@@ -146,8 +147,9 @@ class Readers:
     ) -> Any:
         share, count = self.whose(number)
         own_seed = (seeds.of(epoch)[0] >> 1) + share
-        if torch.initial_seed() != own_seed:  # another reader's; what is drawn is set below
-            torch.default_generator.manual_seed(own_seed)
+        generator = of_thread.generator or torch.default_generator
+        if generator.initial_seed() != own_seed:  # another reader's; what is drawn is set below
+            generator.manual_seed(own_seed)
         before = shown()
         try:
             show(WorkerInfo(id=share, num_workers=count, seed=own_seed, dataset=loader.dataset))

@@ -2,20 +2,24 @@
 
 ::
 
-    submit ─▶ tasks ─▶ threads: a `BatchLoader` each, of the same dataset … ─▶ done ─▶ receive
+    map-style   submit ─▶ one queue for all threads ─────────────╮
+    a stream    submit ─▶ the queue of the reader's thread ──────┴─▶ `_Maker` ─▶ done ─▶ receive
 
+- A `_Maker` makes the batches of one thread, or of one reader of a stream, one after another. A
+  reader goes to another thread when the number of threads changes, as the same object.
 - What a sample draws from `lit_loader.get_rng`, ``get_worker_info().rng`` and
-  `torch.thread_safe_generator` are the numbers that it draws in a process. These answer each thread
+  `torch.thread_safe_generator` are the numbers that it draws in a process. These answer each maker
   by itself.
 - Where the dataset has what one thread would change for another (generators, ``set_epoch``, what
   ``worker_init_fn`` or ``reseed_fn`` set), each thread has a copy, with the large parts shared
-  (`streams/copies.py`).
+  (`streams/copies.py`). A stream changes as it is read: each reader has a copy, of all that can be
+  changed.
 - The global generators are one for all threads and are left alone. A draw from them is noticed:
   they are where they were before the consumer began to wait, or somebody else has moved them.
 - Threads begin at the first `receive`, or with `begin`, and wait in a queue for what comes. They
   end with the iterator, as soon as they are done with the sample they are at; persistent ones do
-  so, too, for new ones start in less than a millisecond. All are daemons: none keeps the
-  interpreter.
+  so, too, for new ones start in less than a millisecond: their copies are kept. All are daemons:
+  none keeps the interpreter.
 """
 
 from __future__ import annotations
@@ -31,29 +35,38 @@ import traceback
 import weakref
 from collections import deque
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
-from lit_loader.context import read_apart, reading
-from lit_loader.core.batch.batch_loader import BatchLoader
+from lit_loader.context import NOBODY, read_apart, reading, reading_here
+from lit_loader.core.batch.batch_loader import BatchLoader, maker_of
 from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.collate import collate_privately
+from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.timings import Timings
-from lit_loader.core.batch.worker_info import WorkerInfo, answer_threads, show
+from lit_loader.core.batch.worker_info import ProcessInfo, WorkerInfo, answer_threads, show
 from lit_loader.core.executors.executor import Executor, Task, failure
 from lit_loader.core.executors.outcome import Outcome
 from lit_loader.core.seeding.find_generators import find_generators
 from lit_loader.core.seeding.global_states import GlobalStates
 from lit_loader.core.seeding.seeds import of_thread
 from lit_loader.core.system.processors import ProcessorClock
-from lit_loader.core.transport.messages import POSITION, listed
-from lit_loader.core.transport.status_board import ROW_WORDS, SINCE, STAGE, TOKEN, Stage
+from lit_loader.core.system.shared_file import HeldFile, map_part, nameless_file, round_up
+from lit_loader.core.transport.loader_page import PAGE_BYTES, LoaderPage
+from lit_loader.core.transport.messages import POSITION, listed, position_of
+from lit_loader.core.transport.status_board import (
+    ROW_WORDS,
+    Stage,
+    StatusBoard,
+    board_bytes,
+)
 from lit_loader.core.transport.worker_exception import describe_batch
 from lit_loader.describe import PACKAGE
 from lit_loader.errors import LoaderError, WorkerTimeoutError
 from lit_loader.streams.copies import DatasetCopies
+from lit_loader.streams.readers import Readers
 
 __all__ = ["ThreadExecutor"]
 
@@ -69,24 +82,123 @@ _LONGEST_LOOK: Final = 1.0
 _SECOND_STALL: Final = 10
 """Times ``stall_warning`` after which a stall is told of once more."""
 
+_ROWS: Final = 1024
+"""Threads that can be started: rows of the status board."""
+
 _ADVICE: Final = (
     "which threads share, so that no seed can be theirs: draw from lit_loader.get_rng() or "
     "torch.thread_safe_generator(), or set worker_method='multiprocessing'"
 )
+_APART: Final = (
+    ". Readers that shuffle by it share out different orders: samples are lost, or repeated"
+)
+
+
+class _Parts(NamedTuple):
+    """What is copied for a thread, at once: what both refer to stays one."""
+
+    dataset: Any
+    collate_fn: Any
+
+
+class _Maker:
+    """Makes batches one after another: those of one thread, or of one reader of a stream."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # held while it makes one
+        self.loader: BatchLoader | Readers | None = None
+        self.private = False  # whether its dataset is a copy
+        self.reading: Any = None  # what it reads: its own, whichever thread serves it
+        self.desk: Any = None  # of the executor that it was last used by
+        self.thread: Any = None  # the `_Worker` that was last at it
+
+    def leave(self, worker: _Worker) -> None:
+        """Let go of a stream that is in use by a thread which ends: some end in their thread."""
+        with self.lock:
+            if self.thread is worker and self.desk is worker.desk:
+                self.desk = self.thread = None
+                if self.loader is not None:
+                    self.loader.begin_epoch()
 
 
 class _Desk:
-    """What the threads and the executor share; holds neither the executor nor the iterator."""
+    """What the threads and the executor share; holds neither the executor nor the iterator.
 
-    def __init__(self, spec: BatchSpec, seed: int) -> None:
-        self.spec, self.seed, self.count, self.strict = spec, seed, 0, False
-        self.tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()  # None ends a thread
+    ``makers`` may be those of the iterator before; they are by thread, or by reader.
+    """
+
+    def __init__(self, spec: BatchSpec, seed: int, count: int, makers: dict[int, _Maker]) -> None:
+        self.spec, self.seed, self.count, self.makers = spec, seed, count, makers
+        self.readers = len(spec.shards.mine) if spec.shards else count * spec.iterable
+        # None ends a thread, if they are too many.
+        self.tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.lock = threading.Lock()  # of the number of threads
+        self.most = count  # threads that a reader may have been sent to
+        # Of a stream: each reader's tasks, and each thread's queue of readers with a task.
+        self.lines: dict[int, deque[Task]] = {each: deque() for each in range(self.readers)}
+        self.queues: dict[int, queue.SimpleQueue[Any]] = {}
         self.done: deque[Outcome] = deque()
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.up: queue.SimpleQueue[None] = queue.SimpleQueue()  # an item for each that has begun
         self.waiting = self.closed = False
         self.workers: dict[int, _Worker] = {}
-        self.copies = _copies(spec, needed=False)
+        self.board: StatusBoard
+        self.notes: list[str] = []  # what the user is to be warned of
+        self.copies: DatasetCopies | None = None
+        self.collations: DatasetCopies | None = None
+        if spec.shards is not None:
+            self.copies = DatasetCopies(spec.dataset)
+            self.collations = DatasetCopies(spec.collate_fn, of_structure=True)
+            self._look_for_shared(self.copies.make(), self.collations.make())
+        elif sum(each.loader is not None for each in makers.values()) < count and (
+            spec.iterable or _is_changed(spec)
+        ):
+            self.copies = self.copies_of_parts()
+
+    def copies_of_parts(self) -> DatasetCopies:
+        """Make copies of dataset and collate_fn for threads."""
+        spec, why = self.spec, "each worker thread reads a stream by a copy of its own"
+        parts = _Parts(spec.dataset, spec.collate_fn)
+        copies = DatasetCopies(parts, not spec.iterable, "loader", why)
+        self._look_for_shared(*copies.make())
+        return copies
+
+    def _look_for_shared(self, dataset: Any, collate_fn: Any) -> None:
+        """Note which generators a copy has in common with what it is of."""
+        held = find_generators(self.spec.dataset, self.spec.collate_fn)
+        own = set(map(id, find_generators(dataset, collate_fn).generators if held.pairs else ()))
+        self.notes += [
+            f"{path} is a random generator, {_ADVICE}, or make it in __init__ [LL419]"
+            for path, generator in held.pairs
+            if id(generator) in own
+        ]
+
+    @property
+    def wanted(self) -> int:
+        """How many threads there are to be; one that has no reader any more has nothing to do."""
+        return self.most if self.readers else self.count
+
+    def is_left_by(self, worker: _Worker) -> bool:
+        """Whether a thread ends that was asked whether it is one too many."""
+        with self.lock:
+            if self.closed or len(self.workers) > self.wanted:
+                self.workers.pop(worker.number, None)
+                return True
+        return False
+
+    def queue_of(self, number: int) -> queue.SimpleQueue[Any]:
+        """Give what a thread takes its work from."""
+        if not self.readers:
+            return self.tasks
+        return self.queues.setdefault(number, queue.SimpleQueue())
+
+    def put(self, task: Task) -> None:
+        """Have a task done: by any thread, or by its reader's."""
+        if not self.readers:
+            return self.tasks.put(task)
+        reader = position_of(task.number) % self.readers
+        self.lines[reader].append(task)
+        self.queue_of(reader % self.count).put(reader)
 
     def hand_in(self, outcome: Outcome) -> None:
         """Give an outcome to whoever receives."""
@@ -100,7 +212,8 @@ class ThreadExecutor(Executor):
     """So many threads; ``depth`` batches may be outstanding.
 
     ``timeout`` and ``stall_warning`` are seconds (0: none). Where it is ``strict``, a draw from a
-    global generator is an error.
+    global generator is an error. Threads go on with the ``makers`` of an executor before.
+    ``page_bytes`` of its ``memory``, behind the status board, are for a page for viewers.
     """
 
     eager = True
@@ -114,12 +227,23 @@ class ThreadExecutor(Executor):
         timeout: float = 0,
         stall_warning: float = 0,
         strict: bool = False,
+        makers: dict[int, Any] | None = None,
+        page_bytes: int = 0,
     ) -> None:
         answer_threads()
         collate_privately()
-        self.depth = depth
-        self._desk = desk = _Desk(spec, seed)
-        desk.count, desk.strict = num_workers, strict
+        self.depth, self._strict = depth, strict
+        self._desk = desk = _Desk(spec, seed, num_workers, {} if makers is None else makers)
+        nbytes = round_up(board_bytes(max(_ROWS, num_workers)) + page_bytes)
+        self._file: HeldFile | None = None
+        try:
+            self._file = HeldFile(nameless_file("lit_loader")[0])
+            os.ftruncate(self._file.fd, nbytes)
+            self.memory = memoryview(map_part(self._file.fd, 0, nbytes))
+        except OSError:  # nobody sees it, then
+            self.memory = memoryview(bytearray(nbytes))
+        desk.board = StatusBoard(self.memory)
+        desk.board.workers = num_workers
         self._timeout = timeout
         limits = stall_warning, _SECOND_STALL * stall_warning
         self._stall_limits = [*filter(None, limits)]
@@ -130,17 +254,33 @@ class ThreadExecutor(Executor):
 
     @classmethod
     def of(cls, core: Any, start: Any) -> ThreadExecutor:
-        """Give that of a loader, for the pass ``start``."""
-        loader, seed = core.loader, core.worker_seed(start)
-        waits = loader.timeout, loader.stall_warning
-        strict = bool(loader.check_determinism)
-        return cls(core.spec(), seed, loader.num_workers, core.depth, *waits, strict)
+        """Give that of a loader, for the pass ``start``; persistent ones have what others had."""
+        loader, kept = core.loader, core.of_process
+        # A forked child has none.
+        now = {**core.options(), "num_workers": loader.num_workers, "pid": os.getpid()}
+        makers = kept.pop("makers", {})  # another iterator has others, meanwhile
+        if not loader.persistent_workers or _differ(now, kept.get("started_with")):
+            kept["started_with"], makers = now, {}
+        executor = cls(
+            core.spec(),
+            core.worker_seed(start),
+            loader.num_workers or 1,  # 0: from the next iterator on
+            max(1, core.depth),
+            loader.timeout,
+            loader.stall_warning,
+            strict=bool(loader.check_determinism),
+            makers=makers,
+            page_bytes=PAGE_BYTES,
+        )
+        executor.page = LoaderPage(executor.memory)
+        executor.page.begin_epoch(start.epoch, start.position.now().delivered)
+        return executor
 
     def submit(self, task: Task) -> None:
         """Put the task where an idle thread takes it."""
         if not self._waits:
             self._submitter, self._before = threading.get_ident(), GlobalStates.now()
-        self._desk.tasks.put(task)
+        self._desk.put(task)
 
     def room(self, outstanding: int) -> int:
         """As many as are ahead at most."""
@@ -151,11 +291,17 @@ class ThreadExecutor(Executor):
         desk = self._desk
         # Before the first ones begin: nobody else is at anything then.
         before = self._mark() if not desk.done and timeout is None else None
-        if len(desk.workers) < desk.count:
+        if len(desk.workers) < desk.wanted:
             self._start()
         outcome = self._take(timeout)
-        if before is not None and outcome is not None and GlobalStates.now() != before:
-            self._tell_of_draw(outcome)
+        # A fork counts as a use; it moves none.
+        now = None if before is None or outcome is None else GlobalStates.now()
+        if before is not None and now is not None and now._replace(uses=before.uses) != before:
+            self._told = True
+            text = "a sample (or worker_init_fn) draws from, or seeds, a global generator, "
+            desk.notes.append(f"{text}{_ADVICE}{_APART * (desk.readers > 1)} [LL418]")
+        if desk.notes and outcome is not None and not outcome.ended and outcome.error is None:
+            self._tell(outcome)
         return outcome
 
     def _take(self, timeout: float | None) -> Outcome | None:
@@ -192,8 +338,9 @@ class ThreadExecutor(Executor):
         """Start the threads that are missing."""
         desk, threads = self._desk, torch.get_num_threads()
         with self._lock:
-            for number in range(desk.count):
-                if number not in desk.workers:
+            for number in range(desk.wanted):
+                if number not in desk.workers and len(desk.workers) < desk.wanted:
+                    desk.board.launched(number, self._pid)
                     worker = desk.workers[number] = _Worker(desk, number)
                     worker.thread.start()
                     desk.up.get()
@@ -218,7 +365,7 @@ class ThreadExecutor(Executor):
                 raise WorkerTimeoutError(
                     f"worker thread {worker.number} has been {Stage.NAMES[stage]} for "
                     f"{seconds:.1f} s ({worker.task}), timeout={self._timeout:g}: a thread cannot "
-                    "be ended, so it goes on beside the next ones; fix what keeps it from going "
+                    "be ended, so it goes on beside the next ones; fix what keeps it from getting "
                     f"on, or raise timeout. [LL037] It is at\n{worker.stack()}"
                 )
         return left
@@ -247,17 +394,15 @@ class ThreadExecutor(Executor):
         # Another thread receives, and pins: the consumer waits for the first batch only.
         return self._before if self._waits == 1 else None
 
-    def _tell_of_draw(self, outcome: Outcome) -> None:
-        """Have the user told that somebody draws from global generators while he waits."""
-        self._told = True
-        text = f"a sample (or worker_init_fn) draws from, or seeds, a global generator, {_ADVICE}"
-        text += " [LL418]"
-        if self._desk.strict:
+    def _tell(self, outcome: Outcome) -> None:
+        """Have the user warned of what was noticed; or raise it in a batch's place."""
+        notes, self._desk.notes = self._desk.notes, []
+        if self._strict:
             name = type(self._desk.spec.dataset).__name__
-            outcome.error = LoaderError(f"check_determinism: {name}: {text}")
+            outcome.error = LoaderError(f"check_determinism: {name}: {notes[0]}")
             return
         made = outcome.made or BatchWithReport(None, None, None)
-        outcome.made = made._replace(notes=(*made.notes, text))
+        outcome.made = made._replace(notes=(*made.notes, *notes))
 
     # --- its life ---
 
@@ -265,9 +410,10 @@ class ThreadExecutor(Executor):
         """Have another number of threads; from any thread."""
         with self._lock:
             desk, self.depth = self._desk, depth
-            for _ in range(desk.count - num_workers):
+            desk.count = desk.board.workers = num_workers
+            desk.most = max(desk.most, num_workers)
+            for _ in range(0 if desk.readers else len(desk.workers) - num_workers):
                 desk.tasks.put(None)
-            desk.count = num_workers
 
     def call_off(self) -> None:
         """End: the next iterator has threads of its own."""
@@ -281,8 +427,12 @@ class ThreadExecutor(Executor):
 
     def close(self) -> None:
         """End the threads; one that is in the midst of a sample ends behind it."""
-        if not self.elsewhere:
-            _end(self._desk)
+        if self.elsewhere or self._desk.closed:
+            return
+        self._file = None
+        if self.page is not None:
+            self.page.close()
+        _end(self._desk)
 
     @property
     def waiting(self) -> bool:
@@ -292,6 +442,33 @@ class ThreadExecutor(Executor):
     @waiting.setter
     def waiting(self, value: bool) -> None:
         self._desk.waiting = value
+
+    # --- what `AutoWorkers` asks a pool ---
+
+    @property
+    def measured(self) -> Any:
+        """This, whose batches say how many threads there should be."""
+        return self
+
+    @property
+    def num_workers(self) -> int:
+        """How many threads there are to be."""
+        return self._desk.count
+
+    @property
+    def settled(self) -> bool:
+        """Whether these have begun."""
+        return len(self._desk.workers) >= self._desk.count
+
+    @property
+    def workers(self) -> Any:
+        """Their processes: none."""
+        return _NoProcesses
+
+    @property
+    def makers(self) -> dict[int, Any]:  # type: ignore[override]
+        """What goes on with another executor; readers of ``num_shards`` begin anew."""
+        return {} if self._desk.spec.shards else self._desk.makers
 
     @property
     def elsewhere(self) -> bool:  # type: ignore[override]
@@ -309,32 +486,32 @@ class ThreadExecutor(Executor):
         return len(self._desk.done)
 
 
+class _NoProcesses:
+    pids: tuple[int, ...] = ()
+
+
 class _Worker:
-    """One thread, and what it makes batches by."""
+    """One thread."""
 
     def __init__(self, desk: _Desk, number: int) -> None:
-        self.number, self._desk = number, desk
+        self.number, self.desk = number, desk
         self.task = "no batch"  # for messages
-        self._words = memoryview(bytearray(16 * ROW_WORDS)).cast("q")
-        self._progress = Progress(self._words)
-        self._maker: BatchLoader | None = None
-        self._private = False  # whether it has a copy of the dataset
+        self._row = (number + 1) * ROW_WORDS
+        self._progress = Progress(desk.board.words, self._row)
+        self._queue = desk.queue_of(number)
+        self._initialised = False
         name = f"lit_loader worker {number}"
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def leave(self) -> None:
-        """Have it end at the next sample."""
-        self._words[TOKEN] = -1
 
     @property
     def stage(self) -> int:
         """At which stage it is."""
-        return self._words[ROW_WORDS + STAGE]
+        return self.desk.board.read(self.number).stage
 
     @property
     def since(self) -> int:
         """Since when, in nanoseconds of ``time.monotonic_ns()``."""
-        return self._words[ROW_WORDS + SINCE]
+        return self.desk.board.read(self.number).since
 
     def stack(self) -> str:
         """Give the stack of the thread, where it is in the user's code."""
@@ -343,22 +520,33 @@ class _Worker:
         return "(it has ended)" if frame is None else _stack(frame)
 
     def _run(self) -> None:
-        desk = self._desk
+        desk = self.desk
         torch.set_num_threads(1)
         of_thread.generator = torch.Generator()
-        read_apart()
         self._clock = ProcessorClock(thread=True)
         self._progress.idle()
         desk.up.put(None)
-        while (task := desk.tasks.get()) is not None and not desk.closed:
-            outcome = self._make(task)
-            if outcome is not None:
-                desk.hand_in(outcome)
-            del task, outcome
+        with desk.spec.modes.held():
+            while True:
+                item = self._queue.get()
+                if desk.closed or item is None:
+                    if desk.is_left_by(self):
+                        break
+                    continue
+                maker = desk.makers.setdefault(item if desk.readers else self.number, _Maker())
+                with maker.lock:
+                    task = desk.lines[item].popleft() if desk.readers else item
+                    outcome = self._make(maker, task)
+                if outcome is not None:
+                    desk.hand_in(outcome)
+                del item, task, outcome
+            for maker in [*desk.makers.values()]:
+                if maker.thread is self:  # others may be held for long
+                    maker.leave(self)
         self._clock.close()
-        desk.workers.pop(self.number, None)
+        desk.board.leave(self.number)
 
-    def _make(self, task: Task) -> Outcome | None:
+    def _make(self, maker: _Maker, task: Task) -> Outcome | None:
         """Make a task's batch, or note what it raises; None: it is not wanted any more."""
         outcome, progress = Outcome(task.number), self._progress
         number, indices = task.number & POSITION, task.indices
@@ -366,78 +554,84 @@ class _Worker:
             indices = listed(indices)
         self.task = f"batch {number}"
         self._clock.start()
-        where = f"in worker {self.number} (a thread)"
         batch: Any = None
+        samples, began = 0, False
         try:
-            maker = self._maker or self._begin()
+            loader, began = self._loader_of(maker), True
             progress.begin(number)
-            batch = maker.take(indices, progress)
+            batch = loader.take(indices, progress)
             if batch is None:
-                batch = maker.load(indices, number, task.epoch, task.seeds, progress)
-                if maker.generators and not self._private:  # which it has made in this batch
-                    maker = self._take_copy()
-                    batch = maker.load(indices, number, task.epoch, task.seeds, progress)
-            outcome.timings.samples = maker.samples
+                batch = loader.load(indices, number, task.epoch, task.seeds, progress)
+                if not maker.private and loader.generators:  # which it has made in this batch
+                    loader = self._take_copy(maker)
+                    batch = loader.load(indices, number, task.epoch, task.seeds, progress)
+            samples = loader.samples
         except Cancelled:
             return None
+        except EndOfData:
+            outcome.ended = True
         except BaseException as error:
-            if self._maker is None:
-                place = "in worker_init_fn"
-            else:
-                place = describe_batch(number, indices, progress)
+            where = f"in worker {self.number} (a thread)"
+            place = "in worker_init_fn"
+            if began:
+                whose = loader.whose(number) if self.desk.readers else indices
+                place = describe_batch(number, whose, progress)
             outcome.error = failure(error, f"{where}, {place}")
         finally:
             reading.maker = None
-        now = progress.idle()
+        now = progress.idle(made=True)
         times = progress.stages(now, *self._clock.used())
-        outcome.timings = Timings(self.number, 0, outcome.timings.samples, *times)
+        outcome.timings = Timings(self.number, 0, samples, *times)
         if type(batch) is BatchWithReport:
             outcome.made, batch = batch, batch.batch
         outcome.batch = batch
         self.task = "no batch"
         return outcome
 
-    def _begin(self) -> BatchLoader:
-        """Have the dataset, and run worker_init_fn: again, if that raises, for the next batch."""
-        desk, number = self._desk, self.number
-        self._words[ROW_WORDS + STAGE] = Stage.INITIALISING
-        self._words[ROW_WORDS + SINCE] = time.monotonic_ns()
-        spec = desk.spec if desk.copies is None else self._copied(desk.copies)
-        told = {"id": number, "num_workers": desk.count, "seed": desk.seed + number, **_METHOD}
-        show(WorkerInfo(dataset=spec.dataset, **told))
-        if spec.worker_init_fn is not None:
-            spec.worker_init_fn(number)
-        self._maker = self._maker_of(spec)
-        return self._maker
+    def _loader_of(self, maker: _Maker) -> Any:
+        """Give what makes the batch; before a maker's first one, the dataset is got ready."""
+        desk, spec = self.desk, self.desk.spec
+        read_apart(maker.reading)
+        maker.reading, maker.thread = reading_here(), self
+        if maker.desk is not desk:
+            maker.desk = desk
+            if maker.loader is not None:  # of the epoch before
+                maker.loader.begin_epoch()
+        if maker.loader is not None:
+            return maker.loader
+        desk.board.enter(self.number, Stage.INITIALISING, -1)
+        kind = WorkerInfo
+        if spec.shards is not None:
+            assert desk.collations is not None
+            kind, maker.private = ProcessInfo, True
+            spec = dataclasses.replace(spec, collate_fn=desk.collations.make())
+        elif desk.copies is not None:
+            spec, maker.private = self._copied(desk.copies), True
+        told: dict[str, Any] = {
+            "id": self.number,
+            "num_workers": desk.count,
+            "seed": desk.seed + self.number,
+        }
+        show(kind(dataset=spec.dataset, **told, **_METHOD))
+        if spec.worker_init_fn is not None and not self._initialised:
+            spec.worker_init_fn(self.number)
+        self._initialised = True  # again, if that has raised, for the next batch
+        if spec.shards is None:
+            maker.loader = maker_of(spec, self.number, desk.count)
+        else:
+            reading.shard_asked = NOBODY  # by a thread, not by a reader
+            maker.loader = Readers(spec, desk.copies)
+        return maker.loader
 
-    def _take_copy(self) -> BatchLoader:
+    def _take_copy(self, maker: _Maker) -> Any:
         """Go on with a copy of the dataset, for it holds generators by now."""
-        copies = _copies(self._desk.spec, needed=True)
-        assert copies is not None
-        self._maker = self._maker_of(self._copied(copies))
-        return self._maker
-
-    def _maker_of(self, spec: BatchSpec) -> BatchLoader:
-        """Make batches of the dataset, or of a copy; what no copy has for itself is told."""
-        desk = self._desk
-        maker = BatchLoader(spec, self.number, desk.count)
-        if self._private:
-            held = find_generators(desk.spec.dataset, desk.spec.collate_fn)
-            own = set(map(id, find_generators(spec.dataset, spec.collate_fn).generators))
-            for path, generator in held.pairs:
-                if id(generator) in own:
-                    text = (
-                        f"{path} is a random generator, {_ADVICE}, or make it in __init__ [LL419]"
-                    )
-                    if desk.strict:
-                        raise LoaderError(f"check_determinism: {text}")
-                    maker.note(text)
-        return maker
+        spec, maker.private = self._copied(self.desk.copies_of_parts()), True
+        maker.loader = maker_of(spec, self.number, self.desk.count)
+        return maker.loader
 
     def _copied(self, copies: DatasetCopies) -> BatchSpec:
         dataset, collate_fn = copies.make()
-        self._private = True
-        return dataclasses.replace(self._desk.spec, dataset=dataset, collate_fn=collate_fn)
+        return dataclasses.replace(self.desk.spec, dataset=dataset, collate_fn=collate_fn)
 
 
 # Torch has had it from 2.13 on.
@@ -446,18 +640,20 @@ _METHOD: Final[dict[str, Any]] = (
 )
 
 
-def _copies(spec: BatchSpec, needed: bool) -> DatasetCopies | None:
-    """What makes copies of dataset and collate_fn for threads; None: one will do for all."""
-    parts = spec.dataset, spec.collate_fn
-    if not (
-        needed
-        or spec.worker_init_fn is not None
+def _is_changed(spec: BatchSpec) -> bool:
+    """Whether a thread would change, in a map-style dataset, what others read."""
+    return (
+        spec.worker_init_fn is not None
         or spec.reseed_fn is not None
         or callable(getattr(spec.dataset, "set_epoch", None))
-        or find_generators(*parts).generators
-    ):
-        return None
-    return DatasetCopies(parts, of_structure=True)
+        or bool(find_generators(spec.dataset, spec.collate_fn).generators)
+    )
+
+
+def _differ(now: dict[str, Any], before: dict[str, Any] | None) -> bool:
+    return before is None or any(
+        now[name] is not before[name] and now[name] != before[name] for name in now
+    )
 
 
 def _end(desk: _Desk) -> None:
@@ -465,10 +661,10 @@ def _end(desk: _Desk) -> None:
     if desk.closed:
         return
     desk.closed = True
+    desk.board.token = -1  # they end at the next sample
     workers = [*desk.workers.values()]
     for worker in workers:
-        worker.leave()
-        desk.tasks.put(None)
+        desk.queue_of(worker.number).put(None)
     deadline = time.monotonic() + _GRACE
     for worker in workers:  # the garbage collector, run by one of them, may end up here
         if worker.thread is not threading.current_thread():

@@ -170,6 +170,12 @@ class Watch:
         if process is None:
             worker.stage = "dead" if row.pid else stage
             return worker
+        if process.pid == board.owner:
+            worker.doing = "a thread of the training process"
+            worker.stalled = stage not in ("idle", "leaving") and (worker.seconds or 0) >= STALLED
+            if worker.stalled and pid in self.asked:
+                worker.stack_problem = f"py-spy dump --pid {pid} shows the stacks of threads"
+            return worker
         with contextlib.suppress(OSError):
             at_rest = stage == "idle" and process.state == "S"
             worker.doing = "waiting for a task" if at_rest else processes.DOING.get(process.state)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -197,7 +198,7 @@ class Epochs(RuleBasedStateMachine):
                     self.save()
                 elif do == "resize" and self.with_workers and self.kind.resizable:
                     self.resize(workers, True)
-                elif do == "kill" and self.with_workers:
+                elif do == "kill" and self.with_workers and not self.kind.threads:
                     self.kill()
         self.drop(reader)
         if resumes and self.states:
@@ -243,7 +244,10 @@ class Epochs(RuleBasedStateMachine):
     def check(self, place: Place, batch: Batch) -> None:
         """Compare a batch with what a loader gives that is read straight through."""
         number = place.given
-        for name, root, epoch, repeats in self.model.columns(place):
+        columns = self.model.columns(place)
+        if self.kind.threads:
+            columns = [each for each in columns if each[0] in ("order", "torch")]
+        for name, root, epoch, repeats in columns:
             found = getattr(batch, name)
             if self.kind.drawing and name == "order":
                 indices = drawn(place.sampler)[0][number]
@@ -316,7 +320,7 @@ class Epochs(RuleBasedStateMachine):
         elif workers or not self.loader.persistent_workers:
             self.loader.num_workers = workers
 
-    @precondition(lambda self: self.with_workers)
+    @precondition(lambda self: self.with_workers and not self.kind.threads)
     @rule()
     def kill(self) -> None:
         """Kill the worker that makes the next sample."""
@@ -362,8 +366,10 @@ class Epochs(RuleBasedStateMachine):
             set_generator(name, state)
 
 
-def run(name: str, workers: int, strike: str, examples: int, steps: int) -> None:
-    kind = KINDS[name]
+def run(
+    name: str, workers: int, strike: str, examples: int, steps: int, threads: bool = False
+) -> None:
+    kind = KINDS[name]._replace(threads=threads)
     members = {"kind": kind, "with_workers": workers > 0, "strike": strike}
     members["oracle"] = Oracle(kind, workers, strike + " of the oracle")
     options = settings(
@@ -404,6 +410,18 @@ def test_an_iterator_that_has_seen_a_death_is_gone_once_it_is_dropped(tmp_path: 
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_are_those_of_the_model(kind: str, workers: int, tmp_path: Path) -> None:
     run(kind, workers, str(tmp_path / "strike"), *((8, 25) if workers else (25, 40)))
+
+
+in_threads = pytest.mark.skipif(
+    not hasattr(torch, "thread_safe_generator"), reason="torch 2.13 has a generator for threads"
+)
+
+
+@in_threads
+@pytest.mark.process
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_by_threads_are_those_of_the_model(kind: str, tmp_path: Path) -> None:
+    run(kind, 2, str(tmp_path / "strike"), 8, 20, threads=True)
 
 
 @pytest.mark.slow

@@ -47,6 +47,7 @@ from tests.exactness import test_before_first_sample as before
 from tests.exactness import test_cached as cached
 from tests.exactness import test_reads as reads
 from tests.support import drawing_streams, shard_data
+from tests.support.drawn_apart import draw_apart
 from tests.support.exact import (
     Augmented,
     EveryOther,
@@ -545,6 +546,51 @@ def test_out_of_order_loses_and_repeats_nothing(name: str, workers: int) -> None
             with CASES[name].loader(**options) as resumed:
                 resumed.load_state_dict(state)
                 assert Counter(got) + Counter(digests(resumed)) == expected
+
+
+# By threads ------------------------------------------------------------------------------------
+
+THREADS: dict[str, Any] = {"worker_method": "thread"}
+GLOBALLY = "loaders within|shards, .*keeps|shards, global|first drawn, ShuffledInSetEpoch"
+"""What draws a loader's seed from a global generator, or keeps that one's state."""
+IN_THREADS = [name for name in IN_WORKERS if not re.match(GLOBALLY, name)]
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data draws from `get_rng` where it would draw from the global generators."""
+    draw_apart(monkeypatch)
+
+
+@functools.cache
+def reference_apart(name: str) -> list[list[str]]:
+    with CASES[name].loader(clean=True) as loader:
+        return [digests(loader) for _ in range(1 + CASES[name].following)]
+
+
+@pytest.mark.usefixtures("apart", "by_fork")
+@pytest.mark.filterwarnings("ignore:num_shards=1 are 1 reader")
+@pytest.mark.parametrize("name", some(17, IN_THREADS, first=4))
+def test_threads_give_what_processes_give(name: str) -> None:
+    """Left behind some batches, resumed by the other kind; resized, if that may be."""
+    case, expected = CASES[name], reference_apart(name)
+    with case.loader(2, **THREADS) as loader:
+        assert [digests(loader) for _ in expected] == expected
+    kinds = itertools.cycle([THREADS, {}, THREADS])
+    for stop in {1, len(expected[0]) // 2}:
+        one, other = next(kinds), next(kinds)
+        with case.loader(2, **one) as loader, case.loader(1, **other) as resumed:
+            got, _ = taken(loader, stop)
+            resumed.load_state_dict(through_file(loader.state_dict()))
+            assert got + digests(resumed) == expected[0], (stop, one)
+    if case.readers is None:
+        with case.loader(3, **THREADS, persistent_workers=case.following) as loader:
+            for epoch in expected:
+                found = []
+                for number, batch in enumerate(loader):
+                    found += digests([batch])
+                    loader.resize((5, 1, 3, 2)[number % 4])
+                assert found == epoch
 
 
 # What is particular ----------------------------------------------------------------------------

@@ -93,6 +93,15 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("elsewhere")
 
 
+def test_images_are_read_by_threads(elsewhere: Path) -> None:
+    pytest.importorskip("PIL")
+    directory = elsewhere / "by threads"
+    options = [*RECIPES["images"].options, "data.augment_with=pillow", f"hydra.run.dir={directory}"]
+    printed = run(elsewhere, TRAIN, "experiment=images", "loader.worker_method=thread", *options)
+    assert "test/" in printed
+    assert RECIPES["images"].holds(json.loads((directory / "metrics.json").read_text()))
+
+
 # What is their own is tested below and in test_streams.py, in this process.
 @pytest.mark.parametrize(
     "name",

@@ -49,7 +49,8 @@ CONF = Path(__file__).parents[2] / "conf" / "lit_loader"
 GROUPS = {
     "loader": {
         *("debug", "default", "fault_tolerant", "_inherit", "ray", "split"),
-        *("auto", "cluster", "fragile_data", "inherit", "reproducible", "throughput", "workers"),
+        *("auto", "cluster", "fragile_data", "inherit", "reproducible", "threads", "throughput"),
+        "workers",
     },
     "remote": {"ray"},
     "sampler": {

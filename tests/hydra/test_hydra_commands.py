@@ -75,7 +75,7 @@ def test_sweep_over_presets(program: Path, tmp_path: Path) -> None:
     workers = {preset: told[number]["num_workers"] for number, preset in enumerate(PRESETS)}
     assert workers == {
         "auto": "auto", "debug": 0, "default": 0, "fault_tolerant": 2, "reproducible": 2,
-        "throughput": 4, "workers": 2,
+        "threads": 2, "throughput": 4, "workers": 2,
     }  # fmt: skip
     assert all(job["batches"] == told[0]["batches"] for job in told.values())
     assert [len(batch) for batch in told[0]["batches"]] == [5, 5, 2]
@@ -97,6 +97,19 @@ def test_refused_on_the_command_line(
     assert len([line for line in printed.splitlines() if message in line]) == 1, printed
     # Hydra 1.4 shows the program's own frames.
     assert "Traceback" not in printed or "Hydra frames hidden" in printed
+
+
+def test_worker_threads(program: Path, tmp_path: Path) -> None:
+    """Of a preset, or asked for by name; with the batches of processes."""
+    by_threads = "loader.worker_method=thread,multiprocessing"
+    run_python(
+        tmp_path, program, "--multirun", "loader.num_workers=2", by_threads,
+        f"hydra.sweep.dir={tmp_path}",
+    )  # fmt: skip
+    threads, processes = jobs(tmp_path).values()
+    assert threads == processes
+    refused = ("loader.worker_method=thread", "loader.num_workers=2", "loader.share=true")
+    assert "share is for worker processes" in run_python(tmp_path, program, *refused, code=1)
 
 
 def without_torch(program: Path, *arguments: str, cwd: Path, **env: str) -> str:
@@ -124,7 +137,7 @@ finally:
         ("loader.on_sample_error=skip loader.max_s", "loader.max_sample_errors="),
         ("lit_loader/sa", "lit_loader/sampler="),
         ("lit_loader/sampler=w", "lit_loader/sampler=weighted lit_loader/sampler=with_replacement"),
-        ("lit_loader/loader=t", "lit_loader/loader=throughput"),
+        ("lit_loader/loader=t", "lit_loader/loader=threads lit_loader/loader=throughput"),
     ],
     ids=["option", "second option", "group", "choices", "choice"],
 )

@@ -9,6 +9,7 @@ import itertools
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -32,15 +33,26 @@ class Noting:
     """Its samples are a number, the epoch and a draw of each global generator.
 
     In workers they take a few milliseconds, so that there is something outstanding when a worker
-    goes; and one that finds the file ``strike`` removes it, and is killed.
+    goes; and a process that finds the file ``strike`` removes it, and is killed.
     """
+
+    apart = False  # it draws from torch's generator alone, which threads have for themselves
 
     def __init__(self, strike: str) -> None:
         self.strike = strike
 
+    @property
+    def generator(self) -> Any:
+        """Torch's; None: the global one."""
+        return torch.thread_safe_generator() if self.apart else None
+
     def sample(self, number: int) -> Sample:
         """Make a sample."""
-        drawn = float(torch.rand((), dtype=torch.float64)), np.random.random(), random.random()
+        drawn = float(torch.rand((), dtype=torch.float64, generator=self.generator)), 0.0, 0.0
+        if not self.apart:
+            drawn = drawn[0], np.random.random(), random.random()
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(number % 3 / 1_000)
         if os.getpid() != MAIN:
             time.sleep(number % 3 / 1_000)
             with contextlib.suppress(FileNotFoundError):
@@ -69,10 +81,13 @@ class Samples(Noting, Dataset[Sample]):
 
 
 class Stream(Noting, IterableDataset[Sample]):
-    """Its order is drawn as it begins, from Python's generator."""
+    """Its order is drawn as it begins, from Python's generator, or torch's."""
 
     def numbers(self) -> list[int]:
         numbers = share(list(range(11)))
+        if self.apart:
+            order = torch.randperm(len(numbers), generator=self.generator)
+            return [numbers[place] for place in order.tolist()]
         random.shuffle(numbers)
         return numbers
 
@@ -133,25 +148,31 @@ class Kind(NamedTuple):
     resizable: bool = True  # whether the number of workers is no part of the data
     stream: bool = False
     shuffled: bool = False
+    threads: bool = False  # the workers are
 
     def loader(self, workers: int, seed: int | None, strike: str, **options: Any) -> Any:
         """Make a loader."""
         if self.drawing:
             options["batch_sampler"] = Drawing()
-        if workers:
+        if workers and self.threads:
+            options["worker_method"] = "thread"
+        elif workers:
             options["max_worker_restarts"] = 1_000
         else:
             options.pop("persistent_workers", None)
         options = {**self.options, **options}
-        return DataLoader(self.dataset(strike), num_workers=workers, seed=seed, **options)
+        dataset = self.dataset(strike)
+        dataset.apart = self.threads
+        return DataLoader(dataset, num_workers=workers, seed=seed, **options)
 
     def split(self, batch: Any) -> Batch:
         """Part a batch by what its parts follow from."""
         numbers, epochs, *drawn = batch
         columns = [tuple(each.tolist()) for each in drawn]
         order = tuple(zip(numbers.tolist(), epochs.tolist(), strict=True))
-        if self.stream:  # whose order is drawn from Python's generator
-            columns[2], order = (*columns[2], *numbers.tolist()), tuple(epochs.tolist())
+        if self.stream:  # whose order is drawn
+            place = 0 if self.threads else 2
+            columns[place], order = (*columns[place], *numbers.tolist()), tuple(epochs.tolist())
         return Batch(order, *columns)
 
 

@@ -19,12 +19,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 import lit_loader
 from lit_loader import DataLoader, LoaderError
 from tests.support import shard_data
+from tests.support.drawn_apart import draw_apart
 from tests.support.exact import digest
 
 LENGTHS = (20, 5, 13, 16)
@@ -58,16 +60,18 @@ KINDS = {"generator": Generator, "iterator": WithIteratorState, "both": WithBoth
 
 
 def loader(kind: str, tail: str, workers: int, ranks: int = 1, rank: int = 0) -> DataLoader[Any]:
+    kinds: Any = {"worker_method": "thread"} if workers < 0 else {}  # so many threads
     stream = KINDS[kind](SHARDS * max(LENGTHS), "torch", kind != "generator")
     return DataLoader(
         stream,
         SIZE,
-        num_workers=workers,
+        num_workers=abs(workers),
         seed=3,
         num_shards=SHARDS,
         uneven_ranks=tail,
         num_replicas=ranks,
         rank=rank,
+        **kinds,
     )
 
 
@@ -102,6 +106,8 @@ def run(rank: int, port: int, ranks: int, folder: Path, cases: list[Any]) -> Non
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=600))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    if any(workers < 0 for _, _, workers, _ in cases):
+        draw_apart(pytest.MonkeyPatch())
     found = [case(*each, rank) for each in cases]
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()

@@ -1,9 +1,13 @@
 """Worker threads: the same batches as worker processes give, nothing left behind, faults told."""
 
+import contextlib
+import functools
 import gc
 import io
+import itertools
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -15,10 +19,13 @@ import lightning
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import lit_loader
 from lit_loader import DataLoader
+from lit_loader.core.transport import loader_page
+from lit_loader.top.discovery import NotFound
+from lit_loader.top.watch import Watch
 from tests.support.samples import Call, OfLength, Rows
 
 THREADS = {"num_workers": 2, "worker_method": "thread"}
@@ -406,13 +413,282 @@ def test_a_forked_child_reads_on_and_ends() -> None:
         ({"max_worker_restarts": 1}, "max_worker_restarts is for worker processes"),
         ({"memory_budget": "1 GB"}, "memory_budget is for worker processes"),
         ({"num_remote_workers": 1}, "num_remote_workers is for worker processes"),
-        ({"num_workers": "auto"}, "num_workers='auto' measures worker processes"),
         ({"seeding": "worker"}, "seeding='worker' seeds global generators"),
     ],
 )
 def test_what_means_nothing_in_threads_is_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(lit_loader.OptionError, match=text):
         DataLoader(Rows(), **THREADS | options)
+
+
+# --- streams ---
+
+
+class Lines(IterableDataset[Any]):
+    """Reads its share of some files, in another order each epoch; flips by chance."""
+
+    def __init__(self, files: Any = range(12)) -> None:
+        self.files, self.rng = [*files], np.random.default_rng()
+
+    def __iter__(self) -> Iterator[Any]:
+        shard, count = lit_loader.get_shard()
+        for file in self.rng.permutation(self.files)[shard::count].tolist():
+            for line in range(5):
+                yield [file, line, lit_loader.get_rng().random(), lit_loader.get_epoch()]
+
+
+class Placed(Lines):
+    """Knows its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for sample in itertools.islice(super().__iter__(), self.place, None):
+            self.place += 1
+            yield sample
+        self.place = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+@pytest.mark.parametrize("kind", [Lines, Placed])
+@pytest.mark.parametrize("options", [{}, {"num_shards": 4}, {"num_shards": 4, "batch_size": None}])
+@pytest.mark.filterwarnings("ignore:Lines has no state_dict")
+def test_a_stream_s_batches_are_those_of_processes(kind: Any, options: dict[str, Any]) -> None:
+    def loader(**more: Any) -> DataLoader[Any]:
+        return DataLoader(kind(), **({"batch_size": 3, "seed": 5} | options | more))
+
+    def rows(batches: Any) -> Any:
+        return [[torch.as_tensor(each).tolist() for each in batch] for batch in batches]
+
+    whole = rows(loader(**THREADS))
+    assert whole == rows(loader(**PROCESSES))
+    if options:
+        assert whole == rows(loader()) == rows(loader(**THREADS | {"num_workers": 3}))
+    for first, second in ((THREADS, PROCESSES), (PROCESSES, THREADS)):
+        begun = loader(**first)
+        batches = iter(begun)
+        given = [next(batches) for _ in range(5)]
+        resumed = loader(**second)
+        resumed.load_state_dict(begun.state_dict())
+        del batches
+        assert rows(given) + rows(resumed) == whole
+
+
+class CountsEpochs(Lines):
+    """Counts its epochs itself, as many do."""
+
+    epoch = -1
+
+    def __iter__(self) -> Iterator[Any]:
+        lit_loader.get_shard()
+        self.epoch += 1
+        yield self.epoch
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_persistent_threads_keep_what_a_stream_has_counted(persistent: bool) -> None:
+    for kind in (THREADS, PROCESSES):
+        dataset = CountsEpochs()
+        with DataLoader(dataset, persistent_workers=persistent, **kind) as loader:
+            found = [[int(each) for each in loader] for _ in range(3)]
+        assert found == ([[0, 0], [1, 1], [2, 2]] if persistent else [[0, 0]] * 3)
+        assert dataset.epoch == -1
+
+
+class Rowwise(Lines):
+    """A cursor that may be used by the thread alone that has opened it."""
+
+    def __iter__(self) -> Iterator[Any]:
+        index, count = lit_loader.get_shard()
+        with contextlib.closing(sqlite3.connect(":memory:")) as base:
+            base.execute("create table rows (number)")
+            base.executemany("insert into rows values (?)", [(n,) for n in range(40)])
+            for (number,) in base.execute(
+                "select * from rows where number % ? = ?", (count, index)
+            ):
+                yield number
+
+
+@pytest.mark.parametrize("shards", [None, 4])
+def test_a_reader_s_thread_opens_reads_and_closes(shards: Any) -> None:
+    loader = DataLoader(Rowwise(), batch_size=4, num_shards=shards, **THREADS)
+    assert sorted(number for batch in loader for number in batch.tolist()) == [*range(40)]
+    for _ in zip(range(3), loader, strict=False):  # left in mid-epoch, they are closed in theirs
+        pass
+
+
+def test_a_stream_that_cannot_be_copied_is_named() -> None:
+    dataset = Lines()
+    with open(os.devnull) as dataset.file:  # type: ignore[attr-defined]
+        text = r"loader\.dataset\.file: .* cannot be copied, and each worker thread reads a stream"
+        with pytest.raises(lit_loader.TransportError, match=text):
+            next(iter(DataLoader(dataset, **THREADS)))
+
+
+class ShuffledGlobally(Lines):
+    def __iter__(self) -> Iterator[Any]:
+        shard, count = lit_loader.get_shard()
+        random.shuffle(self.files)
+        return iter(self.files[shard::count])
+
+
+def test_a_stream_that_shuffles_by_a_global_generator_is_told() -> None:
+    loader = DataLoader(ShuffledGlobally(), num_shards=2, **THREADS)
+    with pytest.warns(UserWarning, match=r"get_rng.* samples are lost, or repeated"):
+        list(loader)
+    loader = DataLoader(ShuffledGlobally(), num_shards=2, check_exactness=2, **THREADS)
+    with pytest.raises(lit_loader.LoaderError, match="check_exactness: ShuffledGlobally: a sample"):
+        list(loader)
+
+
+class Uncertain(Lines):
+    given = iter(range(1000))
+
+    def __iter__(self) -> Iterator[Any]:
+        shard, _ = lit_loader.get_shard()
+        return (next(self.given) + shard for _ in range(5))
+
+
+def test_check_exactness_finds_it_in_streams() -> None:
+    [*DataLoader(Lines(), num_shards=2, check_exactness=3, **THREADS)]
+    loader = DataLoader(Uncertain(), num_shards=2, check_exactness=3, **THREADS)
+    with pytest.warns(lit_loader.ExactnessWarning, match="came out otherwise"):
+        list(loader)
+
+
+class Reading(Lines):
+    """Its reads are made ahead, in threads of each reader's."""
+
+    @staticmethod
+    def read(file: int) -> Any:
+        return [file, *lit_loader.get_shard(), lit_loader.get_epoch()]
+
+    def __iter__(self) -> Iterator[Any]:
+        shard, count = lit_loader.get_shard()
+        for _, told in lit_loader.read_stream(self.files[shard::count], self.read):
+            assert told[1:] == [shard, count, lit_loader.get_epoch()]
+            yield told
+
+
+@pytest.mark.parametrize("shards", [None, 4])
+def test_reads_ahead_are_told_what_their_reader_is(shards: Any) -> None:
+    loader = DataLoader(Reading(), num_shards=shards, **THREADS)
+    assert sorted(int(each[0]) for each in loader) == [*range(12)]
+
+
+def test_torch_s_own_functions_answer_each_reader() -> None:
+    def asked(**kind: Any) -> list[Any]:
+        dataset = Call(lambda index: [index, torch.initial_seed() % 2**31, torch.is_grad_enabled()])
+        with torch.no_grad():
+            return [[x.tolist() for x in batch] for batch in DataLoader(dataset, seed=3, **kind)]
+
+    found = asked(**THREADS | {"num_workers": 1})
+    assert found == asked(**PROCESSES | {"num_workers": 1})
+    assert found[0][2] == [False]
+
+
+# --- how many ---
+
+
+@pytest.mark.parametrize("data", [Rows, Lines])
+def test_auto_sets_the_number_of_threads(data: Any) -> None:
+    waits = threading.Event()  # which nobody sets: latency
+
+    def collate(samples: list[Any]) -> Any:
+        waits.wait(0.005)
+        return torch.as_tensor(samples[0])
+
+    shards = {"num_shards": 12} if data is Lines else {}
+    make = functools.partial(DataLoader, data(*[range(60)] * (data is Lines)), seed=1, **shards)
+    loader: Any = make(num_workers="auto", worker_method="thread", collate_fn=collate)
+    found = [batch.tolist() for _ in range(2) for batch in loader]
+    plain: Any = make(collate_fn=lambda samples: torch.as_tensor(samples[0]))
+    assert found == [batch.tolist() for _ in range(2) for batch in plain]
+    assert loader.num_workers > 2, loader.statistics().why_so_many
+
+
+def test_statistics_are_those_of_threads() -> None:
+    loader = DataLoader(Rows(), batch_size=4, **THREADS)
+    list(loader)
+    found = loader.statistics()
+    assert (found.batches, found.samples) == (16, 64)
+    assert found.seconds > 0
+    assert "worker" in str(found)
+
+
+# --- after a fork, in mid-epoch ---
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("data", [Rows, Lines])
+def test_a_fork_beside_a_thread_in_a_sample_waits_for_nobody(data: Any, persistent: bool) -> None:
+    gate, reached = threading.Event(), threading.Event()
+
+    def collate(samples: list[Any]) -> int:
+        if os.getpid() == parent:
+            reached.set()
+            gate.wait()
+        return len(samples)
+
+    parent = os.getpid()
+    shards: Any = {"num_shards": 2} if data is Lines else {}
+    loader: Any = DataLoader(
+        data(), 4, collate_fn=collate, persistent_workers=persistent, **shards, **THREADS
+    )
+    batches = iter(loader)
+    asking = threading.Thread(target=next, args=(batches,))
+    asking.start()
+    assert reached.wait(20)
+    pid = os.fork()
+    if pid == 0:
+        other: Any = DataLoader(data(), 4, collate_fn=collate, **shards, **THREADS)
+        os._exit(len([*other]))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) > 10
+    gate.set()
+    asking.join()
+    assert len([*batches]) > 10
+    pid = os.fork()
+    if pid == 0:
+        os._exit(len([*loader]))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) > 10
+    loader.close()
+
+
+def test_a_thread_that_hangs_in_worker_init_fn_is_told() -> None:
+    gate = threading.Event()
+
+    def wait_for_the_gate(_: int) -> None:
+        gate.wait()
+
+    loader = DataLoader(Rows(), worker_init_fn=wait_for_the_gate, timeout=0.3, **THREADS)
+    try:
+        with pytest.raises(lit_loader.WorkerTimeoutError, match="in wait_for_the_gate"):
+            next(iter(loader))
+    finally:
+        gate.set()
+
+
+def test_a_viewer_sees_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_page, "EVERY", 0)
+    loader = DataLoader(Rows(), batch_size=4, shuffle=True, **THREADS)
+    for number, _ in enumerate(loader, 1):
+        [training] = Watch(os.getpid()).look()
+        [seen] = training.loaders()
+        assert (seen.dataset, seen.num_workers, seen.batches) == ("Rows", 2, number)
+        assert [(each.worker, each.pid) for each in seen.workers] == [
+            (0, os.getpid()),
+            (1, os.getpid()),
+        ]
+        assert {each.doing for each in seen.workers} == {"a thread of the training process"}
+    with pytest.raises(NotFound):
+        Watch(os.getpid()).look()
 
 
 # --- programs, Lightning ---

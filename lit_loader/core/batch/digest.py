@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from lit_loader.core.seeding.generator_state import numpy_state, tape
-from lit_loader.core.seeding.seeds import canonical_pickle, tensor_bytes
+from lit_loader.core.seeding.seeds import canonical_pickle, of_thread, tensor_bytes, undrawn_states
 from lit_loader.core.system.interrupts import let_handlers_through
 
 __all__ = ["Digest", "difference", "digest", "mark_of"]
@@ -116,16 +116,18 @@ _DEEPEST: Final = 6
 def mark_of(samples: Any, generators: Iterable[Any]) -> str:
     """Make a batch's mark, of its samples and of the generators that are seeded for it."""
     found: list[bytes] = []
-    _, words, reserve = random.getstate()
+    torchs = of_thread.generator or torch.default_generator
+    apart = torchs is of_thread.generator
+    python, numpy = undrawn_states() if apart else (random.getstate(), numpy_state())
+    _, words, reserve = python
     found.append(b"%d %d %r" % (words[0], words[-1], reserve))  # a word, and the place among them
-    numpy = numpy_state()
     inner = numpy["state"]
     if "key" in inner:
         found.append(b"%d %d %r" % (inner["key"][0], inner["pos"], numpy["gauss"]))
     else:
         _look(numpy, found, 0, _VALUES)
     # Behind its initial seed, which is the process's own where there are no workers.
-    found.append(torch.default_generator.get_state().numpy()[8:].tobytes())
+    found.append(torchs.get_state().numpy()[8:].tobytes())
     for each in generators:
         if (reads_and_writes := tape(each)) is not None:
             _look(reads_and_writes[0](), found, 0, _VALUES)

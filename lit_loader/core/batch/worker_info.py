@@ -7,15 +7,14 @@ readers, whichever process the reader is served by.
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable
 from types import CodeType, FunctionType
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.utils.data._utils import worker as torch_worker  # reach: torch: get_worker_info()
 
-from lit_loader.context import WORKERS, get_rng, reading
+from lit_loader.context import WORKERS, get_rng, reading, reading_here
 from lit_loader.core.seeding.seeds import of_thread
 from lit_loader.errors import OptionError
 
@@ -58,16 +57,18 @@ class ProcessInfo(WorkerInfo):
 
 def shown() -> Any:
     """Give what is answered now; None: this is no worker."""
-    if of_thread.generator is not None:
-        return _of_thread.info
+    own = reading_here()
+    if own is not None:
+        return own.info
     # reach: torch: the variable behind get_worker_info()
     return torch_worker._worker_info
 
 
 def show(info: Any) -> None:
     """Let this be answered; None: this is no worker."""
-    if of_thread.generator is not None:
-        _of_thread.info = info
+    own = reading_here()
+    if own is not None:
+        own.info = info
         return
     # reach: torch: the variable behind get_worker_info()
     torch_worker._worker_info = info
@@ -84,19 +85,14 @@ def show_in_place_of(former: Any, dataset: Any) -> None:
 # --- worker threads ---
 
 
-class _OfThread(threading.local):
-    info: Any = None
-
-
-_of_thread: Final = _OfThread()
-
-
 def answer_threads() -> None:
-    """Have torch's functions answer each worker thread by itself, from now on.
+    """Have torch's functions answer each worker thread, and what reads for it, from now on.
 
-    `torch.thread_safe_generator` gives what numbers the global generator has in a worker process.
+    `torch.thread_safe_generator` gives what numbers the global generator has in a worker process,
+    `torch.initial_seed` what it has been seeded by there.
     """
-    _put_before(torch.utils.data.get_worker_info, lambda: _of_thread.info)
+    _put_before(torch.initial_seed, lambda: getattr(shown(), "seed", 0))
+    _put_before(torch.utils.data.get_worker_info, shown)
     # From 2.13 on, for transforms; a process has the global generator for it.
     found = getattr(torch, "thread_safe_generator", None)
     if found is not None:
@@ -109,6 +105,6 @@ def _put_before(function: Any, answer: Callable[[], Any]) -> None:
     names, code = function.__globals__, function.__code__
     if name not in names:
         before = FunctionType(code, names, function.__name__)
-        names[name] = lambda: before() if of_thread.generator is None else answer()
+        names[name] = lambda: before() if reading_here() is None else answer()
         inner = compile(f"def {function.__name__}(): return {name}()", __file__, "exec").co_consts
         function.__code__ = next(each for each in inner if isinstance(each, CodeType))

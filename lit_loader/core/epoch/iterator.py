@@ -295,7 +295,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             timings.step = began - self._given
         made = outcome.made
         again = epoch.reads_streams and made is not None and made.state is None
-        core.note(timings, executor.pool, again)
+        core.note(timings, executor.measured, again)
         if not self._given:
             core.hear(epoch.start)  # the dataset may count its epochs itself
         self._given = given

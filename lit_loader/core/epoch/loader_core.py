@@ -321,8 +321,7 @@ class LoaderCore:
         workers = loader.num_workers or loader.num_remote_workers
         here = self.spec if workers == 0 else None
         made: LoaderIterator[Any] = LoaderIterator(self, here, pin, device)
-        threads = loader.worker_method == "thread" and not self.iterable
-        made.observer = self.seams.observer(self, here is not None or threads)
+        made.observer = self.seams.observer(self, here is not None)
         if here is None:
             self.runs.add(made)
         return made
@@ -475,6 +474,7 @@ class LoaderCore:
             executor.pool is None or not reusable or self.pool is not executor.pool
         ):  # the loader has, or will have, others
             executor.close()
+            self.of_process["makers"] = executor.makers if reusable else {}
         elif begun is not None:
             begun.token, self.begun = executor.token, begun
         else:
@@ -538,10 +538,12 @@ class LoaderCore:
         if self._holder is None:
             self._end_workers()
         self.pool = self.begun = None
+        self.of_process.pop("makers", None)
 
     def _end_workers(self) -> None:
         pools, self.pool, self.early = (self.pool, self.early), None, None
         self.begun = None
+        self.of_process.pop("makers", None)
         for pool in filter(None, pools):
             pool.close()
 

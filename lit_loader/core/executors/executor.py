@@ -12,7 +12,8 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from lit_loader.context import reading
@@ -77,6 +78,8 @@ class Executor:
         notices: What the user is to be told, as warnings.
         page: Where viewers in other processes look; None: nowhere.
         pool: Its worker processes; None: it has none.
+        measured: What ``num_workers="auto"`` asks about its workers; None: nothing.
+        makers: What an executor by threads has that goes on with the next one.
     """
 
     depth = 1
@@ -85,6 +88,8 @@ class Executor:
     notices: Collection[Any] = ()
     page: LoaderPage | None = None
     pool: Any = None
+    measured: Any = None
+    makers: Mapping[int, Any] = MappingProxyType({})
     unread = 0
 
     def submit(self, task: Task) -> None:

@@ -28,6 +28,7 @@ class PoolExecutor(Executor):
 
     def __init__(self, pool: WorkerPool, healer: Healer, depth: int, budgeted: bool) -> None:
         self.pool: WorkerPool = pool
+        self.measured = pool
         self.token = pool.token  # that of the tasks
         self.depth = depth
         self.page = pool.page

@@ -207,11 +207,6 @@ class LoaderConfig:
                     f"worker_method at 'multiprocessing', got {self._shown(name)} and "
                     "worker_method='thread'"
                 )
-        if self.num_workers == "auto":
-            yield (
-                "num_workers='auto' measures worker processes: set num_workers to a number, got "
-                "num_workers='auto' and worker_method='thread'"
-            )
         if self.seeding == "worker":
             yield (
                 "seeding='worker' seeds global generators, which threads share: set seeding to "
@@ -274,11 +269,6 @@ class LoaderConfig:
                     f"depend on no worker anyway: leave it at None, got {self._shown('num_shards')}"
                 )
             return
-        if self.worker_method == "thread":
-            yield (
-                "worker_method='thread' is for map-style datasets: readers of an IterableDataset "
-                "are processes, leave it at 'multiprocessing', got worker_method='thread'"
-            )
         if self.on_sample_error == "replace":
             yield (
                 "on_sample_error='replace' does not apply to an IterableDataset, which has no "

@@ -50,7 +50,7 @@ class _Streams(NamedTuple):
 
 def _capture() -> _Streams:
     if (own := of_thread.generator) is not None:
-        return _Streams(None, own.get_state(), {}, None)
+        return _Streams(of_thread.seeds, own.get_state(), {}, None)
     bits = _numpy.get_bit_generator()
     return _Streams(python_state(), torch.default_generator.get_state(), numpy_state(), bits)
 
@@ -59,6 +59,7 @@ def _install(streams: _Streams) -> None:
     global _known
     if (own := of_thread.generator) is not None:
         own.set_state(streams.torch)
+        of_thread.seeds = streams.python
         return
     another = streams.bits not in (None, _numpy.get_bit_generator())
     if another:

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 __all__ = [
     *("BatchRng", "await_draws", "canonical_pickle", "derive", "extend", "extend_each"),
     *("index_number", "of_thread", "renew_numpy_generator", "sample_seed", "seed_globals"),
-    *("seed_streams", "seed_worker", "tensor_bytes"),
+    *("seed_streams", "seed_worker", "tensor_bytes", "undrawn_states"),
 ]
 
 # --- what `lit_loader.get_rng` gives: it follows from the sample alone ---
@@ -267,12 +267,21 @@ class _OfThread(threading.local):
     """What a worker in a thread has in the place of the global generators, which it leaves alone.
 
     Torch's alone: there is `torch.thread_safe_generator` for it. None: this is no such thread.
+    ``seeds`` are those of Python's and NumPy's, which nobody draws from.
     """
 
     generator: torch.Generator | None = None
+    seeds = 0, 0
 
 
 of_thread: Final = _OfThread()
+
+
+def undrawn_states() -> tuple[Any, Any]:
+    """Give where Python's and NumPy's global generator would be, if this thread had them."""
+    python, numpy = of_thread.seeds
+    state = np.random.RandomState(numpy).get_state(legacy=False)
+    return random.Random(python).getstate(), state
 
 
 def seed_globals(seed: int, numpy: int | None = None, python: int | None = None) -> None:
@@ -283,15 +292,17 @@ def seed_globals(seed: int, numpy: int | None = None, python: int | None = None)
     ``torch.initial_seed()`` stays what it was: in a worker, programs read from it what their
     ``worker_init_fn`` has set, or ``base_seed + worker_id``.
     """
-    own = of_thread.generator
-    if own is not None:
-        own.manual_seed(_mix(seed & _MASK) & _LOW)
-        return
     # Disjoint halves for the two Mersenne Twisters that are set from 32 bits, in the same way;
     # Python sets its own in another way, from all 64.
     seed = _mix(seed & _MASK)
-    random.seed(seed if python is None else python)
-    _seed_numpy((seed if numpy is None else numpy) >> 32)
+    python, numpy = seed if python is None else python, (seed if numpy is None else numpy) >> 32
+    own = of_thread.generator
+    if own is not None:
+        own.manual_seed(seed & _LOW)
+        of_thread.seeds = python, numpy
+        return
+    random.seed(python)
+    _seed_numpy(numpy)
     _position_torch(seed & _LOW, torch.default_generator)
 
 
