@@ -129,6 +129,7 @@ class _Desk:
 
     def __init__(self, spec: BatchSpec, seed: int, count: int, makers: dict[int, _Maker]) -> None:
         self.spec, self.seed, self.count, self.makers = spec, seed, count, makers
+        self.pid = os.getpid()
         self.readers = len(spec.shards.mine) if spec.shards else count * spec.iterable
         # None ends a thread, if they are too many.
         self.tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -657,8 +658,8 @@ def _differ(now: dict[str, Any], before: dict[str, Any] | None) -> bool:
 
 
 def _end(desk: _Desk) -> None:
-    """End the threads; a second call does nothing."""
-    if desk.closed:
+    """End the threads; a second call does nothing, nor one in a forked copy, which has none."""
+    if desk.closed or desk.pid != os.getpid():
         return
     desk.closed = True
     desk.board.token = -1  # they end at the next sample

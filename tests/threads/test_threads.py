@@ -459,7 +459,7 @@ class Placed(Lines):
 
 @pytest.mark.parametrize("kind", [Lines, Placed])
 @pytest.mark.parametrize("options", [{}, {"num_shards": 4}, {"num_shards": 4, "batch_size": None}])
-@pytest.mark.filterwarnings("ignore:Lines has no state_dict")
+@pytest.mark.filterwarnings("ignore:lit_loader. Lines has no state_dict")
 def test_a_stream_s_batches_are_those_of_processes(kind: Any, options: dict[str, Any]) -> None:
     def loader(**more: Any) -> DataLoader[Any]:
         return DataLoader(kind(), **({"batch_size": 3, "seed": 5} | options | more))
@@ -543,8 +543,10 @@ def test_a_stream_that_shuffles_by_a_global_generator_is_told() -> None:
     loader = DataLoader(ShuffledGlobally(), num_shards=2, **THREADS)
     with pytest.warns(UserWarning, match=r"get_rng.* samples are lost, or repeated"):
         list(loader)
-    loader = DataLoader(ShuffledGlobally(), num_shards=2, check_exactness=2, **THREADS)
-    with pytest.raises(lit_loader.LoaderError, match="check_exactness: ShuffledGlobally: a sample"):
+    loader = DataLoader(ShuffledGlobally(), num_shards=2, check_determinism=2, **THREADS)
+    with pytest.raises(
+        lit_loader.LoaderError, match="check_determinism: ShuffledGlobally: a sample"
+    ):
         list(loader)
 
 
@@ -556,9 +558,9 @@ class Uncertain(Lines):
         return (next(self.given) + shard for _ in range(5))
 
 
-def test_check_exactness_finds_it_in_streams() -> None:
-    [*DataLoader(Lines(), num_shards=2, check_exactness=3, **THREADS)]
-    loader = DataLoader(Uncertain(), num_shards=2, check_exactness=3, **THREADS)
+def test_check_determinism_finds_it_in_streams() -> None:
+    [*DataLoader(Lines(), num_shards=2, check_determinism=3, **THREADS)]
+    loader = DataLoader(Uncertain(), num_shards=2, check_determinism=3, **THREADS)
     with pytest.warns(lit_loader.ExactnessWarning, match="came out otherwise"):
         list(loader)
 
