@@ -482,6 +482,8 @@ def _workers(statistics: LoaderStatistics, num_workers: int) -> str:
         others = (busy * num_workers - most.busy_fraction) / max(1, num_workers - 1)
         if most.busy_fraction < BUSY or num_workers == 1 or others > MOST * most.busy_fraction:
             return ""
+        if not statistics.surroundings.iterable:
+            return ""  # any worker makes any batch: these had not started yet, or came later
         return (
             f"worker {most.worker} was {percent(most.busy_fraction)} busy, the others "
             f"{percent(others)}: give the workers equal shares"

@@ -90,7 +90,7 @@ CACHE = {"cache_hits": 71, "cache_misses": 29, "cache_bytes_missing": 2_140_000_
         (run(0.2, 0.3, 0.3, straggler_seconds=40.0, slowest_samples=SLOW[:1]), 2,
          "a few slow samples were 82 % of the time in __getitem__: make these cheaper, or "
          "raise prefetch_factor; slowest samples: 77 (55 ms)"),
-        (run(0.5, 0.95, 0.1, 0.1), 3,
+        (run(0.5, 0.95, 0.1, 0.1, surroundings=Surroundings(iterable=True)), 3,
          "worker 0 was 95 % busy, the others 10 %: give the workers equal shares"),
         (run(0.4, 0.3, 0.3, decode=lasted(30.0)), 2,
          "75 % of that rebuilding batches in the training process: return tensors or arrays, "
@@ -142,7 +142,7 @@ def test_cases(statistics: LoaderStatistics, num_workers: int, expected: str) ->
     if statistics.wait_fraction >= 0.05 and "leave it" not in expected:
         waited = f"{100 * statistics.wait_fraction:.0f} % of the time"
         expected = f"the loop waited {waited}; {expected}"
-    found = among(statistics, num_workers)
+    found = among(statistics, num_workers, iterable=statistics.surroundings.iterable)
     assert verdict(found) == found.verdict == expected
     assert str(found).endswith(f"\n{expected}")
 

@@ -405,9 +405,11 @@ class LoaderCore:
         from lit_loader.core.epoch.early_start import Early  # which most programs do not ask for
 
         with self.lock, HeldBack():
-            if self.pool is None and self._make() in self.runs:
+            if self.pool is None:
+                made = self._make()
+                # Which draws the base seed, where none is set: without workers, too.
                 place = self.epochs.foresee(self._said())
-                if place is None:
+                if place is None or made not in self.runs:
                     return
                 position = EpochPosition(place, self.readers)
                 start = EpochStart(place.epoch, place.bases, place.seeds, None, position)
@@ -661,8 +663,10 @@ class LoaderCore:
         auto = self.auto
         if auto is None or record.worker < 0 or not auto.add(record, again) or pool is None:
             return  # what this process has made itself says nothing of workers
-        loader, name = self.loader, type(self.dataset).__name__
-        if auto.decide(pool, name, loader.memory_budget, self.readers, loader.concurrent_reads):
+        loader, plan, name = self.loader, self.plan, type(self.dataset).__name__
+        # More workers than readers, or than an epoch has batches, would have nothing to do.
+        most = self.readers if plan is None else len(plan) if plan.is_computed else 0
+        if auto.decide(pool, name, loader.memory_budget, most, loader.concurrent_reads):
             self._tell_size()
 
     def show(self, page: LoaderPage, run: LoaderIterator[Any]) -> None:

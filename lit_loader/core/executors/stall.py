@@ -112,7 +112,8 @@ class ThreadStall:
         """Warn; ``seconds`` is how long nothing has come."""
         slow = any(each.since / 1e9 > self._began for each in workers)
         lines = []
-        for each in workers[:_SHOWN]:
+        busy = [each for each in workers if each.stage != Stage.IDLE]
+        for each in (busy or workers)[:_SHOWN]:
             who = f"Worker thread {each.number}: {Stage.NAMES[each.stage]} ({each.task})"
             used = self._used.get(each.number)
             lines += [_at(who, each.since, _task(each), self._began, used), each.stack()]

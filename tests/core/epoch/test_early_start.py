@@ -197,6 +197,18 @@ def test_no_byte_is_another_for_it(
     assert passes(kind, options, before, after, starts=True) == expected
 
 
+def test_what_the_program_draws_next_does_not_depend_on_workers() -> None:
+    """Workers begin, then a model is built: the same model and batches without workers."""
+    found = []
+    for workers in (0, 2):
+        torch.manual_seed(0)
+        with DataLoader(range(40), 8, shuffle=True, num_workers=workers) as loader:
+            loader.start()
+            weights = torch.nn.Linear(2, 2).weight.tolist()
+            found.append((weights, [batch.tolist() for batch in loader]))
+    assert found[0] == found[1]
+
+
 @WORKERS
 def test_a_state_does_not_depend_on_it(options: dict[str, Any]) -> None:
     with loader_of("shuffled", options) as loader:
