@@ -218,6 +218,7 @@ class ThreadExecutor(Executor):
     """
 
     eager = True
+    persistent = False
 
     def __init__(
         self,
@@ -273,6 +274,7 @@ class ThreadExecutor(Executor):
             makers=makers,
             page_bytes=PAGE_BYTES,
         )
+        executor.persistent = loader.persistent_workers
         executor.page = LoaderPage(executor.memory)
         executor.page.begin_epoch(start.epoch, start.position.now().delivered)
         return executor
@@ -468,8 +470,8 @@ class ThreadExecutor(Executor):
 
     @property
     def makers(self) -> dict[int, Any]:  # type: ignore[override]
-        """What goes on with another executor; readers of ``num_shards`` begin anew."""
-        return {} if self._desk.spec.shards else self._desk.makers
+        """What persistent threads leave to others; readers of ``num_shards`` begin anew."""
+        return self._desk.makers if self.persistent and not self._desk.spec.shards else {}
 
     @property
     def elsewhere(self) -> bool:  # type: ignore[override]

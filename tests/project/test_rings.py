@@ -23,7 +23,7 @@ MOST_LINES = 20_500
 MOST_MODULES = 92
 MOST_FILES = {
     "remote": (r"remote", 23),
-    "reads": (r"reads?_ahead|\breads\b|read_stream", 28),
+    "reads": (r"reads?_ahead|concurrent_reads|read_stream", 14),
     "shards": (r"num_shards|uneven_ranks", 8),
     "auto": (r"\bauto\b|AutoWorkers", 6),
     "cache": (r"[Cc]ached?_?[Dd]ataset", 1),

@@ -73,7 +73,7 @@ def test_options_may_be_a_mapping() -> None:
 
 
 def test_the_share_of_batches_to_be_compared_has_no_effect_any_more() -> None:
-    with pytest.warns(DeprecationWarning, match="remote.verify has no effect any more: check_exa"):
+    with pytest.warns(DeprecationWarning, match="remote.verify has no effect any more: check_det"):
         LoaderConfig(num_remote_workers=2, remote={"verify": 0.01})
 
 

@@ -144,7 +144,7 @@ def test_threads_that_hang(gate: Gate) -> None:
         if thread.name.startswith("lit_loader worker"):
             thread.join(5)
     text = str(caught.value)
-    assert "worker thread 0: fetching (batch 0), for 1.0 s, sleeps at " in text, text
+    assert "Worker thread 0: fetching (batch 0), for 1.0 s, sleeps at " in text, text
     assert "got 0.0 s of processor time" in text
     assert "in sample" in text and "a thread cannot be ended" in text
 
