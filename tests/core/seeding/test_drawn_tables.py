@@ -123,6 +123,8 @@ PLAIN: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", PLAIN)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # a dataset that never closes its file
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_what_is_read_or_opened_is_not_told(kind: str, workers: int) -> None:
     assert lines(DataLoader(PLAIN[kind](), batch_size=2, num_workers=workers)) == []
 
