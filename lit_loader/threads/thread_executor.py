@@ -76,7 +76,7 @@ _GRACE: Final = 0.5
 _OFTEN: Final = 32
 """Waits at which it is seen whether a sample draws; then at every power of two."""
 
-_LONGEST_LOOK: Final = 1.0
+_LONGEST_LOOK: Final = 0.25
 """Seconds between two looks while nothing comes; one that comes later was held up itself."""
 
 _SECOND_STALL: Final = 10
