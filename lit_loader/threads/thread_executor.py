@@ -258,11 +258,11 @@ class ThreadExecutor(Executor):
     def of(cls, core: Any, start: Any) -> ThreadExecutor:
         """Give that of a loader, for the pass ``start``; persistent ones have what others had."""
         loader, kept = core.loader, core.of_process
-        # A forked child has none.
-        now = {**core.options(), "num_workers": loader.num_workers, "pid": os.getpid()}
         makers = kept.pop("makers", {})  # another iterator has others, meanwhile
-        if not loader.persistent_workers or _differ(now, kept.get("started_with")):
-            kept["started_with"], makers = now, {}
+        options, pid = kept.get("started_with", ({}, 0))
+        # A forked child has none.
+        if not loader.persistent_workers or pid != os.getpid() or not core.has(options):
+            kept["started_with"], makers = (core.options("num_workers"), os.getpid()), {}
         executor = cls(
             core.spec(),
             core.worker_seed(start),
@@ -650,12 +650,6 @@ def _is_changed(spec: BatchSpec) -> bool:
         or spec.reseed_fn is not None
         or callable(getattr(spec.dataset, "set_epoch", None))
         or bool(find_generators(spec.dataset, spec.collate_fn).generators)
-    )
-
-
-def _differ(now: dict[str, Any], before: dict[str, Any] | None) -> bool:
-    return before is None or any(
-        now[name] is not before[name] and now[name] != before[name] for name in now
     )
 
 
