@@ -20,7 +20,6 @@ from typing import Any
 from lit_loader.context import reading
 from lit_loader.core.batch.batch_loader import BatchLoader
 from lit_loader.core.batch.batch_spec import BatchWithReport
-from lit_loader.core.batch.digest import Digest, difference, digest
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.epoch.epochs import EpochStart
 from lit_loader.core.executors.executor import Task
@@ -29,6 +28,7 @@ from lit_loader.core.executors.worker_pool import WorkerPool
 from lit_loader.core.seeding.generator_state import preserved
 from lit_loader.core.transport.messages import position_of, task_number
 from lit_loader.errors import ExactnessWarning, LoaderError
+from lit_loader.insight.digest import Digest, difference, digest
 
 __all__ = ["ExactnessCheck", "check_of"]
 

@@ -25,8 +25,8 @@ from typing import Any, Final
 from lit_loader.context import reading
 from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.collate import default_collate
-from lit_loader.core.batch.digest import mark_of
 from lit_loader.core.batch.fetch import OMITTED, IterableFetcher, MapFetcher, as_read
+from lit_loader.core.batch.marks import mark_of
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.seeding import generator_lock
 from lit_loader.core.seeding.bases import PassSeeds
