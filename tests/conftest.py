@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
@@ -101,6 +102,15 @@ def nothing_left_behind() -> Iterator[None]:
         gc.collect()  # what is only waiting to be collected is not left behind
         reads_ended()
     assert not any(left().values()), left()
+
+
+@pytest.fixture(autouse=True)
+def no_deviate_in_reserve() -> Iterator[None]:
+    """Leave NumPy's global generator as most programs have it: what costs a batch depends on it."""
+    yield
+    state: Any = np.random.get_state(legacy=False)
+    if state["has_gauss"]:
+        np.random.randn()
 
 
 @pytest.fixture
@@ -195,7 +205,6 @@ def gate() -> Iterator[Any]:
 @pytest.fixture
 def generators_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Put back the global generators, and what Lightning's seed_everything sets besides."""
-    import numpy as np
     import torch
 
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):

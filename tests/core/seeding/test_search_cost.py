@@ -137,9 +137,7 @@ def test_many_short_epochs_take_little_longer_than_torchs(
 ) -> None:
     dataset = Rows(None if held is None else HELD[held]())
     collate_fn = default_collate if collate is None else COLLATES[collate]()
-    rounds = []
-    for _ in range(2):
-        theirs = cost(TorchLoader, dataset, collate_fn, anew)
-        rounds.append((cost(DataLoader, dataset, collate_fn, anew) - theirs) / EPOCHS)
-    # All that a pass of ours costs beside its batches; the search alone took 20 ms and more.
-    assert min(rounds) < 0.01
+    # In the same units on every machine: the search alone took twelve times torch's whole pass.
+    rounds = (cost(DataLoader, dataset, collate_fn, anew) for _ in range(3))
+    ratios = (ours / cost(TorchLoader, dataset, collate_fn, anew) for ours in rounds)
+    assert any(ratio < 6 for ratio in ratios)
