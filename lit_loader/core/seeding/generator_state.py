@@ -25,6 +25,7 @@ from lit_loader.core.seeding.find_generators import controls, find_generators, s
 from lit_loader.core.seeding.generator_lock import GeneratorLock
 from lit_loader.core.seeding.global_states import (
     GlobalStates,
+    StatesKept,
     numpy_memory,
     python_state,
     set_python_state,
@@ -75,10 +76,10 @@ _NONE: tuple[Any, bytes, dict[str, Any]] = (None, b"", {})
 _known = _NONE
 
 
-def numpy_state(memory: bytes | None = None) -> dict[str, Any]:
-    """Read the state of NumPy's global generator; ``memory``: its `numpy_memory`, if known."""
+def numpy_state() -> dict[str, Any]:
+    """Read the state of NumPy's global generator."""
     global _known
-    bits, memory = _numpy.get_bit_generator(), numpy_memory() if memory is None else memory
+    bits, memory = _numpy.get_bit_generator(), numpy_memory()
     # A normal deviate in reserve may be used up without a word being drawn.
     if memory and _known[0] is bits and _known[1] == memory and not _known[2]["has_gauss"]:
         return _known[2]
@@ -127,7 +128,7 @@ class Loan(AbstractContextManager[None]):
     exception out of a signal handler breaks off its beginning.
     """
 
-    __slots__ = ("_idle", "_lock", "_outside", "_own", "_spare", "before")
+    __slots__ = ("_idle", "_kept", "_lock", "_outside", "_own", "_spare", "before")
 
     def __init__(self, own: OwnStreams | None = None, idle: bool = False) -> None:
         self._lock = GeneratorLock()
@@ -136,6 +137,7 @@ class Loan(AbstractContextManager[None]):
         self._spare: Any = None
         # Where they were, as long as they stay there; None: they are lent.
         self.before: GlobalStates | None = None
+        self._kept: StatesKept | None = None  # all of their states then
 
     def begin(self) -> None:
         """Note where they are, as soon as no other thread has them."""
@@ -144,8 +146,8 @@ class Loan(AbstractContextManager[None]):
             global _plain
             now = GlobalStates.now()
             # It does not see a normal deviate in reserve. None comes without a word being drawn.
-            if now is not None and (now.numpy == _plain or not numpy_state(now.numpy)["has_gauss"]):
-                self.before, _plain = now, now.numpy
+            if now is not None and (now.numpy == _plain or not numpy_state()["has_gauss"]):
+                self.before, self._kept, _plain = now, StatesKept.of(now), now.numpy
                 return
         self.lend()
 
@@ -176,7 +178,8 @@ class Loan(AbstractContextManager[None]):
     def _put_back(self) -> None:
         if self.before is not None:
             if GlobalStates.now() != self.before:
-                self.before.put_back()
+                assert self._kept is not None
+                self._kept.put_back()
             self.before = None
 
     def end(self) -> None:

@@ -1,16 +1,20 @@
-"""Where the three global generators are, in 3 us: who looks twice sees whether one has moved.
+"""Where the three global generators are, in 1 us: who looks twice sees whether one has moved.
 
 ::
 
-    Python   624 words, the place in them ─ memory of the generator ─╮
-             a normal deviate in reserve ── an attribute ────────────┤
-    NumPy    624 words, the place in them ─ memory, documented ──────┼─▶ GlobalStates
-    torch    get_state() ────────────────────────────────────────────┤
-    uses     of a copy, which leave no trace in a generator ─────────╯
+    Python   the place in its 624 words, some of them ─ memory of the generator ─╮
+             a normal deviate in reserve ────────────── an attribute ────────────┤
+    NumPy    place and words ────────────────────────── memory, documented ──────┼─▶ GlobalStates
+    torch    place, words, deviates in reserve ──────── memory of the generator ─┤
+    uses     of a copy, which leave no trace in a generator ─────────────────────╯
+
+A draw moves the place; after the last word all words are others. So place and some words show that
+a generator has moved, and `StatesKept` has all of them, to put it back.
 
 By what the libraries document it takes 70 us, most of it for making numbers of words. Memory is
 read, and never written. Where it does not lie as expected (another interpreter, threads without a
-lock, another bit generator behind ``numpy.random``) nothing is seen, and batches are seeded.
+lock, another bit generator behind ``numpy.random``) nothing is seen, and batches are seeded; torch
+is asked for its state then.
 """
 
 from __future__ import annotations
@@ -29,17 +33,20 @@ import torch
 
 from lit_loader.core.seeding.seeds import of_thread
 
-__all__ = ["GlobalStates", "note_use", "numpy_memory", "python_state", "set_python_state"]
+__all__ = [
+    *("GlobalStates", "StatesKept", "note_use", "numpy_memory"),
+    *("python_state", "set_python_state"),
+]
 
 _numpy: Any = np.random  # its stubs do not know all of its functions
 _bits: Final = _numpy.get_bit_generator
 
 _new: Final = tuple.__new__
 _torch: Final = torch.default_generator
-_torch_state: Final = _torch.get_state
-_TorchBytes: Final = ctypes.c_char * _torch_state().nbytes
 _WORDS: Final = 624
 _BYTES: Final = 4 * _WORDS + 4
+_SOME: Final = 16
+"""Bytes of words that are looked at: four of them, which no two states have in common."""
 
 
 class GlobalStates(NamedTuple):
@@ -49,11 +56,12 @@ class GlobalStates(NamedTuple):
     and none comes without a word being drawn.
     """
 
-    python: bytes  # the place in its words, and they
+    python: bytes  # the place in its words, and some of them
     reserve: float | None  # a normal deviate
-    numpy: bytes  # its words, and the place in them
+    numpy: bytes  # some words, and the place in them
     bits: Any  # the bit generator behind numpy.random
     torch: bytes
+    torch_reserve: bytes
     uses: int
 
     @classmethod
@@ -64,20 +72,44 @@ class GlobalStates(NamedTuple):
             return None
         if _bits() is not _view[0] and not numpy_memory():
             return None
-        (bits, words), state = _view, _torch_state()
-        python, numpy = bytes(_python_view), bytes(words)
-        torchs = _TorchBytes.from_address(state.data_ptr()).raw
+        bits, _, some = _view
+        python, numpy = bytes(_python_some), bytes(some)
+        if _torch_views is None:
+            torchs, reserve = _torch.get_state().numpy().tobytes(), b""
+        else:
+            torchs, reserve = bytes(_torch_views[0]), bytes(_torch_views[1])
         # Without the call of a constructor that is written in Python.
-        return _new(cls, (python, _PYTHON.gauss_next, numpy, bits, torchs, _uses))
+        return _new(cls, (python, _PYTHON.gauss_next, numpy, bits, torchs, reserve, _uses))
+
+
+class StatesKept(NamedTuple):
+    """All of their states, which were read where `GlobalStates` were ``at``."""
+
+    at: GlobalStates
+    python: bytes
+    numpy: bytes
+    torch: torch.Tensor
+
+    @classmethod
+    def of(cls, now: GlobalStates) -> StatesKept:
+        """Read them, unless they are where they were the last time."""
+        global _kept
+        if _kept is None or _kept.at != now:
+            assert _python_view is not None
+            _kept = cls(now, bytes(_python_view), bytes(_view[1]), _torch.get_state())
+        return _kept
 
     def put_back(self) -> None:
         """Set them to where they were; may be called again."""
-        set_python_state((self.python, self.reserve))
-        if _bits() is not self.bits:
-            _numpy.set_bit_generator(self.bits)
+        set_python_state((self.python, self.at.reserve))
+        if _bits() is not self.at.bits:
+            _numpy.set_bit_generator(self.at.bits)
         *words, place = np.frombuffer(self.numpy, np.uint32).tolist()
         _numpy.set_state(("MT19937", words, place, 0, 0.0))
-        _torch.set_state(torch.frombuffer(bytearray(self.torch), dtype=torch.uint8))
+        _torch.set_state(self.torch)
+
+
+_kept: StatesKept | None = None
 
 
 # --- what shows in no state ---
@@ -126,6 +158,7 @@ def _view_of_python() -> memoryview | None:
 
 
 _python_view: Final = _view_of_python()
+_python_some: Final = memoryview(b"") if _python_view is None else _python_view[: 4 + _SOME]
 
 
 def _python_memory() -> bytes:
@@ -170,7 +203,8 @@ def numpy_memory() -> bytes:
     if _view[0] is not bits:
         if type(bits) is not np.random.MT19937 or not _memory_is_the_state():
             return b""
-        _view = bits, _view_of(bits)
+        memory = _view_of(bits)
+        _view = bits, memory, memory[-4 - _SOME :]
     return bytes(_view[1])
 
 
@@ -188,4 +222,57 @@ def _memory_is_the_state() -> bool:
     return bytes(_view_of(bits)) == words.tobytes()
 
 
-_view: tuple[Any, memoryview] = (None, memoryview(b""))  # of the bit generator that was seen last
+# Of the bit generator that was seen last, the memory and the end of it.
+_view: tuple[Any, memoryview, memoryview] = (None, memoryview(b""), memoryview(b""))
+
+
+# --- torch's ---
+
+_HEAD: Final = 20  # bytes before the words: the seed, how many words are left, the next one
+_RESERVE: Final = 21  # bytes behind them: a float and a double, if they are there
+_FIRST_WORD: Final = range(40, 256, 4)
+
+
+def _views_of_torch() -> tuple[memoryview, memoryview] | None:
+    """Give views of the place and some words, and of the reserve, in the memory of torch's.
+
+    Where they are is found, and checked, on a generator of our own; then on the global one.
+    """
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return None
+    probe = torch.Generator().manual_seed(1)
+    offset = next((at for at in _FIRST_WORD if _torch_words_at(probe, at)), None)
+    if offset is None or not _torch_words_at(_torch, offset):
+        return None
+
+    def views(generator: Any) -> tuple[memoryview, memoryview]:
+        start = generator._cdata + offset  # reach: torch: where the object behind it lies
+        head = (ctypes.c_char * (_HEAD + _SOME)).from_address(start - _HEAD)
+        reserve = (ctypes.c_char * _RESERVE).from_address(start + 4 * _WORDS)
+        return memoryview(head), memoryview(reserve)
+
+    seen, own = set(), views(probe)
+    for dtype, count in _PROBES:
+        seen.add((bytes(own[0]), bytes(own[1])))
+        torch.randn(count, dtype=dtype, generator=probe)
+    return views(_torch) if len(seen) == len(_PROBES) else None
+
+
+_PROBES: Final = (
+    *((torch.float64, 1),) * 2,  # the second one is out of the reserve
+    *((torch.float32, 1),) * 2,
+    *((torch.float32, _WORDS),) * 3,  # the same place in other words
+    (torch.float32, 1),
+)
+
+
+def _torch_words_at(generator: Any, offset: int) -> bool:
+    """Whether a generator's words lie there, as its state has them."""
+    if not hasattr(generator, "_cdata"):
+        return False
+    words = np.frombuffer(generator.get_state().numpy().tobytes(), np.uint64)[3 : 3 + _WORDS]
+    found = ctypes.string_at(generator._cdata + offset, 4 * _WORDS)
+    return found == words.astype(np.uint32).tobytes()
+
+
+_torch_views: Final = _views_of_torch()

@@ -1,0 +1,92 @@
+"""`GlobalStates`: every draw shows, nothing else does, and what is kept can be put back."""
+
+import random
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from lit_loader.core.seeding import global_states
+from lit_loader.core.seeding.global_states import GlobalStates, StatesKept
+
+DRAWS: dict[str, Callable[[], object]] = {
+    "random": random.random,
+    "gauss": lambda: random.gauss(0, 1),
+    "624 of random": lambda: random.getrandbits(32 * 624),
+    "numpy": np.random.rand,
+    "624 of numpy": lambda: np.random.bytes(4 * 624),
+    "torch": lambda: torch.rand(()),
+    "624 of torch": lambda: torch.rand(624),
+    "one of two normal deviates": lambda: torch.randn((), dtype=torch.float64),
+    "randint": lambda: torch.randint(10, (1,)),
+    "randperm": lambda: torch.randperm(4),
+    "bernoulli": lambda: torch.bernoulli(torch.tensor(0.5)),
+    "in place": lambda: torch.empty(1).normal_(),
+}
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    yield
+    random.setstate(kept[0])
+    np.random.set_state(kept[1])
+    torch.set_rng_state(kept[2])
+
+
+def states() -> tuple[object, ...]:
+    numpy = np.random.get_state()
+    return random.getstate(), numpy[1].tolist(), numpy[2], torch.get_rng_state().tolist()
+
+
+def test_memory_lies_where_it_is_looked_for() -> None:
+    """Else all goes right, and takes longer: see the words on each of the three in the module."""
+    assert global_states._python_view is not None
+    assert global_states.numpy_memory()
+    assert global_states._torch_views is not None
+
+
+@pytest.mark.parametrize("by_state", [False, True])
+@pytest.mark.parametrize("draw", DRAWS)
+def test_each_draw_is_seen_and_put_back(
+    draw: str, by_state: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by_state:  # as where torch's memory is not known
+        monkeypatch.setattr(global_states, "_torch_views", None)
+    for _ in range(4):  # the second of two deviates is in reserve
+        before, exactly = GlobalStates.now(), states()
+        assert before is not None
+        assert GlobalStates.now() == before
+        kept = StatesKept.of(before)
+        DRAWS[draw]()
+        assert GlobalStates.now() != before
+        moved = states()
+        kept.put_back()
+        kept.put_back()
+        assert states() == exactly
+        DRAWS[draw]()
+        assert states() == moved
+
+
+def test_what_is_kept_is_that_of_the_same_place() -> None:
+    first = GlobalStates.now()
+    assert first is not None
+    kept = StatesKept.of(first)
+    assert StatesKept.of(first) is kept
+    torch.rand(())
+    second = GlobalStates.now()
+    assert second is not None
+    assert StatesKept.of(second) is not kept
+    assert not torch.equal(StatesKept.of(second).torch, kept.torch)
+
+
+def test_other_generators_are_not_looked_at() -> None:
+    before = GlobalStates.now()
+    torch.rand(3, generator=torch.Generator().manual_seed(1))
+    random.Random(1).random()
+    np.random.default_rng(1).random()
+    assert GlobalStates.now() == before
