@@ -52,13 +52,17 @@ class ShuffledInIter(Shuffled):
 
 
 class ShuffledInSetEpoch(Shuffled):
-    """Draws when it is told of the epoch."""
+    """Draws when it is told of the epoch; nobody tells it one that the program has not told."""
+
+    files: list[int] | None = None
 
     def set_epoch(self, epoch: int) -> None:
         self.files = self.shuffled()
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self.augmented, self.files)
+        index, count = self.share()
+        files = [*range(FILES)][index::count] if self.files is None else self.files
+        return map(self.augmented, files)
 
 
 class ShuffledAtNext(Shuffled):
