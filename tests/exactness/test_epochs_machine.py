@@ -407,6 +407,20 @@ def test_an_iterator_that_has_seen_a_death_is_gone_once_it_is_dropped(tmp_path: 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+def test_a_seed_beside_an_iterator_and_a_look_begins_at_epoch_0(workers: int) -> None:
+    before = torch.get_rng_state()
+    torch.manual_seed(100)
+    torch.rand(1)
+    with KINDS["stream"].loader(workers, None, "never") as loader:
+        iterator = iter(loader)
+        next(iterator)
+        next(iter(loader))
+        torch.manual_seed(0)
+        assert {int(epoch) for batch in loader for epoch in batch[1]} == {0}
+    torch.set_rng_state(before)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_are_those_of_the_model(kind: str, workers: int, tmp_path: Path) -> None:
     run(kind, workers, str(tmp_path / "strike"), *((8, 25) if workers else (25, 40)))

@@ -177,7 +177,7 @@ class Epochs:
         else:
             renewed = self._seeds.renew()
             if renewed == "all":
-                self._next = 0
+                self._next = self._looks = 0
             if current is not None and not beside:
                 self._warn_if_lost(current)
                 self._leave(current)
