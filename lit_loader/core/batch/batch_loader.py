@@ -79,8 +79,8 @@ class BatchLoader:
         self._rewind: Rewind | None = None
         self._rewound: HeldGenerators | None = None  # those that it takes back
         may_rest = not spec.iterable and spec.seeding != "worker" and spec.reseed_fn is None
-        # How many batches were seen to draw nothing, or _DRAWS.
-        self._quiet = 0 if may_rest else _DRAWS
+        # How many batches were seen to draw nothing, or _DRAWS; those of earlier passes count.
+        self.quiet = 0 if may_rest else _DRAWS
         self._seeds = True  # False: within a batch that is made without
         self._seeded: GlobalStates | None = None  # where a seed has put the generators, if known
         self._loan: Loan | None = None  # where they are the program's, and not this process's own
@@ -153,13 +153,13 @@ class BatchLoader:
             self._enter(seeds, epoch, progress)
         if self._first or self._tables is not None:
             return self._load_watched(indices, number, progress)
-        if self._quiet < QUIET or self._watch.held.needs_seeds:
+        if self.quiet < QUIET or self._watch.held.needs_seeds:
             return self._make(indices, number, progress)
         return self._make_unseeded(indices, number, progress)
 
     def lend(self, own: OwnStreams | None) -> Loan:
         """Give the loan of the program's generators within which the next batch is to be made."""
-        self._loan = Loan(own, idle=self._quiet >= QUIET)
+        self._loan = Loan(own, idle=self.quiet >= QUIET)
         return self._loan
 
     def _make(self, indices: Any, number: int, progress: Progress) -> Any:
@@ -168,15 +168,15 @@ class BatchLoader:
         batch = self._read(indices, number, progress)
         if self._seeded is not None:
             self._look()
-            self._quiet += self._quiet >= 0
-            if self._quiet == QUIET:
-                self._late_tables = DrawnTables(self._watch.objects)
+            self.quiet += self.quiet >= 0
         return batch
 
     def _make_unseeded(self, indices: Any, number: int, progress: Progress) -> Any:
         """Make a batch that is not expected to draw; if it has, again, with a seed."""
         if (self._seeded if self._loan is None else self._loan.before) is None:
             return self._make(indices, number, progress)
+        if self._late_tables is None:
+            self._late_tables = DrawnTables(self._watch.objects)
         self._seeds = False
         try:
             batch = self._read(indices, number, progress)
@@ -192,12 +192,12 @@ class BatchLoader:
                 raise
         finally:
             self._seeds = True
-        self._quiet = 0
+        self.quiet = 0
         try:
             batch = self._make_again(indices, number, progress)
         finally:
-            drew, self._quiet = self._quiet < 0, _DRAWS
-        if not drew and self._late_tables is not None:  # it has kept what it drew at first
+            drew, self.quiet = self.quiet < 0, _DRAWS
+        if not drew:  # it has kept what it drew at first
             self._watch.note_tables(self._late_tables.made(), "a later batch")
         return self._noted(batch)
 
@@ -214,7 +214,7 @@ class BatchLoader:
     def _look(self) -> None:
         """See whether anything was drawn since the seed."""
         if self._seeded is not None and GlobalStates.now() != self._seeded:
-            self._quiet = _DRAWS
+            self.quiet = _DRAWS
 
     def _read(self, indices: Any, number: int, progress: Progress) -> Any:
         rng, fetcher = self.rng, self._fetcher
@@ -403,14 +403,14 @@ class BatchLoader:
         if not self._seeds:
             return
         held = self._watch.held
-        looks = self._quiet >= 0 and not held.needs_seeds
+        looks = self.quiet >= 0 and not held.needs_seeds
         if looks:
             self._look()
         seed = self._reseed_globals(*parts)
         if looks:
             self._seeded = GlobalStates.now()
             if self._seeded is None:  # this cannot be seen here
-                self._quiet = _DRAWS
+                self.quiet = _DRAWS
         if held.generators:
             held.reseed(seed)
         if self._spec.reseed_fn is not None:

@@ -62,6 +62,9 @@ __all__ = ["DEFAULT_PREFETCH", "ITERATED", "LoaderCore"]
 DEFAULT_PREFETCH: Final = 2
 """Batches in flight for each worker, unless ``prefetch_factor`` says otherwise."""
 
+_FEW: Final = 8
+"""Batches before the process's threads are looked at: that takes as long as some small ones."""
+
 ITERATED: Final[ContextVar[Callable[[], Any]]] = ContextVar("ITERATED", default=lambda: None)
 """A weak reference to the core of the loader whose ``__iter__`` runs: its workers go on.
 
@@ -398,7 +401,8 @@ class LoaderCore:
 
     def inline(self, spec: BatchSpec, start: EpochStart, pin: Any) -> Inline:
         """Give what makes batches in this process."""
-        return Inline(spec, self.worker_seed(start), pin)
+        known = self.of_process.setdefault("inline", {})
+        return Inline(spec, self.worker_seed(start), pin, known)
 
     def start(self) -> None:
         """Let workers begin before an iterator does; see ``DataLoader.start``."""
@@ -656,7 +660,7 @@ class LoaderCore:
         log.last = record
         if len(log.records) >= WINDOW:
             self.seams.sum_up(self)
-        if log.threads is None:
+        if log.threads is None and len(log.records) >= _FEW:
             log.threads = times_of_threads()
         if record.wait > LONG and pool is not None:  # so there is time to look at its workers
             log.waits.look(record.arrived, pool.workers.pids)

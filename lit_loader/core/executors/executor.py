@@ -130,13 +130,21 @@ class Inline(Executor):
 
     recovers = True
 
-    def __init__(self, spec: BatchSpec, seed: int, pin: Pin | None) -> None:
+    def __init__(
+        self, spec: BatchSpec, seed: int, pin: Pin | None, known: dict[str, Any] | None = None
+    ) -> None:
+        """``known``: what is known of a loader's dataset from one pass to the next."""
         self._pin, self._iterable = pin, spec.iterable
         self._tasks: deque[Task] = deque()
         self._progress = Progress()
         self._progress.each = False  # nobody looks at the time
         self._maker = maker_of(spec)
         self._streams = OwnStreams(seed) if spec.seeding == "worker" else None
+        self._known = {} if known is None else known
+        if self._known.get("dataset") is not spec.dataset:
+            self._known |= {"dataset": spec.dataset, "quiet": 0}
+        if self._maker.quiet == 0:
+            self._maker.quiet = self._known["quiet"]
         self.draws = not self._maker.reads_table
         self._end_reads()
         if spec.iterable:  # a stream that is left is closed at once: the maker is in cycles
@@ -160,6 +168,7 @@ class Inline(Executor):
             outcome.ended = isinstance(error, EndOfData)
             outcome.error = None if outcome.ended else error
             del error  # whose traceback is to hold no frame that holds it
+            self._known["quiet"] = maker.quiet
         now = time.monotonic_ns()
         outcome.timings = timings = Timings(-1, 0, maker.samples, *progress.stages(now))
         timings.arrived = now

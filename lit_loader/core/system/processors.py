@@ -67,6 +67,8 @@ def processors_of_this_rank(
 
 def advice_if_too_many(num_workers: int) -> str | None:
     """Say that there are more workers than processors for them; None: there are not."""
+    if num_workers <= 1:  # so nothing need be asked of the system
+        return None
     processors = math.ceil(usable_processors())
     if num_workers <= processors:
         return None

@@ -116,6 +116,24 @@ def test_a_dataset_that_draws_nothing_is_no_longer_seeded(monkeypatch: pytest.Mo
     assert set(data.read.values()) == {1}
 
 
+def test_batches_of_short_passes_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until they draw; the first one of a pass is seeded, since generators may be new."""
+    seeds: list[int] = []
+    seed, data = random.seed, Data("random", "late passes")
+    monkeypatch.setattr(random, "seed", lambda number: [seeds.append(number), seed(number)])
+    monkeypatch.setitem(BATCHES_THAT_DRAW, "late passes", lambda batch: len(counts) >= 12)
+    monkeypatch.setattr(Data, "__len__", lambda self: SIZE * 4)
+    loader, again = (DataLoader(data, SIZE, seed=1, reseed_fn=r) for r in (None, leave))
+    counts: list[int] = []
+    for _ in range(15):
+        seeds.clear()
+        found = [numbers(batch) for batch in loader]
+        seeded = len(seeds)
+        assert found == [numbers(batch) for batch in again]
+        counts.append(seeded)
+    assert counts == [4] * 4 + [1] * 8 + [4] * 3
+
+
 @pytest.mark.parametrize("seeding", ["batch", "sample"])
 @pytest.mark.parametrize("when", BATCHES_THAT_DRAW)
 def test_only_the_batch_at_which_a_dataset_begins_to_draw_is_read_twice(
