@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from lit_loader.core.batch.collate import default_collate as default_collate
     from lit_loader.core.batch.collate import default_convert as default_convert
     from lit_loader.core.options.loader_config import LoaderConfig as LoaderConfig
-    from lit_loader.core.options.ray_workers import RayWorkers as RayWorkers
     from lit_loader.core.state.loader_state import merge_states as merge_states
     from lit_loader.data.balance import BalancedBatchSampler as BalancedBatchSampler
     from lit_loader.data.cached_dataset import CachedDataset as CachedDataset
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from lit_loader.lightning.monitor import LoaderMonitor as LoaderMonitor
     from lit_loader.lightning.state_callback import LoaderStateCallback as LoaderStateCallback
     from lit_loader.loader import DataLoader as DataLoader
+    from lit_loader.remote.ray_workers import RayWorkers as RayWorkers
     from lit_loader.replacement import replace_torch as replace_torch
     from lit_loader.storage.reads_ahead import read_stream as read_stream
     from lit_loader.storage.reads_declared import reads_ahead as reads_ahead
@@ -66,7 +66,6 @@ _NAMES_IN = {
     "lit_loader.storage.reads_declared": "reads_ahead",
     "lit_loader.core.state.loader_state": "merge_states",
     "lit_loader.core.options.loader_config": "LoaderConfig",
-    "lit_loader.core.options.ray_workers": "RayWorkers",
     "lit_loader.context": "get_epoch get_rng get_shard note",
     "lit_loader.data.balance": "BalancedBatchSampler",
     "lit_loader.data.cached_dataset": "CachedDataset",
@@ -85,6 +84,7 @@ _NAMES_IN = {
     "lit_loader.lightning.monitor": "LoaderMonitor",
     "lit_loader.lightning.state_callback": "LoaderStateCallback",
     "lit_loader.loader": "DataLoader",
+    "lit_loader.remote.ray_workers": "RayWorkers",
     "lit_loader.replacement": "replace_torch",
     "lit_loader.insight.verdict": "LoaderStatistics",
     "lit_loader.data.shared_sequence": "SharedSequence",

@@ -46,7 +46,6 @@ from lit_loader.core.options.loader_config import (
     WorkerMethod,
     check_option,
 )
-from lit_loader.core.options.ray_workers import RayWorkers
 from lit_loader.core.order.orders import epoch_number
 from lit_loader.core.order.shown_samplers import choose_samplers
 from lit_loader.core.seeding.bases import LoaderSeeds
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from lit_loader.insight.recorder import Recorder
     from lit_loader.insight.verdict import LoaderStatistics
     from lit_loader.lightning.device_copy import Move
+    from lit_loader.remote.ray_workers import RayWorkers
 
     _TorchLoader = TorchLoader
 else:
