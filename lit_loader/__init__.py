@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from lit_loader.core.batch.collate import default_collate as default_collate
     from lit_loader.core.batch.collate import default_convert as default_convert
     from lit_loader.core.options.loader_config import LoaderConfig as LoaderConfig
-    from lit_loader.core.state.loader_state import merge_states as merge_states
     from lit_loader.data.balance import BalancedBatchSampler as BalancedBatchSampler
     from lit_loader.data.cached_dataset import CachedDataset as CachedDataset
     from lit_loader.data.mixture import MixtureDataset as MixtureDataset
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from lit_loader.replacement import replace_torch as replace_torch
     from lit_loader.storage.reads_ahead import read_stream as read_stream
     from lit_loader.storage.reads_declared import reads_ahead as reads_ahead
+    from lit_loader.streams.merge_states import merge_states as merge_states
 
 __version__ = "0.3.0"
 
@@ -64,7 +64,7 @@ _NAMES_IN = {
     "lit_loader.data.pad": "PadCollate Padded",
     "lit_loader.storage.reads_ahead": "read_stream",
     "lit_loader.storage.reads_declared": "reads_ahead",
-    "lit_loader.core.state.loader_state": "merge_states",
+    "lit_loader.streams.merge_states": "merge_states",
     "lit_loader.core.options.loader_config": "LoaderConfig",
     "lit_loader.context": "get_epoch get_rng get_shard note",
     "lit_loader.data.balance": "BalancedBatchSampler",

@@ -23,7 +23,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any, Final, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 import numpy as np
 
@@ -33,8 +33,7 @@ from lit_loader.core.epoch.epochs import EpochStart
 from lit_loader.core.epoch.torch_surface import TorchSurface
 from lit_loader.core.executors.executor import Executor
 from lit_loader.core.executors.healer import Healer
-from lit_loader.core.executors.outcome import FewerWorkers, Outcome, Overrun
-from lit_loader.core.executors.pin_memory import Pin, PinMemoryThread
+from lit_loader.core.executors.outcome import FewerWorkers, Outcome, Overrun, Pin
 from lit_loader.core.executors.pipes import PoolClosed
 from lit_loader.core.seeding.generator_lock import GeneratorLock
 from lit_loader.core.system.interrupts import HeldBack, is_interruption, let_handlers_through
@@ -42,6 +41,9 @@ from lit_loader.core.transport.loader_page import GIVEN, SINCE
 from lit_loader.core.transport.messages import POSITION, listed
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import LoaderError, WorkerRestartWarning
+
+if TYPE_CHECKING:
+    from lit_loader.core.executors.pin_memory import PinMemoryThread
 
 __all__ = ["LoaderIterator"]
 
@@ -606,6 +608,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
 
 def _pinning(executor: Executor, pin: Pin, device: int | None) -> PinMemoryThread[Outcome]:
     """Begin to receive, unpack and pin in a thread, which does not hold the iterator."""
+    from lit_loader.core.executors.pin_memory import PinMemoryThread  # where there is a device
 
     def pinned(outcome: Outcome) -> Outcome:
         outcome.unpack()

@@ -35,7 +35,6 @@ from lit_loader.core.epoch.epochs import Epochs, EpochStart, Said
 from lit_loader.core.epoch.iterator import LoaderIterator
 from lit_loader.core.epoch.seams import Seams
 from lit_loader.core.epoch.torch_surface import run_patches
-from lit_loader.core.executors import pin_memory as pinning
 from lit_loader.core.executors.executor import Executor, Inline
 from lit_loader.core.executors.pipes import PoolClosed
 from lit_loader.core.executors.pool_executor import PoolExecutor
@@ -44,8 +43,8 @@ from lit_loader.core.executors.starters import WorkerProcess
 from lit_loader.core.executors.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.core.options.checks import check_dataset
 from lit_loader.core.order.batch_plan import BatchPlan, distributed_sampler_of, lookahead
+from lit_loader.core.order.orders import shown_epoch
 from lit_loader.core.order.shown_samplers import ShardedSampler, ShownSamplers
-from lit_loader.core.order.user_sampler import shown_epoch
 from lit_loader.core.seeding.bases import Bases, LoaderSeeds
 from lit_loader.core.seeding.find_generators import find_generators
 from lit_loader.core.state.position import EpochPosition, Shards
@@ -308,6 +307,8 @@ class LoaderCore:
         self.follow_samplers()
         pin, device = None, None
         if loader.pin_memory:
+            from lit_loader.core.executors import pin_memory as pinning
+
             pin, device = pinning.choose(loader.pin_memory_device, self.warn_once)
         if loader.num_remote_workers and self.iterable:
             self.warn_once(

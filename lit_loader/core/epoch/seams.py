@@ -9,7 +9,7 @@
 
 Each method says what it is asked for, when, and what its answer must have. What worker processes
 need of an add-on is in the spec, and is pickled with it: ``tolerance``, ``concurrent_reads``,
-``share_lists``, ``streams`` of `BatchSpec`.
+``share_lists``, ``table_of``, ``streams`` of `BatchSpec`.
 """
 
 from __future__ import annotations

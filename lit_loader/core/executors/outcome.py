@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from lit_loader.core.batch.batch_spec import BatchWithReport
 from lit_loader.core.batch.timings import MEASURED, Timings
-from lit_loader.core.executors.pin_memory import Pin
 from lit_loader.core.executors.starters import RelayExit
 from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.core.transport.arena import Lease
@@ -18,7 +18,11 @@ from lit_loader.core.transport.worker_exception import WorkerException, describe
 from lit_loader.errors import TransportError
 from lit_loader.sentences import NOT_KNOWN, doing
 
-__all__ = ["FewerWorkers", "Outcome", "Overrun", "WorkerDeath", "doing_task"]
+__all__ = ["FewerWorkers", "Outcome", "Overrun", "Pin", "WorkerDeath", "doing_task"]
+
+
+Pin = Callable[[Any], Any]
+"""Copies a batch into memory that is pinned."""
 
 
 class Outcome:

@@ -28,12 +28,9 @@ import torch
 from lit_loader.core.batch.collate import like
 from lit_loader.errors import LoaderError, PinMemoryError
 
-__all__ = ["Pin", "PinMemoryThread", "choose", "find_accelerator", "pin_batch", "pin_tensor"]
+__all__ = ["PinMemoryThread", "choose", "find_accelerator", "pin_batch", "pin_tensor"]
 
 T = TypeVar("T")
-
-Pin = Callable[[Any], Any]
-"""Copies a batch into page-locked memory."""
 
 
 def pin_tensor(tensor: torch.Tensor) -> torch.Tensor:

@@ -26,10 +26,10 @@ from lit_loader.core.order.orders import (
     BatchOrder,
     EpochOrder,
     Indices,
+    OwnSampler,
     Seed,
     ShuffledSampler,
 )
-from lit_loader.core.order.user_sampler import UserSampler
 from lit_loader.core.seeding.bases import Bases, LoaderSeeds
 from lit_loader.errors import OptionError, StateError
 
@@ -123,7 +123,13 @@ class BatchPlan:
         if (distributed := distributed_sampler_of(self.source)) is not None:
             self.shard = Shard()
             self.rank, self.num_replicas = distributed.rank, distributed.num_replicas
-        self.sampler = UserSampler(self.source, watched, dataset)
+        self.sampler: Any
+        if self.is_computed and watched is None:
+            self.sampler = OwnSampler(source)  # type: ignore[arg-type]  # which is computed
+        else:
+            from lit_loader.core.order.user_sampler import UserSampler
+
+            self.sampler = UserSampler(self.source, watched, dataset)
 
     def __len__(self) -> int:
         """Give this rank's number of batches in a full epoch; a TypeError without a length."""

@@ -60,8 +60,7 @@ from lit_loader.errors import TransportError
 __all__ = [
     "GLOBAL_GENERATORS",
     "LARGE",
-    "MACHINES",
-    "PROCESSES",
+    "LEFT_OUT",
     "Frozen",
     "Policy",
     "freeze",
@@ -92,7 +91,7 @@ _MAGIC: Final = b"litfile1"
 _PLAIN_KINDS: Final = frozenset("biufcmMSUV?")
 """Kinds of elements that are their bytes; others hold pointers."""
 
-_LEFT_OUT: Final = (
+LEFT_OUT: Final = (
     "leave it out in __getstate__ and make it in the worker (on first use, or in worker_init_fn)"
 )
 
@@ -126,7 +125,7 @@ class Policy:
     @classmethod
     def workers(cls) -> Policy:
         """For workers that begin with a new interpreter."""
-        advice, how, by_value = _LEFT_OUT, ", not by cloudpickle either", True
+        advice, how, by_value = LEFT_OUT, ", not by cloudpickle either", True
         if importlib.util.find_spec("cloudpickle") is None:
             advice, how, by_value = _NO_CLOUDPICKLE, "", False
         return cls(
@@ -136,22 +135,6 @@ class Policy:
             by_value=by_value,
             main=main_is_importable(),
         )
-
-
-PROCESSES: Final = Policy(
-    "cannot be pickled, as shared_dataset needs [LL042]",
-    "leave it out in __getstate__ and make it on first use",
-)
-"""Any processes of this machine."""
-
-MACHINES: Final = Policy(
-    "cannot be pickled, as remote workers need [LL025]",
-    _LEFT_OUT,
-    by_value=True,
-    main=False,
-    apart=False,
-)
-"""Other machines: none has this program's file."""
 
 
 # --- apart ---
@@ -228,7 +211,7 @@ def _check(part: object, policy: Policy, name: str) -> None:
     except Exception as error:
         place = find_failing_object(part, error, attempt, name, inside=policy.by_value)
         # Forked workers would share an open file's position.
-        advice = _LEFT_OUT if isinstance(place.value, io.IOBase) else policy.advice
+        advice = LEFT_OUT if isinstance(place.value, io.IOBase) else policy.advice
         raise refusal(place, policy.fault, advice) from error
 
 
