@@ -59,9 +59,9 @@ __all__ = ["DataLoader"]
 T_co = TypeVar("T_co", covariant=True)
 
 if TYPE_CHECKING:
+    from lit_loader.accelerator.device_copy import Move
     from lit_loader.insight.recorder import Recorder
     from lit_loader.insight.verdict import LoaderStatistics
-    from lit_loader.lightning.device_copy import Move
     from lit_loader.remote.ray_workers import RayWorkers
 
     _TorchLoader = TorchLoader
@@ -144,9 +144,17 @@ class _AddOns(Seams):
         moves = core.loader._copies_to
         if moves is None:
             return None
-        from lit_loader.lightning.device_copy import DeviceCopy
+        from lit_loader.accelerator.device_copy import DeviceCopy
 
         return DeviceCopy(*moves)
+
+    def pin_memory(self, core: Any) -> Any:
+        loader = core.loader
+        if not loader.pin_memory:
+            return None
+        from lit_loader.accelerator.pin_memory import Pinning
+
+        return Pinning.of(loader.pin_memory_device, core.warn_once)
 
     def executor(self, core: Any, start: Any) -> Any:
         if core.loader.worker_method != "thread":

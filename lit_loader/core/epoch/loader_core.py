@@ -305,11 +305,7 @@ class LoaderCore:
         self.dataset = self._found["dataset"]
         check_dataset(self.dataset, loading=True)
         self.follow_samplers()
-        pin, device = None, None
-        if loader.pin_memory:
-            from lit_loader.core.executors import pin_memory as pinning
-
-            pin, device = pinning.choose(loader.pin_memory_device, self.warn_once)
+        pin = self.seams.pin_memory(self)
         if loader.num_remote_workers and self.iterable:
             self.warn_once(
                 f"num_remote_workers={loader.num_remote_workers} make no batches of an "
@@ -321,7 +317,7 @@ class LoaderCore:
             self.warn_once(idle)
         workers = loader.num_workers or loader.num_remote_workers
         here = self.spec if workers == 0 else None
-        made: LoaderIterator[Any] = LoaderIterator(self, here, pin, device)
+        made: LoaderIterator[Any] = LoaderIterator(self, here, pin)
         made.observer = self.seams.observer(self, here is not None)
         if here is None:
             self.runs.add(made)

@@ -50,6 +50,10 @@ class Seams:
         """Give what copies batches ahead to a device: ``stage``, ``source``, ``take``; or None."""
         return None
 
+    def pin_memory(self, core: Any) -> Any:
+        """Give what copies batches into pinned memory: called with one, or its ``thread``; None."""
+        return None
+
     def executor(self, core: Any, start: Any) -> Any:
         """Give an `Executor` of another kind than worker processes; None: these make batches."""
         return None
