@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.utils.data import get_worker_info as get_worker_info
 
+    from lit_loader.compat.replacement import replace_torch as replace_torch
     from lit_loader.context import get_epoch as get_epoch
     from lit_loader.context import get_rng as get_rng
     from lit_loader.context import get_shard as get_shard
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from lit_loader.lightning.state_callback import LoaderStateCallback as LoaderStateCallback
     from lit_loader.loader import DataLoader as DataLoader
     from lit_loader.remote.ray_workers import RayWorkers as RayWorkers
-    from lit_loader.replacement import replace_torch as replace_torch
     from lit_loader.storage.reads_ahead import read_stream as read_stream
     from lit_loader.storage.reads_declared import reads_ahead as reads_ahead
     from lit_loader.streams.merge_states import merge_states as merge_states
@@ -85,7 +85,7 @@ _NAMES_IN = {
     "lit_loader.lightning.state_callback": "LoaderStateCallback",
     "lit_loader.loader": "DataLoader",
     "lit_loader.remote.ray_workers": "RayWorkers",
-    "lit_loader.replacement": "replace_torch",
+    "lit_loader.compat.replacement": "replace_torch",
     "lit_loader.insight.verdict": "LoaderStatistics",
     "lit_loader.data.shared_sequence": "SharedSequence",
     "torch.utils.data": "get_worker_info",

@@ -198,6 +198,11 @@ class _AddOns(Seams):
         shown: ShownLoader = core.of_process.setdefault("shown", ShownLoader())
         return shown.figures(core, epoch, now)
 
+    def torch_habits(self) -> Any:
+        from lit_loader.compat import torch_iterator
+
+        return torch_iterator
+
     def words(self) -> Any:
         from lit_loader.streams import advice
 

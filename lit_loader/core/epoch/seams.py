@@ -82,6 +82,10 @@ class Seams:
         """Give what viewers are shown of a loader that works on an epoch; asked once a second."""
         return None
 
+    def torch_habits(self) -> Any:
+        """Give what answers programs that treat an iterator as torch's (`compat`); or None."""
+        return None
+
     def words(self) -> Any:
         """Give the sentences on streams that do not keep what they promise (`advice.py`)."""
         raise NotImplementedError
