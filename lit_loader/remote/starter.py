@@ -26,10 +26,10 @@ from typing import Any, Final
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.executors.parent import Descriptor, Links
 from lit_loader.core.executors.payload import freeze_spec
-from lit_loader.core.executors.process_start import quiet_start
+from lit_loader.core.executors.process_start import importable_main, quiet_start
 from lit_loader.core.executors.starters import DirectWorker, Notice, RelayExit
-from lit_loader.core.system.carrier import LEFT_OUT, Policy, importable_main
 from lit_loader.core.system.shared_file import nameless_file, write_all
+from lit_loader.core.transport.carrier import LEFT_OUT, Policy
 from lit_loader.errors import LoaderError
 from lit_loader.remote.engine import Role
 from lit_loader.remote.relay import relay_main

@@ -155,6 +155,19 @@ def test_batches_may_be_pinned_on_their_way(workers: int) -> None:
         assert all(torch.equal(batch, 2 * one) for batch, one in zip(loader, EXPECTED, strict=True))
 
 
+def test_programs_may_ask_an_iterator_for_what_torchs_has() -> None:
+    class Named(Seams):
+        def torch_habits(self) -> Any:
+            return self
+
+        def attribute(self, iterator: Any, name: str) -> str:
+            return name
+
+    plain, named = with_seams(Seams()), with_seams(Named())
+    assert not hasattr(iter(plain), "_rcvd_idx")
+    assert iter(named)._rcvd_idx == "_rcvd_idx"
+
+
 class Reversed:
     """Makes batches another way, as readers of a stream are."""
 

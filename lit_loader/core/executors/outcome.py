@@ -16,7 +16,6 @@ from lit_loader.core.transport.messages import Reply, Status, position_of
 from lit_loader.core.transport.status_board import BoardRow
 from lit_loader.core.transport.worker_exception import WorkerException, describe_indices
 from lit_loader.errors import TransportError
-from lit_loader.sentences import NOT_KNOWN, doing
 
 __all__ = ["FewerWorkers", "Outcome", "Overrun", "Pin", "WorkerDeath", "doing_task"]
 
@@ -154,6 +153,8 @@ class Overrun(str):
 
 def doing_task(row: BoardRow, indices: Any) -> str:
     """Say what a worker is at: ``fetching index 17 (sample 2 of batch 3, indices [...])``."""
+    from lit_loader.sentences import NOT_KNOWN, doing  # where something has gone wrong
+
     batch = f"batch {position_of(row.number)}, {describe_indices(indices)}"
     known = isinstance(indices, list) and 0 <= row.position < len(indices)
     index = indices[row.position] if known else NOT_KNOWN

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.executors.parent import Descriptor
-from lit_loader.core.system.carrier import Frozen, Policy, freeze, thaw
+from lit_loader.core.executors.process_start import main_is_importable
 from lit_loader.core.system.shared_file import nameless_file, remedy
 from lit_loader.errors import LoaderError
+
+if TYPE_CHECKING:  # forked workers need none of it
+    from lit_loader.core.transport.carrier import Frozen, Policy
 
 __all__ = ["NO_ROOM", "Payload", "freeze_spec"]
 
@@ -27,13 +30,15 @@ def freeze_spec(spec: Any, policy: Policy, instead: Any = None) -> Frozen:
     Raises:
         TransportError: Something cannot be pickled; names the option and the place in it.
     """
+    from lit_loader.core.transport.carrier import freeze
+
     return freeze(spec, policy, {name: getattr(spec, name) for name in _USERS}, instead)
 
 
 class Payload:
     """The user's objects on their way to workers.
 
-    Taken apart (`core/system/carrier.py`) once for all workers, and apart from the rest: so the
+    Taken apart (`core/transport/carrier.py`) once for all workers, and apart from the rest: so the
     worker is up, and can report it, when they cannot be put together. They go through a file: a
     pipe would hold up the parent until each, in turn, has come to reading it; ``shared_bytes`` of
     it are large buffers, which the workers share.
@@ -65,8 +70,10 @@ class Payload:
         A TransportError that names the option and the place in it, if something cannot be pickled.
         """
         if not self._fds:
+            from lit_loader.core.transport.carrier import Policy
+
             instead = None if self._lists is None else self._lists.instead
-            frozen = freeze_spec(self._spec, Policy.workers(), instead)
+            frozen = freeze_spec(self._spec, Policy.workers(main_is_importable()), instead)
             self._fds = frozen.fds
             try:
                 self._fds.insert(0, nameless_file("lit_loader arrays")[0])
@@ -88,6 +95,8 @@ class Payload:
     def open(self) -> BatchSpec:
         """Return the objects; raises whatever unpickling them does."""
         if self._spec is None:
+            from lit_loader.core.transport.carrier import thaw
+
             file, *along = self._fds
             self._spec = thaw(file, along)
             os.close(file)  # what came along belongs to what was made of it

@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -33,8 +34,8 @@ from lit_loader.core.system.signals import SENT_TO_ALL, handled
 from lit_loader.errors import LoaderError
 
 __all__ = [
-    *("Permit", "await_end_of_fork_server", "default_context", "permit"),
-    *("quiet_start", "renew_locks"),
+    *("Permit", "await_end_of_fork_server", "default_context", "importable_main"),
+    *("main_is_importable", "permit", "quiet_start", "renew_locks"),
 ]
 
 _ENDING: Final = 5.0
@@ -51,6 +52,35 @@ def default_context() -> BaseContext:
     if method is not None and method not in START_METHODS:
         return multiprocessing.get_context("fork")
     return multiprocessing.get_context()
+
+
+def main_is_importable() -> bool:
+    """Whether ``__main__`` is a module or a file that a new process can import."""
+    main = sys.modules["__main__"]
+    if getattr(main, "__spec__", None) is not None:
+        return True
+    path = getattr(main, "__file__", None)
+    return path is not None and Path(path).is_file()
+
+
+@contextlib.contextmanager
+def importable_main(hide: bool = False) -> Iterator[None]:
+    """Hide the path of a ``__main__`` that has one and no file, such as ``<stdin>``; or any.
+
+    A process that is started meanwhile would otherwise end, trying to run that file.
+    """
+    main: Any = sys.modules["__main__"]
+    hidden = {}
+    if hide or not main_is_importable():
+        hidden = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
+    if "__file__" in hidden:
+        del main.__file__
+    if "__spec__" in hidden:
+        main.__spec__ = None
+    try:
+        yield
+    finally:
+        vars(main).update(hidden)
 
 
 class Permit(NamedTuple):
