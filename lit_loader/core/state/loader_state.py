@@ -34,6 +34,8 @@ __all__ = ["ELASTIC", "VERSION", "LoaderState"]
 VERSION = 3
 """Raised whenever an older reader would misunderstand a state."""
 
+_READABLE: Final = (2, VERSION)  # of releases since 0.2
+
 ELASTIC = frozenset({"batch_size", "num_replicas"})
 """Fingerprint fields that may differ, if the position in samples falls on a batch boundary."""
 
@@ -206,13 +208,10 @@ class LoaderState:
                 f"got {brief(state)} [LL323]"
             )
         version = state["version"]
-        if not _is_readable(version, state):
-            known = f"only version {VERSION} is known here"
-            if type(version) is int and version == 1:
-                known = "the parts of iterable datasets and samplers have another form since"
+        if type(version) is not int or version not in _READABLE:
             raise StateError(
-                f"state has version {brief(version)}, but {known}: resume with the release of "
-                "lit_loader that the state was taken with [LL324]"
+                f"state has version {brief(version)}, but only version {VERSION} is known here: "
+                "resume with the release of lit_loader that the state was taken with [LL324]"
             )
 
         def field(name: str, fits: Callable[[Any], bool], wanted: str, default: Any = None) -> Any:
@@ -400,20 +399,6 @@ def _checked_ahead(ahead: Any, batches: int) -> tuple[int, ...]:
     if any(after <= before for before, after in itertools.pairwise((batches, *ahead))):
         raise damaged(f"ahead must rise from above batches={batches}", ahead)
     return tuple(ahead)
-
-
-def _is_readable(version: object, state: Mapping[Any, Any]) -> bool:
-    """Whether a state is of this version; or of the first, without parts of users' objects.
-
-    Only the own parts of samplers, datasets and their iterators have another form since.
-    """
-    if type(version) is not int or version not in (1, 2, VERSION):
-        return False
-    if version > 1:
-        return True
-    parts = state.get("sampler")
-    parts = parts if isinstance(parts, Mapping) else {}
-    return state.get("workers") is None and not parts.keys() & {"sampler", "iterator"}
 
 
 # --- readers: each worker, in order; or each behind its number among all, with num_shards ---

@@ -112,7 +112,7 @@ class Policy:
 
     @classmethod
     def workers(cls, main: bool) -> Policy:
-        """For workers that begin with a new interpreter, and can import ``__main__`` if ``main``."""
+        """For workers that begin with a new interpreter; ``main``: it can import ``__main__``."""
         advice, how, by_value = LEFT_OUT, ", not by cloudpickle either", True
         if importlib.util.find_spec("cloudpickle") is None:
             advice, how, by_value = _NO_CLOUDPICKLE, "", False
