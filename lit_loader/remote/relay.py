@@ -167,7 +167,7 @@ class Relay:
             node = member.node if member.up else ""
             if node != self._nodes[place]:
                 self._nodes[place] = node
-                self._board.is_remote(self._rows + place, node)
+                self._board.is_elsewhere(self._rows + place, node)
                 self._show_work(member)
 
     def _show_work(self, member: Member) -> None:

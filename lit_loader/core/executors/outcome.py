@@ -109,7 +109,7 @@ class Outcome:
 class WorkerDeath(Exception):
     """A worker has ended that was not asked to."""
 
-    # What the relay of remote workers says of its end; None: it is another worker's.
+    # What the relay (`RelayExit`) says of its end; None: it is another worker's.
     relay_exit: RelayExit | None = None
 
     def __init__(

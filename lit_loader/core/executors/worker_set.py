@@ -244,7 +244,7 @@ class WorkerSet:
         ended = process.relay_exit
         if ended is not None:
             for row in range(worker - self._num_remote_workers, worker):
-                self._board.is_remote(row, "")
+                self._board.is_elsewhere(row, "")
                 self._board.enter(row, Stage.STARTING, -1)
             if not ended.again:
                 self.relay = None

@@ -44,21 +44,21 @@ batch does not wait for those of the next hundred."""
 class Shard:
     """This process's share of a stream of items that all processes see alike.
 
-    Item ``j`` goes to rank ``j % num_replicas``. What becomes of a remainder is ``tail``: "pad"
+    Item ``j`` goes to rank ``j % num_replicas``. What becomes of the ``remainder``: "pad"
     repeats items from the stream's start, "drop" leaves it off, "keep" gives each item once, so
     that lower ranks may get one more.
     """
 
     rank: int = 0
     num_replicas: int = 1
-    tail: Literal["pad", "drop", "keep"] = "pad"
+    remainder: Literal["pad", "drop", "keep"] = "pad"
 
     def assigned(self, length: int) -> int:
         """Give how many items all ranks together get from a stream of ``length`` items."""
-        remainder = length % self.num_replicas
-        if self.tail == "keep" or not remainder:
+        left = length % self.num_replicas
+        if self.remainder == "keep" or not left:
             return length
-        return length - remainder + (self.num_replicas if self.tail == "pad" else 0)
+        return length - left + (self.num_replicas if self.remainder == "pad" else 0)
 
     def share(self, length: int) -> int:
         """Give how many items this rank gets from a stream of ``length`` items."""
@@ -69,7 +69,7 @@ class Shard:
         positions = np.arange(start, stop, dtype=np.int64)
         positions *= self.num_replicas
         positions += self.rank
-        if self.tail == "pad":
+        if self.remainder == "pad":
             positions %= max(length, 1)
         return positions
 

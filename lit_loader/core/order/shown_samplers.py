@@ -166,7 +166,7 @@ class ShardedSampler(DistributedSampler[Any]):
         self.num_replicas = shard.num_replicas
         self.rank = shard.rank
         self.shuffle = isinstance(source, ShuffledSampler)
-        self.drop_last = shard.tail == "drop"
+        self.drop_last = shard.remainder == "drop"
 
     @property
     def seed(self) -> int:  # type: ignore[override]
@@ -254,5 +254,5 @@ def _sharding_of(
     if sampler.shuffle:
         order = ShuffledSampler(data, seed=seed)
         order.as_distributed = True
-    tail: Any = "drop" if sampler.drop_last else "pad"
-    return order, Shard(sampler.rank, sampler.num_replicas, tail), sampler
+    remainder: Any = "drop" if sampler.drop_last else "pad"
+    return order, Shard(sampler.rank, sampler.num_replicas, remainder), sampler
