@@ -24,11 +24,10 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 from lit_loader.core.batch.batch_spec import BatchSpec
-from lit_loader.core.executors.parent import Descriptor, Links
-from lit_loader.core.executors.payload import freeze_spec
+from lit_loader.core.executors.payload import Links, freeze_spec
 from lit_loader.core.executors.process_start import importable_main, quiet_start
 from lit_loader.core.executors.starters import DirectWorker, Notice, RelayExit
-from lit_loader.core.system.shared_file import nameless_file, write_all
+from lit_loader.core.system.shared_file import Descriptor, nameless_file, write_all
 from lit_loader.core.transport.carrier import LEFT_OUT, Policy
 from lit_loader.errors import LoaderError
 from lit_loader.remote.engine import Role
