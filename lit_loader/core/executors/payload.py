@@ -1,4 +1,4 @@
-"""What a worker is given: `Links`, which connect it with its parent; the user's objects: `Payload`."""
+"""What a worker is given: `Links` to its parent, and the user's objects in a `Payload`."""
 
 from __future__ import annotations
 
