@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.utils.data import get_worker_info as get_worker_info
 
+    from lit_loader.compat.replacement import replace_torch as replace_torch
     from lit_loader.context import get_epoch as get_epoch
     from lit_loader.context import get_rng as get_rng
     from lit_loader.context import get_shard as get_shard
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from lit_loader.core.batch.collate import default_collate as default_collate
     from lit_loader.core.batch.collate import default_convert as default_convert
     from lit_loader.core.options.loader_config import LoaderConfig as LoaderConfig
-    from lit_loader.core.options.ray_workers import RayWorkers as RayWorkers
-    from lit_loader.core.state.loader_state import merge_states as merge_states
     from lit_loader.data.balance import BalancedBatchSampler as BalancedBatchSampler
     from lit_loader.data.cached_dataset import CachedDataset as CachedDataset
     from lit_loader.data.mixture import MixtureDataset as MixtureDataset
@@ -53,9 +52,10 @@ if TYPE_CHECKING:
     from lit_loader.lightning.monitor import LoaderMonitor as LoaderMonitor
     from lit_loader.lightning.state_callback import LoaderStateCallback as LoaderStateCallback
     from lit_loader.loader import DataLoader as DataLoader
-    from lit_loader.replacement import replace_torch as replace_torch
+    from lit_loader.remote.ray_workers import RayWorkers as RayWorkers
     from lit_loader.storage.reads_ahead import read_stream as read_stream
     from lit_loader.storage.reads_declared import reads_ahead as reads_ahead
+    from lit_loader.streams.merge_states import merge_states as merge_states
 
 __version__ = "0.3.0"
 
@@ -64,9 +64,8 @@ _NAMES_IN = {
     "lit_loader.data.pad": "PadCollate Padded",
     "lit_loader.storage.reads_ahead": "read_stream",
     "lit_loader.storage.reads_declared": "reads_ahead",
-    "lit_loader.core.state.loader_state": "merge_states",
+    "lit_loader.streams.merge_states": "merge_states",
     "lit_loader.core.options.loader_config": "LoaderConfig",
-    "lit_loader.core.options.ray_workers": "RayWorkers",
     "lit_loader.context": "get_epoch get_rng get_shard note",
     "lit_loader.data.balance": "BalancedBatchSampler",
     "lit_loader.data.cached_dataset": "CachedDataset",
@@ -85,7 +84,8 @@ _NAMES_IN = {
     "lit_loader.lightning.monitor": "LoaderMonitor",
     "lit_loader.lightning.state_callback": "LoaderStateCallback",
     "lit_loader.loader": "DataLoader",
-    "lit_loader.replacement": "replace_torch",
+    "lit_loader.remote.ray_workers": "RayWorkers",
+    "lit_loader.compat.replacement": "replace_torch",
     "lit_loader.insight.verdict": "LoaderStatistics",
     "lit_loader.data.shared_sequence": "SharedSequence",
     "torch.utils.data": "get_worker_info",

@@ -114,8 +114,8 @@ class PinMemoryError(LoaderError):
 class ExactnessWarning(UserWarning):
     """A batch that was made again, for a check, came out otherwise than at first.
 
-    By ``check_determinism``, or where a batch of a remote worker is compared with this machine's;
-    also: another machine has other versions of what batches may depend on.
+    By ``check_determinism``; also: another machine has other versions of what batches may depend
+    on.
     """
 
 
@@ -127,7 +127,7 @@ class WorkerRestartWarning(RuntimeWarning):
     """A worker died or hung and was replaced; the data goes on as if nothing had happened.
 
     Also: the process that starts workers was replaced, a worker could not be forked at first, or
-    remote workers are missing or lost.
+    workers on other machines are missing or lost.
     """
 
 

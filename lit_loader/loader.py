@@ -16,6 +16,7 @@ for good. So nothing is set on a loader after its construction but what a rebuil
 from __future__ import annotations
 
 import copy
+import dataclasses
 import multiprocessing
 import sys
 import weakref
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 import torch.distributed
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
 from torch.utils.data import default_convert as torch_default_convert
 from torch.utils.data.dataloader import _DatasetKind  # reach: torch: what _dataset_kind is of
 
@@ -46,7 +47,6 @@ from lit_loader.core.options.loader_config import (
     WorkerMethod,
     check_option,
 )
-from lit_loader.core.options.ray_workers import RayWorkers
 from lit_loader.core.order.orders import epoch_number
 from lit_loader.core.order.shown_samplers import choose_samplers
 from lit_loader.core.seeding.bases import LoaderSeeds
@@ -59,9 +59,10 @@ __all__ = ["DataLoader"]
 T_co = TypeVar("T_co", covariant=True)
 
 if TYPE_CHECKING:
+    from lit_loader.accelerator.device_copy import Move
     from lit_loader.insight.recorder import Recorder
     from lit_loader.insight.verdict import LoaderStatistics
-    from lit_loader.lightning.device_copy import Move
+    from lit_loader.remote.ray_workers import RayWorkers
 
     _TorchLoader = TorchLoader
 else:
@@ -99,6 +100,10 @@ class _AddOns(Seams):
             from lit_loader.storage.reads_ahead import reads_of_loader
 
             parts["concurrent_reads"] = reads_of_loader(core)
+        if type(core.dataset) in (TensorDataset, Subset):
+            from lit_loader.data.tensor_table import table_of
+
+            parts["table_of"] = table_of
         if loader.share_lists:
             from lit_loader.data.shared_lists import SharedLists
 
@@ -139,9 +144,17 @@ class _AddOns(Seams):
         moves = core.loader._copies_to
         if moves is None:
             return None
-        from lit_loader.lightning.device_copy import DeviceCopy
+        from lit_loader.accelerator.device_copy import DeviceCopy
 
         return DeviceCopy(*moves)
+
+    def pin_memory(self, core: Any) -> Any:
+        loader = core.loader
+        if not loader.pin_memory:
+            return None
+        from lit_loader.accelerator.pin_memory import Pinning
+
+        return Pinning.of(loader.pin_memory_device, core.warn_once)
 
     def executor(self, core: Any, start: Any) -> Any:
         if core.loader.worker_method != "thread":
@@ -185,6 +198,11 @@ class _AddOns(Seams):
         shown: ShownLoader = core.of_process.setdefault("shown", ShownLoader())
         return shown.figures(core, epoch, now)
 
+    def torch_habits(self) -> Any:
+        from lit_loader.compat import torch_iterator
+
+        return torch_iterator
+
     def words(self) -> Any:
         from lit_loader.streams import advice
 
@@ -222,9 +240,13 @@ class _NumWorkers:
         vars(loader)["num_workers"] = value
 
 
+def _in_lightning() -> bool:
+    return bool(_loaded("lightning.pytorch") or _loaded("pytorch_lightning"))
+
+
 def _saved_by_lightning() -> Any:
     """Give what knows how Lightning saves positions; None: the program does not use Lightning."""
-    if not (_loaded("lightning.pytorch") or _loaded("pytorch_lightning")):
+    if not _in_lightning():
         return None
     from lit_loader.lightning import saved_by_lightning
 
@@ -458,6 +480,11 @@ class DataLoader(_TorchLoader[T_co]):
             check_split_once(dataset, config)
         config.check_dataset_kind(iterable)
         config = config.with_samplers_for(dataset)
+        certain = config.in_order and config.on_sample_error == "raise"
+        if config.batch_sampler is not None and not certain and _in_lightning():
+            from lit_loader.lightning.noted_batches import unnoted
+
+            config = dataclasses.replace(config, batch_sampler=unnoted(config.batch_sampler))
         # An object of its own: samplers hold it, and would hold the loader in a cycle otherwise.
         kind = type(dataset).__name__
         seeds = LoaderSeeds(config.seed, config.generator, config.num_replicas or 1, kind)

@@ -22,8 +22,8 @@ from typing import Any, Final
 
 from lit_loader.core.options.checks import filled_text, is_dataset, seconds
 from lit_loader.core.seeding.generator_state import Draws
-from lit_loader.core.system.carrier import PROCESSES, Frozen, freeze, thaw
 from lit_loader.core.system.cgroups import memory_left
+from lit_loader.core.transport.carrier import Frozen, Policy, freeze, thaw
 from lit_loader.data import memory_files
 from lit_loader.data.fingerprint import environment, fingerprint
 from lit_loader.describe import message_of, public, short_repr
@@ -35,6 +35,11 @@ _LABEL: Final = "lit_loader dataset 1"
 """What files in memory and locks are called; its end is the version of the format."""
 
 _SPARED: Final = 256 << 20  # bytes of memory that are left to others
+
+_PROCESSES: Final = Policy(
+    "cannot be pickled, as shared_dataset needs [LL042]",
+    "leave it out in __getstate__ and make it on first use",
+)
 
 _building: set[tuple[int, str]] = set()
 """Which threads of this process build what now."""
@@ -171,7 +176,7 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
     """Build it, publish it, and map what was published, as all others do."""
     began = time.monotonic()
     dataset: Any = _made(factory, key)
-    frozen: Frozen | None = freeze(dataset, PROCESSES, {"dataset": dataset})
+    frozen: Frozen | None = freeze(dataset, _PROCESSES, {"dataset": dataset})
     assert frozen is not None
     nbytes, left = frozen.size, memory_left()
     if left is not None and left < nbytes + _SPARED:

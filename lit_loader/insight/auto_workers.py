@@ -17,9 +17,9 @@ import time
 from typing import Any, Final
 
 from lit_loader.core.batch.timings import Timings
-from lit_loader.core.system.cgroups import memory_left, own_memory
-from lit_loader.core.system.processors import processors_of_this_rank
+from lit_loader.core.system.cgroups import memory_left
 from lit_loader.insight.controller import Bounds, Controller, Load, Setting
+from lit_loader.insight.resources import own_memory, processors_of_this_rank
 
 __all__ = ["AutoWorkers"]
 

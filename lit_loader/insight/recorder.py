@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
 from lit_loader.core.batch.timings import WINDOW, BatchLog, Timings
-from lit_loader.core.system.cgroups import own_memory
 from lit_loader.core.system.processors import times_of_threads, usable_processors
 from lit_loader.insight.records import (
     MemoryUse,
@@ -31,6 +30,7 @@ from lit_loader.insight.records import (
     Surroundings,
     WorkerTimes,
 )
+from lit_loader.insight.resources import own_memory
 from lit_loader.insight.verdict import LoaderStatistics
 
 __all__ = ["Recorder", "Stopwatch", "statistics_of"]

@@ -48,7 +48,6 @@ from lit_loader.core.options.checks import (
     renamed,
 )
 from lit_loader.core.options.loader_config import FOR_WORKERS, LoaderConfig
-from lit_loader.core.order.shown_samplers import wrappable_by_lightning
 from lit_loader.data.shared_dataset import shared_dataset
 from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError
@@ -59,6 +58,7 @@ from lit_loader.lightning.names import (
     combined,
     is_hook_of,
 )
+from lit_loader.lightning.noted_batches import wrappable
 from lit_loader.lightning.state_callback import LoaderStateCallback, our_loaders
 from lit_loader.loader import DataLoader
 
@@ -173,7 +173,7 @@ class KeepsLoaders(_Base):  # type: ignore[misc]
         config = config.merged(**_asked_by(trainer, split, config))
         if split == "predict":
             made = config.with_samplers_for(dataset)
-            config = made.merged(batch_sampler=wrappable_by_lightning(made.batch_sampler))
+            config = made.merged(batch_sampler=wrappable(made.batch_sampler))
         config = config.with_samplers_for(dataset)
         # A batch sampler that asks for it learns what batches an optimizer step is made of.
         if callable(fit_step := getattr(config.batch_sampler, "fit_step", None)):

@@ -34,9 +34,9 @@ from torch.utils.data import IterableDataset
 
 from lit_loader.core.order.orders import EpochOrder
 from lit_loader.core.seeding.bases import rehearsal
-from lit_loader.core.system import processors
 from lit_loader.describe import public
 from lit_loader.errors import StateError
+from lit_loader.insight import resources
 from lit_loader.lightning.names import Callback, combined
 from lit_loader.lightning.rank_states import RankStates
 from lit_loader.lightning.sampler_advice import advise_on_batch_sampler
@@ -105,7 +105,7 @@ class LoaderStateCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Becomes the Trainer's first callback, and forgets what an earlier fit was to restore."""
-        processors.ranks_here = trainer.num_devices
+        resources.ranks_here = trainer.num_devices
         if stage != "fit":
             return
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]

@@ -24,7 +24,7 @@ from lit_loader.core.batch.batch_loader import make_batch
 from lit_loader.core.batch.batch_spec import USUAL_MODES
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.executors.making import BatchMaker
-from lit_loader.core.system.carrier import thaw_bytes
+from lit_loader.core.transport.carrier import thaw_bytes
 from lit_loader.core.transport.codec import SlotFull, SlotWriter, encode
 from lit_loader.core.transport.messages import (
     SIZE,

@@ -25,8 +25,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from lit_loader.core.options.ray_workers import RayWorkers
 from lit_loader.remote.engine import Failure, Hello, Role, UnreachableError, versions
+from lit_loader.remote.ray_workers import RayWorkers
 
 __all__ = ["RayEngine", "RayHandle", "RemoteWorker"]
 

@@ -37,7 +37,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_loader.core.executors.parent import Descriptor, Links, sentinel_of
+from lit_loader.core.executors.payload import Links
+from lit_loader.core.executors.process_start import sentinel_of
+from lit_loader.core.system.shared_file import Descriptor
 from lit_loader.core.system.signals import reset_signals
 from lit_loader.core.system.stack_dumps import write_stacks_to
 from lit_loader.core.transport.arena import ArenaMap
@@ -167,7 +169,7 @@ class Relay:
             node = member.node if member.up else ""
             if node != self._nodes[place]:
                 self._nodes[place] = node
-                self._board.is_remote(self._rows + place, node)
+                self._board.is_elsewhere(self._rows + place, node)
                 self._show_work(member)
 
     def _show_work(self, member: Member) -> None:

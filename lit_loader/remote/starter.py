@@ -24,17 +24,24 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 from lit_loader.core.batch.batch_spec import BatchSpec
-from lit_loader.core.executors.parent import Descriptor, Links
-from lit_loader.core.executors.payload import freeze_spec
-from lit_loader.core.executors.process_start import quiet_start
+from lit_loader.core.executors.payload import Links, freeze_spec
+from lit_loader.core.executors.process_start import importable_main, quiet_start
 from lit_loader.core.executors.starters import DirectWorker, Notice, RelayExit
-from lit_loader.core.system.carrier import MACHINES, importable_main
-from lit_loader.core.system.shared_file import nameless_file, write_all
+from lit_loader.core.system.shared_file import Descriptor, nameless_file, write_all
+from lit_loader.core.transport.carrier import LEFT_OUT, Policy
 from lit_loader.errors import LoaderError
 from lit_loader.remote.engine import Role
 from lit_loader.remote.relay import relay_main
 
 __all__ = ["RemoteWorkers"]
+
+_MACHINES: Final = Policy(
+    "cannot be pickled, as remote workers need [LL025]",
+    LEFT_OUT,
+    by_value=True,
+    main=False,  # none has this program's file
+    apart=False,
+)
 
 _RELAYS: Final = 3
 """Relays that are started for a pool in a row."""
@@ -68,7 +75,7 @@ class RemoteWorkers:
         here, self._notices = links.num_workers, notices
         total = here + self._num_remote_workers
         self._roles = [Role(each, total, links.seed + each) for each in range(here, total)]
-        packed = freeze_spec(spec, MACHINES).pickled
+        packed = freeze_spec(spec, _MACHINES).pickled
         self._payload, _ = nameless_file("lit_loader dataset")
         try:
             write_all(self._payload, packed)

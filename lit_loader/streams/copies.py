@@ -32,8 +32,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from lit_loader.core.system.carrier import GLOBAL_GENERATORS, refusal
+from lit_loader.core.seeding.find_generators import GLOBAL_GENERATORS
 from lit_loader.core.system.interrupts import let_handlers_through
+from lit_loader.core.transport.carrier import refusal
 from lit_loader.describe import find_failing_object
 from lit_loader.streams.other_streams import shared_epoch
 

@@ -34,7 +34,8 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from lit_loader.core.state import stateful
-from lit_loader.core.state.stateful import has_methods, wants_arguments
+from lit_loader.core.state.fingerprint import has_methods
+from lit_loader.core.state.stateful import wants_arguments
 from lit_loader.describe import wrapped
 
 __all__ = [

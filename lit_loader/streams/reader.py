@@ -33,18 +33,20 @@ from torch.utils.data import IterDataPipe
 from lit_loader.context import READERS, WORKERS, reading
 from lit_loader.core.batch.batch_loader import BEGINNING, SET_EPOCH, BatchLoader
 from lit_loader.core.batch.batch_spec import BatchSpec
-from lit_loader.core.batch.fetch import OMITTED, EndOfData, IterableFetcher
+from lit_loader.core.batch.fetch import OMITTED, EndOfData
 from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.worker_info import show_in_place_of
 from lit_loader.core.seeding.bases import PassSeeds
 from lit_loader.core.seeding.generator_state import Rewind
 from lit_loader.core.state.position import NOT_TAKEN, ReadPoint, marks_joined
-from lit_loader.core.state.stateful import StateMeter, pickled, unpickled
+from lit_loader.core.state.stateful import pickled, unpickled
 from lit_loader.core.state.untrusted_state import resuming
 from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.errors import StateError, TransportError
 from lit_loader.streams import datapipes
 from lit_loader.streams.copies import DatasetCopies
+from lit_loader.streams.iterable_fetcher import IterableFetcher, StateMeter
+from lit_loader.streams.marks import mark_of
 
 __all__ = ["Reader"]
 
@@ -185,6 +187,17 @@ class Reader(BatchLoader):
             self.rng.progress = None
 
         return Rewind(held.states, (self.rng.place, self.rng.go_back), seed=reseed)
+
+    def drawn(self) -> str | None:
+        """Say where generators are."""
+        return self._mark_of(())
+
+    def _mark_of(self, samples: Any) -> str | None:
+        """What a batch is known by; None: its draws follow from no seed of its own."""
+        if self._spec.seeding == "worker":
+            return None
+        held = self._watch.held.states
+        return mark_of(samples, [*held, *self.rng.last])
 
     def _warn_if_short(self, point: ReadPoint) -> bool:
         """Have the user told if the stream has ended before the place that it was to begin at."""

@@ -32,9 +32,9 @@ from lit_loader.core.seeding.bases import PassSeeds
 from lit_loader.core.seeding.generator_state import Loan, OwnStreams
 from lit_loader.core.seeding.seeds import of_thread
 from lit_loader.core.state.position import ReadPoint
-from lit_loader.core.state.stateful import StateMeter
 from lit_loader.core.transport.worker_exception import ReaderShare
 from lit_loader.streams.copies import DatasetCopies
+from lit_loader.streams.iterable_fetcher import StateMeter
 from lit_loader.streams.other_streams import epochs_of_their_own
 from lit_loader.streams.reader import Reader
 

@@ -152,7 +152,7 @@ DAEMON = """
 import threading, sys
 import torch
 from lit_loader import DataLoader
-from lit_loader.core.executors import pin_memory
+from lit_loader.accelerator import pin_memory
 from tests.support.samples import Call, hang
 
 pin_memory.find_accelerator = lambda device="": 0

@@ -11,8 +11,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from lightning.pytorch.loggers import CSVLogger
 
 from lit_loader import LoaderDataModule, LoaderMonitor
-from lit_loader.core.system import processors
-from lit_loader.insight import auto_workers
+from lit_loader.insight import auto_workers, resources
 from tests.insight.test_auto_workers import Random
 from tests.support.lightning_runs import quiet_trainer
 
@@ -59,7 +58,7 @@ def test_a_fit_is_the_same_and_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     monitor = next(each for each in trainer.callbacks if isinstance(each, LoaderMonitor))
     (report,) = monitor.reports
     assert "in the end: by chance (workers computed for" in report.verdict
-    assert processors.ranks_here == 1
+    assert resources.ranks_here == 1
 
 
 def test_a_number_that_was_found_is_no_part_of_a_checkpoint(

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from lit_loader import DataLoader
+from lit_loader.accelerator.pin_memory import PinMemoryThread
 from lit_loader.core.batch import timings
 from lit_loader.core.batch.batch_loader import BatchLoader, maker_of
 from lit_loader.core.batch.progress import Progress
@@ -136,6 +137,35 @@ def test_batches_may_be_staged_on_their_way() -> None:
 
     with with_seams(Doubled(), num_workers=1) as loader:
         assert all(torch.equal(batch, 2 * one) for batch, one in zip(loader, EXPECTED, strict=True))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_may_be_pinned_on_their_way(workers: int) -> None:
+    class Doubled(Seams):
+        def pin_memory(self, core: Any) -> Any:
+            return self
+
+        def __call__(self, batch: Any) -> Any:
+            return 2 * batch
+
+        def thread(self, source: Any, pinned: Any) -> Any:
+            return PinMemoryThread(source, pinned)
+
+    with with_seams(Doubled(), num_workers=workers) as loader:
+        assert all(torch.equal(batch, 2 * one) for batch, one in zip(loader, EXPECTED, strict=True))
+
+
+def test_programs_may_ask_an_iterator_for_what_torchs_has() -> None:
+    class Named(Seams):
+        def torch_habits(self) -> Any:
+            return self
+
+        def attribute(self, iterator: Any, name: str) -> str:
+            return name
+
+    plain, named = with_seams(Seams()), with_seams(Named())
+    assert not hasattr(iter(plain), "_rcvd_idx")
+    assert iter(named)._rcvd_idx == "_rcvd_idx"
 
 
 class Reversed:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lit_loader import DataLoader
-from lit_loader.core.state.stateful import StateMeter
+from lit_loader.streams.iterable_fetcher import StateMeter
 from tests.support.exact import loaded, through_file
 from tests.support.odd_streams import programs
 from tests.support.samples import uncollated, worker_pids

@@ -25,8 +25,7 @@ from typing import Any, Final
 from lit_loader.context import reading
 from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.collate import default_collate
-from lit_loader.core.batch.fetch import OMITTED, IterableFetcher, MapFetcher, as_read
-from lit_loader.core.batch.marks import mark_of
+from lit_loader.core.batch.fetch import OMITTED, MapFetcher, as_read
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.seeding import generator_lock
 from lit_loader.core.seeding.bases import PassSeeds
@@ -70,7 +69,7 @@ class BatchLoader:
         self._num_readers = num_readers
         self._share = (spec.rank * num_readers + worker, spec.num_replicas * num_readers)
         self._collates_into_slot = spec.default_collation
-        self._fetcher: MapFetcher | IterableFetcher | None = None
+        self._fetcher: Any = None  # a `MapFetcher`, but in a reader of a stream
         self._watch = spec.watch()
         # Whether generators are looked for after the next batch, too.
         self._first = spec.seeding != "worker"
@@ -240,9 +239,7 @@ class BatchLoader:
             return self._with_report(batch)
         return batch
 
-    def _fetch_reading(
-        self, fetcher: MapFetcher | IterableFetcher, indices: Any, number: int, progress: Progress
-    ) -> Any:
+    def _fetch_reading(self, fetcher: Any, indices: Any, number: int, progress: Progress) -> Any:
         """Read samples whose reads may have been made ahead, and more of them meanwhile."""
         reads, epoch, made = self.reads, self._epoch, False
         assert reads is not None
@@ -367,8 +364,8 @@ class BatchLoader:
         return Rewind(held, (self.rng.place, self.rng.go_back))
 
     def drawn(self) -> str | None:
-        """Say where generators are."""
-        return self._mark_of(())
+        """See `context`: what is indexed is not read again."""
+        return None
 
     def _reseed_batch(self, number: int) -> None:
         position = self._position(number)
@@ -415,13 +412,6 @@ class BatchLoader:
             held.reseed(seed)
         if self._spec.reseed_fn is not None:
             self._spec.reseed_fn(self._spec.dataset, seed)
-
-    def _mark_of(self, samples: Any) -> str | None:
-        """What a batch is known by; None: its draws follow from no seed of its own."""
-        if self._spec.seeding == "worker":
-            return None
-        held = self._watch.held.states
-        return mark_of(samples, [*held, *self.rng.last])
 
     def _new_map_fetcher(self) -> MapFetcher:
         spec = self._spec

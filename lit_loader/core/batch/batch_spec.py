@@ -15,7 +15,6 @@ import torch
 from torch.utils.data import default_collate as torch_default_collate
 
 from lit_loader.core.batch.collate import default_collate
-from lit_loader.core.batch.tensor_table import Table, table_of
 from lit_loader.core.seeding.find_generators import GeneratorWatch
 from lit_loader.core.state.position import Shards
 
@@ -102,6 +101,7 @@ class BatchSpec:
     # Add-ons, each None without. What copes with samples that cannot be read (`BadSamples`):
     tolerance: Any = None
     concurrent_reads: Any = None  # what reads ahead of the samples (`ReadsAhead`)
+    table_of: Any = None  # what finds the table that a dataset is, if it is one
     streams: Any = None  # what makes batches of an iterable dataset (`StreamMaker`)
 
     def read_ahead(self) -> Any:
@@ -121,14 +121,15 @@ class BatchSpec:
         roots = () if self.tolerance is None else (self.dataset,)
         return GeneratorWatch(*roots, warn=False)
 
-    def table(self) -> Table | None:
+    def table(self) -> Any:
         """The table that batches can be taken from at once; None: they are read by the sample."""
         if (
-            self.default_collation
+            self.table_of is not None
+            and self.default_collation
             and self.batched
             and not self.iterable
             and self.tolerance is None
             and self.reseed_fn is None
         ):
-            return table_of(self.dataset)
+            return self.table_of(self.dataset)
         return None

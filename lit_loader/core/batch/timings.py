@@ -53,7 +53,7 @@ class Timings:
     slowest_at: int = 0  # that sample's place in the batch
     processor: int = 0  # time of the worker's process, all threads, for it; 0: not measured
     queued: int = 0  # how long the worker waited for a processor meanwhile; 0: not measured
-    read: int = 0  # how much of ``fetch`` samples waited for what `lit_loader.reads_ahead` marks
+    read: int = 0  # how much of ``fetch`` samples waited for what was read ahead
     state: int = 0  # how much of ``fetch`` the state of a stream was taken
     number: int = 0  # in the epoch
     arrived: int = 0  # when its result came in at the parent
@@ -100,7 +100,7 @@ class BatchLog:
         worker_growth: Bytes a batch by which the workers' memory grows.
         last: Of the batch given out last.
         events: Of restarts and bad samples: moment, kind and text.
-        nodes: The machine that each remote worker is on, or was last, by its place among them.
+        nodes: The machine that each worker elsewhere is on, or was last, by its place among them.
         first_remote: The number of the first of these.
         waits: What workers slept at while the consumer waited for them.
         threads: The times of this process's threads at the first batch; None: not known.

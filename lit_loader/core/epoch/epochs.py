@@ -40,17 +40,19 @@ import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from lit_loader.core.order.batch_plan import BatchPlan, ComputedBatches
-from lit_loader.core.order.drawn_batches import DrawnBatches
 from lit_loader.core.seeding.bases import Bases, LoaderSeeds, PassSeeds
 from lit_loader.core.state.position import EpochPosition, Position
 from lit_loader.describe import program_stacklevel
 
 __all__ = ["EpochBatches", "EpochStart", "Epochs"]
 
-EpochBatches = ComputedBatches | DrawnBatches
+if TYPE_CHECKING:  # it is loaded for a sampler of the user's
+    from lit_loader.core.order.drawn_batches import DrawnBatches
+
+EpochBatches: TypeAlias = "ComputedBatches | DrawnBatches"
 
 
 class Said(NamedTuple):
@@ -118,6 +120,15 @@ class _Pass:
         """Whether its iterator is gone, and has given one batch at most, which was not used."""
         used = self.committed is not None and self.committed.since
         return not (self.counts or used or self.iterator() is not None)
+
+
+def _drawn(
+    plan: BatchPlan, at: Position, start: int, given: dict[str, Any] | None, left: bool = False
+) -> DrawnBatches:
+    """Draw the batches of a user's sampler, from batch ``start`` on."""
+    from lit_loader.core.order.drawn_batches import DrawnBatches  # which own orders do without
+
+    return DrawnBatches(plan, at.epoch, at.seeds, start, given, left)
 
 
 def _nobody() -> None:
@@ -193,7 +204,7 @@ class Epochs:
             batches = ComputedBatches(self.plan, start.epoch, start.bases)
         elif self.plan is not None:
             left = bool((start.sampler or {}).get("left"))
-            batches = DrawnBatches(self.plan, start.epoch, start.seeds, start.batches, given, left)
+            batches = _drawn(self.plan, start, start.batches, given, left)
         begun = EpochStart(start.epoch, start.bases, start.seeds, batches, position)
         asked = self._asked
         if requested is None:
@@ -279,19 +290,20 @@ class Epochs:
         A sampler's generators then have drawn what was given out, as with torch's loader without
         workers; behind all batches, the end too. If the program has set them since, they stay.
         """
-        position, batches = one.position, one.batches  # None in a copy
+        position = one.position
+        batches: Any = one.batches  # None in a copy
         if self.plan is None or self.plan.is_computed or position.ended:
             return
         sampler, delivered = self.plan.sampler, position.now().delivered
         are_set, found = sampler.have_moved()
         if self.plan.is_end(delivered):
-            if isinstance(batches, DrawnBatches):
+            if batches is not None and not batches.computed:
                 batches.draw_end()  # which is not drawn again
             if are_set:
                 sampler.bring(found)
         elif are_set:
             return
-        elif delivered and not position.since and isinstance(batches, DrawnBatches):
+        elif delivered and not position.since and batches is not None and not batches.computed:
             batches.leave()  # of a resumed epoch, nothing was given
         else:
             sampler.bring(position.marks_at(delivered))
@@ -333,9 +345,7 @@ class Epochs:
             start, given = dataclasses.replace(start, sampler=loaded.sampler), loaded.sampler or {}
         elif self.plan is not None and not self.plan.is_computed:
             unseen, is_end = self._may_be_told_unseen(loaded), self.plan.is_end(loaded.delivered)
-            left = DrawnBatches(
-                self.plan, loaded.epoch, loaded.seeds, loaded.delivered, loaded.sampler
-            )
+            left = _drawn(self.plan, loaded, loaded.delivered, loaded.sampler)
             if left.leave() and unseen:
                 return dataclasses.replace(loaded, requested=requested), loaded.sampler or {}
             if unseen and not is_end:

@@ -34,7 +34,6 @@ from lit_loader.core.epoch.torch_surface import TorchSurface
 from lit_loader.core.executors.executor import Executor
 from lit_loader.core.executors.healer import Healer
 from lit_loader.core.executors.outcome import FewerWorkers, Outcome, Overrun
-from lit_loader.core.executors.pin_memory import Pin, PinMemoryThread
 from lit_loader.core.executors.pipes import PoolClosed
 from lit_loader.core.seeding.generator_lock import GeneratorLock
 from lit_loader.core.system.interrupts import HeldBack, is_interruption, let_handlers_through
@@ -58,7 +57,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
     """An iterator over an epoch's batches.
 
     ``here``: they are made in this process, by the spec that this gives; None: by workers. ``pin``
-    pins them; for workers in a thread, in which ``device`` is the current accelerator.
+    pins them, those of workers in a thread of its own; None: nothing does.
 
     Attributes:
         observer: Is shown the batches, as long as it is not done; None for most.
@@ -67,19 +66,17 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
 
     observer: Any = None
 
-    def __init__(
-        self, core: Any, here: Callable[[], Any] | None, pin: Pin | None, device: int | None
-    ) -> None:
+    def __init__(self, core: Any, here: Callable[[], Any] | None, pin: Any) -> None:
         self._core = core
         self._data_loader = loader = core.loader  # which lives as long as it is iterated
-        self._here, self._pin, self._device, self._pid = here, pin, device, core.pid
+        self._here, self._pin, self._pid = here, pin, core.pid
         self._sample_errors: Any = None
         self._start: EpochStart | None = None
         self._epoch: Epoch | None = None
         self._ahead: Ahead | None = None
         self._arrived: dict[int, Outcome] = {}  # what waits for its turn
         self._executor: Executor | None = None
-        self._thread: PinMemoryThread[Outcome] | None = None
+        self._thread: Any = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._tail: Any = None
         self._draws = here is not None  # whether other threads wait for a turn at the generators
@@ -350,7 +347,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             resizes = self._core.resizes
             executor, begun = self._core.hire(self, epoch)
             try:
-                thread = None if self._pin is None else _pinning(executor, self._pin, self._device)
+                thread = None if self._pin is None else _pinning(executor, self._pin)
                 if begun is None:
                     epoch.restart_all(self._arrived)
                 else:
@@ -604,7 +601,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         super()._shutdown_workers()
 
 
-def _pinning(executor: Executor, pin: Pin, device: int | None) -> PinMemoryThread[Outcome]:
+def _pinning(executor: Executor, pin: Any) -> Any:
     """Begin to receive, unpack and pin in a thread, which does not hold the iterator."""
 
     def pinned(outcome: Outcome) -> Outcome:
@@ -612,7 +609,7 @@ def _pinning(executor: Executor, pin: Pin, device: int | None) -> PinMemoryThrea
         outcome.pin(pin)
         return outcome
 
-    return PinMemoryThread(executor.receive, pinned, device)
+    return pin.thread(executor.receive, pinned)
 
 
 def _give_back(
@@ -620,7 +617,7 @@ def _give_back(
     epoch: Epoch,
     ahead: Ahead,
     executor: Executor,
-    thread: PinMemoryThread[Outcome] | None,
+    thread: Any,
     reusable: bool,
     unnoticed: bool = False,
 ) -> bool:

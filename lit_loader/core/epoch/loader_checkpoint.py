@@ -18,10 +18,9 @@ from lit_loader.core.epoch.loader_core import LoaderCore
 from lit_loader.core.order.batch_plan import distributed_sampler_of
 from lit_loader.core.order.orders import ORDER, ShuffledSampler
 from lit_loader.core.order.shown_samplers import SHUFFLED, order_name
-from lit_loader.core.state.fingerprint import Fingerprint, fingerprint_of
+from lit_loader.core.state.fingerprint import Fingerprint, fingerprint_of, has_methods
 from lit_loader.core.state.loader_state import LoaderState
 from lit_loader.core.state.position import COUNT, Position
-from lit_loader.core.state.stateful import ITERATOR, has_methods
 from lit_loader.core.state.untrusted_state import brief
 
 __all__ = ["load_state", "state_of", "take_state"]
@@ -136,6 +135,8 @@ def _changed(core: LoaderCore, loaded: LoaderState, fingerprint: Fingerprint) ->
 
 def _adapted(loaded: LoaderState, dataset: Any, batch_size: int) -> LoaderState:
     """Let the readers of a stream go on by what has changed of it."""
+    from lit_loader.core.state.stateful import ITERATOR  # of datasets that have a state
+
     points = []
     for point in loaded.position.readers:
         if point.state is not None and not point.ended:

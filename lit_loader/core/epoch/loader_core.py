@@ -35,7 +35,6 @@ from lit_loader.core.epoch.epochs import Epochs, EpochStart, Said
 from lit_loader.core.epoch.iterator import LoaderIterator
 from lit_loader.core.epoch.seams import Seams
 from lit_loader.core.epoch.torch_surface import run_patches
-from lit_loader.core.executors import pin_memory as pinning
 from lit_loader.core.executors.executor import Executor, Inline
 from lit_loader.core.executors.pipes import PoolClosed
 from lit_loader.core.executors.pool_executor import PoolExecutor
@@ -44,8 +43,8 @@ from lit_loader.core.executors.starters import WorkerProcess
 from lit_loader.core.executors.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.core.options.checks import check_dataset
 from lit_loader.core.order.batch_plan import BatchPlan, distributed_sampler_of, lookahead
+from lit_loader.core.order.orders import shown_epoch
 from lit_loader.core.order.shown_samplers import ShardedSampler, ShownSamplers
-from lit_loader.core.order.user_sampler import shown_epoch
 from lit_loader.core.seeding.bases import Bases, LoaderSeeds
 from lit_loader.core.seeding.find_generators import find_generators
 from lit_loader.core.state.position import EpochPosition, Shards
@@ -309,9 +308,7 @@ class LoaderCore:
         self.dataset = self._found["dataset"]
         check_dataset(self.dataset, loading=True)
         self.follow_samplers()
-        pin, device = None, None
-        if loader.pin_memory:
-            pin, device = pinning.choose(loader.pin_memory_device, self.warn_once)
+        pin = self.seams.pin_memory(self)
         if loader.num_remote_workers and self.iterable:
             self.warn_once(
                 f"num_remote_workers={loader.num_remote_workers} make no batches of an "
@@ -323,7 +320,7 @@ class LoaderCore:
             self.warn_once(idle)
         workers = loader.num_workers or loader.num_remote_workers
         here = self.spec if workers == 0 else None
-        made: LoaderIterator[Any] = LoaderIterator(self, here, pin, device)
+        made: LoaderIterator[Any] = LoaderIterator(self, here, pin)
         made.observer = self.seams.observer(self, here is not None)
         if here is None:
             self.runs.add(made)

@@ -9,7 +9,7 @@
 
 Each method says what it is asked for, when, and what its answer must have. What worker processes
 need of an add-on is in the spec, and is pickled with it: ``tolerance``, ``concurrent_reads``,
-``share_lists``, ``streams`` of `BatchSpec`.
+``share_lists``, ``table_of``, ``streams`` of `BatchSpec`.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ class Seams:
         """Give what copies batches ahead to a device: ``stage``, ``source``, ``take``; or None."""
         return None
 
+    def pin_memory(self, core: Any) -> Any:
+        """Give what copies batches into pinned memory: called with one, or its ``thread``; None."""
+        return None
+
     def executor(self, core: Any, start: Any) -> Any:
         """Give an `Executor` of another kind than worker processes; None: these make batches."""
         return None
@@ -76,6 +80,10 @@ class Seams:
 
     def figures(self, core: Any, epoch: int, now: int) -> dict[str, Any] | None:
         """Give what viewers are shown of a loader that works on an epoch; asked once a second."""
+        return None
+
+    def torch_habits(self) -> Any:
+        """Give what answers programs that treat an iterator as torch's (`compat`); or None."""
         return None
 
     def words(self) -> Any:

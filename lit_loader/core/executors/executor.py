@@ -23,8 +23,7 @@ from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.batch.timings import Timings
 from lit_loader.core.batch.worker_info import show, shown
-from lit_loader.core.executors.outcome import Outcome
-from lit_loader.core.executors.pin_memory import Pin
+from lit_loader.core.executors.outcome import Outcome, Pin
 from lit_loader.core.seeding.bases import PassSeeds
 from lit_loader.core.seeding.generator_state import Loan, OwnStreams
 from lit_loader.core.system.interrupts import let_handlers_through

@@ -15,21 +15,12 @@ data structure: it knows numbers only.
 from __future__ import annotations
 
 from collections.abc import Collection
-from enum import Enum
 from typing import Final
 
-__all__ = ["Place", "ReaderHomes"]
+__all__ = ["ReaderHomes"]
 
 _BEGINS: Final = -1
 _UNKNOWN: Final = -2
-
-
-class Place(Enum):
-    """Where a reader is in its home, before a task."""
-
-    BEGINS = 0  # at its start, or where the task says
-    GOES_ON = 1  # at this very task
-    LOST = 2  # not there, or elsewhere: the task has to say where it is
 
 
 class ReaderHomes:
@@ -47,16 +38,20 @@ class ReaderHomes:
         """Give the worker that a reader's task goes to."""
         return self._homes[turn % len(self._homes)]
 
-    def place(self, turn: int) -> Place:
-        """Say what is known, in its home, of where a reader is before a turn."""
-        expected = self._next[turn % len(self._homes)]
-        if expected == turn:
-            return Place.GOES_ON
-        return Place.BEGINS if expected == _BEGINS else Place.LOST
+    def send(self, turn: int, place: bytes) -> bytes | None:
+        """Note that a turn's task is sent; gives what it says of where its reader is.
 
-    def send(self, turn: int) -> None:
-        """Note that a turn's task is sent, which says where its reader is if it has to."""
-        self._next[turn % len(self._homes)] = turn + len(self._homes)
+        That is the ``place`` that the task has, if any, where the reader begins in its home; and
+        nothing where it goes on. None: it has to be said, and the task has none. It is not sent.
+        """
+        reader, readers = turn % len(self._homes), len(self._homes)
+        expected = self._next[reader]
+        if expected == turn:
+            place = b""
+        elif expected != _BEGINS and not place:
+            return None
+        self._next[reader] = turn + readers
+        return place
 
     def lose(self, worker: int) -> None:
         """Note that a worker is gone, with the places of its readers."""

@@ -51,10 +51,10 @@ import numpy as np
 import torch
 
 from lit_loader.core.batch.batch_spec import BatchSpec
-from lit_loader.core.executors.parent import Descriptor, Links
-from lit_loader.core.executors.payload import Payload
+from lit_loader.core.executors.payload import Links, Payload
 from lit_loader.core.executors.process_start import (
     Permit,
+    main_is_importable,
     permit,
     quiet_start,
     renew_locks,
@@ -70,7 +70,7 @@ from lit_loader.core.executors.starters import (
 from lit_loader.core.seeding.find_generators import find_generators
 from lit_loader.core.seeding.seeds import await_draws, seed_worker
 from lit_loader.core.system import linux
-from lit_loader.core.system.carrier import main_is_importable
+from lit_loader.core.system.shared_file import Descriptor
 from lit_loader.core.system.signals import reset_signals
 from lit_loader.core.system.stack_dumps import DUMP_SIGNAL, StackFile, write_stacks_to
 from lit_loader.describe import program_stacklevel

@@ -32,8 +32,8 @@ from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Cancelled, EarlyProgress, Progress
 from lit_loader.core.executors.making import BatchMaker
-from lit_loader.core.executors.parent import Links, follow_parent
-from lit_loader.core.executors.payload import NO_ROOM, Payload
+from lit_loader.core.executors.payload import NO_ROOM, Links, Payload
+from lit_loader.core.executors.process_start import follow_parent
 from lit_loader.core.system.processors import ProcessorClock
 from lit_loader.core.system.signals import reset_signals
 from lit_loader.core.system.stack_dumps import show_stacks_when_asked, write_stacks_to

@@ -5,7 +5,7 @@
     start    seed ─▶ unpack the user's objects ─▶ worker_init_fn ─▶ loader
     a batch  `make_batch` of the loader ─▶ batch, or an exception with where it came from
 
-Used by `core/executors/main.py` and `remote/maker.py`, which differ in how batches travel.
+Used by `core/executors/main.py`, and by workers elsewhere; they differ in how batches travel.
 """
 
 from __future__ import annotations

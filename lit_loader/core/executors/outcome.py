@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from lit_loader.core.batch.batch_spec import BatchWithReport
 from lit_loader.core.batch.timings import MEASURED, Timings
-from lit_loader.core.executors.pin_memory import Pin
 from lit_loader.core.executors.starters import RelayExit
 from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.core.transport.arena import Lease
@@ -16,9 +16,12 @@ from lit_loader.core.transport.messages import Reply, Status, position_of
 from lit_loader.core.transport.status_board import BoardRow
 from lit_loader.core.transport.worker_exception import WorkerException, describe_indices
 from lit_loader.errors import TransportError
-from lit_loader.sentences import NOT_KNOWN, doing
 
-__all__ = ["FewerWorkers", "Outcome", "Overrun", "WorkerDeath", "doing_task"]
+__all__ = ["FewerWorkers", "Outcome", "Overrun", "Pin", "WorkerDeath", "doing_task"]
+
+
+Pin = Callable[[Any], Any]
+"""Copies a batch into memory that is pinned."""
 
 
 class Outcome:
@@ -106,7 +109,7 @@ class Outcome:
 class WorkerDeath(Exception):
     """A worker has ended that was not asked to."""
 
-    # What the relay of remote workers says of its end; None: it is another worker's.
+    # What the relay (`RelayExit`) says of its end; None: it is another worker's.
     relay_exit: RelayExit | None = None
 
     def __init__(
@@ -150,6 +153,8 @@ class Overrun(str):
 
 def doing_task(row: BoardRow, indices: Any) -> str:
     """Say what a worker is at: ``fetching index 17 (sample 2 of batch 3, indices [...])``."""
+    from lit_loader.sentences import NOT_KNOWN, doing  # where something has gone wrong
+
     batch = f"batch {position_of(row.number)}, {describe_indices(indices)}"
     known = isinstance(indices, list) and 0 <= row.position < len(indices)
     index = indices[row.position] if known else NOT_KNOWN

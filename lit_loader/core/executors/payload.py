@@ -1,18 +1,21 @@
-"""`Payload`: the user's objects on their way to workers."""
+"""What a worker is given: `Links` to its parent, and the user's objects in a `Payload`."""
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lit_loader.core.batch.batch_spec import BatchSpec
-from lit_loader.core.executors.parent import Descriptor
-from lit_loader.core.system.carrier import Frozen, Policy, freeze, thaw
-from lit_loader.core.system.shared_file import nameless_file, remedy
+from lit_loader.core.executors.process_start import main_is_importable
+from lit_loader.core.system.shared_file import Descriptor, nameless_file, remedy
 from lit_loader.errors import LoaderError
 
-__all__ = ["NO_ROOM", "Payload", "freeze_spec"]
+if TYPE_CHECKING:  # forked workers need none of it
+    from lit_loader.core.transport.carrier import Frozen, Policy
+
+__all__ = ["NO_ROOM", "Links", "Payload", "freeze_spec"]
 
 NO_ROOM: Final = os.EX_OSERR
 """Exit code of a worker that has no room for the arena in its address space."""
@@ -21,19 +24,49 @@ _USERS: Final = ("dataset", "collate_fn", "worker_init_fn", "reseed_fn")
 """The parts of a spec that come from the user, and so may be such as cannot be pickled."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Links:
+    """What connects one worker with its parent; :meth:`of` makes another one's."""
+
+    worker: int  # the worker's number, from 0
+    num_workers: int  # how many there were to be when it was started
+    seed: int  # the worker's own seed (base seed + its number)
+    token: int  # that of the epoch it begins with
+    parent: int  # process id of the parent
+    arena: Descriptor  # the arena's file
+    mapped: int  # bytes of it to map
+    board_bytes: int  # bytes of the status board at its start
+    control: Descriptor  # read end of the pipe for this worker alone
+    results: Descriptor  # write end of the result pipe
+    stacks: Descriptor  # the file for the stacks of a worker that crashes
+
+    def of(self, worker: int, num_workers: int, token: int, control: int) -> Links:
+        """What connects a worker, by its own control pipe, where this is what connects worker 0."""
+        return dataclasses.replace(
+            self,
+            worker=worker,
+            num_workers=num_workers,
+            seed=self.seed + worker,
+            token=token,
+            control=Descriptor(control),
+        )
+
+
 def freeze_spec(spec: Any, policy: Policy, instead: Any = None) -> Frozen:
     """Take the user's objects apart.
 
     Raises:
         TransportError: Something cannot be pickled; names the option and the place in it.
     """
+    from lit_loader.core.transport.carrier import freeze
+
     return freeze(spec, policy, {name: getattr(spec, name) for name in _USERS}, instead)
 
 
 class Payload:
     """The user's objects on their way to workers.
 
-    Taken apart (`core/system/carrier.py`) once for all workers, and apart from the rest: so the
+    Taken apart (`core/transport/carrier.py`) once for all workers, and apart from the rest: so the
     worker is up, and can report it, when they cannot be put together. They go through a file: a
     pipe would hold up the parent until each, in turn, has come to reading it; ``shared_bytes`` of
     it are large buffers, which the workers share.
@@ -65,8 +98,10 @@ class Payload:
         A TransportError that names the option and the place in it, if something cannot be pickled.
         """
         if not self._fds:
+            from lit_loader.core.transport.carrier import Policy
+
             instead = None if self._lists is None else self._lists.instead
-            frozen = freeze_spec(self._spec, Policy.workers(), instead)
+            frozen = freeze_spec(self._spec, Policy.workers(main_is_importable()), instead)
             self._fds = frozen.fds
             try:
                 self._fds.insert(0, nameless_file("lit_loader arrays")[0])
@@ -88,6 +123,8 @@ class Payload:
     def open(self) -> BatchSpec:
         """Return the objects; raises whatever unpickling them does."""
         if self._spec is None:
+            from lit_loader.core.transport.carrier import thaw
+
             file, *along = self._fds
             self._spec = thaw(file, along)
             os.close(file)  # what came along belongs to what was made of it

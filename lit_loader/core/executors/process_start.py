@@ -1,5 +1,7 @@
 """How a process of ours begins: without the parent's signals, handlers and held locks; `Permit`.
 
+And how it ends with its parent: `follow_parent`.
+
 `quiet_start` is around every start. The new process calls `reset_signals` first; if it was forked,
 `renew_locks` before. A fork copies the locks that other threads hold, and nobody in the copy gives
 them back.
@@ -12,6 +14,7 @@ import io
 import logging
 import multiprocessing
 import os
+import select
 import signal
 import sys
 import tempfile
@@ -20,21 +23,23 @@ import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
-from typing import Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple, NoReturn
 
 import torch
 
-from lit_loader.core.executors.parent import Descriptor
 from lit_loader.core.options.checks import START_METHODS
 from lit_loader.core.seeding.seeds import await_draws, renew_numpy_generator
 from lit_loader.core.system.fork_guard import unguarded_fork
 from lit_loader.core.system.linux import open_process
+from lit_loader.core.system.shared_file import Descriptor
 from lit_loader.core.system.signals import SENT_TO_ALL, handled
 from lit_loader.errors import LoaderError
 
 __all__ = [
-    *("Permit", "await_end_of_fork_server", "default_context", "permit"),
-    *("quiet_start", "renew_locks"),
+    *("Permit", "await_end_of_fork_server", "default_context", "follow_parent"),
+    *("importable_main", "main_is_importable", "permit", "quiet_start", "renew_locks"),
+    "sentinel_of",
 ]
 
 _ENDING: Final = 5.0
@@ -51,6 +56,35 @@ def default_context() -> BaseContext:
     if method is not None and method not in START_METHODS:
         return multiprocessing.get_context("fork")
     return multiprocessing.get_context()
+
+
+def main_is_importable() -> bool:
+    """Whether ``__main__`` is a module or a file that a new process can import."""
+    main = sys.modules["__main__"]
+    if getattr(main, "__spec__", None) is not None:
+        return True
+    path = getattr(main, "__file__", None)
+    return path is not None and Path(path).is_file()
+
+
+@contextlib.contextmanager
+def importable_main(hide: bool = False) -> Iterator[None]:
+    """Hide the path of a ``__main__`` that has one and no file, such as ``<stdin>``; or any.
+
+    A process that is started meanwhile would otherwise end, trying to run that file.
+    """
+    main: Any = sys.modules["__main__"]
+    hidden = {}
+    if hide or not main_is_importable():
+        hidden = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
+    if "__file__" in hidden:
+        del main.__file__
+    if "__spec__" in hidden:
+        main.__spec__ = None
+    try:
+        yield
+    finally:
+        vars(main).update(hidden)
 
 
 class Permit(NamedTuple):
@@ -200,3 +234,41 @@ def _streams() -> Iterator[Any]:
     for logger in (logging.root, *list(logging.root.manager.loggerDict.values())):
         for handler in getattr(logger, "handlers", ()):  # a placeholder has none
             yield getattr(handler, "stream", None)
+
+
+def follow_parent(parent: int) -> None:
+    """End this process when the parent does, even from within user code.
+
+    A pidfd sees the parent itself die; a pipe's end, as multiprocessing has it, may be held open
+    by any process that was forked meanwhile. PR_SET_PDEATHSIG would follow the *thread* that
+    started the worker.
+    """
+    sentinel = sentinel_of(parent)
+    if sentinel is None:
+        return
+
+    def wait() -> None:
+        poll = select.poll()
+        poll.register(sentinel, select.POLLIN)
+        poll.poll()
+        _leave()
+
+    threading.Thread(target=wait, name="lit_loader parent watch", daemon=True).start()
+
+
+def sentinel_of(parent: int) -> int | None:
+    """What can be read from when the parent has ended; None: not known.
+
+    Where the parent is gone already, so is this process.
+    """
+    try:
+        return open_process(parent)
+    except ProcessLookupError:
+        _leave()
+    except OSError:
+        process = multiprocessing.parent_process()
+        return None if process is None else int(process.sentinel)
+
+
+def _leave() -> NoReturn:
+    os._exit(1)

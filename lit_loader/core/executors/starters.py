@@ -21,16 +21,15 @@ from multiprocessing.process import BaseProcess, _children  # type: ignore[attr-
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from lit_loader.core.executors.main import worker_main
-from lit_loader.core.executors.parent import Links
-from lit_loader.core.executors.payload import Payload
+from lit_loader.core.executors.payload import Links, Payload
 from lit_loader.core.executors.process_start import (
     Permit,
     await_end_of_fork_server,
+    importable_main,
     permit,
     quiet_start,
     renew_locks,
 )
-from lit_loader.core.system.carrier import importable_main
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.system.linux import open_process
 from lit_loader.errors import LoaderError

@@ -44,7 +44,6 @@ from multiprocessing.context import BaseContext
 from typing import Any, Final
 
 from lit_loader.core.batch.batch_spec import BatchSpec
-from lit_loader.core.executors.homes import Place, ReaderHomes
 from lit_loader.core.executors.outcome import FewerWorkers, Outcome
 from lit_loader.core.executors.pipes import Ended, Pipes
 from lit_loader.core.executors.worker_set import WorkerSet, explain_limit
@@ -244,7 +243,13 @@ class WorkerPool:
                 workers = self.workers = WorkerSet(arena, board, self.page, pipes)
                 self._finalizer = weakref.finalize(self, workers.close, unnoticed=True)
                 pipes.begin()
-                self._homes = ReaderHomes(turns, num_workers) if turns else None
+                self._homes: Any = None
+                if turns:
+                    from lit_loader.core.executors.homes import (
+                        ReaderHomes,  # of those who take some
+                    )
+
+                    self._homes = ReaderHomes(turns, num_workers)
                 board.token, board.workers = self.token, num_workers
                 workers.prepare(spec, num_workers, context, seed, remote, relay)
                 self.notices = workers.notices  # for the consumer, of how workers were started
@@ -299,15 +304,13 @@ class WorkerPool:
         """Send a copy of a task to a worker; a reader's whose place is not known there is lost."""
         packed = task.packed
         if self.of_readers and self._homes is not None:
-            there = self._homes.place(position_of(task.number))
-            if there is Place.GOES_ON:
-                packed = b""
-            elif there is Place.LOST and not packed:
+            said = self._homes.send(position_of(task.number), packed)
+            if said is None:
                 del self._tasks[task.number]
                 self._ready.append(Outcome.of_lost(task.number))
                 self.pipes.wake()  # another thread may be waiting
                 return
-            self._homes.send(position_of(task.number))
+            packed = said
         nbytes = len(packed)
         slot = self.arena.acquire(nbytes)
         offset = slot.offset

@@ -20,7 +20,7 @@ from typing import Any, Final
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.executors.launcher import make_starter, other_starter
 from lit_loader.core.executors.outcome import WorkerDeath
-from lit_loader.core.executors.parent import Descriptor, Links
+from lit_loader.core.executors.payload import Links
 from lit_loader.core.executors.pipes import Pipes
 from lit_loader.core.executors.starters import (
     Notice,
@@ -30,6 +30,7 @@ from lit_loader.core.executors.starters import (
 )
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.system.processors import usable_processors
+from lit_loader.core.system.shared_file import Descriptor
 from lit_loader.core.system.stack_dumps import DUMP_SIGNAL, StackFile
 from lit_loader.core.transport.arena import Arena
 from lit_loader.core.transport.loader_page import LoaderPage
@@ -244,7 +245,7 @@ class WorkerSet:
         ended = process.relay_exit
         if ended is not None:
             for row in range(worker - self._num_remote_workers, worker):
-                self._board.is_remote(row, "")
+                self._board.is_elsewhere(row, "")
                 self._board.enter(row, Stage.STARTING, -1)
             if not ended.again:
                 self.relay = None

@@ -38,6 +38,7 @@ __all__ = [
     *("exception_classes", "filled_text", "flag", "function", "generator", "indices"),
     *("is_dataset", "is_factory", "is_iterable", "is_list", "known_keywords", "known_options"),
     *("memory_size", "number", "one_of", "or_none", "path", "plain", "positive", "refuse"),
+    "remote",
     "renamed",
     *("reseeding", "seconds", "start_method", "text", "undeferred", "whole_number", "workers"),
 ]
@@ -338,6 +339,13 @@ def generator(name: str, value: Any) -> Any:
     ):
         refuse(name, "a torch.Generator", value)
     return value
+
+
+def remote(name: str, value: Any) -> Any:
+    """Check where remote workers come from, or make it of a mapping: it has its own checks."""
+    import lit_loader  # the face, which has the add-on's class when it is asked for
+
+    return lit_loader.RayWorkers.taken(name, value)
 
 
 def exception_classes(name: str, value: Any) -> tuple[type[Exception], ...]:

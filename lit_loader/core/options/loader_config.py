@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 from lit_loader.core.options import checks
 from lit_loader.core.options.checks import checked, count, flag, or_none, positive, seconds
-from lit_loader.core.options.ray_workers import RayWorkers, remote_from
 from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError
 
@@ -118,12 +117,12 @@ class LoaderConfig:
     share_lists: bool = checked(False, flag)
     concurrent_reads: int = checked(16, partial(count, below=checks.MANY))
     num_remote_workers: int = checked(0, count)
-    remote: Any = checked(None, or_none(remote_from))
+    remote: Any = checked(None, or_none(checks.remote))
 
     def __post_init__(self) -> None:
         checks.check_fields(self)
         if self.num_remote_workers and self.remote is None:
-            object.__setattr__(self, "remote", RayWorkers())
+            object.__setattr__(self, "remote", checks.remote("remote", {}))
         for message in self._conflicts():
             raise OptionError(f"{message} [LL602]")
 

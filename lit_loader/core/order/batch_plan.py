@@ -26,10 +26,10 @@ from lit_loader.core.order.orders import (
     BatchOrder,
     EpochOrder,
     Indices,
+    OwnSampler,
     Seed,
     ShuffledSampler,
 )
-from lit_loader.core.order.user_sampler import UserSampler
 from lit_loader.core.seeding.bases import Bases, LoaderSeeds
 from lit_loader.errors import OptionError, StateError
 
@@ -44,21 +44,21 @@ batch does not wait for those of the next hundred."""
 class Shard:
     """This process's share of a stream of items that all processes see alike.
 
-    Item ``j`` goes to rank ``j % num_replicas``. What becomes of a remainder is ``tail``: "pad"
+    Item ``j`` goes to rank ``j % num_replicas``. What becomes of the ``remainder``: "pad"
     repeats items from the stream's start, "drop" leaves it off, "keep" gives each item once, so
     that lower ranks may get one more.
     """
 
     rank: int = 0
     num_replicas: int = 1
-    tail: Literal["pad", "drop", "keep"] = "pad"
+    remainder: Literal["pad", "drop", "keep"] = "pad"
 
     def assigned(self, length: int) -> int:
         """Give how many items all ranks together get from a stream of ``length`` items."""
-        remainder = length % self.num_replicas
-        if self.tail == "keep" or not remainder:
+        left = length % self.num_replicas
+        if self.remainder == "keep" or not left:
             return length
-        return length - remainder + (self.num_replicas if self.tail == "pad" else 0)
+        return length - left + (self.num_replicas if self.remainder == "pad" else 0)
 
     def share(self, length: int) -> int:
         """Give how many items this rank gets from a stream of ``length`` items."""
@@ -69,7 +69,7 @@ class Shard:
         positions = np.arange(start, stop, dtype=np.int64)
         positions *= self.num_replicas
         positions += self.rank
-        if self.tail == "pad":
+        if self.remainder == "pad":
             positions %= max(length, 1)
         return positions
 
@@ -123,7 +123,13 @@ class BatchPlan:
         if (distributed := distributed_sampler_of(self.source)) is not None:
             self.shard = Shard()
             self.rank, self.num_replicas = distributed.rank, distributed.num_replicas
-        self.sampler = UserSampler(self.source, watched, dataset)
+        self.sampler: Any
+        if self.is_computed and watched is None:
+            self.sampler = OwnSampler(source)  # type: ignore[arg-type]  # which is computed
+        else:
+            from lit_loader.core.order.user_sampler import UserSampler
+
+            self.sampler = UserSampler(self.source, watched, dataset)
 
     def __len__(self) -> int:
         """Give this rank's number of batches in a full epoch; a TypeError without a length."""

@@ -152,7 +152,7 @@ class DrawnBatches:
     def _rank_batches(self) -> Iterator[Any]:
         """Draw this rank's batches, from the position on."""
         plan, shard, head = self._plan, self._plan.shard, self._head
-        needed = shard.num_replicas - 1 if shard.tail == "pad" else 0  # again, at the end
+        needed = shard.num_replicas - 1 if shard.remainder == "pad" else 0  # again, at the end
         self._begin()
         for group in self._groups_from_position():
             if len(head) < needed:

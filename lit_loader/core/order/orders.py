@@ -18,10 +18,10 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
-from lit_loader.core.options.checks import whole_number
+from lit_loader.core.options.checks import plain, whole_number
 from lit_loader.core.order.permutation import Permutation
 from lit_loader.core.seeding.bases import Bases, LoaderSeeds
-from lit_loader.core.state.fingerprint import Fingerprint, summarise
+from lit_loader.core.state.fingerprint import Fingerprint, fingerprint_of, summarise
 from lit_loader.core.state.untrusted_state import damaged, is_count, is_epoch
 from lit_loader.describe import callers, short_repr
 from lit_loader.errors import OptionError, StateError
@@ -34,10 +34,12 @@ __all__ = [
     "EpochOrder",
     "Indices",
     "OrderedSampler",
+    "OwnSampler",
     "Seed",
     "ShuffledSampler",
     "epoch_number",
     "resolve",
+    "shown_epoch",
 ]
 
 Seed = int | Callable[[], int]
@@ -110,6 +112,43 @@ class EpochOrder:
         for start in range(0, length, CHUNK):
             stop = min(start + CHUNK, length)
             yield from order(np.arange(start, stop, dtype=np.int64)).tolist()
+
+
+class OwnSampler:
+    """One of the loader's own samplers between two epochs, as `UserSampler` is a user's."""
+
+    has_generators = is_programs = wanders = False
+
+    def __init__(self, source: EpochOrder) -> None:
+        self.source = source
+        self.fingerprint()  # one that cannot be part of a state is refused at once
+
+    def requested_epoch(self) -> int | None:
+        """Give the epoch that was set on it since the last epoch began; None if none."""
+        return self.source.requested_epoch
+
+    def choose(self, epoch: int) -> None:
+        """Ask for an epoch."""
+        self.source.set_epoch(epoch)
+
+    def tell(self, epoch: int) -> None:
+        """Do nothing: it is no sampler of the program's."""
+
+    def begin(self, epoch: int) -> None:
+        """Note that an epoch begins."""
+        self.source.epoch, self.source.requested_epoch = epoch, None
+
+    def take_up(self, state: Mapping[str, Any], at_start: bool) -> None:
+        """Note that a state is loaded: what was set before is part of what is resumed."""
+        self.source.requested_epoch = None
+
+    def state(self, left: bool) -> dict[str, Any] | None:
+        """Give what must be remembered where no epoch is begun: nothing."""
+        return None
+
+    def fingerprint(self) -> Fingerprint:
+        """Give its part of a state's fingerprint: its fields "sampler.…"."""
+        return fingerprint_of("sampler", self.source)
 
 
 class BatchOrder(EpochOrder, Sampler[list[int]]):
@@ -285,6 +324,14 @@ def epoch_number(epoch: Any) -> int:
     if not is_epoch(number):
         raise OptionError(f"epoch must be below 2**62, got epoch={short_repr(number)}")
     return number
+
+
+def shown_epoch(owner: Any) -> int | None:
+    """The epoch that a sampler with ``set_epoch`` shows as its attribute; None: it shows none."""
+    if not callable(getattr(owner, "set_epoch", None)):
+        return None
+    epoch = plain(getattr(owner, "epoch", None))
+    return epoch if isinstance(epoch, int) and epoch >= 0 else None
 
 
 class EndlessSampler(Sampler[None]):

@@ -35,10 +35,7 @@ from lit_loader.core.order.orders import (
 from lit_loader.core.seeding.bases import LoaderSeeds
 from lit_loader.errors import OptionError
 
-__all__ = [
-    *("SHUFFLED", "ShardedSampler", "ShownSamplers", "choose_samplers", "order_name"),
-    "wrappable_by_lightning",
-]
+__all__ = ["SHUFFLED", "ShardedSampler", "ShownSamplers", "choose_samplers", "order_name"]
 
 SHUFFLED: Final = frozenset({ShuffledSampler.__name__, DistributedSampler.__name__})
 """Names in a state of the two orders that a `ShuffledSampler` can give."""
@@ -91,9 +88,6 @@ def choose_samplers(
     """
     sampler, batch_sampler = config.sampler, config.batch_sampler
     _check_length(sampler if batch_sampler is None else batch_sampler, dataset)
-    certain = config.in_order and config.on_sample_error == "raise"
-    if not certain and any(kind.__name__ == _NOTING for kind in type(batch_sampler).__mro__):
-        batch_sampler = _Unnoted(batch_sampler)
     given = distributed_sampler_of(sampler if batch_sampler is None else batch_sampler)
     if given is not None:
         _check_replicas(config, given)
@@ -172,7 +166,7 @@ class ShardedSampler(DistributedSampler[Any]):
         self.num_replicas = shard.num_replicas
         self.rank = shard.rank
         self.shuffle = isinstance(source, ShuffledSampler)
-        self.drop_last = shard.tail == "drop"
+        self.drop_last = shard.remainder == "drop"
 
     @property
     def seed(self) -> int:  # type: ignore[override]
@@ -260,39 +254,5 @@ def _sharding_of(
     if sampler.shuffle:
         order = ShuffledSampler(data, seed=seed)
         order.as_distributed = True
-    tail: Any = "drop" if sampler.drop_last else "pad"
-    return order, Shard(sampler.rank, sampler.num_replicas, tail), sampler
-
-
-# --- whether Lightning may note which indices a batch was made of, for writers of predictions ---
-
-# Its wrapper notes batches as they are drawn. Where the loader gives them out in another order, or
-# leaves samples out, number ``i`` would be another batch's: then the wrapper is hidden, and
-# Lightning says that it cannot infer the indices.
-
-
-# Known by its name, for there are two (``lightning``, ``pytorch_lightning``), and no loader needs
-# either.
-# reach: lightning: the class that Lightning looks for
-_NOTING = "_IndexBatchSamplerWrapper"
-
-
-def wrappable_by_lightning(batch_sampler: Any) -> Any:
-    """Make of a list of batches what Lightning can wrap: it copies a batch sampler's attributes."""
-    if batch_sampler is None or hasattr(batch_sampler, "__dict__"):
-        return batch_sampler
-    return _Unnoted(batch_sampler)
-
-
-class _Unnoted:
-    """A batch sampler that gives what another gives, and nothing else of it but its sampler."""
-
-    def __init__(self, batch_sampler: Iterable[Any]) -> None:
-        self.sampler = getattr(batch_sampler, "sampler", None)
-        self._batch_sampler: Any = batch_sampler
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._batch_sampler)
-
-    def __len__(self) -> int:
-        return len(self._batch_sampler)
+    remainder: Any = "drop" if sampler.drop_last else "pad"
+    return order, Shard(sampler.rank, sampler.num_replicas, remainder), sampler

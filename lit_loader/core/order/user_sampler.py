@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DistributedSampler
 
-from lit_loader.core.options.checks import plain
-from lit_loader.core.order.orders import EpochOrder
+from lit_loader.core.order.orders import EpochOrder, shown_epoch
 from lit_loader.core.seeding.find_generators import find_generators, states_of
 from lit_loader.core.seeding.generator_state import preserved, tape
 from lit_loader.core.seeding.seeds import seed_globals
@@ -25,7 +24,7 @@ from lit_loader.core.state.stateful import Opened
 from lit_loader.core.state.untrusted_state import alike, resuming
 from lit_loader.errors import StateError
 
-__all__ = ["SAMPLER", "Marks", "UserSampler", "shown_epoch"]
+__all__ = ["SAMPLER", "Marks", "UserSampler"]
 
 Marks = list[tuple[type, Any]]
 
@@ -38,7 +37,7 @@ class _Counted(int):
 
 
 class UserSampler:
-    """A user's sampler or batch sampler, or one of the loader's own, from one epoch to the next.
+    """A user's sampler or batch sampler, from one epoch to the next; `OwnSampler` is the loader's.
 
     ``watched`` is a ``DistributedSampler`` on which programs set the epoch instead. What samplers
     hold of the dataset is not theirs. A fingerprint that cannot be part of a state is an
@@ -257,12 +256,6 @@ class UserSampler:
 
 def _has_set_epoch(owner: Any) -> bool:
     return callable(getattr(owner, "set_epoch", None))
-
-
-def shown_epoch(owner: Any) -> int | None:
-    """The epoch that a sampler with ``set_epoch`` shows as its attribute; None: it shows none."""
-    epoch = plain(getattr(owner, "epoch", None)) if _has_set_epoch(owner) else None
-    return epoch if isinstance(epoch, int) and epoch >= 0 else None
 
 
 def _is_counted(owner: Any) -> bool:

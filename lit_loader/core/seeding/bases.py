@@ -38,7 +38,7 @@ import torch
 from torch import Generator
 
 from lit_loader.context import reading
-from lit_loader.core.seeding import generator_lock, job
+from lit_loader.core.seeding import generator_lock
 from lit_loader.core.seeding.global_states import note_use, numpy_memory
 from lit_loader.core.seeding.seeds import derive, extend
 from lit_loader.core.seeding.twister import was_just_seeded
@@ -127,7 +127,7 @@ class LoaderSeeds:
         self._kin = object()  # that of its copies, too
         self._kind = kind
         # Counted among those that share data: each rank may have others besides.
-        self._job = job.Name(kind) if replicas > 1 else None
+        self._job = _name(kind) if replicas > 1 else None
 
     def is_kin(self, other: object) -> bool:
         """Whether another is of the same loader, or of a copy of that: samplers hold the first."""
@@ -136,7 +136,7 @@ class LoaderSeeds:
     def of_ranks(self, replicas: int, seed: Any) -> None:
         """Learn from a distributed sampler how many share the data, and the seed of its order."""
         if replicas > 1 and self._job is None:
-            self._job = job.Name(self._kind)
+            self._job = _name(self._kind)
             if self._origin:  # drawn by this process for itself alone
                 self._bases = None
         self._replicas, self.sampler = replicas, seed if isinstance(seed, int) else None
@@ -229,7 +229,7 @@ class LoaderSeeds:
         given = os.environ.get("PL_GLOBAL_SEED") if several and self._generator is None else None
         if order is None and given:
             order = int(given)
-        if several and not job.is_there():
+        if several and not _in_a_job():
             if order is None:
                 order = 0 if self._generator is None else self._generator.initial_seed()
             return Bases.of(order)
@@ -249,6 +249,18 @@ class LoaderSeeds:
         main, numpy, python = drawn
         bases = Bases(main, main, numpy, python)
         return bases if order is None else replace(bases, order=order & _MASK)
+
+
+def _name(kind: str) -> Any:
+    from lit_loader.core.seeding import job  # of those who share their data
+
+    return job.Name(kind)
+
+
+def _in_a_job() -> bool:
+    from lit_loader.core.seeding import job
+
+    return job.is_there()
 
 
 class _Rehearsal:

@@ -37,12 +37,19 @@ import torch.utils.data
 
 from lit_loader.core.seeding.seeds import derive
 from lit_loader.core.seeding.twister import begun_from_a_seed
-from lit_loader.core.system.carrier import GLOBAL_GENERATORS
 
 __all__ = [
-    *("CLOSED", "GeneratorWatch", "HeldGenerators", "controls", "find_generators"),
+    *("CLOSED", "GLOBAL_GENERATORS", "GeneratorWatch", "HeldGenerators", "controls"),
+    "find_generators",
     *("instance_dict", "is_leaf", "root_of", "set_children", "states_of"),
 ]
+
+GLOBAL_GENERATORS: Final[tuple[Any, ...]] = (
+    random.seed.__self__,  # type: ignore[attr-defined]
+    np.random.rand.__self__,  # type: ignore[attr-defined]
+    torch.default_generator,
+)
+"""The random generators that a process has once, which loaders seed for each batch."""
 
 MAX_DEPTH = 16
 """Steps (attribute, item, closure cell, ...) that are followed from a root."""

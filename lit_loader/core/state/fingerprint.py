@@ -25,7 +25,7 @@ import numpy as np
 from lit_loader.core.state.untrusted_state import PRIMITIVES
 from lit_loader.errors import OptionError
 
-__all__ = ["Fingerprint", "fingerprint_of", "summarise"]
+__all__ = ["Fingerprint", "fingerprint_of", "has_methods", "summarise"]
 
 Fingerprint = dict[str, int | float | str | bool | None]
 
@@ -48,6 +48,12 @@ def fingerprint_of(name: str, thing: Any) -> Fingerprint:
             f"float, str, bool or None, got {' '.join(repr(fields).split())}"
         )
     return {f"{name}.{field}": value for field, value in fields.items()}
+
+
+def has_methods(stream: Any) -> bool:
+    """Whether there are methods ``state_dict`` and ``load_state_dict``, whatever they take."""
+    methods = (getattr(stream, name, None) for name in ("state_dict", "load_state_dict"))
+    return all(map(callable, methods))
 
 
 def summarise(values: Collection[object]) -> str:

@@ -13,31 +13,28 @@ import math
 import pickle
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from typing import Any, Final
 
 from lit_loader.core.seeding.bases import Bases
 from lit_loader.core.state.fingerprint import Fingerprint
 from lit_loader.core.state.position import COUNT, Mark, Position, ReadPoint, Shards
-from lit_loader.core.state.sampler_state import DIGEST, checked_sampler_state
-from lit_loader.core.state.stateful import checked_parts, unpickled
 from lit_loader.core.state.untrusted_state import (
     MAX_BATCHES,
     PRIMITIVES,
-    alike,
     brief,
     damaged,
     is_count,
     is_epoch,
 )
 from lit_loader.core.system.interrupts import let_handlers_through
-from lit_loader.describe import public
 from lit_loader.errors import StateError
 
-__all__ = ["ELASTIC", "VERSION", "LoaderState", "merge_states"]
+__all__ = ["ELASTIC", "VERSION", "LoaderState"]
 
 VERSION = 3
 """Raised whenever an older reader would misunderstand a state."""
+
+_READABLE: Final = (2, VERSION)  # of releases since 0.2
 
 ELASTIC = frozenset({"batch_size", "num_replicas"})
 """Fingerprint fields that may differ, if the position in samples falls on a batch boundary."""
@@ -211,13 +208,10 @@ class LoaderState:
                 f"got {brief(state)} [LL323]"
             )
         version = state["version"]
-        if not _is_readable(version, state):
-            known = f"only version {VERSION} is known here"
-            if type(version) is int and version == 1:
-                known = "the parts of iterable datasets and samplers have another form since"
+        if type(version) is not int or version not in _READABLE:
             raise StateError(
-                f"state has version {brief(version)}, but {known}: resume with the release of "
-                "lit_loader that the state was taken with [LL324]"
+                f"state has version {brief(version)}, but only version {VERSION} is known here: "
+                "resume with the release of lit_loader that the state was taken with [LL324]"
             )
 
         def field(name: str, fits: Callable[[Any], bool], wanted: str, default: Any = None) -> Any:
@@ -241,7 +235,11 @@ class LoaderState:
         told = epoch if version < VERSION else told
         batches = _checked_batches(batches)
         ahead = _checked_ahead(state.get("ahead", ()), batches)
-        sampler = checked_sampler_state(state.get("sampler"))
+        sampler = state.get("sampler")
+        if sampler is not None:
+            from lit_loader.core.state.sampler_state import checked_sampler_state  # of the user's
+
+            sampler = checked_sampler_state(sampler)
         points = _checked_workers(state.get("workers"), fingerprint.get("num_workers"))
         readers = _checked_readers(state.get("readers"), fingerprint)
         if readers is not None:
@@ -323,7 +321,7 @@ def _part(point: ReadPoint) -> list[Any]:
 
     And as far as there are any: batches behind that state, before it began again, marks.
     """
-    own = unpickled(point.state) if type(point.state) is bytes else _copied(point.state)
+    own = pickle.loads(point.state) if type(point.state) is bytes else _copied(point.state)
     part = [point.batches, own, point.ended]
     if point.marks:
         return [*part, point.behind, point.before, [list(mark) for mark in point.marks]]
@@ -403,20 +401,6 @@ def _checked_ahead(ahead: Any, batches: int) -> tuple[int, ...]:
     return tuple(ahead)
 
 
-def _is_readable(version: object, state: Mapping[Any, Any]) -> bool:
-    """Whether a state is of this version; or of the first, without parts of users' objects.
-
-    Only the own parts of samplers, datasets and their iterators have another form since.
-    """
-    if type(version) is not int or version not in (1, 2, VERSION):
-        return False
-    if version > 1:
-        return True
-    parts = state.get("sampler")
-    parts = parts if isinstance(parts, Mapping) else {}
-    return state.get("workers") is None and not parts.keys() & {"sampler", "iterator"}
-
-
 # --- readers: each worker, in order; or each behind its number among all, with num_shards ---
 
 
@@ -467,6 +451,8 @@ def _checked_part(name: str, part: Any) -> ReadPoint:
         or not all(isinstance(marks, (list, tuple)) for marks in part[5:])
     ):
         raise damaged(f"{name} must be [batches, the dataset's state, whether it has ended]", part)
+    from lit_loader.core.state.stateful import checked_parts  # of datasets that have a state
+
     own = checked_parts(f"{name}[1]", part[1], "dataset")
     behind = part[3] if part[3:] else 0
     # A state that is noted is that before a batch which was given out; an empty one, the first.
@@ -494,92 +480,3 @@ def _marks(name: str, marks: Any, batches: int) -> tuple[Mark, ...]:
         if part[-1]:
             found.append(Mark(part[0], part[-2], part[-1][:_DIGITS]))
     return tuple(found)
-
-
-# --- the states of several ranks ---
-
-
-@public
-def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Make one state of those of all ranks, which any number of ranks can resume from.
-
-    A rank's state of a loader with ``num_shards`` holds the readers that this rank serves. Taken at
-    the same step on every rank, gathered and merged, they hold all readers::
-
-        states = [None] * world_size
-        torch.distributed.all_gather_object(states, loader.state_dict())
-        state = lit_loader.merge_states(states)
-
-    Args:
-        states: What ``state_dict()`` gave on each rank, in any order. Those of a map-style dataset
-            are the same on all ranks, and so is what is made of them.
-
-    Returns:
-        A state for `DataLoader.load_state_dict` on any number of ranks that divides ``num_shards``.
-
-    Raises:
-        StateError: They are not the states of all ranks at the same step of the same data.
-    """
-    if not isinstance(states, Iterable) or isinstance(states, (Mapping, str)):
-        raise StateError(f"states must be a list of those of all ranks, got {brief(states)}")
-    given = list(states)
-    loaded = [LoaderState.from_dict(state) for state in given]
-    if not loaded:
-        raise StateError("states must be those of all ranks, got none")
-    first = loaded[0]
-    for state in loaded[1:]:
-        first.check(state.fingerprint, ())
-        for name in ("epoch", "requested"):
-            ours, theirs = getattr(first.position, name), getattr(state.position, name)
-            if ours != theirs:
-                raise StateError(
-                    f"states were taken in {name} {brief(ours)} and in {name} {brief(theirs)}: "
-                    "merge those that were taken at the same step"
-                )
-    if len(loaded) > 1 and any(
-        state.numbers is None and state.position.readers for state in loaded
-    ):
-        raise StateError(
-            "states of an IterableDataset that is read without num_shards are each rank's own: "
-            "load each on the rank that it was taken on, or read with num_shards"
-        )
-    if all(state.numbers is None for state in loaded):
-        if not all(alike(_common(state), _common(first)) for state in loaded):
-            raise StateError(
-                f"states differ, which are the same on all ranks (after {first.position.batches} "
-                "batches and others): merge those that were taken at the same step"
-            )
-        return first.to_dict()
-    return _merged(loaded).to_dict()
-
-
-def _common(state: LoaderState) -> dict[str, Any]:
-    """What is the same on all ranks: not what a sampler has drawn that takes its rank's share."""
-    position = vars(state.position)
-    sampler = {k: part for k, part in (state.position.sampler or {}).items() if k != DIGEST}
-    return {**vars(state), "position": {**position, "sampler": sampler}}
-
-
-def _merged(states: list[LoaderState]) -> LoaderState:
-    readers = sorted((pair for state in states for pair in state.numbered()), key=itemgetter(0))
-    fingerprint = states[0].fingerprint
-    count, replicas = fingerprint[COUNT], fingerprint["num_replicas"]
-    numbers = [number for number, _ in readers]
-    if numbers != list(range(count)):  # type: ignore[arg-type]
-        have = sorted({number % replicas for number in numbers})  # type: ignore[operator]
-        raise StateError(
-            f"states must be those of all {replicas} ranks, each once, got {len(states)} states "
-            f"with the readers of ranks {brief(have)}"
-        )
-    # One that has come to its end is behind the others, and stays there.
-    going = (state.position for state in states if not all(p.ended for p in state.position.readers))
-    since = {position.since for position in going}
-    if len(since) > 1:
-        raise StateError(
-            f"states were taken after {brief(min(since))} batches on one rank and after "
-            f"{brief(max(since))} on another: merge those that were taken at the same step"
-        )
-    position = replace(states[0].position, readers=tuple(point for _, point in readers))
-    merged = replace(states[0], position=position, numbers=numbers)
-    batches = merged.batches_of_first_rank()
-    return replace(merged, position=replace(position, batches=batches), samples=batches)

@@ -8,8 +8,8 @@ Datasets and samplers are asked alike, as torchdata's ``StatefulDataLoader`` doe
 - *In which order they are restored.* The source, then ``iter(source)``, then the iterator, each
   once. So one that begins in its ``__iter__`` begins first and is brought to its place afterwards.
 
-A stream's state may be as large as a shuffle buffer, and take longer than a batch: `StateMeter`
-says before which batches it is taken, and `pickled` writes it down, once, where it was taken.
+A stream's state may be as large as a shuffle buffer, and take longer than a batch: `pickled` writes
+it down, once, where it was taken.
 """
 
 from __future__ import annotations
@@ -21,36 +21,24 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
+from lit_loader.core.state.fingerprint import has_methods
 from lit_loader.core.state.untrusted_state import damaged, own_part, restore, resuming
 from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.errors import StateError
 
 __all__ = [
-    *("ADAPTERS", "ITERATOR", "Opened", "StateMeter", "checked_parts", "has_methods"),
+    *("ADAPTERS", "ITERATOR", "Opened", "checked_parts"),
     *("is_stateful", "pickled", "unpickled", "wants_arguments"),
 ]
 
 ITERATOR: Final = "iterator"
 """The key of an iterator's part of a state."""
 
-_SHARE: Final = 1 / 32
-"""Part of the time of making batches that may be spent on states."""
-
-_CHEAP: Final = 100_000
-"""Nanoseconds up to which a state is taken before each batch, however quick that is."""
-
-
 ADAPTERS: Final[list[Any]] = []
 """What is known of streams that do not do what their methods promise (`streams/other_streams`).
 
 Each has ``forgets(stream)``, whether its state is known to leave out samples; ``note_start``,
 called before it is given a state; ``begin_at_start``, before it begins without one."""
-
-
-def has_methods(stream: Any) -> bool:
-    """Whether there are methods ``state_dict`` and ``load_state_dict``, whatever they take."""
-    methods = (getattr(stream, name, None) for name in ("state_dict", "load_state_dict"))
-    return all(map(callable, methods))
 
 
 def wants_arguments(stream: Any) -> bool:
@@ -177,29 +165,6 @@ class Opened:
         if self.must_be_read_again:
             return None
         return {part: each.state_dict() for part, each in self._asked.items()}
-
-
-class StateMeter:
-    """Says when a stream's state is due: before each batch, or as often as it can be afforded.
-
-    A resume makes the batches since the last state once more, so it takes as long as about thirty
-    states do. ``made`` are nanoseconds of making batches since then.
-    """
-
-    def __init__(self) -> None:
-        self.made = 0
-        # Nanoseconds of the last two: the machine may have been at something else during one.
-        self._costs = 0, 0
-
-    @property
-    def due(self) -> bool:
-        """Whether the state is to be taken before the next batch."""
-        cost = min(self._costs)
-        return cost <= _CHEAP or self.made * _SHARE >= cost
-
-    def taken(self, nanoseconds: int) -> None:
-        """Note that it was taken, and how long that took."""
-        self._costs, self.made = (self._costs[1], nanoseconds), 0
 
 
 def pickled(state: dict[str, Any] | None) -> Any:

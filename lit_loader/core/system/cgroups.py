@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from lit_loader.core.system import linux
 
-__all__ = ["PAGE", "MemoryLimits", "cgroup_folders", "memory_left", "memory_limits", "own_memory"]
+__all__ = ["PAGE", "MemoryLimits", "cgroup_folders", "memory_left", "memory_limits"]
 
 _Found = TypeVar("_Found")
 
@@ -100,17 +100,6 @@ def memory_left(root: Path = linux.ROOT) -> int | None:
     if limits.limit is not None and limits.used is not None:
         left.append(max(0, limits.limit - limits.used))
     return min(left, default=None)
-
-
-def own_memory(pid: int | str = "self") -> int | None:
-    """Bytes of a process that are not a file's; None where the kernel does not say.
-
-    Pages that forked processes have in common are divided among them, so that the sum over all is
-    what the machine has given. The kernel looks through the page tables for it: some milliseconds
-    for each gigabyte.
-    """
-    kibibytes = _field(Path(linux.PROC) / str(pid) / "smaps_rollup", "Pss_Anon:")
-    return None if kibibytes is None else kibibytes << 10
 
 
 def cgroup_folders(controller: str, process: Path, root: Path) -> Iterator[tuple[Path, int]]:

@@ -1,4 +1,4 @@
-"""Processors: how many may be used (affinity, cgroups, other ranks), what a process has had."""
+"""Processors: how many may be used (affinity, cgroups), what a process has had."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -14,18 +13,9 @@ from lit_loader.core.system import linux
 from lit_loader.core.system.cgroups import cgroup_folders
 
 __all__ = [
-    *(
-        "AS_TORCH_SAYS",
-        "ProcessorClock",
-        "advice_if_too_many",
-        "processors_of_this_rank",
-        "times_of_threads",
-    ),
+    *("AS_TORCH_SAYS", "ProcessorClock", "advice_if_too_many", "times_of_threads"),
     "usable_processors",
 ]
-
-_RANKS_HERE: Final = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-"""Variables in which launchers say how many processes of a job there are on this machine."""
 
 AS_TORCH_SAYS: Final = "This DataLoader will create"
 """How torch's warning of too many workers begins, by which programs filter it."""
@@ -38,31 +28,6 @@ def usable_processors(root: Path = linux.ROOT) -> float:
         quota = _quota(folder)
         cores = cores if quota is None else min(cores, quota)
     return cores
-
-
-ranks_here: int | None = None
-"""Processes of the job on this machine, if a framework knows; None: as the launcher's variables
-say."""
-
-
-def processors_of_this_rank(
-    ranks: int | None = None, environment: Mapping[str, str] = os.environ
-) -> float:
-    """Processors for this process and its children, where other ranks of a job are beside it.
-
-    They are divided equally among the ``ranks`` (None: `ranks_here`), unless the launcher has done
-    so: by an affinity that is no more than a rank's part of the machine.
-    """
-    ranks = ranks_here if ranks is None else ranks
-    if ranks is None:
-        said = (environment.get(name, "") for name in _RANKS_HERE)
-        ranks = next((int(text) for text in said if text.isdecimal()), 1)
-    ranks = max(1, ranks)
-    machine, affinity = float(os.cpu_count() or 1), linux.affinity()
-    usable = usable_processors()
-    divided = affinity <= machine / ranks
-    # A quota, of a container say, is for all of them.
-    return min(affinity, usable / ranks if usable < affinity or not divided else usable)
 
 
 def advice_if_too_many(num_workers: int) -> str | None:

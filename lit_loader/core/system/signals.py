@@ -2,7 +2,7 @@
 
 A terminal, a scheduler or a limit of processor time signals all processes of a job, and means the
 one that listens. Workers, their launcher and the relay go on while that lives, and end with it: see
-`core/executors/parent.py`.
+`core/executors/process_start.py`.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class Reply(NamedTuple):
     """A copy of a task has ended; the one message that gives its slot back."""
 
     status: int  # one of :class:`Status`
-    worker: int  # who had it; the relay names the remote worker that has made it
+    worker: int  # who had it; the relay names who has made it elsewhere
     slot: int  # the slot that it was sent with
     offset: int  # the slot that the outcome is in: that one, or the larger one
     at: int  # offset in that of the batch's descriptor, or of the exception
@@ -141,7 +141,7 @@ class Reply(NamedTuple):
     # Nanoseconds of processor time, of all of the process's threads; 0: not measured.
     processor: int = 0
     queued: int = 0  # nanoseconds that the worker waited for a processor; 0: not measured
-    # Nanoseconds of ``fetch`` that samples waited for methods that `reads_ahead` marks.
+    # Nanoseconds of ``fetch`` that samples waited for what is read ahead of them.
     read: int = 0
     state: int = 0  # nanoseconds of ``fetch`` in which a stream's state was taken
 
@@ -151,7 +151,7 @@ class Up(NamedTuple):
 
     worker: int  # its number
     # Tasks that it can be at together: 1 for a process that makes batches itself. The relay
-    # of remote workers says it anew when that changes, or there is something to say.
+    # of workers elsewhere says it anew when that changes, or there is something to say.
     credit: int = 1
 
 

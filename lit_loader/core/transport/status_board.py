@@ -173,7 +173,7 @@ class StatusBoard:
         """Write where ``worker`` writes its stacks when it is asked to; -1: nowhere."""
         self._words[(worker + 1) * ROW_WORDS + _STACKS] = fd + 1
 
-    def is_remote(self, worker: int, node: str) -> None:
+    def is_elsewhere(self, worker: int, node: str) -> None:
         """Write that what ``worker`` stands for is on another machine; "": it is not known yet."""
         row = (worker + 1) * ROW_WORDS
         start = 8 * (row + INDICES)

@@ -32,7 +32,7 @@ from hypothesis.stateful import (
 
 from lit_loader.core.executors import worker_pool, worker_set
 from lit_loader.core.executors.outcome import Outcome, WorkerDeath
-from lit_loader.core.executors.parent import Links
+from lit_loader.core.executors.payload import Links
 from lit_loader.core.executors.worker_pool import WorkerPool
 from lit_loader.core.seeding.bases import PassSeeds
 from lit_loader.core.transport.arena import ArenaMap

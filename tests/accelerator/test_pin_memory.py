@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lit_loader import DataLoader
-from lit_loader.core.executors import pin_memory as pinning
-from lit_loader.core.executors.pin_memory import pin_batch
+from lit_loader.accelerator import pin_memory as pinning
+from lit_loader.accelerator.pin_memory import pin_batch
 from lit_loader.core.executors.pipes import Pipes
 from lit_loader.errors import LoaderError, PinMemoryError
 from tests.support.faults import outcomes, plain

@@ -28,7 +28,6 @@ by value, with cloudpickle.
 
 from __future__ import annotations
 
-import contextlib
 import copyreg
 import dataclasses
 import importlib.util
@@ -37,14 +36,12 @@ import mmap
 import operator
 import os
 import pickle
-import random
 import struct
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import context
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from types import FunctionType
 from typing import Any, Final
 
@@ -52,21 +49,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lit_loader.core.seeding.find_generators import GLOBAL_GENERATORS
 from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.core.system.shared_file import map_part, round_up, write_all
 from lit_loader.describe import FailingObject, find_failing_object, message_of, short_repr
 from lit_loader.errors import TransportError
 
 __all__ = [
-    "GLOBAL_GENERATORS",
     "LARGE",
-    "MACHINES",
-    "PROCESSES",
+    "LEFT_OUT",
     "Frozen",
     "Policy",
     "freeze",
-    "importable_main",
-    "main_is_importable",
     "refusal",
     "thaw",
     "thaw_bytes",
@@ -74,13 +68,6 @@ __all__ = [
 
 LARGE: Final = 1 << 16
 """Bytes from which on a buffer is kept out of the pickle."""
-
-GLOBAL_GENERATORS: Final[tuple[Any, ...]] = (
-    random.seed.__self__,  # type: ignore[attr-defined]
-    np.random.rand.__self__,  # type: ignore[attr-defined]
-    torch.default_generator,
-)
-"""The random generators that a process has once, which loaders seed for each batch."""
 
 _PROTOCOL: Final = 5
 """Of pickle: the first one that knows buffers out of band."""
@@ -92,7 +79,7 @@ _MAGIC: Final = b"litfile1"
 _PLAIN_KINDS: Final = frozenset("biufcmMSUV?")
 """Kinds of elements that are their bytes; others hold pointers."""
 
-_LEFT_OUT: Final = (
+LEFT_OUT: Final = (
     "leave it out in __getstate__ and make it in the worker (on first use, or in worker_init_fn)"
 )
 
@@ -124,9 +111,9 @@ class Policy:
     apart: bool = True
 
     @classmethod
-    def workers(cls) -> Policy:
-        """For workers that begin with a new interpreter."""
-        advice, how, by_value = _LEFT_OUT, ", not by cloudpickle either", True
+    def workers(cls, main: bool) -> Policy:
+        """For workers that begin with a new interpreter; ``main``: it can import ``__main__``."""
+        advice, how, by_value = LEFT_OUT, ", not by cloudpickle either", True
         if importlib.util.find_spec("cloudpickle") is None:
             advice, how, by_value = _NO_CLOUDPICKLE, "", False
         return cls(
@@ -134,24 +121,8 @@ class Policy:
             f"{advice}, or use multiprocessing_context='fork'",
             along=True,
             by_value=by_value,
-            main=main_is_importable(),
+            main=main,
         )
-
-
-PROCESSES: Final = Policy(
-    "cannot be pickled, as shared_dataset needs [LL042]",
-    "leave it out in __getstate__ and make it on first use",
-)
-"""Any processes of this machine."""
-
-MACHINES: Final = Policy(
-    "cannot be pickled, as remote workers need [LL025]",
-    _LEFT_OUT,
-    by_value=True,
-    main=False,
-    apart=False,
-)
-"""Other machines: none has this program's file."""
 
 
 # --- apart ---
@@ -228,7 +199,7 @@ def _check(part: object, policy: Policy, name: str) -> None:
     except Exception as error:
         place = find_failing_object(part, error, attempt, name, inside=policy.by_value)
         # Forked workers would share an open file's position.
-        advice = _LEFT_OUT if isinstance(place.value, io.IOBase) else policy.advice
+        advice = LEFT_OUT if isinstance(place.value, io.IOBase) else policy.advice
         raise refusal(place, policy.fault, advice) from error
 
 
@@ -498,38 +469,6 @@ def _map_again(
     if isinstance(array, np.memmap):
         array.filename, array.mode, array.offset = whole.filename, whole.mode, start
     return array
-
-
-# --- __main__ ---
-
-
-def main_is_importable() -> bool:
-    """Whether ``__main__`` is a module or a file that a new process can import."""
-    main = sys.modules["__main__"]
-    if getattr(main, "__spec__", None) is not None:
-        return True
-    path = getattr(main, "__file__", None)
-    return path is not None and Path(path).is_file()
-
-
-@contextlib.contextmanager
-def importable_main(hide: bool = False) -> Iterator[None]:
-    """Hide the path of a ``__main__`` that has one and no file, such as ``<stdin>``; or any.
-
-    A process that is started meanwhile would otherwise end, trying to run that file.
-    """
-    main: Any = sys.modules["__main__"]
-    hidden = {}
-    if hide or not main_is_importable():
-        hidden = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
-    if "__file__" in hidden:
-        del main.__file__
-    if "__spec__" in hidden:
-        main.__spec__ = None
-    try:
-        yield
-    finally:
-        vars(main).update(hidden)
 
 
 def _is_in_main(value: object) -> bool:

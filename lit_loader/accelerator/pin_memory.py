@@ -28,12 +28,9 @@ import torch
 from lit_loader.core.batch.collate import like
 from lit_loader.errors import LoaderError, PinMemoryError
 
-__all__ = ["Pin", "PinMemoryThread", "choose", "find_accelerator", "pin_batch", "pin_tensor"]
+__all__ = ["PinMemoryThread", "Pinning", "find_accelerator", "pin_batch", "pin_tensor"]
 
 T = TypeVar("T")
-
-Pin = Callable[[Any], Any]
-"""Copies a batch into page-locked memory."""
 
 
 def pin_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -52,21 +49,36 @@ def find_accelerator(device: str = "") -> int | None:
     return torch.accelerator.current_device_index() if index is None else index
 
 
-def choose(
-    device: str, warn: Callable[[str], object]
-) -> tuple[Callable[[Any], Any] | None, int | None]:
-    """Choose what pins a loader's batches, and for which accelerator; None, None: nothing does.
+class Pinning:
+    """Pins a loader's batches: in a thread, in which ``device`` is current, if workers make them.
 
-    ``warn`` is called with a text where there is no accelerator.
+    It is called with a batch where they are made in this process.
     """
-    index = find_accelerator(device)
-    if index is None:
-        warn(
-            "pin_memory=True has no effect: there is no accelerator to pin memory for; set it to "
-            "False on this machine [LL035]"
-        )
-        return None, None
-    return pin_batch, index
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+
+    @classmethod
+    def of(cls, device: str, warn: Callable[[str], object]) -> Pinning | None:
+        """Choose the accelerator; None: there is none, of which ``warn`` is told."""
+        index = find_accelerator(device)
+        if index is None:
+            warn(
+                "pin_memory=True has no effect: there is no accelerator to pin memory for; set it "
+                "to False on this machine [LL035]"
+            )
+            return None
+        return cls(index)
+
+    def __call__(self, batch: Any) -> Any:
+        """Pin a batch."""
+        return pin_batch(batch)
+
+    def thread(
+        self, source: Callable[[], T | None], pinned: Callable[[T], T]
+    ) -> PinMemoryThread[T]:
+        """Begin to take from a source and to pin."""
+        return PinMemoryThread(source, pinned, self._device)
 
 
 def pin_batch(batch: Any) -> Any:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Subset, TensorDataset
 
 from lit_loader import DataLoader
-from lit_loader.core.batch.tensor_table import table_of
+from lit_loader.data.tensor_table import table_of
 from tests.parity.tools import wait_gone
 from tests.support.samples import Call
 

@@ -14,8 +14,7 @@ from lit_loader.core.options.checks import checked, or_none
 from lit_loader.describe import public
 from lit_loader.errors import OptionError
 
-__all__ = ["RayWorkers", "remote_from"]
-
+__all__ = ["RayWorkers"]
 
 _HOST_AND_PORT: Final = re.compile(r".+:\d+")
 
@@ -82,6 +81,20 @@ class RayWorkers:
                 stacklevel=3,
             )
 
+    @classmethod
+    def taken(cls, name: str, value: Any) -> Any:
+        """Check the option ``remote``: one of this class, a mapping of its options, or the like.
+
+        Raises:
+            OptionError: It is neither, or an option is refused.
+        """
+        if isinstance(value, Mapping):
+            checks.known_options(value, [*cls.__dataclass_fields__], place="remote.")
+            return cls(**value)
+        if isinstance(value, type) or not callable(getattr(value, "check_installed", None)):
+            checks.refuse(name, "a lit_loader.RayWorkers, or a mapping of its options", value)
+        return value
+
     def check_installed(self) -> None:
         """Ask for Ray before anything is started; imports nothing.
 
@@ -96,14 +109,3 @@ class RayWorkers:
                 f"num_remote_workers needs {' and '.join(missing)}: pip install "
                 f"{' '.join(missing)}, or set num_remote_workers=0 [LL505]"
             )
-
-
-def remote_from(name: str, value: Any) -> Any:
-    """Check the option ``remote``: a `RayWorkers`, a mapping of its options, or the like of it."""
-    if isinstance(value, Mapping):
-        known = [field.name for field in dataclasses.fields(RayWorkers)]
-        checks.known_options(value, known, place="remote.")
-        return RayWorkers(**value)
-    if isinstance(value, type) or not callable(getattr(value, "check_installed", None)):
-        checks.refuse(name, "a lit_loader.RayWorkers, or a mapping of its options", value)
-    return value

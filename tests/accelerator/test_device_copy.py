@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lit_loader import DataLoader
-from lit_loader.lightning import device_copy
-from lit_loader.lightning.device_copy import DeviceCopy, Staged
+from lit_loader.accelerator import device_copy
+from lit_loader.accelerator.device_copy import DeviceCopy, Staged
 from tests.support.exact import loaded
 from tests.support.samples import Call, Rows
 

@@ -1,0 +1,1 @@
+"""Habits of programs that are written for torch's loader."""
