@@ -29,7 +29,7 @@ ABOVE = {"bench", "hydra"}
 """Programs on top of the package, and what asks where it lies: they may import all of it."""
 
 
-ADD_ONS = {"data", "insight", "lightning", "remote", "storage", "streams", "threads"}
+ADD_ONS = {"data", "hangs", "insight", "lightning", "remote", "storage", "streams", "threads"}
 """The second ring, as far as a loader's options lead to it."""
 
 
