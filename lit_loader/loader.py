@@ -15,9 +15,12 @@ for good. So nothing is set on a loader after its construction but what a rebuil
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import multiprocessing
+import os
+import socket
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -77,6 +80,43 @@ else:
 def _loaded(module: str) -> Any:
     """Give a module that the program has imported; None: so nothing of it is in use."""
     return sys.modules.get(module)
+
+
+_SETTLING = 10.0
+"""Seconds after which the workers' memory is looked at first."""
+
+_MANY_FILES = 200
+"""Open files that are looked at one by one, each in a few microseconds."""
+
+_NOT_FORKED = frozenset(
+    ["duckdb", "grpc", "mysql", "polars", "psycopg", "psycopg2", "pymysql", "tensorstore", "zarr"]
+)
+"""Libraries whose objects are of no use in a fork, or must not be used by several."""
+
+
+def _has_what_forks_share() -> bool:
+    """Whether this process has a file open, or a connection, or one of those libraries.
+
+    In plain programs it has none, and then no dataset is looked through for them.
+    """
+    if not _NOT_FORKED.isdisjoint(sys.modules):
+        return True
+    try:
+        numbers = {*os.listdir("/proc/self/fd")} - {"0", "1", "2"}
+    except OSError:  # the kernel does not say
+        return True
+    if len(numbers) > _MANY_FILES:
+        return True
+    for number in numbers:
+        with contextlib.suppress(OSError):  # the folder's own
+            path = os.readlink(f"/proc/self/fd/{number}")
+            if path.startswith("/") and not path.startswith(("/dev/", "/memfd:")):
+                return True
+            if path.startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(number))) as other:
+                    if other.family != socket.AF_UNIX:  # as those of other loaders are
+                        return True
+    return False
 
 
 class _AddOns(Seams):
@@ -202,6 +242,25 @@ class _AddOns(Seams):
         from lit_loader.compat import torch_iterator
 
         return torch_iterator
+
+    def shared_by_fork(self, core: Any, num_workers: int) -> Iterable[str]:
+        if not _has_what_forks_share():
+            return ()
+        from lit_loader.hangs.fork_dangers import fork_dangers
+
+        return fork_dangers(core.dataset, core.loader.worker_init_fn, num_workers > 1)
+
+    def look_at_workers(self, core: Any, pool: Any, now: float) -> None:
+        if pool.growth is None and now >= pool.began + _SETTLING:
+            from lit_loader.hangs.growth import Growth
+
+            pool.growth = Growth()
+        core.log.worker_growth = pool.growth.look(pool, core.dataset, now) if pool.growth else 0.0
+
+    def stall(self, workers: Any) -> Any:
+        from lit_loader.hangs.stall import stall_of
+
+        return stall_of(workers)
 
     def words(self) -> Any:
         from lit_loader.streams import advice

@@ -228,6 +228,7 @@ class ThreadExecutor(Executor):
         depth: int,
         timeout: float = 0,
         stall_warning: float = 0,
+        stall: Any = None,
         strict: bool = False,
         makers: dict[int, Any] | None = None,
         page_bytes: int = 0,
@@ -248,7 +249,7 @@ class ThreadExecutor(Executor):
         desk.board.workers = num_workers
         self._timeout = timeout
         limits = stall_warning, _SECOND_STALL * stall_warning
-        self._stall_limits = [*filter(None, limits)]
+        self._stall_limits, self._stall_of = [*filter(None, limits)], stall
         self._pid, self._stopping = os.getpid(), False
         self._waits, self._told = 0, False
         self._submitter, self._before = 0, GlobalStates.now()
@@ -270,6 +271,7 @@ class ThreadExecutor(Executor):
             max(1, core.depth),
             loader.timeout,
             loader.stall_warning,
+            core.seams.stall,
             strict=bool(loader.check_determinism),
             makers=makers,
             page_bytes=PAGE_BYTES,
@@ -377,13 +379,11 @@ class ThreadExecutor(Executor):
         """Tell of a stall after so many seconds; with what was seen at half of that."""
         workers, [limit, *_] = [*self._desk.workers.values()], self._stall_limits
         if waited >= limit / 2 and stall is None:
-            # Most programs never need it.
-            from lit_loader.core.executors.stall import ThreadStall
-
-            stall = ThreadStall(workers)
+            stall = self._stall_of(workers)
         if waited >= limit:
             del self._stall_limits[0]
-            stall.tell(workers, waited)
+            if stall is not None:
+                stall.tell(workers, waited)
         return stall
 
     def _mark(self) -> GlobalStates | None:

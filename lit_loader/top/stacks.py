@@ -2,7 +2,7 @@
 
 ::
 
-    viewer ─ `ask` of `core/system/looks.py` ─▶ text ─ `parse` ─▶ the user's part of it
+    viewer ─ `ask` of `hangs/looks.py` ─▶ text ─ `parse` ─▶ the user's part of it
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from lit_loader.core.system.looks import NoStacks, ask
+from lit_loader.hangs.looks import NoStacks, ask
 from lit_loader.top.snapshot import Frame
 
 __all__ = ["NoStacks", "ask", "parse"]

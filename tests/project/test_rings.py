@@ -19,8 +19,8 @@ BESIDE = {
 ASSEMBLED = {"loader", "__init__"}
 """What puts the rings together."""
 
-MOST_LINES = 20_500
-MOST_MODULES = 92
+MOST_LINES = 19_700
+MOST_MODULES = 91
 MOST_FILES = {
     "remote": (r"remote", 23),
     "reads": (r"reads?_ahead|concurrent_reads|read_stream", 14),

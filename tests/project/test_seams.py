@@ -17,7 +17,8 @@ from lit_loader.core.epoch.seams import Seams
 from lit_loader.core.executors.executor import Executor, Inline, Task
 from lit_loader.core.executors.outcome import Outcome
 from lit_loader.loader import _AddOns
-from tests.support.samples import Rows
+from tests.parity.tools import Gate
+from tests.support.samples import Call, Rows, ints
 
 EXPECTED: list[Any] = list(DataLoader(Rows(12), 4))
 
@@ -212,6 +213,56 @@ def test_advice_is_told_once_before_an_epoch() -> None:
             list(loader)
         list(loader)  # warnings are errors here
     assert loader._core._warnings_given == {"12 rows are few", "nobody needs workers"}
+
+
+def test_what_forked_workers_share_is_told_before_they_are() -> None:
+    class Shared(Seams):
+        def shared_by_fork(self, core: Any, num_workers: int) -> Any:
+            return [f"{num_workers} workers share {len(core.dataset)} rows"]
+
+    told = pytest.warns(RuntimeWarning, match="^2 workers share 12 rows$")
+    with with_seams(Shared(), num_workers=2, multiprocessing_context="fork") as loader, told:
+        list(loader)
+    with with_seams(Shared(), num_workers=1, multiprocessing_context="spawn") as loader:
+        list(loader)  # warnings are errors here
+
+
+def test_workers_are_looked_at_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Looks(Seams):
+        def __init__(self) -> None:
+            self.found: list[int] = []
+
+        def look_at_workers(self, core: Any, pool: Any, now: float) -> None:
+            self.found.append(len(pool.workers.pids))
+
+    monkeypatch.setattr("lit_loader.core.transport.loader_page.EVERY", 0)
+    looks = Looks()
+    with with_seams(looks, num_workers=2, multiprocessing_context="fork") as loader:
+        list(loader)
+    assert set(looks.found) <= {1, 2} and looks.found
+
+
+@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
+def test_a_stall_may_be_told_otherwise(gate: Gate, method: Any) -> None:
+    class Opens(_AddOns):
+        told: tuple[str, ...] = ()
+
+        def stall(self, workers: Any) -> Any:
+            self.told += ("begins",)
+            return self
+
+        def tell(self, workers: Any, seconds: float) -> None:
+            self.told += ("lasts",)
+            gate.open()
+
+    def sample(index: int) -> int:
+        gate.wait()
+        return index
+
+    loader = DataLoader(Call(sample, 2), num_workers=1, worker_method=method, stall_warning=0.2)
+    opens = loader._core.seams = Opens()
+    assert ints(loader) == [0, 1]
+    assert opens.told[:2] == ("begins", "lasts")
 
 
 def test_timings_are_summed_up_when_the_log_is_full(monkeypatch: pytest.MonkeyPatch) -> None:

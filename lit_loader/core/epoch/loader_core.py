@@ -517,16 +517,21 @@ class LoaderCore:
     def start_pool(self, seed: int, num_workers: int, remote: Any = None) -> WorkerPool:
         """Start workers for batches of a base seed."""
         loader = self.loader
+        context = loader.multiprocessing_context or default_context()
+        if context.get_start_method() == "fork":
+            for text in self.seams.shared_by_fork(self, num_workers):
+                warnings.warn(text, RuntimeWarning, stacklevel=program_stacklevel())
         pool = WorkerPool(
             self.spec(),
             num_workers,
-            loader.multiprocessing_context or default_context(),
+            context,
             in_flight=self.depth,
             seed=seed,
             turns=self.turns,
             memory_budget=loader.memory_budget,
             remote=remote,
             stall_warning=loader.stall_warning,
+            stall=self.seams.stall,
             # Under a budget idle workers are not to copy what waits at its home.
             steady=loader.persistent_workers
             and loader.memory_budget is None
@@ -683,7 +688,7 @@ class LoaderCore:
                 return
         page.write(figures or self._shown_at_first(), run.ready, now)
         if run.pool is not None:
-            self.log.worker_growth = run.pool.look_at_memory(self.dataset, now / 1e9)
+            self.seams.look_at_workers(self, run.pool, now / 1e9)
 
     def _shown_at_first(self) -> dict[str, Any]:
         """What viewers are shown before the first second is over: nothing is summed up for it."""

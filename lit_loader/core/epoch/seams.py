@@ -86,6 +86,20 @@ class Seams:
         """Give what answers programs that treat an iterator as torch's (`compat`); or None."""
         return None
 
+    def shared_by_fork(self, core: Any, num_workers: int) -> Iterable[str]:
+        """Give what the user is to be told of what workers would share; asked before a fork."""
+        return ()
+
+    def look_at_workers(self, core: Any, pool: Any, now: float) -> None:
+        """Look at the workers of a pool; done once a second (of ``now``), between two batches."""
+
+    def stall(self, workers: Any) -> Any:
+        """Give what tells of a wait in which no batch comes: ``tell(workers, seconds)``.
+
+        Asked at half of ``stall_warning``. ``workers`` are a `WorkerPool`, or a list of threads.
+        """
+        return None
+
     def words(self) -> Any:
         """Give the sentences on streams that do not keep what they promise (`advice.py`)."""
         raise NotImplementedError

@@ -40,7 +40,6 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Sequence
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
@@ -73,7 +72,6 @@ from lit_loader.core.system import linux
 from lit_loader.core.system.shared_file import Descriptor
 from lit_loader.core.system.signals import reset_signals
 from lit_loader.core.system.stack_dumps import DUMP_SIGNAL, StackFile, write_stacks_to
-from lit_loader.describe import program_stacklevel
 from lit_loader.errors import LoaderError
 
 __all__ = ["ATTEMPTS", "Launcher", "make_starter", "other_starter"]
@@ -106,16 +104,7 @@ _forking: Final = threading.RLock()
 
 def make_starter(context: BaseContext, links: Links, spec: BatchSpec) -> Starter:
     """Choose where workers come from: on Linux, if they are to be forked, from a launcher."""
-    forks = context.get_start_method() == "fork"
-    if forks:
-        from lit_loader.core.executors.fork_dangers import (
-            fork_dangers,  # of no use where none are forked
-        )
-
-        level = program_stacklevel()
-        for text in fork_dangers(spec.dataset, spec.worker_init_fn, links.num_workers > 1):
-            warnings.warn(text, RuntimeWarning, stacklevel=level)
-    if forks and _has_pidfds():
+    if context.get_start_method() == "fork" and _has_pidfds():
         return Launcher(context, links, Payload(spec))
     return DirectStarter(context, Payload(spec))
 

@@ -48,7 +48,6 @@ from lit_loader.core.executors.outcome import FewerWorkers, Outcome
 from lit_loader.core.executors.pipes import Ended, Pipes
 from lit_loader.core.executors.worker_set import WorkerSet, explain_limit
 from lit_loader.core.seeding.bases import PassSeeds
-from lit_loader.core.system.cgroups import memory_limits
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.transport.arena import Arena, Slot
 from lit_loader.core.transport.loader_page import PAGE_BYTES, LoaderPage
@@ -100,9 +99,6 @@ _LONGEST_LOOK: Final = 1.0
 
 _SECOND_STALL: Final = 10
 """Times ``stall_warning`` after which a stall is told of once more."""
-
-_SETTLING: Final = 10.0
-"""Seconds after which the workers' memory is looked at first."""
 
 _MOMENT: Final = 0.5
 """Seconds that :meth:`WorkerPool.adapt` waits at most for workers that leave."""
@@ -169,6 +165,7 @@ class WorkerPool:
         remote: Starts the process that stands for workers elsewhere; None: there are none. It gets
             no reader's tasks.
         stall_warning: Seconds of waiting without a batch that are told of; 0: none are.
+        stall: Called with the pool at half of that; gives what tells of it, see `Seams.stall`.
         steady: The order is the same in each epoch. So batch ``n`` is rather for worker
             ``n % num_workers``, while that has room: what a dataset keeps there is found again.
 
@@ -188,6 +185,7 @@ class WorkerPool:
         memory_budget: int | None = None,
         remote: Any = None,
         stall_warning: float = 0.0,
+        stall: Any = None,
         steady: bool = False,
     ) -> None:
         if multiprocessing.current_process().daemon:
@@ -220,10 +218,12 @@ class WorkerPool:
         self._stall_limits = [*filter(None, limits)]
         self._quiet = self._watched = 0.0
         self._answered = -1
-        self._growth: Any = None
-        self._memory_due = time.monotonic() + _SETTLING
-        self.oom_kills: int | None = None  # of the cgroup, before; None: not known
+        self._stall_of: Any = stall
         self._stall: Any = None
+        # What looks at the workers' memory (`Seams.look_at_workers`), and since when there are any.
+        self.growth: Any = None
+        self.began = time.monotonic()
+        self.oom_kills: int | None = None  # of the cgroup, before; None: not known
         # How many there are to be; while that comes about, a few more or fewer live.
         self.num_workers = num_workers
         self.token = 1  # that of the epoch whose tasks are wanted
@@ -444,30 +444,11 @@ class WorkerPool:
         self._watched = now
         limit = self._stall_limits[0] if self._stall_limits else _FOR_EVER
         if self._quiet >= limit / 2:
-            from lit_loader.core.executors.stall import Stall  # which most programs never need
-
-            self._stall = self._stall or Stall(self)
+            self._stall = self._stall or self._stall_of(self)
             if self._quiet >= limit:
                 del self._stall_limits[0]
-                self._stall.tell(self, self._quiet)
-
-    def look_at_memory(self, dataset: Any, now: float) -> float:
-        """Tell of workers that grow without end; at ``time.monotonic()``, in the consumer's thread.
-
-        Returns by how many bytes a batch they grow.
-
-        The first time, note how many processes the kernel has ended so far for want of memory.
-        """
-        if now < self._memory_due:
-            return 0.0 if self._growth is None else self._growth.slope
-        from lit_loader.core.executors.growth import EVERY, Growth  # which short runs do not need
-
-        if self._growth is None:
-            self._growth = Growth()
-            self.oom_kills = memory_limits().oom_kills
-        self._memory_due = now + EVERY
-        self._growth.look(self, dataset, now)
-        return self._growth.slope  # type: ignore[no-any-return]
+                if self._stall is not None:
+                    self._stall.tell(self, self._quiet)
 
     def packed_indices(self, number: int) -> bytes:
         """The packed indices of a task without an outcome; b"": there are none."""

@@ -26,7 +26,7 @@ from torch.utils.data import ConcatDataset, Subset, get_worker_info
 from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader
-from lit_loader.core.executors.fork_dangers import fork_dangers
+from lit_loader.hangs.fork_dangers import fork_dangers
 from tests.support.samples import OfLength
 
 RECORDS, LENGTH = 3000, 64

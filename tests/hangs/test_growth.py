@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from lit_loader import DataLoader
-from lit_loader.core.executors import growth, healer, worker_pool
+from lit_loader.core.executors import healer
 from lit_loader.core.system.cgroups import MemoryLimits
 from lit_loader.core.transport import loader_page
+from lit_loader.hangs import growth
 from tests.support.samples import OfLength
 
 pytestmark = pytest.mark.skipif(growth.own_bytes(1) == 0, reason="looks into /proc")
@@ -36,7 +37,7 @@ class Cached(OfLength):
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each batch is a look, and the machine is nearly full."""
     monkeypatch.setattr(growth, "EVERY", 0.0)
-    monkeypatch.setattr(worker_pool, "_SETTLING", 0.0)
+    monkeypatch.setattr("lit_loader.loader._SETTLING", 0.0)
     monkeypatch.setattr(loader_page, "EVERY", 0)
     monkeypatch.setattr(growth, "memory_left", lambda: 100 << 20)
 

@@ -15,14 +15,14 @@ from collections import deque
 from types import CodeType
 from typing import Any, Final
 
-from lit_loader.core.executors.fork_dangers import held_by
 from lit_loader.core.system import linux
-from lit_loader.core.system.cgroups import PAGE, memory_left
+from lit_loader.core.system.cgroups import PAGE, memory_left, memory_limits
 from lit_loader.core.transport.loader_page import GIVEN
 from lit_loader.describe import program_stacklevel
+from lit_loader.hangs.fork_dangers import held_by
 from lit_loader.sentences import duration, mebibytes
 
-__all__ = ["EVERY", "Growth", "growing", "own_bytes"]
+__all__ = ["Growth", "growing", "own_bytes"]
 
 EVERY: Final = 10.0
 """Seconds from one look to the next."""
@@ -57,7 +57,7 @@ class Growth:
     slope = 0.0
 
     def __init__(self) -> None:
-        self._told = False
+        self._told, self._due = False, 0.0
         self._begin([])
 
     def _begin(self, pids: list[int]) -> None:
@@ -65,8 +65,19 @@ class Growth:
         self._base = 0, 0.0, 0  # bytes, time, batches given out
         self._last: deque[int] = deque(maxlen=_LOOKS + 1)
 
-    def look(self, pool: Any, dataset: Any, now: float) -> None:
-        """Look at the workers' memory; ``now`` is ``time.monotonic()``."""
+    def look(self, pool: Any, dataset: Any, now: float) -> float:
+        """Look at the workers' memory, if it is time to; ``now`` is ``time.monotonic()``.
+
+        Returns the slope. The first time, note how many processes the kernel has ended so far.
+        """
+        if now >= self._due:
+            if pool.oom_kills is None:
+                pool.oom_kills = memory_limits().oom_kills
+            self._due = now + EVERY
+            self._look(pool, dataset, now)
+        return self.slope
+
+    def _look(self, pool: Any, dataset: Any, now: float) -> None:
         pids = pool.workers.pids
         if pids != self._pids:
             self._begin(pids)

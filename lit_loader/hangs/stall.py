@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from lit_loader.core.executors.outcome import doing_task
-from lit_loader.core.system import looks
 from lit_loader.core.system.stack_dumps import shortened
 from lit_loader.core.transport.messages import unpack_indices
 from lit_loader.core.transport.status_board import BoardRow, Stage
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import StallWarning
+from lit_loader.hangs import looks
 from lit_loader.sentences import doing, duration
 
-__all__ = ["Stall", "ThreadStall"]
+__all__ = ["stall_of"]
 
 _BUSY: Final = 0.05
 """Part of the time: a worker that got a processor for more of it computes, and does not sleep."""
@@ -48,6 +48,11 @@ _STATES: Final = {
     "t": "a debugger holds it",
     "D": "it waits for a disk or the network and cannot be interrupted",
 }
+
+
+def stall_of(workers: Any) -> Stall | ThreadStall:
+    """Begin to look at workers from which nothing comes: a `WorkerPool`, or a list of threads."""
+    return ThreadStall(workers) if isinstance(workers, list) else Stall(workers)
 
 
 class Stall:
