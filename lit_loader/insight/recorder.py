@@ -136,6 +136,7 @@ class Recorder:
         sums = {
             "samples": column["samples"],
             "nbytes": column["nbytes"],
+            "tokens": column["tokens"],
             "waited": waited,
             "handover": np.maximum(late[column["arrived"] > 0], 0),
             "step": column["step"],
@@ -191,6 +192,7 @@ class Recorder:
             batches=self._stages.count,
             samples=sums["samples"],
             nbytes=sums["nbytes"],
+            tokens=sums["tokens"],
             seconds=seconds if self._stages.count else 0.0,
             **stages,
             waited=sums["waited"] / 1e9,

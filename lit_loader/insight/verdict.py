@@ -95,6 +95,8 @@ class LoaderStatistics:
         batches: Batches yielded.
         samples: Samples in them.
         nbytes: Bytes of shared memory that they took.
+        tokens: Tokens in them, as counted by `lit_loader.note`, `PackedStream` or `PackCollate`; 0:
+            nothing counts them.
         seconds: Spent in the loops over this loader: waiting for batches, and using them.
         fetch: Reading samples (``__getitem__``), in workers.
         collate: Collating, in workers.
@@ -155,6 +157,7 @@ class LoaderStatistics:
     batches: int = 0
     samples: int = 0
     nbytes: int = 0
+    tokens: int = 0
     seconds: float = 0.0
     fetch: StageTimes = field(default_factory=StageTimes)
     collate: StageTimes = field(default_factory=StageTimes)
@@ -212,6 +215,11 @@ class LoaderStatistics:
         return self.samples / self.seconds if self.seconds else 0.0
 
     @property
+    def tokens_per_second(self) -> float:
+        """Tokens a second of the loop, steps and waits included; of this rank."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
     def verdict(self) -> str:
         """What limits the loop, and what to do about it, in a line."""
         return verdict(self)
@@ -231,8 +239,10 @@ class LoaderStatistics:
         if self.remote_batches:
             nodes = counted(len(self.nodes), "node")
             makers += f" ({counted(self.remote_batches, 'batch', 'batches')} from {nodes})"
+        tokens = f", {counted(self.tokens, 'token')}" if self.tokens else ""
         return (
-            f"{counted(self.batches, 'batch', 'batches')} ({counted(self.samples, 'sample')}) in "
+            f"{counted(self.batches, 'batch', 'batches')} ({counted(self.samples, 'sample')}"
+            f"{tokens}) in "
             f"{self.seconds:.3g} s; waited {self.wait_fraction:.0%} of it; {makers} "
             f"{self.busy_fraction:.0%} busy; mean ms a batch: {shown or 'none'}; "
             f"{counted(self.worker_restarts, 'restart')}, "
@@ -619,6 +629,8 @@ def _besides(statistics: LoaderStatistics, transfer: StageTimes | None) -> Itera
         unpinned = statistics.surroundings.device and not statistics.pin.total
         advice = ": pin_memory=True makes it cheaper" if unpinned else ""
         yield f"bringing batches to the device took {percent(share)} of the time{advice}"
+    if statistics.tokens:
+        yield f"{_number(statistics.tokens_per_second)} tokens a second"
     if statistics.worker_growth:
         yield f"the workers' memory grew by {_size(statistics.worker_growth)} a batch"
     if statistics.worker_restarts:

@@ -224,7 +224,7 @@ class BatchLoader:
             self._reseed_batch(number)
         else:
             rng.begin(number * self._spec.num_replicas + self._spec.rank)
-        rng.indices, rng.progress = indices, progress
+        rng.indices, rng.progress, reading.tokens = indices, progress, 0
         if self.reads is None:
             samples = fetcher.fetch(indices, progress)
         else:
@@ -263,8 +263,11 @@ class BatchLoader:
         if spec.seeding == "sample":
             self._reseed_batch(number)  # for collate_fn, whatever the samples have drawn before
         if self._collates_into_slot:
-            return default_collate(samples, progress.empty)
-        return spec.collate_fn(samples)
+            batch = default_collate(samples, progress.empty)
+        else:
+            batch = spec.collate_fn(samples)
+        progress.tokens = reading.tokens
+        return batch
 
     def _load_watched(self, indices: Any, number: int, progress: Progress) -> Any:
         """Make a batch, and look for generators and tables that it has made."""
