@@ -29,7 +29,7 @@ from lit_loader.core.batch.fetch import OMITTED, IterableFetcher, MapFetcher, as
 from lit_loader.core.batch.marks import mark_of
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.seeding import generator_lock
-from lit_loader.core.seeding.bases import PassSeeds
+from lit_loader.core.seeding.bases import UNTOLD, PassSeeds
 from lit_loader.core.seeding.drawn_tables import DrawnTables
 from lit_loader.core.seeding.find_generators import HeldGenerators
 from lit_loader.core.seeding.generator_state import Loan, OwnStreams, Rewind, drawn_since
@@ -340,7 +340,7 @@ class BatchLoader:
         self._epoch = seeds, epoch
         self._globals = None if derived == (main, main, main) else derived
         set_epoch = getattr(self._spec.dataset, "set_epoch", None)
-        if seeds.told >= 0 and callable(set_epoch):
+        if seeds.told != UNTOLD and callable(set_epoch):
             self._reseed_beginning(SET_EPOCH)
             set_epoch(seeds.told)
             self._watch.search()
