@@ -110,6 +110,7 @@ class LoaderStatistics:
         wait_fraction: ``waited`` as a fraction of ``seconds``.
         starts: Iterators that have yielded a batch.
         startup: Seconds of ``waited`` for their first batches.
+        startup_fetch: Seconds of ``startup`` in which these were read, and not workers started.
         workers: Each worker's part.
         busy_fraction: Mean of the workers'.
         slowest_samples: The slowest, at most five, slowest first, each index once.
@@ -170,6 +171,7 @@ class LoaderStatistics:
     wait_fraction: float = 0.0
     starts: int = 0
     startup: float = 0.0
+    startup_fetch: float = 0.0
     workers: tuple[WorkerTimes, ...] = ()
     busy_fraction: float = 0.0
     slowest_samples: tuple[SlowSample, ...] = ()
@@ -370,16 +372,32 @@ def _startup(statistics: LoaderStatistics) -> str:
     share = statistics.startup / statistics.waited
     if statistics.starts == 1:
         text = f"{percent(share)} of that for {_first(statistics)} ({duration(statistics.startup)})"
-        if num_workers:
+        if lazily := _lazily(statistics):
+            text += f"{lazily}, which matters less the longer a run is"
+            text += "; loader.start() does it while you build the model" if num_workers else ""
+        elif num_workers:
             text += ": starting workers takes that long, which matters less the longer a run is"
         return text
     each = statistics.startup / statistics.starts
     text = f"{percent(share)} of that for {_first(statistics)} ({duration(each)} each)"
+    if lazily := _lazily(statistics):
+        dear = "keep that from epoch to epoch"
+        live = num_workers and not statistics.surroundings.persistent_workers
+        return text + f"{lazily}: {'persistent_workers=True keeps it' if live else dear}"
     if num_workers and statistics.surroundings.persistent_workers:
         text += ": workers begin an epoch with nothing ready, which matters less in longer ones"
     elif num_workers:
         text += ": persistent_workers=True starts workers once"
     return text
+
+
+def _lazily(statistics: LoaderStatistics) -> str:
+    """What is said where first batches were read for long, and not workers started; else ""."""
+    share = statistics.startup_fetch / max(statistics.startup, 1e-9)
+    if share < MOST:
+        return ""
+    where = places(statistics.surroundings.iterable)["fetch"]
+    return f", {percent(share)} of it {where}: the dataset opens or builds something on first use"
 
 
 def _no_workers(statistics: LoaderStatistics) -> str:
