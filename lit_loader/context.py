@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from operator import index as _whole
 from typing import Any, Final
 
 import numpy as np
@@ -26,7 +27,7 @@ __all__ = [
 
 
 _Context = AbstractContextManager[object]
-_Place = tuple[int, tuple[int, int], int, Any]
+_Place = tuple[int, tuple[int, int], int, Any, int]
 
 NOBODY, WORKERS, READERS = 0, 1, 2
 """Among whom a dataset has divided itself: workers, by ``get_worker_info()``, which without
@@ -48,6 +49,7 @@ class _Reading:
         self.asked = ""  # by which function a sample has asked for what differs between epochs
         self.again = False  # this is another attempt at a sample
         self.notes: list[Any] | None = None  # what samples are made of, where that is asked for
+        self.tokens = 0  # that the batch's samples have noted so far
         self.info: Any = None  # a worker thread's, and of those that read for it
 
     def beginning(self, part: int) -> _Context:
@@ -63,12 +65,12 @@ class _Reading:
     @contextmanager
     def unnoted(self) -> Iterator[None]:
         """Have a context of what is read again, and is no part of the batch."""
-        notes = self.notes
+        notes, tokens = self.notes, self.tokens
         self.notes = None if notes is None else []  # some of it is kept back for what comes
         try:
             yield
         finally:
-            self.notes = notes
+            self.notes, self.tokens = notes, tokens
 
     def warn(self, text: str) -> None:
         """Have the program warned, once for all readers, of what is noticed while it is read."""
@@ -83,13 +85,13 @@ class _Reading:
 
     def leave(self) -> _Place:
         """Read something else (a loader within a dataset, say); returns what `return_to` takes."""
-        place = self.epoch, self.shard, self.shard_asked, self.maker
+        place = self.epoch, self.shard, self.shard_asked, self.maker, self.tokens
         self.shard_asked, self.maker = NOBODY, None
         return place
 
     def return_to(self, place: _Place) -> None:
         """Be again where `leave` was called."""
-        self.epoch, self.shard, self.shard_asked, self.maker = place
+        self.epoch, self.shard, self.shard_asked, self.maker, self.tokens = place
 
 
 reading: Final = _Reading()
@@ -175,20 +177,29 @@ def share() -> tuple[int, int]:
 
 
 @public
-def note(name: Any) -> None:
-    """Name what the sample that is being read is made of; for use inside of a dataset.
+def note(name: Any = None, *, tokens: int = 0) -> None:
+    """Name what the sample that is being read is made of, or count its tokens.
 
-    ``loader.trace(batch)`` gives the names that a batch's samples have noted::
+    For use inside of a dataset or ``collate_fn``. ``loader.trace(batch)`` gives the names that a
+    batch's samples have noted, ``loader.statistics()`` the tokens, in all and a second::
 
-        lit_loader.note(f"{path.name}:{offset}")
+        lit_loader.note(f"{path.name}:{offset}")  # in the dataset
+        lit_loader.note(tokens=int(batch["attention_mask"].sum()))  # in collate_fn: no padding
 
-    While a program trains it does nothing, and costs nothing. A stream that keeps samples back (a
-    shuffle buffer, packing) notes a name when it gives the sample, as `PackedStream` does.
+    A name costs nothing while a program trains. `PackedStream` and `PackCollate` count tokens by
+    themselves. A stream that keeps samples back (a shuffle buffer) notes when it gives the sample.
+    Samples that your dataset does not read again in each epoch are to be counted in ``collate_fn``.
 
     Args:
-        name: Any hashable value, a document's file and place, say.
+        name: Any hashable value, a document's file and place, say. None: no name.
+        tokens: A number of tokens, which is added to the batch's.
+
+    Raises:
+        TypeError: ``tokens`` is no whole number.
     """
-    if reading.notes is not None:
+    if tokens:
+        reading.tokens += _whole(tokens)
+    if name is not None and reading.notes is not None:
         reading.notes.append(name)
 
 

@@ -669,10 +669,10 @@ class DataLoader(_TorchLoader[T_co]):
         sampler's indices show whether it is the same epoch.
 
         Args:
-            epoch: Epoch number, from 0.
+            epoch: Epoch number; one below 0 has an order of its own, as with torch's samplers.
 
         Raises:
-            OptionError: It is no whole number of at least 0, or has more than 62 bits.
+            OptionError: It is no whole number, or has more than 62 bits.
         """
         epoch = epoch_number(epoch)
         self._core.follow_samplers()

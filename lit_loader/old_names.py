@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from lit_loader.describe import program_stacklevel, short_repr
+from lit_loader.describe import callers, program_stacklevel, short_repr
 from lit_loader.errors import OptionError
 
 __all__ = [
@@ -60,14 +60,21 @@ UNTIL: Final = "0.5"
 
 
 def warn(names: Mapping[str, str], what: str = "") -> None:
-    """Say what is called otherwise now, at the program's line; ``what`` goes before the names."""
+    """Say what is called otherwise now, at the program's line; ``what`` goes before the names.
+
+    Of a configuration that Hydra instantiates, that is the main script's line: whoever typed the
+    name is to see it, and Python shows a `DeprecationWarning` of no other module.
+    """
     said = ", ".join(f"{what}{old} is called {new} now" for old, new in names.items())
-    plural = len(names) > 1
+    plural, level = len(names) > 1, program_stacklevel()
+    modules = [module for module, _ in callers()]  # from level 2 on
+    if modules[level - 2].startswith("hydra.") and "__main__" in modules:
+        level = modules.index("__main__") + 2
     warnings.warn(
         f"lit_loader: {said}: use the new {'names' if plural else 'name'}; the old "
         f"{'ones work' if plural else 'one works'} until version {UNTIL} [LL609]",
         DeprecationWarning,
-        stacklevel=program_stacklevel(),
+        stacklevel=level,
     )
 
 
@@ -92,7 +99,12 @@ def renamed(
                 f"{old} is the old name of {new}, and both are given: leave {old} out, got "
                 f"{old}={short_repr(value)} and {new}={short_repr(current[new])} [LL610]"
             )
-        met[old], current[new] = new, value
+        now = VALUES.get(new, {}).get(value, value) if isinstance(value, str) else value
+        current[new] = now
+        if now == value:
+            met[old] = new
+        else:  # both at once
+            met[f"{old}={value!r}"] = f"{new}={now!r}"
     if met:
         warn(met)
     return current

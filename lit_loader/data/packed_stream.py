@@ -131,6 +131,7 @@ class _Packer(Iterator[dict[str, Tensor]]):
         }
         for name in itertools.chain.from_iterable(piece.names for piece in taken):
             note(name)
+        note(tokens=self._stream.length)
         # By NumPy: torch's threads take longer than the work where others have the processors.
         sizes = np.array([*map(_size, taken)], np.int64)
         firsts = np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -152,10 +153,11 @@ class _Packer(Iterator[dict[str, Tensor]]):
         if self._opened is None:
             self._opened = Opened(self._stream.documents, _KEY, self._loaded, role="documents")
             self._loaded = None
-        before, notes = self._opened.state(), reading.notes
+        before, notes, tokens = self._opened.state(), reading.notes, reading.tokens
         mark = len(notes or ())
         document, number = next(self._opened.iterator), self._read
         self._read += 1
+        reading.tokens = tokens  # those of sequences count
         # Noted again with each sequence that has a part of the document.
         piece = _Piece(before, 0, _entries(document, number), tuple((notes or ())[mark:]))
         if notes:

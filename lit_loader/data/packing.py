@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_loader.context import note, reading
 from lit_loader.core.options.checks import or_none, positive
 from lit_loader.core.order.orders import Indices
 from lit_loader.core.order.permutation import Permutation
@@ -334,6 +335,8 @@ class PackCollate(PadCollate):
                 f"padding_value={self.padding_value!r}; got {type(samples[0]).__name__}"
             )
         lengths = torch.tensor(joining.lengths)
+        if not reading.tokens:  # the dataset has not counted them
+            note(tokens=sum(joining.lengths))
         padding = joining.padded(int(lengths.sum())) - int(lengths.sum())
         numbers = torch.arange(len(lengths))
         if padding:

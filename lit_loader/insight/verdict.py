@@ -95,6 +95,8 @@ class LoaderStatistics:
         batches: Batches yielded.
         samples: Samples in them.
         nbytes: Bytes of shared memory that they took.
+        tokens: Tokens in them, as counted by `lit_loader.note`, `PackedStream` or `PackCollate`; 0:
+            nothing counts them.
         seconds: Spent in the loops over this loader: waiting for batches, and using them.
         fetch: Reading samples (``__getitem__``), in workers.
         collate: Collating, in workers.
@@ -108,6 +110,7 @@ class LoaderStatistics:
         wait_fraction: ``waited`` as a fraction of ``seconds``.
         starts: Iterators that have yielded a batch.
         startup: Seconds of ``waited`` for their first batches.
+        startup_fetch: Seconds of ``startup`` in which these were read, and not workers started.
         workers: Each worker's part.
         busy_fraction: Mean of the workers'.
         slowest_samples: The slowest, at most five, slowest first, each index once.
@@ -155,6 +158,7 @@ class LoaderStatistics:
     batches: int = 0
     samples: int = 0
     nbytes: int = 0
+    tokens: int = 0
     seconds: float = 0.0
     fetch: StageTimes = field(default_factory=StageTimes)
     collate: StageTimes = field(default_factory=StageTimes)
@@ -167,6 +171,7 @@ class LoaderStatistics:
     wait_fraction: float = 0.0
     starts: int = 0
     startup: float = 0.0
+    startup_fetch: float = 0.0
     workers: tuple[WorkerTimes, ...] = ()
     busy_fraction: float = 0.0
     slowest_samples: tuple[SlowSample, ...] = ()
@@ -212,6 +217,11 @@ class LoaderStatistics:
         return self.samples / self.seconds if self.seconds else 0.0
 
     @property
+    def tokens_per_second(self) -> float:
+        """Tokens a second of the loop, steps and waits included; of this rank."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
     def verdict(self) -> str:
         """What limits the loop, and what to do about it, in a line."""
         return verdict(self)
@@ -231,8 +241,10 @@ class LoaderStatistics:
         if self.remote_batches:
             nodes = counted(len(self.nodes), "node")
             makers += f" ({counted(self.remote_batches, 'batch', 'batches')} from {nodes})"
+        tokens = f", {counted(self.tokens, 'token')}" if self.tokens else ""
         return (
-            f"{counted(self.batches, 'batch', 'batches')} ({counted(self.samples, 'sample')}) in "
+            f"{counted(self.batches, 'batch', 'batches')} ({counted(self.samples, 'sample')}"
+            f"{tokens}) in "
             f"{self.seconds:.3g} s; waited {self.wait_fraction:.0%} of it; {makers} "
             f"{self.busy_fraction:.0%} busy; mean ms a batch: {shown or 'none'}; "
             f"{counted(self.worker_restarts, 'restart')}, "
@@ -360,16 +372,32 @@ def _startup(statistics: LoaderStatistics) -> str:
     share = statistics.startup / statistics.waited
     if statistics.starts == 1:
         text = f"{percent(share)} of that for {_first(statistics)} ({duration(statistics.startup)})"
-        if num_workers:
+        if lazily := _lazily(statistics):
+            text += f"{lazily}, which matters less the longer a run is"
+            text += "; loader.start() does it while you build the model" if num_workers else ""
+        elif num_workers:
             text += ": starting workers takes that long, which matters less the longer a run is"
         return text
     each = statistics.startup / statistics.starts
     text = f"{percent(share)} of that for {_first(statistics)} ({duration(each)} each)"
+    if lazily := _lazily(statistics):
+        dear = "keep that from epoch to epoch"
+        live = num_workers and not statistics.surroundings.persistent_workers
+        return text + f"{lazily}: {'persistent_workers=True keeps it' if live else dear}"
     if num_workers and statistics.surroundings.persistent_workers:
         text += ": workers begin an epoch with nothing ready, which matters less in longer ones"
     elif num_workers:
         text += ": persistent_workers=True starts workers once"
     return text
+
+
+def _lazily(statistics: LoaderStatistics) -> str:
+    """What is said where first batches were read for long, and not workers started; else ""."""
+    share = statistics.startup_fetch / max(statistics.startup, 1e-9)
+    if share < MOST:
+        return ""
+    where = places(statistics.surroundings.iterable)["fetch"]
+    return f", {percent(share)} of it {where}: the dataset opens or builds something on first use"
 
 
 def _no_workers(statistics: LoaderStatistics) -> str:
@@ -619,6 +647,8 @@ def _besides(statistics: LoaderStatistics, transfer: StageTimes | None) -> Itera
         unpinned = statistics.surroundings.device and not statistics.pin.total
         advice = ": pin_memory=True makes it cheaper" if unpinned else ""
         yield f"bringing batches to the device took {percent(share)} of the time{advice}"
+    if statistics.tokens:
+        yield f"{_number(statistics.tokens_per_second)} tokens a second"
     if statistics.worker_growth:
         yield f"the workers' memory grew by {_size(statistics.worker_growth)} a batch"
     if statistics.worker_restarts:

@@ -117,6 +117,8 @@ class LoaderHistory:
             "worker_restarts": float(after.worker_restarts - before.worker_restarts),
             "sample_errors": float(after.sample_errors - before.sample_errors),
         }
+        if tokens := after.tokens - before.tokens:
+            figures["tokens_per_second"] = tokens / seconds if seconds > 0 else 0.0
         if read := after.read.total - before.read.total:
             figures["read_fraction"] = _fraction(read, busy)
         if num_remote:

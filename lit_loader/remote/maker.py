@@ -97,6 +97,7 @@ class Maker:
             encode=encoded - collated,
             slowest=progress.slowest,
             slowest_at=progress.slowest_at,
+            tokens=progress.tokens,
         )
         self._scratch[:SIZE] = np.frombuffer(pack(reply), np.uint8)
         return self._scratch[: SIZE + used]

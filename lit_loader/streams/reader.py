@@ -114,7 +114,7 @@ class Reader(BatchLoader):
         if fetcher is None:
             raise EndOfData
         state = self._take_state(fetcher, progress, begins)
-        self.rng.progress = progress
+        self.rng.progress, reading.tokens = progress, 0
         samples = fetcher.fetch(indices, progress)
         self.rng.progress = None
         if self.reads is not None:

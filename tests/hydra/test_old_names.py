@@ -13,6 +13,7 @@ from torch.utils.data import RandomSampler
 
 from lit_loader import LoaderConfig, LoaderDataModule, OptionError, PadCollate
 from lit_loader.old_names import OLD_OPTIONS, PRESETS
+from tests.support.programs import run_with_lightning
 
 SET: dict[str, Any] = {
     "check_exactness": 2, "reads": 4, "remote_workers": 3, "shard_tail": "keep", "share": True,
@@ -120,3 +121,37 @@ def test_collation(application: Application) -> None:
     with pytest.raises(Exception, match="pad_value is the old name of padding_value") as caught:
         instantiate(application(*both).data)
     assert isinstance(caught.value, OptionError) or "OptionError" in str(caught.value)
+
+
+PROGRAM = """
+import hydra
+
+from builder import build
+
+
+@hydra.main(version_base="1.3", config_path=".", config_name="app")
+def main(cfg):
+    data = build(cfg)
+    print(len(data.train_dataloader()), len(data.val_dataloader()))
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.process
+def test_who_typed_it_sees_it_once(tmp_path: Path) -> None:
+    """Also where another module instantiates, whose DeprecationWarnings Python shows nobody."""
+    builder = "from hydra.utils import instantiate\n\n\ndef build(cfg):\n    return "
+    (tmp_path / "builder.py").write_text(builder + "instantiate(cfg.data)\n")
+    (tmp_path / "train.py").write_text(PROGRAM)
+    file = {"data": {"batch_size": 4, "datasets": {"train": DATA, "val": DATA, "test": DATA}}}
+    defaults = "defaults: [{lit_loader/datamodule@data: default}, _self_]\n"
+    (tmp_path / "app.yaml").write_text(defaults + OmegaConf.to_yaml(file))
+    typed = "loader.share=true", "loader.reads=2", "lit_loader/loader@loader=fragile_data"
+    text = run_with_lightning(tmp_path, tmp_path / "train.py", *typed)
+    assert "3 3" in text
+    for name in ("share is called", "reads is called", "preset fragile_data is called"):
+        assert text.count(name) == 1, text
+    assert text.count("train.py:9: DeprecationWarning: lit_loader: ") == 2

@@ -9,7 +9,9 @@ pytest.importorskip("lightning")
 
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from lightning.pytorch.loggers import CSVLogger
+from torch.utils.data import default_collate
 
+import lit_loader
 from lit_loader import LoaderDataModule, LoaderMonitor
 from lit_loader.insight import auto_workers, resources
 from tests.insight.test_auto_workers import Random
@@ -72,3 +74,18 @@ def test_a_number_that_was_found_is_no_part_of_a_checkpoint(
     _, whole = fit(module(), tmp_path / "whole", 2)
     _, resumed = fit(module(), tmp_path / "resumed", 2, ckpt_path=tmp_path / "auto.ckpt")
     assert resumed.batches == whole.batches[len(whole.batches) // 2 :]
+
+
+def noting(samples: list[Any]) -> Any:
+    lit_loader.note(tokens=5 * len(samples))
+    return default_collate(samples)
+
+
+def test_tokens_a_second_are_logged(tmp_path: Path) -> None:
+    options = {"num_workers": 2, "persistent_workers": False}
+    trainer, _ = fit(module(collate_fn=noting, **options), tmp_path)
+    log = (Path(trainer.logger.log_dir) / "metrics.csv").read_text()
+    assert "loader/tokens_per_second" in log
+    monitor = next(each for each in trainer.callbacks if isinstance(each, LoaderMonitor))
+    (report,) = monitor.reports
+    assert report.statistics.tokens == 5 * 240 and "tokens a second" in report.verdict

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.time
 SOME = (
     *("step sleeps", "samples sleep, two workers", "samples compute, one worker", "a lock, asleep"),
     *("a stream sleeps", "objects are unpickled", "one slow sample in each batch"),
-    *("threads that fight", "worker threads hold the interpreter"),
+    *("threads that fight", "worker threads hold the interpreter", "a dataset that opens lazily"),
 )
 
 

@@ -69,6 +69,18 @@ class OneSlow(Samples):
         return super().__getitem__(index)
 
 
+class Lazy(Samples):
+    """Opens its file, or connects to its storage, with the first sample that it reads."""
+
+    opened = False
+
+    def __getitem__(self, index: int) -> Any:
+        if not self.opened:
+            sleep(0.5)
+            self.opened = True
+        return super().__getitem__(index)
+
+
 class Locked(Samples):
     """Samples are read under a lock that all workers share."""
 
@@ -325,6 +337,17 @@ PROGRAMS: dict[str, Program] = {
     "workers start for each short epoch": Program(
         Samples(length=16), {**W1, "worker_init_fn": SlowStart()}, NONE,
         ("for the first batches of 4 epochs", "persistent_workers=True"), epochs=4,
+    ),
+    "a dataset that opens lazily": Program(
+        Lazy(length=64), W2, NONE,
+        ("the first batch (", "in __getitem__: the dataset opens or builds something on first use",
+         "loader.start()"), ("starting workers",)),
+    "a dataset that opens lazily, in each short epoch": Program(
+        Lazy(length=16), W1, NONE, ("opens or builds something", "persistent_workers=True keeps"),
+        ("starting workers",), epochs=4,
+    ),
+    "a dataset that opens lazily, no workers": Program(
+        Lazy(length=64), {}, NONE, ("in __getitem__: the dataset opens or builds something",)
     ),
     "workers start, and the run is over": Program(
         quick(64), {**W1, "worker_init_fn": SlowStart()}, STEP,

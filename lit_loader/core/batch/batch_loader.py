@@ -28,7 +28,7 @@ from lit_loader.core.batch.collate import default_collate
 from lit_loader.core.batch.fetch import OMITTED, MapFetcher, as_read
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.seeding import generator_lock
-from lit_loader.core.seeding.bases import PassSeeds
+from lit_loader.core.seeding.bases import UNTOLD, PassSeeds
 from lit_loader.core.seeding.drawn_tables import DrawnTables
 from lit_loader.core.seeding.find_generators import HeldGenerators
 from lit_loader.core.seeding.generator_state import Loan, OwnStreams, Rewind, drawn_since
@@ -223,7 +223,7 @@ class BatchLoader:
             self._reseed_batch(number)
         else:
             rng.begin(number * self._spec.num_replicas + self._spec.rank)
-        rng.indices, rng.progress = indices, progress
+        rng.indices, rng.progress, reading.tokens = indices, progress, 0
         if self.reads is None:
             samples = fetcher.fetch(indices, progress)
         else:
@@ -260,8 +260,11 @@ class BatchLoader:
         if spec.seeding == "sample":
             self._reseed_batch(number)  # for collate_fn, whatever the samples have drawn before
         if self._collates_into_slot:
-            return default_collate(samples, progress.empty)
-        return spec.collate_fn(samples)
+            batch = default_collate(samples, progress.empty)
+        else:
+            batch = spec.collate_fn(samples)
+        progress.tokens = reading.tokens
+        return batch
 
     def _load_watched(self, indices: Any, number: int, progress: Progress) -> Any:
         """Make a batch, and look for generators and tables that it has made."""
@@ -334,7 +337,7 @@ class BatchLoader:
         self._epoch = seeds, epoch
         self._globals = None if derived == (main, main, main) else derived
         set_epoch = getattr(self._spec.dataset, "set_epoch", None)
-        if seeds.told >= 0 and callable(set_epoch):
+        if seeds.told != UNTOLD and callable(set_epoch):
             self._reseed_beginning(SET_EPOCH)
             set_epoch(seeds.told)
             self._watch.search()

@@ -60,13 +60,13 @@ class Progress:
     worker's. What is read of it is in ``time.monotonic_ns()``: when the batch ``began``, was
     ``fetched`` and ``collated`` (0: it is not yet), its ``slowest`` sample (0: not timed), which is
     that at ``slowest_at``, how long samples have ``waited`` for what `reads_ahead` marks, and how
-    long taking the ``state`` of a stream took.
+    long taking the ``state`` of a stream took. ``tokens`` are those that samples have noted.
     """
 
     __slots__ = (
         *("_at", "_last", "_one_by_one", "_quick", "_row", "_under_way", "_words"),
         *("began", "collated", "each", "empty", "fetched", "slowest"),
-        *("slowest_at", "state", "token", "waited"),
+        *("slowest_at", "state", "token", "tokens", "waited"),
     )
 
     def __init__(self, words: memoryview | None = None, row: int = ROW_WORDS) -> None:
@@ -98,7 +98,7 @@ class Progress:
             words[row + OFFSET], words[row + NBYTES] = offset, nbytes
             words[row + INDICES] = number
         self.fetched = self.collated = self.slowest = self.slowest_at = self.waited = 0
-        self.state = 0
+        self.state = self.tokens = 0
         self._last = self._at = -1
         self._one_by_one = False
         self._under_way: tuple[Any, int] | None = None
@@ -137,6 +137,7 @@ class Progress:
         return (
             *(self.began, fetched - self.began, collated - fetched, now - collated),
             *(self.slowest, self.slowest_at, processor, queued, self.waited, self.state),
+            self.tokens,
         )
 
     def step(self, position: int) -> None:

@@ -37,7 +37,7 @@ MEASURED: Final = 6
 class Timings:
     """What one batch has cost: filled on its way, and read by all that shows figures.
 
-    Durations in nanoseconds, moments by ``time.monotonic_ns()``. The first fields, up to ``state``,
+    Durations in nanoseconds, moments by ``time.monotonic_ns()``. The first fields, to ``tokens``,
     are measured where the batch is made, in the order of a `Reply` (`core/transport/messages.py`);
     the others where it comes in, and is given out.
     """
@@ -55,6 +55,7 @@ class Timings:
     queued: int = 0  # how long the worker waited for a processor meanwhile; 0: not measured
     read: int = 0  # how much of ``fetch`` samples waited for what was read ahead
     state: int = 0  # how much of ``fetch`` the state of a stream was taken
+    tokens: int = 0  # that its samples have noted
     number: int = 0  # in the epoch
     arrived: int = 0  # when its result came in at the parent
     asked: int = 0  # when the consumer asked for a batch

@@ -43,12 +43,15 @@ from lit_loader.core.seeding.global_states import note_use, numpy_memory
 from lit_loader.core.seeding.seeds import derive, extend
 from lit_loader.core.seeding.twister import was_just_seeded
 
-__all__ = ["Bases", "LoaderSeeds", "PassSeeds", "Place", "rehearsal"]
+__all__ = ["UNTOLD", "Bases", "LoaderSeeds", "PassSeeds", "Place", "rehearsal"]
 
 _MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
 _REPEATS: Final = 0x5EC0  # keeps a later pass of an epoch apart from what else is derived for it
 _ANEW: Final = 0xA4E3  # … and bases that follow from others
 _REHEARSAL: Final = 0x4EA5
+
+UNTOLD: Final = -(2**63)
+"""In place of an epoch that a dataset is told; those may be below 0, as with torch's samplers."""
 
 
 class PassSeeds(NamedTuple):
@@ -59,7 +62,7 @@ class PassSeeds(NamedTuple):
     python: int
     first: int = 0  # the epoch that draws are counted from
     repeats: int = 0  # passes so far that began at no later epoch than the one before
-    told: int = -1  # the epoch that the dataset is told by its ``set_epoch``; -1: it is told none
+    told: int = UNTOLD  # the epoch that the dataset is told by its ``set_epoch``
     older: int = 0  # whether the run was begun by a release before 0.4, which seeded otherwise
 
     def of(self, epoch: int) -> tuple[int, int, int]:
@@ -75,7 +78,7 @@ class PassSeeds(NamedTuple):
 
     def ahead(self, epochs: int) -> PassSeeds:
         """Give those of a pass so many epochs later, if the program goes on as it has."""
-        return self if self.told < 0 else self._replace(told=self.told + epochs)
+        return self if self.told == UNTOLD else self._replace(told=self.told + epochs)
 
 
 @dataclass(frozen=True)

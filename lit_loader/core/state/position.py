@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, NamedTuple
 
-from lit_loader.core.seeding.bases import Bases, PassSeeds
+from lit_loader.core.seeding.bases import UNTOLD, Bases, PassSeeds
 from lit_loader.core.state.untrusted_state import brief
 from lit_loader.errors import StateError
 
@@ -171,7 +171,7 @@ class Position:
     @property
     def seeds(self) -> PassSeeds:
         """What is drawn in its pass follows from these."""
-        bases, told = self.bases, -1 if self.told is None else self.told
+        bases, told = self.bases, UNTOLD if self.told is None else self.told
         return PassSeeds(*bases.drawn, bases.first, self.repeats, told, bases.older)
 
     def passes(self, epoch: int, used: bool = False) -> dict[str, Any]:

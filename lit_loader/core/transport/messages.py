@@ -144,6 +144,7 @@ class Reply(NamedTuple):
     # Nanoseconds of ``fetch`` that samples waited for what is read ahead of them.
     read: int = 0
     state: int = 0  # nanoseconds of ``fetch`` in which a stream's state was taken
+    tokens: int = 0  # that samples or ``collate_fn`` have noted
 
 
 class Up(NamedTuple):
@@ -179,7 +180,7 @@ _FIELDS: Final[dict[type[Message], str]] = {
     Space: "qqq",
     Stop: "",
     Up: "Hq",
-    Reply: "BH15q",
+    Reply: "BH4qI5qI5q",
     Need: "Hqq",
     Resumed: "HQ",
 }

@@ -189,11 +189,13 @@ STRATEGIES = {"stop": "first_exhausted", "drop": "all_exhausted_without_replacem
 
 @pytest.mark.parametrize("value", STRATEGIES)
 def test_the_end_of_a_mixture(value: str) -> None:
-    lines = "exhausted is called stopping_strategy now", f"'{value}' is called '{STRATEGIES[value]}"
-    with pytest.warns(DeprecationWarning, match=lines[0]), pytest.warns(match=lines[1]):
+    both = f"exhausted='{value}' is called stopping_strategy='{STRATEGIES[value]}' now: use"
+    with pytest.warns(DeprecationWarning, match=both) as caught:
         made = MixtureStream([[1], [2]], exhausted=value)  # type: ignore[call-arg]
+    one(caught)
     assert made.stopping_strategy == STRATEGIES[value]
-    with pytest.warns(DeprecationWarning, match=lines[1]):  # by its place
+    line = f"'{value}' is called '{STRATEGIES[value]}"
+    with pytest.warns(DeprecationWarning, match=line):  # by its place
         assert MixtureStream([[1], [2]], None, None, value).stopping_strategy == STRATEGIES[value]
 
 
