@@ -10,10 +10,11 @@
 - What a sample draws from `lit_loader.get_rng`, ``get_worker_info().rng`` and
   `torch.thread_safe_generator` are the numbers that it draws in a process. These answer each maker
   by itself.
-- Where the dataset has what one thread would change for another (generators, ``set_epoch``, what
-  ``worker_init_fn`` or ``reseed_fn`` set), each thread has a copy, with the large parts shared
-  (`streams/copies.py`). A stream changes as it is read: each reader has a copy, of all that can be
-  changed.
+- What a sample sets in ``self`` is its thread's own: each has the dataset with attributes of its
+  own, whose values are shared. Where one thread would change these for another (generators,
+  ``set_epoch``, ``worker_init_fn``, ``reseed_fn``) it has a copy, with the large parts shared. A
+  stream changes as it is read: each reader has a copy, of all that can be changed
+  (`streams/copies.py`).
 - The global generators are one for all threads and are left alone. A draw from them is noticed:
   they are where they were before the consumer began to wait, or somebody else has moved them.
 - Threads begin at the first `receive`, or with `begin`, and wait in a queue for what comes. They
@@ -24,8 +25,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import math
 import os
 import queue
 import sys
@@ -48,7 +49,7 @@ from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.timings import Timings
 from lit_loader.core.batch.worker_info import ProcessInfo, WorkerInfo, answer_threads, show
 from lit_loader.core.executors.executor import Executor, Task, failure
-from lit_loader.core.executors.outcome import Outcome
+from lit_loader.core.executors.outcome import Outcome, doing_task
 from lit_loader.core.seeding.find_generators import find_generators
 from lit_loader.core.seeding.global_states import GlobalStates
 from lit_loader.core.seeding.seeds import of_thread
@@ -58,6 +59,7 @@ from lit_loader.core.transport.loader_page import PAGE_BYTES, LoaderPage
 from lit_loader.core.transport.messages import POSITION, listed, position_of
 from lit_loader.core.transport.status_board import (
     ROW_WORDS,
+    BoardRow,
     Stage,
     StatusBoard,
     board_bytes,
@@ -65,7 +67,8 @@ from lit_loader.core.transport.status_board import (
 from lit_loader.core.transport.worker_exception import describe_batch
 from lit_loader.describe import PACKAGE
 from lit_loader.errors import LoaderError, WorkerTimeoutError
-from lit_loader.streams.copies import DatasetCopies
+from lit_loader.sentences import doing
+from lit_loader.streams.copies import DatasetCopies, with_own_attributes
 from lit_loader.streams.readers import Readers
 
 __all__ = ["ThreadExecutor"]
@@ -77,7 +80,7 @@ _OFTEN: Final = 32
 """Waits at which it is seen whether a sample draws; then at every power of two."""
 
 _LONGEST_LOOK: Final = 0.25
-"""Seconds between two looks while nothing comes; one that comes later was held up itself."""
+"""Seconds between two looks at most; one that comes later was held up itself."""
 
 _SECOND_STALL: Final = 10
 """Times ``stall_warning`` after which a stall is told of once more."""
@@ -109,14 +112,13 @@ class _Maker:
         self.loader: BatchLoader | Readers | None = None
         self.private = False  # whether its dataset is a copy
         self.reading: Any = None  # what it reads: its own, whichever thread serves it
-        self.desk: Any = None  # of the executor that it was last used by
-        self.thread: Any = None  # the `_Worker` that was last at it
+        self.thread: Any = None  # the `_Worker` that is at it
 
     def leave(self, worker: _Worker) -> None:
         """Let go of a stream that is in use by a thread which ends: some end in their thread."""
         with self.lock:
-            if self.thread is worker and self.desk is worker.desk:
-                self.desk = self.thread = None
+            if self.thread is worker:
+                self.thread = None
                 if self.loader is not None:
                     self.loader.begin_epoch()
 
@@ -249,6 +251,8 @@ class ThreadExecutor(Executor):
         self._timeout = timeout
         limits = stall_warning, _SECOND_STALL * stall_warning
         self._stall_limits = [*filter(None, limits)]
+        # Seconds between two looks while nothing comes; none: nobody looks.
+        self._looks = [min(each / 4, _LONGEST_LOOK) for each in (timeout, stall_warning) if each]
         self._pid, self._stopping = os.getpid(), False
         self._waits, self._told = 0, False
         self._submitter, self._before = 0, GlobalStates.now()
@@ -308,26 +312,20 @@ class ThreadExecutor(Executor):
         return outcome
 
     def _take(self, timeout: float | None) -> Outcome | None:
-        desk, limits = self._desk, self._stall_limits
-        now, waited, stall = time.monotonic(), 0.0, None
+        desk, stall = self._desk, None
+        now, waited = time.monotonic(), 0.0
         desk.waiting = True  # before the look: what is handed in from now on rings
         while not desk.done and not self._stopping:
             before, now = now, time.monotonic()
             waited += min(now - before, _LONGEST_LOOK)  # not the time of a Ctrl-Z
             if timeout is not None and waited >= timeout:
                 break
-            until = math.inf if timeout is None else timeout - waited
-            until = min(until, self._patience(waited))
-            if limits:
-                stall = self._look_for_stall(waited, stall)
-                next_look = limits[0] / (2 if stall is None else 1) if limits else math.inf
-                until = min(until, next_look - waited)
-            if until != math.inf:
-                until = min(until, _LONGEST_LOOK)
-            try:
-                desk.bell.get(timeout=None if until == math.inf else max(0.0, until))
-            except queue.Empty:
-                continue
+            self._look_for_a_hang(waited)
+            if self._stall_limits:
+                stall = self._look_for_a_stall(waited, stall)
+            looks = [*self._looks, *([] if timeout is None else [timeout - waited])]
+            with contextlib.suppress(queue.Empty):
+                desk.bell.get(timeout=min(looks, default=None))
         desk.waiting = False
         return desk.done.popleft() if desk.done else None
 
@@ -352,28 +350,23 @@ class ThreadExecutor(Executor):
 
     # --- what is seen of the threads ---
 
-    def _patience(self, waited: float) -> float:
-        """Give the seconds until a thread may hang; WorkerTimeoutError: one does."""
-        if not self._timeout:
-            return math.inf
-        left = self._timeout
+    def _look_for_a_hang(self, waited: float) -> None:
+        """Raise a WorkerTimeoutError if a thread hangs; before the consumer waits is no hang."""
+        if not self._timeout or waited < self._timeout:
+            return
         for worker in [*self._desk.workers.values()]:
-            stage, seconds = worker.stage, (time.monotonic_ns() - worker.since) / 1e9
-            if stage not in Stage.BUSY and stage != Stage.INITIALISING:
-                continue
-            # Before the consumer waits it counts for nothing.
-            left = min(left, self._timeout - min(seconds, waited))
-            if left <= 0:
+            row = worker.row
+            seconds = (time.monotonic_ns() - row.since) / 1e9
+            if row.stage in (*Stage.BUSY, Stage.INITIALISING) and seconds >= self._timeout:
                 self.waiting = False  # this is the executor's end
                 raise WorkerTimeoutError(
-                    f"worker thread {worker.number} has been {Stage.NAMES[stage]} for "
-                    f"{seconds:.1f} s ({worker.task}), timeout={self._timeout:g}: a thread cannot "
+                    f"worker thread {worker.number} has been {worker.doing(row)} for "
+                    f"{seconds:.1f} s, timeout={self._timeout:g}: a thread cannot "
                     "be ended, so it goes on beside the next ones; fix what keeps it from getting "
                     f"on, or raise timeout. [LL037] It is at\n{worker.stack()}"
                 )
-        return left
 
-    def _look_for_stall(self, waited: float, stall: Any) -> Any:
+    def _look_for_a_stall(self, waited: float, stall: Any) -> Any:
         """Tell of a stall after so many seconds; with what was seen at half of that."""
         workers, [limit, *_] = [*self._desk.workers.values()], self._stall_limits
         if waited >= limit / 2 and stall is None:
@@ -498,7 +491,7 @@ class _Worker:
 
     def __init__(self, desk: _Desk, number: int) -> None:
         self.number, self.desk = number, desk
-        self.task = "no batch"  # for messages
+        self._indices: Any = None  # of its batch, for messages
         self._row = (number + 1) * ROW_WORDS
         self._progress = Progress(desk.board.words, self._row)
         self._queue = desk.queue_of(number)
@@ -507,14 +500,13 @@ class _Worker:
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
-    def stage(self) -> int:
-        """At which stage it is."""
-        return self.desk.board.read(self.number).stage
+    def row(self) -> BoardRow:
+        """What it does, and since when."""
+        return self.desk.board.read(self.number)
 
-    @property
-    def since(self) -> int:
-        """Since when, in nanoseconds of ``time.monotonic_ns()``."""
-        return self.desk.board.read(self.number).since
+    def doing(self, row: BoardRow) -> str:
+        """Say it: ``fetching index 17 (sample 2 of batch 3, indices [...])``."""
+        return doing(row.stage, None) if row.number < 0 else doing_task(row, self._indices)
 
     def stack(self) -> str:
         """Give the stack of the thread, where it is in the user's code."""
@@ -555,7 +547,7 @@ class _Worker:
         number, indices = task.number & POSITION, task.indices
         if task.own:
             indices = listed(indices)
-        self.task = f"batch {number}"
+        self._indices = indices
         self._clock.start()
         batch: Any = None
         samples, began = 0, False
@@ -588,19 +580,16 @@ class _Worker:
         if type(batch) is BatchWithReport:
             outcome.made, batch = batch, batch.batch
         outcome.batch = batch
-        self.task = "no batch"
         return outcome
 
     def _loader_of(self, maker: _Maker) -> Any:
         """Give what makes the batch; before a maker's first one, the dataset is got ready."""
         desk, spec = self.desk, self.desk.spec
         read_apart(maker.reading)
-        maker.reading, maker.thread = reading_here(), self
-        if maker.desk is not desk:
-            maker.desk = desk
-            if maker.loader is not None:  # of the epoch before
-                maker.loader.begin_epoch()
+        maker.reading, before, maker.thread = reading_here(), maker.thread, self
         if maker.loader is not None:
+            if before is not None and before.desk is not desk:  # it hangs, or hung for long
+                maker.loader.begin_epoch()
             return maker.loader
         desk.board.enter(self.number, Stage.INITIALISING, -1)
         kind = WorkerInfo
@@ -610,6 +599,8 @@ class _Worker:
             spec = dataclasses.replace(spec, collate_fn=desk.collations.make())
         elif desk.copies is not None:
             spec, maker.private = self._copied(desk.copies), True
+        else:
+            spec = dataclasses.replace(spec, dataset=with_own_attributes(spec.dataset))
         told: dict[str, Any] = {
             "id": self.number,
             "num_workers": desk.count,
