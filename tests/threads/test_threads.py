@@ -271,6 +271,48 @@ def test_what_a_sample_sets_in_self_is_its_thread_s_own(wrapped: bool, tmp_path:
     assert len(dataset.known) == len(numbers)  # what an attribute refers to is shared
 
 
+class Records(OfLength):
+    """Reads records from one open file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(64)
+        self.file = path.open("rb")
+
+    def __getitem__(self, index: int) -> int:
+        self.file.seek(8 * index)
+        return int.from_bytes(self.file.read(8), "little")
+
+
+class Locked(Records):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.lock = threading.Lock()
+
+    def __getitem__(self, index: int) -> int:
+        with self.lock:
+            return super().__getitem__(index)
+
+
+def test_a_file_at_one_position_for_all_threads_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.bin"
+    np.arange(64, dtype=np.int64).tofile(path)
+    for dataset, options in (
+        (Locked(path), THREADS),
+        (Records(path), THREADS | {"num_workers": 1}),
+    ):
+        with dataset.file:
+            found = torch.cat([*DataLoader(dataset, batch_size=8, **options)])
+        assert found.tolist() == [*range(64)]
+    with (dataset := Records(path)).file:
+        text = (
+            r"(?s)Records.file is open, and its file has one position for all worker threads: .*LL021"
+        )
+        with pytest.warns(UserWarning, match=text):
+            list(DataLoader(dataset, batch_size=8, **THREADS))
+        with pytest.raises(lit_loader.LoaderError, match=text):
+            list(DataLoader(dataset, batch_size=8, check_determinism=2, **THREADS))
+
+
 class Closing(OfLength):
     """Its end closes what it holds."""
 
