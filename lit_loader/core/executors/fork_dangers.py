@@ -248,9 +248,11 @@ def thread_dangers(dataset: Any, worker_init_fn: Any) -> list[str]:
 
     Not of a dataset with a lock, for which its reads wait; a ZipFile has one itself.
     """
-    told = [text for text in fork_dangers(dataset, worker_init_fn) if "[LL021]" in text]
+    told = [
+        text.removeprefix("lit_loader: ").replace("forked workers", "worker threads")
+        for text in fork_dangers(dataset, worker_init_fn)
+        if "[LL021]" in text and " = zipfile.ZipFile(" not in text
+    ]
     held = held_by(dataset)[0] if told else []
-    if any(type(each.value).__name__.lower() in ("lock", "rlock") for each in held):
-        return []
-    texts = (text.replace("forked workers", "worker threads") for text in told)
-    return [text for text in texts if " = zipfile.ZipFile(" not in text]
+    locked = any(type(each.value).__name__.lower() in ("lock", "rlock") for each in held)
+    return [] if locked else told
