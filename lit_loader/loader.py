@@ -201,7 +201,7 @@ class _AddOns(Seams):
             return None
         from lit_loader.threads.thread_executor import ThreadExecutor
 
-        return ThreadExecutor.of(core, start)
+        return ThreadExecutor(core, start)
 
     def remote_workers(self, core: Any) -> Any:
         loader = core.loader

@@ -5,6 +5,7 @@
 Per batch, in milliseconds, medians of rounds that take turns:
 
 - ``pageable``: copied when it is wanted, straight from the arena.
+- ``pinned in the loop``: the loop makes a page-locked copy, and copies that.
 - ``pinned``: the pin-memory thread makes a page-locked copy; copied when it is wanted.
 - ``pinned, ahead``: the same, copied on a stream of its own while the step before computes
   (`DataLoader._copy_ahead`, which ``LoaderDataModule(device_prefetch=True)`` asks for).
@@ -71,35 +72,48 @@ def main(arguments: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("no CUDA device: there is nothing to copy to, and nothing was measured")
         return 1
-    device = torch.device("cuda", 0)
-    step = _step(device, options.step_ms)
-    data = Pool(options.batches, torch.zeros(1, options.megabytes << 20, dtype=torch.uint8))
-    ways: dict[str, dict[str, bool]] = {
-        "pageable": {},
-        "pinned": {"pin": True},
-        "pinned, ahead": {"pin": True, "ahead": True},
-        "registered, ahead": {"ahead": True, "lock": True},
-    }
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(options.rounds):
-        for name, way in ways.items():
-            seconds = _time(_batches(data, device, **way), step)
-            times[name].append(seconds / options.batches * 1e3)
-    print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}")
+    print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}")
     print(f"{options.megabytes} MiB a batch, {options.step_ms:g} ms a step; ms a batch")
+    times = measure(options.megabytes, options.batches, options.rounds, options.step_ms)
     for name, found in times.items():
         print(f"{name:20} {statistics.median(found):8.2f}   ({min(found):.2f} to {max(found):.2f})")
     return 0
 
 
+def measure(megabytes: int, batches: int, rounds: int, step_ms: float) -> dict[str, list[float]]:
+    """Measure each way in turns: milliseconds a batch, by round."""
+    device = torch.device("cuda", 0)
+    step = _step(device, step_ms)
+    data = Pool(batches, torch.zeros(1, megabytes << 20, dtype=torch.uint8))
+    ways: dict[str, dict[str, bool]] = {
+        "pageable": {},
+        "pinned in the loop": {"here": True},
+        "pinned": {"pin": True},
+        "pinned, ahead": {"pin": True, "ahead": True},
+        "registered, ahead": {"ahead": True, "lock": True},
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            times[name].append(_time(_batches(data, device, **way), step) / batches * 1e3)
+    return times
+
+
 def _batches(
-    data: Pool, device: torch.device, pin: bool = False, ahead: bool = False, lock: bool = False
+    data: Pool,
+    device: torch.device,
+    pin: bool = False,
+    ahead: bool = False,
+    lock: bool = False,
+    here: bool = False,
 ) -> Iterator[Any]:
     until: dict[int, int] = {}
 
     def move(batch: Any, to: torch.device) -> Any:
         if lock:
             _lock(batch, until)
+        if here:
+            batch = batch.pin_memory()
         return batch.to(to, non_blocking=True)
 
     # One block a batch, uncollated: what is measured is the way, not the making.

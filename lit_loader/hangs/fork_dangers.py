@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from lit_loader.core.seeding.find_generators import CLOSED, instance_dict, is_leaf, root_of
 from lit_loader.core.system import linux
 
-__all__ = ["Holding", "fork_dangers", "held_by"]
+__all__ = ["Holding", "fork_dangers", "held_by", "thread_dangers"]
 
 _OBJECTS: Final = 300
 """That are looked at; each takes 1 to 3 us."""
@@ -241,3 +241,18 @@ def _resets(kind: type) -> bool:
     """Whether a library begins anew after a fork by itself, as zarr does in newer versions."""
     sync = sys.modules.get("zarr.core.sync")
     return root_of(kind) == "zarr" and hasattr(sync, "reset_resources_after_fork")
+
+
+def thread_dangers(dataset: Any, worker_init_fn: Any) -> list[str]:
+    """Say which open files worker threads would read at one position, each with the cure.
+
+    Not of a dataset with a lock, for which its reads wait; a ZipFile has one itself.
+    """
+    told = [
+        text.removeprefix("lit_loader: ").replace("forked workers", "worker threads")
+        for text in fork_dangers(dataset, worker_init_fn)
+        if "[LL021]" in text and " = zipfile.ZipFile(" not in text
+    ]
+    held = held_by(dataset)[0] if told else []
+    locked = any(type(each.value).__name__.lower() in ("lock", "rlock") for each in held)
+    return [] if locked else told

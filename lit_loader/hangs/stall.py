@@ -115,13 +115,14 @@ class ThreadStall:
 
     def tell(self, workers: list[Any], seconds: float) -> None:
         """Warn; ``seconds`` is how long nothing has come."""
-        slow = any(each.since / 1e9 > self._began for each in workers)
+        rows = [(each, each.row) for each in workers]
+        slow = any(row.since / 1e9 > self._began for _, row in rows)
         lines = []
-        busy = [each for each in workers if each.stage != Stage.IDLE]
-        for each in (busy or workers)[:_SHOWN]:
-            who = f"Worker thread {each.number}: {Stage.NAMES[each.stage]} ({each.task})"
+        busy = [(each, row) for each, row in rows if row.stage != Stage.IDLE]
+        for each, row in (busy or rows)[:_SHOWN]:
+            who = f"Worker thread {each.number}: {each.doing(row)}"
             used = self._used.get(each.number)
-            lines += [_at(who, each.since, _task(each), self._began, used), each.stack()]
+            lines += [_at(who, row.since, _task(each), self._began, used), each.stack()]
         advice = _SLOW if slow else "Look at the stacks: a thread cannot be ended or replaced."
         warnings.warn(
             _told(seconds, slow, lines, advice), StallWarning, stacklevel=program_stacklevel()

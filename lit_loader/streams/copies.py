@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import copy
 import copyreg
+import functools
 import io
 import mmap
 import pickle
@@ -31,14 +32,15 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import Dataset
 
-from lit_loader.core.seeding.find_generators import GLOBAL_GENERATORS
+from lit_loader.core.seeding.find_generators import GLOBAL_GENERATORS, instance_dict
 from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.core.transport.carrier import refusal
 from lit_loader.describe import find_failing_object
 from lit_loader.streams.other_streams import shared_epoch
 
-__all__ = ["DatasetCopies"]
+__all__ = ["DatasetCopies", "with_own_attributes"]
 
 _LOCKS: Final = (type(threading.Lock()), type(threading.RLock()))
 
@@ -49,6 +51,8 @@ _SHARED: Final = (
     sharedctypes.SynchronizedBase,
 )
 """What copies have in common, of whichever dataset."""
+
+_CACHED: Final = type(functools.lru_cache(lambda: None))
 
 _GLOBALS: Final = frozenset(map(id, GLOBAL_GENERATORS))
 
@@ -93,6 +97,32 @@ class DatasetCopies:
         unpickler = _Unpickler(io.BytesIO(self._pickled))
         unpickler.shared = self._shared
         return unpickler.load()
+
+
+def with_own_attributes(dataset: Any) -> Any:
+    """Give the dataset as a thread has it: what a sample sets in ``self`` is seen by no other one.
+
+    The same goes for datasets that it is made of. The values of attributes are the same objects.
+    What has ``__del__``, ``__slots__``, or a method with an `lru_cache`, is one object for all.
+    """
+    kind, attributes = type(dataset), instance_dict(dataset)
+    members = [each for base in kind.__mro__ for each in vars(base).items()]
+    if not attributes or any(
+        isinstance(value, _CACHED) or name == "__del__" or (name == "__slots__" and value)
+        for name, value in members
+    ):
+        return dataset
+    try:
+        own = object.__new__(kind)
+    except TypeError:  # a class in C
+        return dataset
+    own.__dict__.update(attributes)
+    for name, value in attributes.items():
+        if isinstance(value, Dataset):
+            own.__dict__[name] = with_own_attributes(value)
+        elif type(value) is list and value and all(isinstance(each, Dataset) for each in value):
+            own.__dict__[name] = [*map(with_own_attributes, value)]
+    return own
 
 
 class _Pickler(pickle.Pickler):

@@ -10,10 +10,11 @@
 - What a sample draws from `lit_loader.get_rng`, ``get_worker_info().rng`` and
   `torch.thread_safe_generator` are the numbers that it draws in a process. These answer each maker
   by itself.
-- Where the dataset has what one thread would change for another (generators, ``set_epoch``, what
-  ``worker_init_fn`` or ``reseed_fn`` set), each thread has a copy, with the large parts shared
-  (`streams/copies.py`). A stream changes as it is read: each reader has a copy, of all that can be
-  changed.
+- What a sample sets in ``self`` is its thread's own: each has the dataset with attributes of its
+  own, whose values are shared. Where one thread would change these for another (generators,
+  ``set_epoch``, ``worker_init_fn``, ``reseed_fn``) it has a copy, with the large parts shared. A
+  stream changes as it is read: each reader has a copy, of all that can be changed
+  (`streams/copies.py`).
 - The global generators are one for all threads and are left alone. A draw from them is noticed:
   they are where they were before the consumer began to wait, or somebody else has moved them.
 - Threads begin at the first `receive`, or with `begin`, and wait in a queue for what comes. They
@@ -24,8 +25,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import math
 import os
 import queue
 import sys
@@ -34,7 +35,7 @@ import time
 import traceback
 import weakref
 from collections import deque
-from types import FrameType
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -48,7 +49,8 @@ from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.timings import Timings
 from lit_loader.core.batch.worker_info import ProcessInfo, WorkerInfo, answer_threads, show
 from lit_loader.core.executors.executor import Executor, Task, failure
-from lit_loader.core.executors.outcome import Outcome
+from lit_loader.core.executors.fork_dangers import thread_dangers
+from lit_loader.core.executors.outcome import Outcome, doing_task
 from lit_loader.core.seeding.find_generators import find_generators
 from lit_loader.core.seeding.global_states import GlobalStates
 from lit_loader.core.seeding.seeds import of_thread
@@ -56,16 +58,12 @@ from lit_loader.core.system.processors import ProcessorClock
 from lit_loader.core.system.shared_file import HeldFile, map_part, nameless_file, round_up
 from lit_loader.core.transport.loader_page import PAGE_BYTES, LoaderPage
 from lit_loader.core.transport.messages import POSITION, listed, position_of
-from lit_loader.core.transport.status_board import (
-    ROW_WORDS,
-    Stage,
-    StatusBoard,
-    board_bytes,
-)
+from lit_loader.core.transport.status_board import ROW_WORDS, Stage, StatusBoard, board_bytes
 from lit_loader.core.transport.worker_exception import describe_batch
 from lit_loader.describe import PACKAGE
 from lit_loader.errors import LoaderError, WorkerTimeoutError
-from lit_loader.streams.copies import DatasetCopies
+from lit_loader.sentences import doing
+from lit_loader.streams.copies import DatasetCopies, with_own_attributes
 from lit_loader.streams.readers import Readers
 
 __all__ = ["ThreadExecutor"]
@@ -77,7 +75,7 @@ _OFTEN: Final = 32
 """Waits at which it is seen whether a sample draws; then at every power of two."""
 
 _LONGEST_LOOK: Final = 0.25
-"""Seconds between two looks while nothing comes; one that comes later was held up itself."""
+"""Seconds between two looks at most; one that comes later was held up itself."""
 
 _SECOND_STALL: Final = 10
 """Times ``stall_warning`` after which a stall is told of once more."""
@@ -109,14 +107,13 @@ class _Maker:
         self.loader: BatchLoader | Readers | None = None
         self.private = False  # whether its dataset is a copy
         self.reading: Any = None  # what it reads: its own, whichever thread serves it
-        self.desk: Any = None  # of the executor that it was last used by
-        self.thread: Any = None  # the `_Worker` that was last at it
+        self.thread: Any = None  # the `_Worker` that is at it
 
     def leave(self, worker: _Worker) -> None:
         """Let go of a stream that is in use by a thread which ends: some end in their thread."""
         with self.lock:
-            if self.thread is worker and self.desk is worker.desk:
-                self.desk = self.thread = None
+            if self.thread is worker:
+                self.thread = None
                 if self.loader is not None:
                     self.loader.begin_epoch()
 
@@ -131,22 +128,23 @@ class _Desk:
         self.spec, self.seed, self.count, self.makers = spec, seed, count, makers
         self.pid = os.getpid()
         self.readers = len(spec.shards.mine) if spec.shards else count * spec.iterable
-        # None ends a thread, if they are too many.
-        self.tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.lock = threading.Lock()  # of the number of threads
         self.most = count  # threads that a reader may have been sent to
-        # Of a stream: each reader's tasks, and each thread's queue of readers with a task.
+        # Of a stream: each reader's tasks, and each thread's queue of readers with a task. Else one
+        # queue of tasks. None ends a thread, if they are too many.
         self.lines: dict[int, deque[Task]] = {each: deque() for each in range(self.readers)}
         self.queues: dict[int, queue.SimpleQueue[Any]] = {}
         self.done: deque[Outcome] = deque()
-        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # rings behind each
         self.up: queue.SimpleQueue[None] = queue.SimpleQueue()  # an item for each that has begun
-        self.waiting = self.closed = False
+        self.closed = False
         self.workers: dict[int, _Worker] = {}
         self.board: StatusBoard
         self.notes: list[str] = []  # what the user is to be warned of
+        if count > 1 and not spec.iterable:
+            self.notes += thread_dangers(spec.dataset, spec.worker_init_fn)
         self.copies: DatasetCopies | None = None
-        self.collations: DatasetCopies | None = None
+        self.collations: Any = None
         if spec.shards is not None:
             self.copies = DatasetCopies(spec.dataset)
             self.collations = DatasetCopies(spec.collate_fn, of_structure=True)
@@ -189,97 +187,50 @@ class _Desk:
 
     def queue_of(self, number: int) -> queue.SimpleQueue[Any]:
         """Give what a thread takes its work from."""
-        if not self.readers:
-            return self.tasks
-        return self.queues.setdefault(number, queue.SimpleQueue())
+        return self.queues.setdefault(number if self.readers else 0, queue.SimpleQueue())
 
     def put(self, task: Task) -> None:
         """Have a task done: by any thread, or by its reader's."""
         if not self.readers:
-            return self.tasks.put(task)
+            return self.queue_of(0).put(task)
         reader = position_of(task.number) % self.readers
         self.lines[reader].append(task)
         self.queue_of(reader % self.count).put(reader)
 
-    def hand_in(self, outcome: Outcome) -> None:
-        """Give an outcome to whoever receives."""
-        outcome.timings.arrived = time.monotonic_ns()
-        self.done.append(outcome)
-        if self.waiting:
-            self.bell.put(None)
-
 
 class ThreadExecutor(Executor):
-    """So many threads; ``depth`` batches may be outstanding.
-
-    ``timeout`` and ``stall_warning`` are seconds (0: none). Where it is ``strict``, a draw from a
-    global generator is an error. Threads go on with the ``makers`` of an executor before.
-    ``page_bytes`` of its ``memory``, behind the status board, are for a page for viewers.
-    """
+    """The threads of a loader, for the pass ``start``."""
 
     eager = True
-    persistent = False
+    workers: Any = SimpleNamespace(pids=())  # for `AutoWorkers`: it has no processes
 
-    def __init__(
-        self,
-        spec: BatchSpec,
-        seed: int,
-        num_workers: int,
-        depth: int,
-        timeout: float = 0,
-        stall_warning: float = 0,
-        stall: Any = None,
-        strict: bool = False,
-        makers: dict[int, Any] | None = None,
-        page_bytes: int = 0,
-    ) -> None:
+    def __init__(self, core: Any, start: Any) -> None:
         answer_threads()
         collate_privately()
-        self.depth, self._strict = depth, strict
-        self._desk = desk = _Desk(spec, seed, num_workers, {} if makers is None else makers)
-        nbytes = round_up(board_bytes(max(_ROWS, num_workers)) + page_bytes)
+        loader, count = core.loader, core.loader.num_workers or 1  # 0: from the next iterator on
+        self.depth, self._strict = max(1, core.depth), bool(loader.check_determinism)
+        self._persistent = loader.persistent_workers
+        self._desk = desk = _Desk(core.spec(), core.worker_seed(start), count, _kept_by(core))
+        nbytes = round_up(board_bytes(max(_ROWS, count)) + PAGE_BYTES)
         self._file: HeldFile | None = None
         try:
             self._file = HeldFile(nameless_file("lit_loader")[0])
             os.ftruncate(self._file.fd, nbytes)
-            self.memory = memoryview(map_part(self._file.fd, 0, nbytes))
+            memory = memoryview(map_part(self._file.fd, 0, nbytes))
         except OSError:  # nobody sees it, then
-            self.memory = memoryview(bytearray(nbytes))
-        desk.board = StatusBoard(self.memory)
-        desk.board.workers = num_workers
-        self._timeout = timeout
-        limits = stall_warning, _SECOND_STALL * stall_warning
-        self._stall_limits, self._stall_of = [*filter(None, limits)], stall
-        self._pid, self._stopping = os.getpid(), False
-        self._waits, self._told = 0, False
-        self._submitter, self._before = 0, GlobalStates.now()
+            memory = memoryview(bytearray(nbytes))
+        desk.board = StatusBoard(memory)
+        desk.board.workers = count
+        self.page = LoaderPage(memory)
+        self.page.begin_epoch(start.epoch, start.position.now().delivered)
+        self._timeout, stall = loader.timeout, loader.stall_warning
+        self._stall_of = core.seams.stall
+        self._stall_limits = [stall, _SECOND_STALL * stall] if stall else []
+        # Seconds between two looks while nothing comes; none: nobody looks.
+        self._looks = [min(each / 4, _LONGEST_LOOK) for each in (self._timeout, stall) if each]
+        self._stopping = self._told = False
+        self._waits, self._submitter, self._before = 0, 0, GlobalStates.now()
         self._lock = threading.Lock()
-
-    @classmethod
-    def of(cls, core: Any, start: Any) -> ThreadExecutor:
-        """Give that of a loader, for the pass ``start``; persistent ones have what others had."""
-        loader, kept = core.loader, core.of_process
-        makers = kept.pop("makers", {})  # another iterator has others, meanwhile
-        options, pid = kept.get("started_with", ({}, 0))
-        # A forked child has none.
-        if not loader.persistent_workers or pid != os.getpid() or not core.has(options):
-            kept["started_with"], makers = (core.options("num_workers"), os.getpid()), {}
-        executor = cls(
-            core.spec(),
-            core.worker_seed(start),
-            loader.num_workers or 1,  # 0: from the next iterator on
-            max(1, core.depth),
-            loader.timeout,
-            loader.stall_warning,
-            core.seams.stall,
-            strict=bool(loader.check_determinism),
-            makers=makers,
-            page_bytes=PAGE_BYTES,
-        )
-        executor.persistent = loader.persistent_workers
-        executor.page = LoaderPage(executor.memory)
-        executor.page.begin_epoch(start.epoch, start.position.now().delivered)
-        return executor
 
     def submit(self, task: Task) -> None:
         """Put the task where an idle thread takes it."""
@@ -310,27 +261,23 @@ class ThreadExecutor(Executor):
         return outcome
 
     def _take(self, timeout: float | None) -> Outcome | None:
-        desk, limits = self._desk, self._stall_limits
-        now, waited, stall = time.monotonic(), 0.0, None
-        desk.waiting = True  # before the look: what is handed in from now on rings
+        desk, stall = self._desk, None
+        now, waited = time.monotonic(), 0.0
+        self.waiting = True
         while not desk.done and not self._stopping:
             before, now = now, time.monotonic()
             waited += min(now - before, _LONGEST_LOOK)  # not the time of a Ctrl-Z
             if timeout is not None and waited >= timeout:
                 break
-            until = math.inf if timeout is None else timeout - waited
-            until = min(until, self._patience(waited))
-            if limits:
-                stall = self._look_for_stall(waited, stall)
-                next_look = limits[0] / (2 if stall is None else 1) if limits else math.inf
-                until = min(until, next_look - waited)
-            if until != math.inf:
-                until = min(until, _LONGEST_LOOK)
-            try:
-                desk.bell.get(timeout=None if until == math.inf else max(0.0, until))
-            except queue.Empty:
-                continue
-        desk.waiting = False
+            self._look_for_a_hang(waited)
+            if self._stall_limits:
+                stall = self._look_for_a_stall(waited, stall)
+            looks = [*self._looks, *([] if timeout is None else [timeout - waited])]
+            with contextlib.suppress(queue.Empty):
+                desk.bell.get(timeout=min(looks, default=None))
+        self.waiting = False
+        if desk.bell.qsize():  # that of an outcome which nobody has waited for
+            desk.bell.get()
         return desk.done.popleft() if desk.done else None
 
     def begin(self) -> None:
@@ -345,7 +292,7 @@ class ThreadExecutor(Executor):
         with self._lock:
             for number in range(desk.wanted):
                 if number not in desk.workers and len(desk.workers) < desk.wanted:
-                    desk.board.launched(number, self._pid)
+                    desk.board.launched(number, desk.pid)
                     worker = desk.workers[number] = _Worker(desk, number)
                     worker.thread.start()
                     desk.up.get()
@@ -354,28 +301,23 @@ class ThreadExecutor(Executor):
 
     # --- what is seen of the threads ---
 
-    def _patience(self, waited: float) -> float:
-        """Give the seconds until a thread may hang; WorkerTimeoutError: one does."""
-        if not self._timeout:
-            return math.inf
-        left = self._timeout
+    def _look_for_a_hang(self, waited: float) -> None:
+        """Raise a WorkerTimeoutError if a thread hangs; before the consumer waits is no hang."""
+        if not self._timeout or waited < self._timeout:
+            return
         for worker in [*self._desk.workers.values()]:
-            stage, seconds = worker.stage, (time.monotonic_ns() - worker.since) / 1e9
-            if stage not in Stage.BUSY and stage != Stage.INITIALISING:
-                continue
-            # Before the consumer waits it counts for nothing.
-            left = min(left, self._timeout - min(seconds, waited))
-            if left <= 0:
+            row = worker.row
+            seconds = (time.monotonic_ns() - row.since) / 1e9
+            if row.stage in (*Stage.BUSY, Stage.INITIALISING) and seconds >= self._timeout:
                 self.waiting = False  # this is the executor's end
                 raise WorkerTimeoutError(
-                    f"worker thread {worker.number} has been {Stage.NAMES[stage]} for "
-                    f"{seconds:.1f} s ({worker.task}), timeout={self._timeout:g}: a thread cannot "
+                    f"worker thread {worker.number} has been {worker.doing(row)} for "
+                    f"{seconds:.1f} s, timeout={self._timeout:g}: a thread cannot "
                     "be ended, so it goes on beside the next ones; fix what keeps it from getting "
                     f"on, or raise timeout. [LL037] It is at\n{worker.stack()}"
                 )
-        return left
 
-    def _look_for_stall(self, waited: float, stall: Any) -> Any:
+    def _look_for_a_stall(self, waited: float, stall: Any) -> Any:
         """Tell of a stall after so many seconds; with what was seen at half of that."""
         workers, [limit, *_] = [*self._desk.workers.values()], self._stall_limits
         if waited >= limit / 2 and stall is None:
@@ -399,15 +341,14 @@ class ThreadExecutor(Executor):
 
     def _tell(self, outcome: Outcome) -> None:
         """Have the user warned of what was noticed; or raise it in a batch's place."""
-        notes, self._desk.notes = self._desk.notes, []
+        notes = [*self._desk.notes]
+        del self._desk.notes[: len(notes)]  # a thread may note something meanwhile
         if self._strict:
             name = type(self._desk.spec.dataset).__name__
             outcome.error = LoaderError(f"check_determinism: {name}: {notes[0]}")
             return
         made = outcome.made or BatchWithReport(None, None, None)
         outcome.made = made._replace(notes=(*made.notes, *notes))
-
-    # --- its life ---
 
     def resize(self, num_workers: int, depth: int) -> None:
         """Have another number of threads; from any thread."""
@@ -416,7 +357,7 @@ class ThreadExecutor(Executor):
             desk.count = desk.board.workers = num_workers
             desk.most = max(desk.most, num_workers)
             for _ in range(0 if desk.readers else len(desk.workers) - num_workers):
-                desk.tasks.put(None)
+                desk.queue_of(0).put(None)
 
     def call_off(self) -> None:
         """End: the next iterator has threads of its own."""
@@ -437,15 +378,6 @@ class ThreadExecutor(Executor):
             self.page.close()
         _end(self._desk)
 
-    @property
-    def waiting(self) -> bool:
-        """Whether nothing but a wait is going on."""
-        return self._desk.waiting
-
-    @waiting.setter
-    def waiting(self, value: bool) -> None:
-        self._desk.waiting = value
-
     # --- what `AutoWorkers` asks a pool ---
 
     @property
@@ -464,19 +396,14 @@ class ThreadExecutor(Executor):
         return len(self._desk.workers) >= self._desk.count
 
     @property
-    def workers(self) -> Any:
-        """Their processes: none."""
-        return _NoProcesses
-
-    @property
     def makers(self) -> dict[int, Any]:  # type: ignore[override]
         """What persistent threads leave to others; readers of ``num_shards`` begin anew."""
-        return self._desk.makers if self.persistent and not self._desk.spec.shards else {}
+        return self._desk.makers if self._persistent and not self._desk.spec.shards else {}
 
     @property
     def elsewhere(self) -> bool:  # type: ignore[override]
         """Whether this is a forked copy, in which no thread is."""
-        return self._pid != os.getpid()
+        return self._desk.pid != os.getpid()
 
     @property
     def closed(self) -> bool:  # type: ignore[override]
@@ -489,38 +416,35 @@ class ThreadExecutor(Executor):
         return len(self._desk.done)
 
 
-class _NoProcesses:
-    pids: tuple[int, ...] = ()
-
-
 class _Worker:
     """One thread."""
 
     def __init__(self, desk: _Desk, number: int) -> None:
         self.number, self.desk = number, desk
-        self.task = "no batch"  # for messages
-        self._row = (number + 1) * ROW_WORDS
-        self._progress = Progress(desk.board.words, self._row)
+        self._indices: Any = None  # of its batch, for messages
+        self._progress = Progress(desk.board.words, (number + 1) * ROW_WORDS)
         self._queue = desk.queue_of(number)
         self._initialised = False
         name = f"lit_loader worker {number}"
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
-    def stage(self) -> int:
-        """At which stage it is."""
-        return self.desk.board.read(self.number).stage
+    def row(self) -> Any:
+        """What it does, and since when."""
+        return self.desk.board.read(self.number)
 
-    @property
-    def since(self) -> int:
-        """Since when, in nanoseconds of ``time.monotonic_ns()``."""
-        return self.desk.board.read(self.number).since
+    def doing(self, row: Any) -> str:
+        """Say it: ``fetching index 17 (sample 2 of batch 3, indices [...])``."""
+        return doing(row.stage, None) if row.number < 0 else doing_task(row, self._indices)
 
     def stack(self) -> str:
         """Give the stack of the thread, where it is in the user's code."""
         # reach: python: what another thread is at
         frame = sys._current_frames().get(self.thread.ident or 0)
-        return "(it has ended)" if frame is None else _stack(frame)
+        found = [] if frame is None else traceback.extract_stack(frame)
+        ours = [n for n, each in enumerate(found) if each.filename.startswith(PACKAGE)]
+        own = found[max(ours, default=-1) + 1 :] or found[-1:]
+        return "".join(traceback.format_list(own)).rstrip() or "(it has ended)"
 
     def _run(self) -> None:
         desk = self.desk
@@ -541,7 +465,9 @@ class _Worker:
                     task = desk.lines[item].popleft() if desk.readers else item
                     outcome = self._make(maker, task)
                 if outcome is not None:
-                    desk.hand_in(outcome)
+                    outcome.timings.arrived = time.monotonic_ns()
+                    desk.done.append(outcome)
+                    desk.bell.put(None)
                 del item, task, outcome
             for maker in [*desk.makers.values()]:
                 if maker.thread is self:  # others may be held for long
@@ -552,10 +478,8 @@ class _Worker:
     def _make(self, maker: _Maker, task: Task) -> Outcome | None:
         """Make a task's batch, or note what it raises; None: it is not wanted any more."""
         outcome, progress = Outcome(task.number), self._progress
-        number, indices = task.number & POSITION, task.indices
-        if task.own:
-            indices = listed(indices)
-        self.task = f"batch {number}"
+        number = task.number & POSITION
+        self._indices = indices = listed(task.indices) if task.own else task.indices
         self._clock.start()
         batch: Any = None
         samples, began = 0, False
@@ -574,12 +498,11 @@ class _Worker:
         except EndOfData:
             outcome.ended = True
         except BaseException as error:
-            where = f"in worker {self.number} (a thread)"
             place = "in worker_init_fn"
             if began:
                 whose = loader.whose(number) if self.desk.readers else indices
                 place = describe_batch(number, whose, progress)
-            outcome.error = failure(error, f"{where}, {place}")
+            outcome.error = failure(error, f"in worker {self.number} (a thread), {place}")
         finally:
             reading.maker = None
         now = progress.idle(made=True)
@@ -588,34 +511,29 @@ class _Worker:
         if type(batch) is BatchWithReport:
             outcome.made, batch = batch, batch.batch
         outcome.batch = batch
-        self.task = "no batch"
         return outcome
 
     def _loader_of(self, maker: _Maker) -> Any:
         """Give what makes the batch; before a maker's first one, the dataset is got ready."""
         desk, spec = self.desk, self.desk.spec
         read_apart(maker.reading)
-        maker.reading, maker.thread = reading_here(), self
-        if maker.desk is not desk:
-            maker.desk = desk
-            if maker.loader is not None:  # of the epoch before
-                maker.loader.begin_epoch()
+        maker.reading, before, maker.thread = reading_here(), maker.thread, self
         if maker.loader is not None:
+            if before is not None and before.desk is not desk:  # it hangs, or hung for long
+                maker.loader.begin_epoch()
             return maker.loader
         desk.board.enter(self.number, Stage.INITIALISING, -1)
         kind = WorkerInfo
         if spec.shards is not None:
-            assert desk.collations is not None
             kind, maker.private = ProcessInfo, True
             spec = dataclasses.replace(spec, collate_fn=desk.collations.make())
         elif desk.copies is not None:
             spec, maker.private = self._copied(desk.copies), True
-        told: dict[str, Any] = {
-            "id": self.number,
-            "num_workers": desk.count,
-            "seed": desk.seed + self.number,
-        }
-        show(kind(dataset=spec.dataset, **told, **_METHOD))
+        else:
+            spec = dataclasses.replace(spec, dataset=with_own_attributes(spec.dataset))
+        seed = desk.seed + self.number
+        ids: dict[str, Any] = {"id": self.number, "num_workers": desk.count, "seed": seed}
+        show(kind(**ids, dataset=spec.dataset, **_METHOD))
         if spec.worker_init_fn is not None and not self._initialised:
             spec.worker_init_fn(self.number)
         self._initialised = True  # again, if that has raised, for the next batch
@@ -643,6 +561,18 @@ _METHOD: Final[dict[str, Any]] = (
 )
 
 
+def _kept_by(core: Any) -> dict[int, _Maker]:
+    """Take the makers of persistent threads before, if the loader's options are as they were."""
+    loader, kept = core.loader, core.of_process
+    makers: dict[int, _Maker] = kept.pop("makers", {})  # another iterator has others, meanwhile
+    options, pid = kept.get("started_with", ({}, 0))
+    # A forked child has none.
+    if loader.persistent_workers and pid == os.getpid() and core.has(options):
+        return makers
+    kept["started_with"] = core.options("num_workers"), os.getpid()
+    return {}
+
+
 def _is_changed(spec: BatchSpec) -> bool:
     """Whether a thread would change, in a map-style dataset, what others read."""
     return (
@@ -666,11 +596,3 @@ def _end(desk: _Desk) -> None:
     for worker in workers:  # the garbage collector, run by one of them, may end up here
         if worker.thread is not threading.current_thread():
             worker.thread.join(max(0.0, deadline - time.monotonic()))
-
-
-def _stack(frame: FrameType) -> str:
-    """Write down a stack, without what is the loader's own at its beginning."""
-    found = traceback.extract_stack(frame)
-    last = max((n for n, each in enumerate(found) if each.filename.startswith(PACKAGE)), default=-1)
-    own = [*found][last + 1 :] or [*found][-1:]
-    return "".join(traceback.format_list(own)).rstrip()

@@ -1,5 +1,6 @@
 """The scripts of examples/benchmark, at their smallest: each prints its tables."""
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -88,4 +89,16 @@ def test_without_a_device_there_is_nothing_to_measure(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_ways_onto_a_device(tmp_path: Path) -> None:
     given = ("--megabytes", "4", "--batches", "20", "--rounds", "1")
-    assert run_python(tmp_path, SCRIPTS / "device_copy.py", *given).count("(") == 4
+    assert run_python(tmp_path, SCRIPTS / "device_copy.py", *given).count("(") == 5
+
+
+@pytest.mark.process
+def test_what_needs_a_gpu_is_prepared(tmp_path: Path) -> None:
+    script = SCRIPTS / "on_a_gpu.py"
+    printed = run_python(tmp_path, script, "--dry-run", timeout=170)
+    figures = json.loads(printed.splitlines()[-1])
+    assert len(figures["checks"]) == 5 and all(figures["checks"].values()), printed
+    assert all(rate > 0 for each in figures["training"].values() for rate, _ in each)
+    assert set(table(printed)) == set(figures["training"])
+    if not torch.cuda.is_available():
+        assert run_python(tmp_path, script, code=2).startswith("no GPU: nothing was measured")

@@ -13,13 +13,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, get_worker_info
 
 import lit_loader
 from lit_loader import DataLoader
@@ -239,6 +239,111 @@ def test_worker_init_fn_has_a_copy_whose_large_parts_are_shared() -> None:
     assert dataset.opened == -1
 
 
+class Lazy(OfLength):
+    """Opens its file with the first sample, keeps what it is at in ``self``, and remembers."""
+
+    def __init__(self, path: Path, length: int) -> None:
+        super().__init__(length)
+        self.path, self.file, self.known = path, None, dict[int, int]()
+
+    def __getitem__(self, index: int) -> int:
+        if self.file is None:
+            self.base = sqlite3.connect(":memory:")  # may be used by the thread that opens it
+            self.file = self.path.open("rb", buffering=0)  # type: ignore[assignment]
+        self.index = index
+        self.file.seek(8 * index)  # type: ignore[attr-defined]
+        found = int.from_bytes(self.file.read(8), "little")  # type: ignore[attr-defined]
+        self.known[self.index] = found + self.base.execute("select 0").fetchone()[0]
+        return self.known[index]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+def test_what_a_sample_sets_in_self_is_its_thread_s_own(wrapped: bool, tmp_path: Path) -> None:
+    numbers = np.arange(2000, dtype=np.int64)
+    path = tmp_path / "numbers.bin"
+    numbers.tofile(path)
+    dataset = Lazy(path, len(numbers))
+    given: Any = Subset(ConcatDataset([dataset]), range(2000)) if wrapped else dataset
+    found = [batch for batch in DataLoader(given, batch_size=50, **THREADS)]
+    assert torch.cat(found).tolist() == numbers.tolist()
+    assert dataset.file is None and not hasattr(dataset, "index")
+    assert len(dataset.known) == len(numbers)  # what an attribute refers to is shared
+
+
+class Records(OfLength):
+    """Reads records from one open file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(64)
+        self.file = path.open("rb")
+
+    def __getitem__(self, index: int) -> int:
+        self.file.seek(8 * index)
+        return int.from_bytes(self.file.read(8), "little")
+
+
+class Locked(Records):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.lock = threading.Lock()
+
+    def __getitem__(self, index: int) -> int:
+        with self.lock:
+            return super().__getitem__(index)
+
+
+def test_a_file_at_one_position_for_all_threads_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.bin"
+    np.arange(64, dtype=np.int64).tofile(path)
+    for dataset, options in (
+        (Locked(path), THREADS),
+        (Records(path), THREADS | {"num_workers": 1}),
+    ):
+        with dataset.file:
+            found = torch.cat([*DataLoader(dataset, batch_size=8, **options)])
+        assert found.tolist() == [*range(64)]
+    with (dataset := Records(path)).file:
+        text = r"(?s)Records.file is open, and .* one position for all worker threads: .*LL021"
+        with pytest.warns(UserWarning, match=text):
+            list(DataLoader(dataset, batch_size=8, **THREADS))
+        with pytest.raises(lit_loader.LoaderError, match=text):
+            list(DataLoader(dataset, batch_size=8, check_determinism=2, **THREADS))
+
+
+class Closing(OfLength):
+    """Its end closes what it holds."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = [0]
+
+    def __getitem__(self, index: int) -> int:
+        return self.held[0] + index
+
+    def __del__(self) -> None:
+        self.held.clear()
+
+
+class Remembering(OfLength):
+    @functools.lru_cache  # noqa: B019
+    def __getitem__(self, index: int) -> int:
+        return self.calls.append(index) or index  # type: ignore[func-returns-value]
+
+    calls: ClassVar[list[int]] = []
+
+
+@pytest.mark.parametrize("kind", [Closing, Remembering])
+def test_what_ends_or_remembers_as_one_object_is_one(kind: Any) -> None:
+    dataset = kind()
+    for _ in range(2):
+        found = [number for batch in DataLoader(dataset, **THREADS) for number in batch.tolist()]
+        assert found == [*range(16)]
+    assert len(Remembering.calls) in (0, 16)
+
+
 # --- global generators ---
 
 
@@ -330,6 +435,7 @@ def test_a_thread_that_hangs_is_told_with_its_stack() -> None:
         with pytest.raises(lit_loader.WorkerTimeoutError) as caught:
             next(batches)
         assert "timeout=0.3" in str(caught.value)
+        assert "fetching index 5 (sample 1 of batch 1, indices [4, 5, 6, 7])" in str(caught.value)
         assert "in wait_at_the_gate" in str(caught.value)
         assert [batch.tolist()[0] for batch in batches] == [4, 8, 12]
     finally:
@@ -352,6 +458,9 @@ def test_a_stall_is_told_with_stacks() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("warnings.warn", open_it)
         assert len([*loader]) == 4
+    assert (
+        "Worker thread 1: fetching index 4 (sample 0 of batch 1, indices [4, 5, 6, 7])" in told[0]
+    )
     assert "in wait_at_the_gate" in told[0]
 
 
