@@ -49,7 +49,6 @@ from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.timings import Timings
 from lit_loader.core.batch.worker_info import ProcessInfo, WorkerInfo, answer_threads, show
 from lit_loader.core.executors.executor import Executor, Task, failure
-from lit_loader.core.executors.fork_dangers import thread_dangers
 from lit_loader.core.executors.outcome import Outcome, doing_task
 from lit_loader.core.seeding.find_generators import find_generators
 from lit_loader.core.seeding.global_states import GlobalStates
@@ -142,6 +141,8 @@ class _Desk:
         self.board: StatusBoard
         self.notes: list[str] = []  # what the user is to be warned of
         if count > 1 and not spec.iterable:
+            from lit_loader.hangs.fork_dangers import thread_dangers
+
             self.notes += thread_dangers(spec.dataset, spec.worker_init_fn)
         self.copies: DatasetCopies | None = None
         self.collations: Any = None
