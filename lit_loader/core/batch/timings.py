@@ -61,7 +61,7 @@ class Timings:
     asked: int = 0  # when the consumer asked for a batch
     wait: int = 0  # how long the consumer waited for the workers then
     decode: int = 0  # rebuilding it in the parent
-    pin: int = 0  # copying it into page-locked memory
+    pin: int = 0  # copying it into pinned memory
     step: int = 0  # how long the consumer was busy since the batch before; 0 for the first
     epoch: int = 0
     slowest_index: Any = None  # the slowest sample's index; None: not known

@@ -240,7 +240,7 @@ class WorkerPool:
                 # What viewers in other processes are shown of the loader.
                 self.page = LoaderPage(arena.board, 0 if remote is None else relay + 1)
                 pipes = self.pipes = Pipes()  # what they are talked to by
-                workers = self.workers = WorkerSet(arena, board, self.page, pipes)
+                workers = self.workers = WorkerSet(arena, board, pipes, at_end=self.page.close)
                 self._finalizer = weakref.finalize(self, workers.close, unnoticed=True)
                 pipes.begin()
                 self._homes: Any = None

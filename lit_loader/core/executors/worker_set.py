@@ -12,7 +12,7 @@ import errno
 import math
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from typing import Any, Final
@@ -33,7 +33,6 @@ from lit_loader.core.system.processors import usable_processors
 from lit_loader.core.system.shared_file import Descriptor
 from lit_loader.core.system.stack_dumps import DUMP_SIGNAL, StackFile
 from lit_loader.core.transport.arena import Arena
-from lit_loader.core.transport.loader_page import LoaderPage
 from lit_loader.core.transport.status_board import BoardRow, Stage, StatusBoard
 from lit_loader.errors import LoaderError
 
@@ -55,12 +54,14 @@ class WorkerSet:
     origin = 0  # how often workers have come from elsewhere since
     source = ""  # from where they come, if that is not where the first ones came from
 
-    def __init__(self, arena: Arena, board: StatusBoard, page: LoaderPage, pipes: Pipes) -> None:
+    def __init__(
+        self, arena: Arena, board: StatusBoard, pipes: Pipes, at_end: Callable[[], object]
+    ) -> None:
         self.pid = os.getpid()
         self.processes: dict[int, WorkerProcess] = {}  # the workers' by their numbers
         self.starting: set[int] = set()  # the workers that are not up yet
         self.closed = False  # whether closing has begun. From then on nothing here is used any more
-        self._arena, self._board, self._page, self._pipes = arena, board, page, pipes
+        self._arena, self._board, self._pipes, self._at_end = arena, board, pipes, at_end
         self._stacks = StackFile()
         self._former: list[Starter] = []
         self._remote: Any = None
@@ -270,7 +271,7 @@ class WorkerSet:
                 # The last one first: each is taken whatever those before have raised.
                 steps.callback(self._arena.close)
                 steps.callback(self._board.release)
-                steps.callback(self._page.close)
+                steps.callback(self._at_end)
                 steps.callback(self._pipes.close_all)
                 steps.callback(self._stacks.close)
                 if self._remote is not None:

@@ -4,9 +4,9 @@
 
     options ─choose_samplers─▶ loader.sampler, loader.batch_sampler ─ShownSamplers.plan─▶ BatchPlan
 
-Programs of torch's world ask ``loader.sampler`` whether the data is sharded already (Lightning
-looks for torch's ``DistributedSampler``) and which indices this process reads, and set the epoch on
-it. So a sharded loader shows a `DistributedSampler` of which all of that is true; the batches
+Programs of torch's world ask ``loader.sampler`` whether the data is sharded already (by torch's
+``DistributedSampler``) and which indices this process reads, and set the epoch on it. So a sharded
+loader shows a `DistributedSampler` of which all of that is true; the batches
 themselves are computed by the plan from what stands behind it. Programs may change these samplers
 between two epochs, or only set an attribute of one: the loader notes what it has shown when a plan
 was made, and makes the plan anew if that has changed.

@@ -48,7 +48,7 @@ class UserSampler:
         self.source, self._dataset = source, dataset
         self._owners: list[Any] = [source]
         if isinstance(inner := getattr(source, "sampler", None), Iterable):
-            self._owners.append(inner)  # Lightning, too, looks for a batch sampler's sampler
+            self._owners.append(inner)  # as programs, too, look for it
         if watched is not None:
             self._owners.append(watched)
         self._epochs_seen: list[Any] = [0] * len(self._owners)

@@ -41,7 +41,6 @@ from lit_loader.context import reading
 from lit_loader.core.seeding import generator_lock
 from lit_loader.core.seeding.global_states import note_use, numpy_memory
 from lit_loader.core.seeding.seeds import derive, extend
-from lit_loader.core.seeding.twister import was_just_seeded
 
 __all__ = ["UNTOLD", "Bases", "LoaderSeeds", "PassSeeds", "Place", "rehearsal"]
 
@@ -267,7 +266,7 @@ def _in_a_job() -> bool:
 
 
 class _Rehearsal:
-    """Whether generators will be put back after what is read now, as Lightning's sanity check does.
+    """Whether the program will put generators back after what is read now, as for a trial run.
 
     What is drawn then would be drawn by the next loader once more: it is kept apart.
     """
@@ -350,4 +349,6 @@ def _bytes(generator: torch.Generator) -> bytes:
 
 def _is_fresh(words: Sequence[int]) -> bool:
     """Whether a twister, its place last, is where a seed (and not the system) has put it."""
+    from lit_loader.core.seeding.twister import was_just_seeded  # where one has moved
+
     return words[_WORDS] == _WORDS and was_just_seeded(words[:_WORDS])

@@ -36,7 +36,6 @@ import torch
 import torch.utils.data
 
 from lit_loader.core.seeding.seeds import derive
-from lit_loader.core.seeding.twister import begun_from_a_seed
 
 __all__ = [
     *("CLOSED", "GLOBAL_GENERATORS", "GeneratorWatch", "HeldGenerators", "controls"),
@@ -656,6 +655,8 @@ def set_children(sequence: Any, count: int) -> None:
 
 def has_seed(generator: Any) -> bool:
     """Whether a generator is known to be made with a seed, and not from the system's entropy."""
+    from lit_loader.core.seeding.twister import begun_from_a_seed  # of those made while reading
+
     if _is(generator, torch.Generator):
         return True  # a new one has a seed that is always the same
     if isinstance(generator, random.SystemRandom):

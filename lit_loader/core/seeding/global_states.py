@@ -268,10 +268,11 @@ _PROBES: Final = (
 
 def _torch_words_at(generator: Any, offset: int) -> bool:
     """Whether a generator's words lie there, as its state has them."""
-    if not hasattr(generator, "_cdata"):
+    start = getattr(generator, "_cdata", None)  # reach: torch: where the object behind it lies
+    if start is None:
         return False
     words = np.frombuffer(generator.get_state().numpy().tobytes(), np.uint64)[3 : 3 + _WORDS]
-    found = ctypes.string_at(generator._cdata + offset, 4 * _WORDS)
+    found = ctypes.string_at(start + offset, 4 * _WORDS)
     return found == words.astype(np.uint32).tobytes()
 
 

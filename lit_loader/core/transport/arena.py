@@ -416,7 +416,7 @@ class Arena:
 
         Until the first batch is in, one at a time; and always one where no task is in flight, so
         that the consumer never waits in vain. What is ``undelivered`` (came in, and waits for its
-        turn or in page-locked memory) counts like what is in flight.
+        turn or in pinned memory) counts like what is in flight.
         """
         if not self._budgeted:
             return sys.maxsize

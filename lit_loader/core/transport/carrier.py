@@ -111,7 +111,7 @@ class Policy:
     apart: bool = True
 
     @classmethod
-    def workers(cls, main: bool) -> Policy:
+    def workers(cls, main: bool = True) -> Policy:
         """For workers that begin with a new interpreter; ``main``: it can import ``__main__``."""
         advice, how, by_value = LEFT_OUT, ", not by cloudpickle either", True
         if importlib.util.find_spec("cloudpickle") is None:
