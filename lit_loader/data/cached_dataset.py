@@ -141,9 +141,12 @@ class CachedDataset(Dataset[T_co]):
                 "directory needs a key, which names the data and all that their samples depend on, "
                 f"so that no run reads those of another, got directory={short_repr(directory)} and "
                 "key=None"
+                " [LL633]"
             )
         if not self.memory and self.directory is None:
-            raise OptionError("memory=0 keeps nothing without a directory, got directory=None")
+            raise OptionError(
+                "memory=0 keeps nothing without a directory, got directory=None [LL632]"
+            )
         self._open()
 
     def _open(self) -> None:
@@ -340,13 +343,17 @@ def _check_is_finite(dataset: Any) -> None:
         raise OptionError(
             "CachedDataset keeps samples by their index, which an IterableDataset does not have: "
             f"use a map-style dataset, or cache what it reads, got {name}"
+            " [LL631]"
         )
     if not (hasattr(type(dataset), "__getitem__") and hasattr(type(dataset), "__len__")):
-        raise OptionError(f"dataset must have __getitem__ and __len__ to be cached, got {name}")
+        raise OptionError(
+            f"dataset must have __getitem__ and __len__ to be cached, got {name} [LL630]"
+        )
     if callable(getattr(dataset, "set_epoch", None)):
         raise OptionError(
             "dataset must give the same samples in every epoch to be cached, and it has set_epoch: "
             f"cache what lies below it, got {name}"
+            " [LL629]"
         )
 
 

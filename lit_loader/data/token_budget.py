@@ -143,10 +143,13 @@ class TokenBudgetBatchSampler(LengthsSampler):
             raise OptionError(
                 "pad_to_multiple_of must not exceed max_tokens, or no sample fits into a batch, "
                 f"got pad_to_multiple_of={pad_to_multiple_of} and max_tokens={max_tokens}"
+                " [LL667]"
             )
         share: Any = plain(spread)  # mypy does not take a float for a numbers.Real
         if not (isinstance(share, numbers.Real) and 0 <= float(share) <= 1):
-            raise OptionError(f"spread must be between 0 and 1, got spread={short_repr(share)}")
+            raise OptionError(
+                f"spread must be between 0 and 1, got spread={short_repr(share)} [LL666]"
+            )
         self.spread = float(share)
         self._tokens, kept = self._counted(self._lengths)
         order = np.argsort(-self._tokens[kept], kind="stable")

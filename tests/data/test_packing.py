@@ -312,7 +312,7 @@ def test_what_is_no_stream_of_documents() -> None:
     for wrong in (None, "abc", Documents, Call(document, 3)):
         message = refused(lambda wrong=wrong: PackedStream(wrong, 4))  # type: ignore[misc]
         assert message.startswith("lit_loader: documents must be an iterable dataset, got ")
-        assert message.endswith("samples of a map-style dataset are packed by PackingBatchSampler")
+        assert message.endswith("samples of a map-style dataset are packed by PackingBatchSampler [LL652]")
 
 
 @pytest.mark.parametrize("overlap", [0, 3])

@@ -90,6 +90,7 @@ class TorchSurface(_BaseDataLoaderIter):
                 "_num_yielded says how many batches have been given out, "
                 f"{self._num_yielded}, and cannot be set to {value}: use the loader's "
                 "load_state_dict to go to another place"
+                " [LL047]"
             )
 
     @property
@@ -103,6 +104,7 @@ class TorchSurface(_BaseDataLoaderIter):
             raise LoaderError(
                 "_sampler_iter cannot be exchanged in an iterator: give the loader a sampler= or "
                 "batch_sampler="
+                " [LL046]"
             )
 
     def _next_index(self) -> Any:
@@ -112,6 +114,7 @@ class TorchSurface(_BaseDataLoaderIter):
                 raise LoaderError(
                     "_sampler_iter can be taken from before the first batch only: workers are at "
                     "those that follow"
+                    " [LL045]"
                 )
             start = self._start = self._start or self._core.begin_epoch(self)
             if start.batches is None:  # an endless sampler, which leads nowhere: as with torch

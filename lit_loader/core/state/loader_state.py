@@ -133,6 +133,7 @@ class LoaderState:
                 raise StateError(
                     "a state taken with in_order=False in mid-epoch fits only the batch_size and "
                     "num_replicas it was taken with: resume with those"
+                    " [LL351]"
                 )
             batches = _checked_batches(plan.start_for(samples))
         elif plan is not None and not plan.fits(batches, self.samples):
@@ -351,6 +352,7 @@ def _check_portable(points: Iterable[ReadPoint]) -> None:
             raise StateError(
                 f"state's part for the dataset cannot be pickled ({type(error).__name__}), as it "
                 "must be for workers: resume with a state as state_dict() gave it"
+                " [LL350]"
             ) from error
 
 
@@ -453,6 +455,7 @@ def _checked_workers(workers: Any, expected: Any) -> list[ReadPoint] | None:
         raise StateError(
             f"state's workers must have a part for each of its num_workers={brief(expected)}, got "
             f"{len(workers)}: resume with a state as state_dict() gave it"
+            " [LL349]"
         )
     return [_checked_part(f"workers[{number}]", part) for number, part in enumerate(workers)]
 
@@ -521,11 +524,13 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         StateError: They are not the states of all ranks at the same step of the same data.
     """
     if not isinstance(states, Iterable) or isinstance(states, (Mapping, str)):
-        raise StateError(f"states must be a list of those of all ranks, got {brief(states)}")
+        raise StateError(
+            f"states must be a list of those of all ranks, got {brief(states)} [LL348]"
+        )
     given = list(states)
     loaded = [LoaderState.from_dict(state) for state in given]
     if not loaded:
-        raise StateError("states must be those of all ranks, got none")
+        raise StateError("states must be those of all ranks, got none [LL347]")
     first = loaded[0]
     for state in loaded[1:]:
         first.check(state.fingerprint, ())
@@ -535,6 +540,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 raise StateError(
                     f"states were taken in {name} {brief(ours)} and in {name} {brief(theirs)}: "
                     "merge those that were taken at the same step"
+                    " [LL346]"
                 )
     if len(loaded) > 1 and any(
         state.numbers is None and state.position.readers for state in loaded
@@ -542,12 +548,14 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         raise StateError(
             "states of an IterableDataset that is read without num_shards are each rank's own: "
             "load each on the rank that it was taken on, or read with num_shards"
+            " [LL345]"
         )
     if all(state.numbers is None for state in loaded):
         if not all(alike(_common(state), _common(first)) for state in loaded):
             raise StateError(
                 f"states differ, which are the same on all ranks (after {first.position.batches} "
                 "batches and others): merge those that were taken at the same step"
+                " [LL344]"
             )
         return first.to_dict()
     return _merged(loaded).to_dict()
@@ -570,6 +578,7 @@ def _merged(states: list[LoaderState]) -> LoaderState:
         raise StateError(
             f"states must be those of all {replicas} ranks, each once, got {len(states)} states "
             f"with the readers of ranks {brief(have)}"
+            " [LL343]"
         )
     # One that has come to its end is behind the others, and stays there.
     going = (state.position for state in states if not all(p.ended for p in state.position.readers))
@@ -578,6 +587,7 @@ def _merged(states: list[LoaderState]) -> LoaderState:
         raise StateError(
             f"states were taken after {brief(min(since))} batches on one rank and after "
             f"{brief(max(since))} on another: merge those that were taken at the same step"
+            " [LL342]"
         )
     position = replace(states[0].position, readers=tuple(point for _, point in readers))
     merged = replace(states[0], position=position, numbers=numbers)
