@@ -162,7 +162,9 @@ PROGRAMS: Final[dict[str, list[str]]] = {
     "huge samples that compute": _line("Work", 8, length=64, nbytes=1_000_000, compute=1),
     "JPEG": _line("Pictures"),
     "NumPy, with noise": _line("Arrays"),
-    "small objects": _line("Objects", 16, "+loader.collate_fn._target_=lit_loader.hydra.targets.SampleList"),
+    "small objects": _line(
+        "Objects", 16, "+loader.collate_fn._target_=lit_loader.hydra.targets.SampleList"
+    ),
     "ragged, padded": _line("Ragged", 16, "+loader.collate_fn._target_=lit_loader.PadCollate"),
     "records": _line("Pickled"),
     "a few slow samples": _line("Uneven"),
