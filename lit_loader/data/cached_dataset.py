@@ -300,11 +300,22 @@ class CachedDataset(Dataset[T_co]):
     # --- the rest ---
 
     def map(self, function: Callable[[T_co], _T]) -> MappedDataset[_T]:
-        """Return a dataset of ``function(sample)``, which is called each time: to augment."""
+        """Return a dataset of ``function(sample)``, which is called each time: to augment.
+
+        Args:
+            function: Called with each kept sample; what is random belongs here.
+
+        Raises:
+            OptionError: It cannot be called.
+        """
         return MappedDataset(self, function)
 
     def figures(self) -> CacheFigures:
-        """Say what the cache holds and has spared, in all processes together."""
+        """Say what the cache holds and has spared, in all processes together.
+
+        Returns:
+            ``hits`` and ``misses`` in samples; memory used, and lacking to hold all, in bytes.
+        """
         return self._store.figures()
 
     def __repr__(self) -> str:

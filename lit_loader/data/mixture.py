@@ -95,7 +95,13 @@ class MixtureDataset(Dataset[Any]):
         return f"{type(self).__name__}(lengths={lengths}, weights={weights})"
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Give the number of the source that a sample comes from, and its index there.
+        """Give where a sample comes from.
+
+        Args:
+            index: Its index in the mixture, from 0.
+
+        Returns:
+            The number of its source, in the order of ``names``, and its index there; both from 0.
 
         Raises:
             IndexError: There is no such sample.
@@ -258,7 +264,14 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         return lambda positions: self._draw(positions + first)
 
     def counts(self, epoch: int) -> dict[str, int]:
-        """Give how often each source comes in an epoch, by name; computes the whole epoch."""
+        """Give how often each source comes in an epoch; computes the whole epoch.
+
+        Args:
+            epoch: Epoch number.
+
+        Returns:
+            Samples of each source, by its name; together ``epoch_length``.
+        """
         starts = np.array(self.data_source.starts)
         total = np.zeros(len(self.data_source.names), np.int64)
         for start in range(0, self.epoch_length, CHUNK):

@@ -62,6 +62,9 @@ class PackedStream(IterableDataset[dict[str, Tensor]]):
 
     Raises:
         OptionError: An option is refused.
+        ValueError: While it is iterated: a document has no tokens, entries of different lengths, or
+            something that is no tensor.
+        StateError: A state is of other documents.
     """
 
     state_is_that_of_sources: Final = True
@@ -91,7 +94,11 @@ class PackedStream(IterableDataset[dict[str, Tensor]]):
         return f"{type(self).__name__}({name}, length={self.length}, overlap={self.overlap})"
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch on the documents, if they have ``set_epoch``."""
+        """Set the epoch on the documents, if they have ``set_epoch``; the loader calls it.
+
+        Args:
+            epoch: Epoch number.
+        """
         announce_epoch([self.documents], epoch)
 
     def state_fingerprint(self) -> Fingerprint:

@@ -135,9 +135,15 @@ class PackingBatchSampler(LengthsSampler):
     def plan(self, epoch: int) -> tuple[Indices, Indices]:
         """Give what an epoch's packs hold.
 
+        Args:
+            epoch: Epoch number.
+
         Returns:
             The samples' indices, pack behind pack, and the places among them where packs begin and
             end: pack ``i`` is ``samples[starts[i] : starts[i + 1]]``. Both int64.
+
+        Raises:
+            LoaderError: The epoch needs more packs than a pass has; make ``window`` larger.
         """
         most, window = self._number, self._window
         samples, starts = self._packed(epoch, window)

@@ -176,6 +176,9 @@ class TokenBudgetBatchSampler(LengthsSampler):
     def plan(self, epoch: int) -> tuple[Numbers, Numbers]:
         """Give what an epoch's batches hold.
 
+        Args:
+            epoch: Epoch number.
+
         Returns:
             The samples' indices, batch behind batch, and the places among them where batches begin
             and end: batch ``i`` is ``samples[starts[i] : starts[i + 1]]``. Both int64.
@@ -198,7 +201,11 @@ class TokenBudgetBatchSampler(LengthsSampler):
         return samples[places], starts
 
     def statistics(self) -> TokenBudgetStatistics:
-        """Sum up the batches of the epoch that comes next; computes the whole epoch."""
+        """Sum up the batches of the epoch that comes next; computes the whole epoch.
+
+        Returns:
+            Numbers of batches, of samples and of tokens, with and without padding, of all ranks.
+        """
         samples, starts = self.plan(self.epoch)
         largest, padded = 0, 0
         if len(samples):
