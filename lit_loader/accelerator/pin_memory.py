@@ -97,6 +97,7 @@ def pin_batch(batch: Any) -> Any:
         raise LoaderError(
             f"a batch that contains itself cannot be pinned ({error}): leave the reference back "
             "out, give its class a pin_memory() method, or set pin_memory=False"
+            " [LL048]"
         ) from None
 
 

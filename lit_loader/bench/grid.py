@@ -89,6 +89,9 @@ class Grid:
                         figures[name] = self._load(point, name, open_, seconds)
                     except Exception as error:  # the user's own code, or another library
                         point.cannot[name] = in_one_line(error)
+                if not point.num_workers and len(point.cannot) == len(session.loaders):
+                    # Nor by workers, of which it would be known many turns later.
+                    raise OptionError(f"dataset cannot be loaded: {point.cannot.popitem()[1]}")
                 if number and figures:
                     point.rounds.append(figures)
             if self.auto is not None:

@@ -69,7 +69,7 @@ def set_num_yielded(iterator: Any, value: int) -> None:
         raise LoaderError(
             "_num_yielded says how many batches have been given out, "
             f"{iterator._num_yielded}, and cannot be set to {value}: use the loader's "
-            "load_state_dict to go to another place"
+            "load_state_dict to go to another place [LL047]"
         )
 
 
@@ -78,7 +78,7 @@ def sampler_iter(iterator: Any, value: Any = None) -> _Ahead:
     if value is not None and not isinstance(value, _Ahead):
         raise LoaderError(
             "_sampler_iter cannot be exchanged in an iterator: give the loader a sampler= or "
-            "batch_sampler="
+            "batch_sampler= [LL046]"
         )
     return _Ahead(iterator)
 
@@ -89,7 +89,7 @@ def next_index(iterator: Any) -> Any:
         if not iterator._due:
             raise LoaderError(
                 "_sampler_iter can be taken from before the first batch only: workers are at "
-                "those that follow"
+                "those that follow [LL045]"
             )
         start = iterator._start = iterator._start or iterator._core.begin_epoch(iterator)
         if start.batches is None:  # an endless sampler, which leads nowhere: as with torch

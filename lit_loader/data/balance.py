@@ -124,6 +124,7 @@ class BalancedBatchSampler(BatchOrder):
             raise OptionError(
                 f"group must be a multiple of parts={self.parts}, got group={self.group}: give "
                 "ranks × accumulated batches as group, and accumulated batches as parts"
+                " [LL626]"
             )
 
     def __len__(self) -> int:

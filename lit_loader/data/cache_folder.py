@@ -54,6 +54,7 @@ class Folder:
             raise OptionError(
                 f"directory cannot be made ({type(error).__name__}: {error}): pass one that is, or "
                 f"can be, a directory of yours, got directory={str(directory)!r}"
+                " [LL628]"
             ) from error
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
@@ -66,6 +67,7 @@ class Folder:
                 f"directory holds {path}, which others may write into, and what is read from it "
                 "may run code: remove it, or choose another directory, got "
                 f"directory={str(directory)!r}"
+                " [LL627]"
             )
         with contextlib.suppress(FileExistsError):
             os.mkdir(_NEW, 0o700, dir_fd=self._file.fd)

@@ -141,9 +141,12 @@ class CachedDataset(Dataset[T_co]):
                 "directory needs a key, which names the data and all that their samples depend on, "
                 f"so that no run reads those of another, got directory={short_repr(directory)} and "
                 "key=None"
+                " [LL633]"
             )
         if not self.memory and self.directory is None:
-            raise OptionError("memory=0 keeps nothing without a directory, got directory=None")
+            raise OptionError(
+                "memory=0 keeps nothing without a directory, got directory=None [LL632]"
+            )
         self._open()
 
     def _open(self) -> None:
@@ -297,11 +300,22 @@ class CachedDataset(Dataset[T_co]):
     # --- the rest ---
 
     def map(self, function: Callable[[T_co], _T]) -> MappedDataset[_T]:
-        """Return a dataset of ``function(sample)``, which is called each time: to augment."""
+        """Return a dataset of ``function(sample)``, which is called each time: to augment.
+
+        Args:
+            function: Called with each kept sample; what is random belongs here.
+
+        Raises:
+            OptionError: It cannot be called.
+        """
         return MappedDataset(self, function)
 
     def figures(self) -> CacheFigures:
-        """Say what the cache holds and has spared, in all processes together."""
+        """Say what the cache holds and has spared, in all processes together.
+
+        Returns:
+            ``hits`` and ``misses`` in samples; memory used, and lacking to hold all, in bytes.
+        """
         return self._store.figures()
 
     def __repr__(self) -> str:
@@ -340,13 +354,17 @@ def _check_is_finite(dataset: Any) -> None:
         raise OptionError(
             "CachedDataset keeps samples by their index, which an IterableDataset does not have: "
             f"use a map-style dataset, or cache what it reads, got {name}"
+            " [LL631]"
         )
     if not (hasattr(type(dataset), "__getitem__") and hasattr(type(dataset), "__len__")):
-        raise OptionError(f"dataset must have __getitem__ and __len__ to be cached, got {name}")
+        raise OptionError(
+            f"dataset must have __getitem__ and __len__ to be cached, got {name} [LL630]"
+        )
     if callable(getattr(dataset, "set_epoch", None)):
         raise OptionError(
             "dataset must give the same samples in every epoch to be cached, and it has set_epoch: "
             f"cache what lies below it, got {name}"
+            " [LL629]"
         )
 
 

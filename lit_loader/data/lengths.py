@@ -62,6 +62,7 @@ class LengthsSampler(BatchOrder):
                 f"samples are longer than max_tokens={most} allows ({np.count_nonzero(~fits)} of "
                 f"{len(fits)}; sample {first} has {self._lengths[first]} tokens): raise "
                 "max_tokens, or set too_long to 'skip' or 'truncate'"
+                " [LL637]"
             )
         return np.flatnonzero(fits) if self.too_long == "skip" else np.arange(len(tokens))
 
@@ -120,11 +121,13 @@ def of_each_sample(name: str, source: Any, attribute: str, kinds: str) -> npt.ND
         raise OptionError(
             f"{name} must be the samples' {attribute}, one {whole}number each, or a dataset with "
             f"an attribute {attribute!r} that holds them, got {type(source).__name__}{of}"
+            " [LL636]"
         )
     if given is not source and hasattr(source, "__len__") and len(source) != len(values):
         raise OptionError(
             f"{type(source).__name__}.{attribute} must have one for each sample, got "
             f"{len(values)} for {len(source)} samples: give the samples' {attribute} themselves"
+            " [LL635]"
         )
     good = (values >= 0) & np.isfinite(values)
     if not good.all():
@@ -133,6 +136,7 @@ def of_each_sample(name: str, source: Any, attribute: str, kinds: str) -> npt.ND
         raise OptionError(
             f"{held} must not be negative{', infinite or NaN' if 'f' in kinds else ''}, got "
             f"{short_repr(values[first].item())} for sample {first}"
+            " [LL634]"
         )
     return values
 

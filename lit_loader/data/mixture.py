@@ -80,7 +80,9 @@ class MixtureDataset(Dataset[Any]):
         drawn = [any(each) for each in zip(*(weights for _, weights in self.changes), strict=True)]
         for name, length, weight in zip(self.names, self.lengths, drawn, strict=True):
             if weight and not length:
-                raise OptionError(f"source {name!r} is empty: leave it out or give it weight 0")
+                raise OptionError(
+                    f"source {name!r} is empty: leave it out or give it weight 0 [LL643]"
+                )
 
     def __len__(self) -> int:
         return self.starts[-1]
@@ -93,7 +95,13 @@ class MixtureDataset(Dataset[Any]):
         return f"{type(self).__name__}(lengths={lengths}, weights={weights})"
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Give the number of the source that a sample comes from, and its index there.
+        """Give where a sample comes from.
+
+        Args:
+            index: Its index in the mixture, from 0.
+
+        Returns:
+            The number of its source, in the order of ``names``, and its index there; both from 0.
 
         Raises:
             IndexError: There is no such sample.
@@ -150,6 +158,7 @@ def named_sources(datasets: Any) -> tuple[list[str], list[Any]]:
         raise OptionError(
             "datasets must be a list of datasets, or a mapping from name to dataset, with at "
             f"least one, got {kind}"
+            " [LL642]"
         )
     if not isinstance(datasets, Mapping):
         datasets = {str(number): dataset for number, dataset in enumerate(datasets)}
@@ -163,6 +172,7 @@ def _made(name: str, source: Any) -> Any:
         raise OptionError(
             f"datasets[{name!r}] must be a dataset, or a factory without arguments, got "
             f"{short_repr(source)}"
+            " [LL641]"
         )
     return source if is_dataset(source) else source()
 
@@ -173,6 +183,7 @@ def _length(name: str, dataset: Any) -> int:
         raise OptionError(
             f"datasets[{name!r}] must have a length, got {type(dataset).__name__}: a "
             "MixtureDataset is of map-style datasets, a MixtureStream of iterable ones"
+            " [LL640]"
         )
     return len(dataset)
 
@@ -220,11 +231,13 @@ class MixtureSampler(EpochOrder, Sampler[int]):
             raise OptionError(
                 "data_source must be a MixtureDataset, which knows its sources, got "
                 f"{type(data_source).__name__}: put the datasets into one"
+                " [LL639]"
             )
         if not len(data_source):
             raise OptionError(
                 f"all sources of the mixture are empty ({short_repr(data_source.names)}): there is "
                 "nothing to draw from, look at how the datasets are made"
+                " [LL638]"
             )
         self.epoch_length = len(data_source)
         if epoch_length is not None:
@@ -251,7 +264,14 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         return lambda positions: self._draw(positions + first)
 
     def counts(self, epoch: int) -> dict[str, int]:
-        """Give how often each source comes in an epoch, by name; computes the whole epoch."""
+        """Give how often each source comes in an epoch; computes the whole epoch.
+
+        Args:
+            epoch: Epoch number.
+
+        Returns:
+            Samples of each source, by its name; together ``epoch_length``.
+        """
         starts = np.array(self.data_source.starts)
         total = np.zeros(len(self.data_source.names), np.int64)
         for start in range(0, self.epoch_length, CHUNK):
@@ -292,6 +312,7 @@ class MixtureSampler(EpochOrder, Sampler[int]):
                         f"the state is of a mixture whose source {name!r} has {length:,} samples, "
                         f"and this one has {now[name]:,}: resume with the source as it was, and "
                         "add what is new as another source"
+                        " [LL357]"
                     )
         return items
 
@@ -329,6 +350,7 @@ class MixtureSampler(EpochOrder, Sampler[int]):
                     f"the mixture's source {self._history.names[source]!r} was drawn from here, "
                     "and has been taken out since: look at what came before with the sources that "
                     "it was drawn from"
+                    " [LL356]"
                 )
             passes, places = np.divmod(counts[chosen], length)
             for number in np.unique(passes).tolist() if self.shuffle else ():

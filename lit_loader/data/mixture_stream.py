@@ -105,6 +105,7 @@ class MixtureStream(IterableDataset[Any]):
             raise OptionError(
                 "tokens must be the name of an entry, or a function from a sample to a number, got "
                 f"tokens={tokens!r}"
+                " [LL648]"
             )
         stopping_strategy = one_of("stopping_strategy", stopping_strategy, STRATEGIES)
         if epoch_length is not None:
@@ -114,6 +115,7 @@ class MixtureStream(IterableDataset[Any]):
             raise OptionError(
                 "stopping_strategy='repeat' never ends an epoch: set epoch_length, got "
                 "epoch_length=None"
+                " [LL647]"
             )
         self.names, self.datasets = named_sources(datasets)
         _check_distinct(self.names, self.datasets)
@@ -170,7 +172,8 @@ class MixtureStream(IterableDataset[Any]):
             raise StateError(
                 "the state of a MixtureStream with other weights cannot be gone on from, for it "
                 + ("has no weights" if history is None else "was taken right behind another change")
-                + ": resume with the weights as they were, and change them with a later state"
+                + ": resume with the weights as they were, and change them with a later state "
+                "[LL361]"
             )
         return {**state, UNTIL: given + again}
 
@@ -184,6 +187,7 @@ def _check_distinct(names: Sequence[str], datasets: Sequence[Any]) -> None:
             raise OptionError(
                 "datasets must be different objects where they have a state, got the same "
                 f"{type(dataset).__name__} as {other} and {name}: make it twice, or deepcopy it"
+                " [LL646]"
             )
 
 
@@ -234,6 +238,7 @@ class _Mixing(Iterator[Any]):
                     f"the mixture's source {self._history.names[number]!r} was drawn from shortly "
                     "before the state was taken, and that is read again: resume with the source, "
                     "with weight 0, and take it out with a later state"
+                    " [LL359]"
                 )
             if source.ended:
                 self._draws += 1
@@ -340,6 +345,7 @@ class _Mixing(Iterator[Any]):
             raise StateError(
                 f"the state is of a mixture of {len(sources)} sources, but this one has "
                 f"{len(self._sources)}: resume with the datasets that it was taken with"
+                " [LL358]"
             )
         self._draws, self._given = draws, given
         for source, theirs in zip(self._sources, sources, strict=True):
@@ -371,9 +377,10 @@ class _Measure:
                 f"tokens={self._tokens!r} is no entry of a sample, "
                 f"{has or f'which is no mapping but a {type(sample).__name__}'}: name one, or give "
                 "a function from a sample to its number of tokens"
+                " [LL645]"
             )
         if not is_count(found):
-            raise OptionError(f"tokens must count a sample's tokens, got {found!r}")
+            raise OptionError(f"tokens must count a sample's tokens, got {found!r} [LL644]")
         return int(found)
 
 

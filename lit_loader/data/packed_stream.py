@@ -62,6 +62,9 @@ class PackedStream(IterableDataset[dict[str, Tensor]]):
 
     Raises:
         OptionError: An option is refused.
+        ValueError: While it is iterated: a document has no tokens, entries of different lengths, or
+            something that is no tensor.
+        StateError: A state is of other documents.
     """
 
     state_is_that_of_sources: Final = True
@@ -73,12 +76,15 @@ class PackedStream(IterableDataset[dict[str, Tensor]]):
                 "documents must be an iterable dataset, got "
                 f"{short_repr(documents)} ({type(documents).__name__}): give an IterableDataset "
                 "of documents; the samples of a map-style dataset are packed by PackingBatchSampler"
+                " [LL652]"
             )
         self.documents = documents
         self.length = whole_number("length", length, low=1)
         self.overlap = whole_number("overlap", overlap, low=0)
         if self.overlap >= self.length:
-            raise OptionError(f"overlap must be below length={length}, got overlap={overlap}")
+            raise OptionError(
+                f"overlap must be below length={length}, got overlap={overlap} [LL651]"
+            )
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         return _Packer(self)
@@ -88,7 +94,11 @@ class PackedStream(IterableDataset[dict[str, Tensor]]):
         return f"{type(self).__name__}({name}, length={self.length}, overlap={self.overlap})"
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch on the documents, if they have ``set_epoch``."""
+        """Set the epoch on the documents, if they have ``set_epoch``; the loader calls it.
+
+        Args:
+            epoch: Epoch number.
+        """
         announce_epoch([self.documents], epoch)
 
     def state_fingerprint(self) -> Fingerprint:
@@ -167,6 +177,7 @@ class _Packer(Iterator[dict[str, Tensor]]):
             raise StateError(
                 f"the state is at token {skipped} of a document that has {_size(piece)}: resume "
                 "with the documents that the state was taken with"
+                " [LL360]"
             )
         return _cut(piece, skipped, _size(piece)) if skipped else piece
 
@@ -210,8 +221,10 @@ def _entries(document: Any, number: int) -> dict[str, Tensor]:
     lengths = {name: len(entry) if entry.ndim else 0 for name, entry in entries.items()}
     if len({*lengths.values()}) != 1 or not all(lengths.values()):
         raise ValueError(
+            "lit_loader: "
             f"{which}: a document's entries must have one length of at least 1, got lengths "
             f"{lengths}: leave out what is not a token's, and documents without tokens"
+            " [LL650]"
         )
     return entries
 
@@ -223,7 +236,9 @@ def _tensor(entry: Any, which: str) -> Tensor:
         )
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
+            "lit_loader: "
             f"{which}, must be a tensor, an array, a list of numbers or bytes, or a mapping from "
             f"name to such, got {short_repr(entry)} ({type(entry).__name__}): tokenize text, and "
             "leave out what is not a token's"
+            " [LL649]"
         ) from error

@@ -135,9 +135,15 @@ class PackingBatchSampler(LengthsSampler):
     def plan(self, epoch: int) -> tuple[Indices, Indices]:
         """Give what an epoch's packs hold.
 
+        Args:
+            epoch: Epoch number.
+
         Returns:
             The samples' indices, pack behind pack, and the places among them where packs begin and
             end: pack ``i`` is ``samples[starts[i] : starts[i + 1]]``. Both int64.
+
+        Raises:
+            LoaderError: The epoch needs more packs than a pass has; make ``window`` larger.
         """
         most, window = self._number, self._window
         samples, starts = self._packed(epoch, window)
@@ -146,6 +152,7 @@ class PackingBatchSampler(LengthsSampler):
                 raise LoaderError(
                     f"epoch {epoch} needs {len(starts) - 1:,} packs, and a pass has {most:,}: "
                     "give PackingBatchSampler a larger window"
+                    " [LL655]"
                 )
             window *= 2
             samples, starts = self._packed(epoch, window)
@@ -331,8 +338,10 @@ class PackCollate(PadCollate):
         values = joining(samples)
         if joining.lengths is None:
             raise ValueError(
+                "lit_loader: "
                 f"samples have nothing to pack: no tensor with a length, or none of the names in "
                 f"padding_value={self.padding_value!r}; got {type(samples[0]).__name__}"
+                " [LL654]"
             )
         lengths = torch.tensor(joining.lengths)
         if not reading.tokens:  # the dataset has not counted them
@@ -369,9 +378,11 @@ class _Joining(PadCollate):
         for number, (ours, theirs) in enumerate(zip(lengths, known, strict=True)):
             if ours != theirs:
                 raise ValueError(
+                    "lit_loader: "
                     f"{place}: the packed entries of a sample must have one length, and sample "
                     f"{number} of the pack has {ours}, but {theirs} of {self._place}: name the "
                     "entries to be packed in padding_value, as {'tokens': 0, 'labels': -100}"
+                    " [LL653]"
                 )
         self.lengths, self._place = lengths, place
         joined = torch.cat(tensors)

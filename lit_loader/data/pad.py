@@ -79,6 +79,7 @@ class PadCollate:
                 raise OptionError(
                     "padding_value must be a number, or a mapping from entry to number, "
                     f"got padding_value={padding_value!r}"
+                    " [LL659]"
                 )
         self.padding_value = padding_value
         self.pad_to_multiple_of = whole_number("pad_to_multiple_of", pad_to_multiple_of, low=1)
@@ -119,8 +120,10 @@ class PadCollate:
         if isinstance(first, (tuple, list)):
             if len(set(map(len, samples))) != 1:
                 raise RuntimeError(
+                    "lit_loader: "
                     f"{place or 'samples'}: sequences of different lengths cannot be padded, got "
                     f"lengths {_few(samples, len)}: make tensors of them"
+                    " [LL658]"
                 )
             columns = [
                 self._collate(column, value, f"{place}[{number}]")
@@ -136,9 +139,11 @@ class PadCollate:
         tail = tensors[0].shape[1:]
         if any(tensor.ndim == 0 or tensor.shape[1:] != tail for tensor in tensors):
             raise ValueError(
+                "lit_loader: "
                 f"{place}: only the first dimension may differ, got shapes "
                 f"{_few(tensors, lambda tensor: tuple(tensor.shape))}: crop or pad the others in "
                 "the dataset"
+                " [LL657]"
             )
         dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
         _check_fits(value, dtype, place)
@@ -168,8 +173,10 @@ def _check_fits(value: float, dtype: torch.dtype, place: str) -> None:
     low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
     if not (low <= value <= high and value == int(value)):  # NaN fails both comparisons
         raise ValueError(
+            "lit_loader: "
             f"{place}: {dtype} cannot hold padding_value={value!r}: choose another padding_value, "
             "or convert the data"
+            " [LL656]"
         )
 
 

@@ -90,6 +90,7 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
         raise OptionError(
             "factory must make the dataset when it is called without arguments, got "
             f"{short_repr(factory)}: pass functools.partial(Dataset, ...), in Hydra _partial_: true"
+            " [LL665]"
         )
     identity, missing = fingerprint(environment(), key, factory)
     if missing:
@@ -97,6 +98,7 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
             "the factory has an argument or variable that cannot be compared, "
             f"{short_repr(missing[0])}: shared_dataset must know which processes mean the same "
             "dataset; pass what can be pickled, such as paths and numbers"
+            " [LL664]"
         )
     label = f"{_LABEL} {identity}"
     me = threading.get_ident(), label
@@ -104,6 +106,7 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
         raise OptionError(
             f"the factory of shared_dataset({key!r}) asks for the dataset that it is to make, and "
             "would wait for itself: have it make the dataset, by its class"
+            " [LL663]"
         )
     if not memory_files.is_supported():
         return _alone(factory, key, "there are no files in memory that others could find")
@@ -114,6 +117,7 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
             f"{error.strerror} has not finished building "
             f"shared_dataset({key!r}) in time (timeout): give it more, or end that process, and "
             "another one builds"
+            " [LL662]"
         ) from error
     except OSError as error:  # a sandbox, or another user's process
         return _alone(factory, key, str(error))
@@ -138,12 +142,14 @@ def _made(factory: Callable[[], Any], key: str) -> Any:
             f"the factory of shared_dataset({key!r}) draws from (or seeds) {drawn}, and all "
             "processes would have what the first one drew: give it a generator of its own, with a "
             "seed"
+            " [LL661]"
         )
     if not is_dataset(dataset):
         raise OptionError(
             f"the factory of shared_dataset({key!r}) has returned no dataset, but "
             f"{short_repr(dataset)}: an object with __getitem__ or __iter__ is wanted; is a "
             "return missing?"
+            " [LL660]"
         )
     return dataset
 
@@ -200,6 +206,7 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
         raise TransportError(
             f"shared_dataset({key!r}) cannot be unpickled ({type(error).__name__}: "
             f"{message_of(error)}): correct its __setstate__"
+            " [LL117]"
         ) from error
     finally:
         if fd >= 0:

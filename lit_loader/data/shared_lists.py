@@ -129,9 +129,11 @@ def _is_plain(records: Any, depth: int = _NESTED) -> bool:
 def _refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
     """Take the place of the methods that write."""
     raise TypeError(
+        "lit_loader: "
         f"this {self.KIND.__name__} belongs to what all workers share (share_lists=True), and what "
         "is written into it would be lost: change a copy of it, as in copy.deepcopy(record), or "
         "leave share_lists out"
+        " [LL111]"
     )
 
 

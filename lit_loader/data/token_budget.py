@@ -143,10 +143,13 @@ class TokenBudgetBatchSampler(LengthsSampler):
             raise OptionError(
                 "pad_to_multiple_of must not exceed max_tokens, or no sample fits into a batch, "
                 f"got pad_to_multiple_of={pad_to_multiple_of} and max_tokens={max_tokens}"
+                " [LL667]"
             )
         share: Any = plain(spread)  # mypy does not take a float for a numbers.Real
         if not (isinstance(share, numbers.Real) and 0 <= float(share) <= 1):
-            raise OptionError(f"spread must be between 0 and 1, got spread={short_repr(share)}")
+            raise OptionError(
+                f"spread must be between 0 and 1, got spread={short_repr(share)} [LL666]"
+            )
         self.spread = float(share)
         self._tokens, kept = self._counted(self._lengths)
         order = np.argsort(-self._tokens[kept], kind="stable")
@@ -173,6 +176,9 @@ class TokenBudgetBatchSampler(LengthsSampler):
     def plan(self, epoch: int) -> tuple[Numbers, Numbers]:
         """Give what an epoch's batches hold.
 
+        Args:
+            epoch: Epoch number.
+
         Returns:
             The samples' indices, batch behind batch, and the places among them where batches begin
             and end: batch ``i`` is ``samples[starts[i] : starts[i + 1]]``. Both int64.
@@ -195,7 +201,11 @@ class TokenBudgetBatchSampler(LengthsSampler):
         return samples[places], starts
 
     def statistics(self) -> TokenBudgetStatistics:
-        """Sum up the batches of the epoch that comes next; computes the whole epoch."""
+        """Sum up the batches of the epoch that comes next; computes the whole epoch.
+
+        Returns:
+            Numbers of batches, of samples and of tokens, with and without padding, of all ranks.
+        """
         samples, starts = self.plan(self.epoch)
         largest, padded = 0, 0
         if len(samples):

@@ -33,6 +33,7 @@ def trace(loader: Any, batch: int, epoch: int, state: Mapping[str, Any]) -> list
         raise OptionError(
             f"trace reads in this process, and without num_shards each of the {loader.num_workers} "
             "workers reads a share of its own: pass num_shards"
+            " [LL669]"
         )
     again = copy.copy(loader)
     again.num_workers, again.pin_memory, again.collate_fn = 0, False, _names_alone
@@ -42,6 +43,7 @@ def trace(loader: Any, batch: int, epoch: int, state: Mapping[str, Any]) -> list
         raise OptionError(
             f"state must be one from before batch {batch} of epoch {epoch}, got one of batch "
             f"{place['batches']} of epoch {place['epoch']}"
+            " [LL668]"
         )
     with again, _notes() as names:
         for number, _ in enumerate(again, place["batches"]):

@@ -71,6 +71,7 @@ class Schedule:
             raise OptionError(
                 "weights must each be 0 or at least a millionth of their sum, for a source of less "
                 f"would hardly ever come, got weights={weights!r}"
+                " [LL675]"
             )
         self.seed = seed
         self.block = max(_BLOCK, math.ceil(1 / least))
@@ -116,16 +117,19 @@ def named_weights(weights: Weights, names: Sequence[str]) -> list[float]:
             raise OptionError(
                 f"weights must name the datasets {', '.join(map(repr, names))}, got "
                 f"{', '.join(map(repr, weights))}"
+                " [LL674]"
             )
         return [plain(weights[name]) for name in names]
     if isinstance(weights, str) or not hasattr(weights, "__len__"):
         raise OptionError(
             "weights must be a list of numbers, one for each dataset, or a mapping from name to "
             f"number, got weights={short_repr(weights)}"
+            " [LL673]"
         )
     if len(weights) != len(names):
         raise OptionError(
             f"weights must be one for each of the {len(names)} datasets, got {len(weights)} weights"
+            " [LL672]"
         )
     return list(map(plain, weights))
 
@@ -141,6 +145,7 @@ def exact_weights(weights: Sequence[Any]) -> list[Fraction]:
         raise OptionError(
             "weights must be finite numbers of at least 0, and at least one of them above 0, got "
             f"weights={list(weights)!r}"
+            " [LL671]"
         )
     # Fraction knows float alone of the inexact kinds, and keeps NumPy's integers, which overflow.
     known = (numbers.Rational, Decimal)
@@ -168,6 +173,7 @@ def named_changes(weights: Any, names: Sequence[str]) -> Changes:
             raise OptionError(
                 "weights that change must begin at draw 0, and their draws must rise, got draws "
                 f"{short_repr(draws)}"
+                " [LL670]"
             )
     for _, each in changes:
         exact_weights(each)

@@ -181,10 +181,13 @@ def _database(connection: Any) -> str | None:
         return None
 
 
+_ONE_POSITION = "one position"
+
+
 def _shared_position(path: str, again: str) -> str:
     return (
-        f"lit_loader: {path} is open, and its file has one position for all forked workers: they "
-        f"read each other's bytes. {_open_again(path, again)}\nOr read by "
+        f"lit_loader: {path} is open, and its file has {_ONE_POSITION} for all forked workers: "
+        f"they read each other's bytes. {_open_again(path, again)}\nOr read by "
         "os.pread(file, length, offset), which uses no position. [LL021]"
     )
 
@@ -251,7 +254,7 @@ def thread_dangers(dataset: Any, worker_init_fn: Any) -> list[str]:
     told = [
         text.removeprefix("lit_loader: ").replace("forked workers", "worker threads")
         for text in fork_dangers(dataset, worker_init_fn)
-        if "[LL021]" in text and " = zipfile.ZipFile(" not in text
+        if _ONE_POSITION in text and " = zipfile.ZipFile(" not in text
     ]
     held = held_by(dataset)[0] if told else []
     locked = any(type(each.value).__name__.lower() in ("lock", "rlock") for each in held)

@@ -125,7 +125,8 @@ class AutoWorkers:
             # Reads at a time count as workers: what waits for storage does so in a thread as well.
             most = max(2, math.ceil(self._processors), self._room // reads)
             if most < bounds.most:
-                why = f"are not begun for samples that wait for storage: raise reads, now {reads}"
+                why = "are not begun for samples that wait for storage: raise "
+                why += f"concurrent_reads, now {reads}"
                 bounds = bounds._replace(most=most, why=why)
         now = controller.decide(load, bounds)
         self.measured, self._due = True, controller.window

@@ -44,7 +44,9 @@ _COLOURS: Final = {
 def check_matplotlib(option: str) -> None:
     """Refuse ``option`` if there is no matplotlib, which is not imported for it."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise OptionError(f"{option} needs matplotlib: pip install matplotlib, or leave it out")
+        raise OptionError(
+            f"{option} needs matplotlib: pip install matplotlib, or leave it out [LL708]"
+        )
 
 
 def write_plot(path: Path, loaders: Sequence[LoaderTrace]) -> None:

@@ -574,7 +574,7 @@ def _storage(statistics: LoaderStatistics) -> str:
     if statistics.read.total <= MOST * statistics.fetch.total:
         return ""
     share = statistics.read.total / max(statistics.fetch.total, 1e-9)
-    return f"samples waited for storage for {percent(share)} of that: raise reads"
+    return f"samples waited for storage for {percent(share)} of that: raise concurrent_reads"
 
 
 def _parent(statistics: LoaderStatistics) -> str:

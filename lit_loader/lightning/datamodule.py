@@ -446,7 +446,9 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
             OptionError: The stage's split is missing, or a factory did not make a dataset.
         """
         if stage is not None and stage not in _STAGES:
-            raise OptionError(f"stage must be one of {_listed(_STAGES)} or None, got {stage!r}")
+            raise OptionError(
+                f"stage must be one of {_listed(_STAGES)} or None, got {stage!r} [LL719]"
+            )
         used = SPLITS if stage is None else _STAGES[stage]
         if stage is not None and not is_hook_of(self, f"{used[0]}_dataloader"):
             raise self._missing_split(used[0], f", which {str.__str__(stage)!r} needs")
@@ -499,10 +501,12 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         if split in self.datasets:
             raise OptionError(
                 f"datasets[{split!r}] factory must make a dataset, got {type(made).__name__}"
+                " [LL718]"
             )
         raise OptionError(
             f"make_dataset({split!r}) must return a dataset, got {type(made).__name__}: where "
             f"there is none, leave {split!r} out of the class attribute splits"
+            " [LL717]"
         )
 
     def _lit_hook(self, name: str) -> Callable[[], Any]:
@@ -522,6 +526,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
                 raise OptionError(
                     f"loaders: the {split!r} split has no dataset {name!r} among several: given "
                     f"are {_listed(names)}"
+                    " [LL716]"
                 )
         in_turn = iter([single.get(name, {}) for name in names] or [{}])
         return _each(source, lambda one: self.make_loader(split, one, **next(in_turn, {})))
@@ -541,10 +546,12 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
                 dataset or has several.
         """
         if split not in SPLITS:
-            raise OptionError(f"split must be one of {_listed(SPLITS)}, got {split!r}")
+            raise OptionError(f"split must be one of {_listed(SPLITS)}, got {split!r} [LL715]")
         dataset = self.dataset(split) if dataset is None else dataset
         if _is_several(dataset):
-            raise OptionError(f"{split!r} has several datasets: pass one of them to make_loader")
+            raise OptionError(
+                f"{split!r} has several datasets: pass one of them to make_loader [LL714]"
+            )
         config = self.configs[split].merged(**options)
         if config.shuffle and _are_streams(dataset) < _are_streams(self.datasets.get(split)):
             config = config.merged(shuffle=not isinstance(dataset, IterableDataset))
@@ -628,6 +635,7 @@ def _check_source(split: str, source: Any, shared: bool) -> None:
             f"datasets[{split!r}] must be a dataset or a factory without arguments, got "
             f"{short_repr(source)}: pass a dataset, or a callable that makes it, such as "
             f"functools.partial(Dataset, ...), in Hydra {{_target_: package.module.Dataset}}"
+            " [LL713]"
         )
 
     def check_unbuilt(one: Any) -> None:
@@ -636,6 +644,7 @@ def _check_source(split: str, source: Any, shared: bool) -> None:
                 f"shared_key builds datasets once for all processes, and datasets[{split!r}] is a "
                 f"{type(one).__name__} that is built already: pass a factory, such as "
                 "functools.partial(Dataset, ...), in Hydra _partial_: true"
+                " [LL712]"
             )
 
     _each(source, check_unbuilt)
@@ -666,6 +675,7 @@ def _config(name: str, options: Options | None, common: LoaderConfig) -> LoaderC
     if not isinstance(options, Mapping):
         raise OptionError(
             f"{name} must be a mapping of options or a LoaderConfig, got {type(options).__name__}"
+            " [LL711]"
         )
     try:
         return common.merged(**options)
@@ -680,7 +690,9 @@ def _single_loaders(
     checked: dict[str, dict[str, Any]] = {}
     for split, members in given.items():
         if split not in SPLITS:
-            raise OptionError(f"loaders has an unknown split {split!r}: use {_listed(SPLITS)}")
+            raise OptionError(
+                f"loaders has an unknown split {split!r}: use {_listed(SPLITS)} [LL710]"
+            )
         for name, options in members.items():
             _config(f"loaders[{split!r}][{name!r}]", options, configs[split])
             # By its text: on Hydra's command line a position is one.
@@ -734,6 +746,7 @@ def swapped(wrapped: LightningDataModule, overrides: Mapping[str, Any]) -> Swapp
         raise OptionError(
             "from_datamodule needs a LightningDataModule that makes loaders of torch's class, "
             f"got {kind.__name__}"
+            " [LL709]"
         )
     # Unknown names are refused at once, by options that are sure to fit together; whether these do
     # is seen when there is a loader that they are laid over.

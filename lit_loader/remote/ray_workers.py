@@ -67,6 +67,7 @@ class RayWorkers:
                 "remote.address must be that of a cluster which this machine is a node of ('auto', "
                 "host:port): Ray's client, ray://, carries 0.15 GB/s, too little for batches; got "
                 f"remote.address={self.address!r}"
+                " [LL620]"
             )
         for name, least in (("patience", 0), ("cpus_per_worker", 0)):
             if getattr(self, name) <= least:

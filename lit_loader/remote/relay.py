@@ -292,6 +292,7 @@ class Relay:
                 TransportError(
                     "the batch needs more shared memory than can be had: raise the training "
                     "process's limit (ulimit -v), or make batches smaller"
+                    " [LL118]"
                 ),
             )
 

@@ -92,11 +92,12 @@ def reads_ahead(read: Call) -> Call:
     """
     if isinstance(read, _NO_METHODS) or not callable(read):
         kind = type(read).__name__
-        raise OptionError(f"reads_ahead marks a method read(self, index), not a {kind}")
+        raise OptionError(f"reads_ahead marks a method read(self, index), not a {kind} [LL424]")
     if inspect.isgeneratorfunction(read) or inspect.isasyncgenfunction(read):
         raise OptionError(
             f"reads_ahead: {read.__qualname__} is a generator function, which reads nothing before "
             "it is iterated: return a list"
+            " [LL423]"
         )
 
     # Without its module: what looks for generators is to look into the user's function alone.
@@ -127,7 +128,9 @@ def _call(read: Call, dataset: Any, args: tuple[Any, ...], options: dict[str, An
         CancelledError,
         asyncio.CancelledError,
     ) as error:  # by the read itself: the loader cancels none it waits for
-        raise LoaderError(f"{read.__qualname__}({index!r}) was cancelled by itself") from error
+        raise LoaderError(
+            f"{read.__qualname__}({index!r}) was cancelled by itself [LL422]"
+        ) from error
 
 
 def _in_loop() -> bool:
@@ -153,6 +156,7 @@ def _declared(kind: type) -> tuple[Call, ...]:
                     raise OptionError(
                         f"{base.__qualname__}.{name} is marked by reads_ahead and is a "
                         f"{type(value).__name__}: it has to be a method read(self, index)"
+                        " [LL421]"
                     )
             elif inspect.isfunction(value) and hasattr(value, _MARK):
                 found.append(getattr(value, _MARK))
@@ -220,6 +224,7 @@ def reads_of(dataset: Any, index: Any) -> Iterator[tuple[Call, Any, Any]]:
             raise OptionError(
                 f"{kind.__name__}.reads_from({short_repr(index)}) is to give pairs (dataset, "
                 f"index), and gives {short_repr(pair)}"
+                " [LL420]"
             )
         yield from reads_of(*pair)
 

@@ -39,11 +39,13 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         StateError: They are not the states of all ranks at the same step of the same data.
     """
     if not isinstance(states, Iterable) or isinstance(states, (Mapping, str)):
-        raise StateError(f"states must be a list of those of all ranks, got {brief(states)}")
+        raise StateError(
+            f"states must be a list of those of all ranks, got {brief(states)} [LL348]"
+        )
     given = list(states)
     loaded = [LoaderState.from_dict(state) for state in given]
     if not loaded:
-        raise StateError("states must be those of all ranks, got none")
+        raise StateError("states must be those of all ranks, got none [LL347]")
     first = loaded[0]
     for state in loaded[1:]:
         first.check(state.fingerprint, ())
@@ -52,20 +54,20 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             if ours != theirs:
                 raise StateError(
                     f"states were taken in {name} {brief(ours)} and in {name} {brief(theirs)}: "
-                    "merge those that were taken at the same step"
+                    "merge those that were taken at the same step [LL346]"
                 )
     if len(loaded) > 1 and any(
         state.numbers is None and state.position.readers for state in loaded
     ):
         raise StateError(
             "states of an IterableDataset that is read without num_shards are each rank's own: "
-            "load each on the rank that it was taken on, or read with num_shards"
+            "load each on the rank that it was taken on, or read with num_shards [LL345]"
         )
     if all(state.numbers is None for state in loaded):
         if not all(alike(_common(state), _common(first)) for state in loaded):
             raise StateError(
                 f"states differ, which are the same on all ranks (after {first.position.batches} "
-                "batches and others): merge those that were taken at the same step"
+                "batches and others): merge those that were taken at the same step [LL344]"
             )
         return first.to_dict()
     return _merged(loaded).to_dict()
@@ -87,7 +89,7 @@ def _merged(states: list[LoaderState]) -> LoaderState:
         have = sorted({number % replicas for number in numbers})  # type: ignore[operator]
         raise StateError(
             f"states must be those of all {replicas} ranks, each once, got {len(states)} states "
-            f"with the readers of ranks {brief(have)}"
+            f"with the readers of ranks {brief(have)} [LL343]"
         )
     # One that has come to its end is behind the others, and stays there.
     going = (state.position for state in states if not all(p.ended for p in state.position.readers))
@@ -95,7 +97,7 @@ def _merged(states: list[LoaderState]) -> LoaderState:
     if len(since) > 1:
         raise StateError(
             f"states were taken after {brief(min(since))} batches on one rank and after "
-            f"{brief(max(since))} on another: merge those that were taken at the same step"
+            f"{brief(max(since))} on another: merge those that were taken at the same step [LL342]"
         )
     position = replace(states[0].position, readers=tuple(point for _, point in readers))
     merged = replace(states[0], position=position, numbers=numbers)

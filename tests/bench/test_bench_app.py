@@ -47,6 +47,19 @@ class Squares(OfLength):
         return torch.full((8,), index * index)
 
 
+class Unreadable(OfLength):
+    """Notes each attempt to read a sample."""
+
+    def __init__(self, notes: str) -> None:
+        super().__init__(64)
+        self.notes = notes
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with open(self.notes, "a") as file:
+            file.write("x")
+        raise LookupError("no such file")
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Run it in this process, quickly; returns exit code and report."""
@@ -137,6 +150,17 @@ def test_reports_agree(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[s
     printed = capsys.readouterr().out
     assert f"written to {tmp_path}: results.json, results.csv, transport.png" in printed
     assert "batch of 1" in printed
+
+
+# --- the user's own dataset that nobody can read ---
+
+
+def test_it_is_refused_at_its_first_setting(run: Run, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    options = f"dataset._target_={__name__}.Unreadable", f"+dataset.notes={notes}"
+    with pytest.raises(OptionError, match="dataset cannot be loaded: LookupError: no such file"):
+        run(*options, "loaders=[lit_loader,torch]")
+    assert len(notes.read_text()) == 2  # once by each loader
 
 
 # --- check ---

@@ -303,7 +303,9 @@ def test_entries_of_documents() -> None:
         with pytest.raises(ValueError, match="document's entries must have one length of at least"):
             next(iter(PackedStream([bad], 5)))
     for bad in ("abc", None, ["a", "b"], (number for number in range(3)), {"tokens": object()}):
-        with pytest.raises(ValueError, match=r"^document 1 .*, 'tokens', must be a tensor, an ar"):
+        with pytest.raises(
+            ValueError, match=r"^lit_loader: document 1 .*, 'tokens', must be a tensor, an ar"
+        ):
             next(iter(PackedStream([[1], bad], 5)))
 
 
@@ -312,7 +314,9 @@ def test_what_is_no_stream_of_documents() -> None:
     for wrong in (None, "abc", Documents, Call(document, 3)):
         message = refused(lambda wrong=wrong: PackedStream(wrong, 4))  # type: ignore[misc]
         assert message.startswith("lit_loader: documents must be an iterable dataset, got ")
-        assert message.endswith("samples of a map-style dataset are packed by PackingBatchSampler")
+        assert message.endswith(
+            "samples of a map-style dataset are packed by PackingBatchSampler [LL652]"
+        )
 
 
 @pytest.mark.parametrize("overlap", [0, 3])

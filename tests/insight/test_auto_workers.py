@@ -179,7 +179,12 @@ def test_too_few_workers_that_can_be_started_are_a_bound() -> None:
 @pytest.mark.parametrize(
     ("read", "reads", "workers", "why"),
     [
-        (18, 16, 2, "more than 2 are not begun for samples that wait for storage: raise reads, no"),
+        (
+            18,
+            16,
+            2,
+            "more than 2 are not begun for samples that wait for storage: raise concurrent",
+        ),
         (18, 4, 8, ""),
         (18, 0, 20, "so many keep up"),  # one read at a time: only processes bring more
         (4, 16, 20, "so many keep up"),  # they wait for something that is not said

@@ -104,12 +104,14 @@ PROGRAMS: dict[str, Right] = {
     ),
     "swap": Right(Loop(page=3e-3), ("comes from a disk", "the machine swaps"), (HELPS,)),
     "storage, marked": Right(
-        Loop(read=5e-3), ("samples waited for storage", "raise reads"), (HELPS,)
+        Loop(read=5e-3), ("samples waited for storage", "raise concurrent_reads"), (HELPS,)
     ),
     "storage, marked, of a stream": Right(
-        Loop(read=5e-3, iterable=True), ("samples waited for storage", "raise reads")
+        Loop(read=5e-3, iterable=True), ("samples waited for storage", "raise concurrent_reads")
     ),
-    "storage, no workers": Right(Loop(0, read=5e-3), ("waited for storage", "raise reads")),
+    "storage, no workers": Right(
+        Loop(0, read=5e-3), ("waited for storage", "raise concurrent_reads")
+    ),
     "one slow sample in each batch": Right(
         Loop(slow=0.05, sleep=1e-4), ("a few slow samples", "slowest samples: 3 (50 ms)"), (WAITS,)
     ),

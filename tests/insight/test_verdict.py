@@ -71,7 +71,7 @@ CACHE = {"cache_hits": 71, "cache_misses": 29, "cache_bytes_missing": 2_140_000_
     [
         (run(0.2, 0.9, **STORAGE), 1,
          "workers were 90 % busy, 81 % of it in __getitem__: samples waited for storage for 82"
-         " % of that: raise reads"),
+         " % of that: raise concurrent_reads"),
         (LoaderStatistics(), 2, "no batch was loaded"),
         (run(0.004, 0.2, 0.3), 2,
          "the loader is not the limit: leave it (the loop waited 0.4 % of the time)"),

@@ -328,7 +328,7 @@ PROGRAMS: dict[str, Program] = {
     ),
     "storage, few reads": Program(
         Stored(length=320), {**W1, "concurrent_reads": 2}, NONE,
-        ("samples waited for storage", "raise reads"),
+        ("samples waited for storage", "raise concurrent_reads"),
     ),
     "one slow sample in each batch": Program(
         OneSlow(length=240), W2, NONE, ("a few slow samples", "slowest samples"), ("storage",)

@@ -186,6 +186,7 @@ class MapEpoch(Epoch):
             return LoaderError(
                 f"epoch {self.start.epoch} would have ended after {given} of {issued}: this is a "
                 "fault of the loader; load_state_dict(state_dict()) goes on with the next batch"
+                " [LL044]"
             )
         return None
 

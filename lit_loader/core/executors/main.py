@@ -273,6 +273,7 @@ class _Worker:
                     raise TransportError(
                         "the batch needs more shared memory than can be had: raise the "
                         "training process's limit (ulimit -v), or make batches smaller"
+                        " [LL112]"
                     )
                 return message
 

@@ -114,6 +114,7 @@ class BatchPlan:
             raise OptionError(
                 f"batch_sampler must give lists of indices, but {type(source).__name__} "
                 "gives single ones: pass it as sampler, with batch_size"
+                " [LL621]"
             )
         self.size = 1 if self.single or batch_size is None else batch_size
         self.drop_last = drop_last

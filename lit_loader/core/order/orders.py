@@ -218,6 +218,7 @@ class _BatchIterator(Iterator[list[int]]):
                 f"the state is of other batches than this {self._name} makes: resume with the same "
                 "lengths, seed and options (num_replicas and group among them, which without being "
                 "given follow from the number of processes)"
+                " [LL340]"
             )
         if not is_count(batches, self._length + 1):
             raise damaged(f"batches must be a whole number from 0 to {self._length}", batches)
@@ -322,7 +323,7 @@ def epoch_number(epoch: Any) -> int:
     """Give an epoch's number as an int; an OptionError if it is none that travels to workers."""
     number = whole_number("epoch", epoch)
     if not is_epoch(number):
-        raise OptionError(f"epoch must be below 2**62, got epoch={short_repr(number)}")
+        raise OptionError(f"epoch must be below 2**62, got epoch={short_repr(number)} [LL623]")
     return number
 
 

@@ -144,6 +144,7 @@ def _check_replicas(config: LoaderConfig, sampler: DistributedSampler[Any]) -> N
         raise OptionError(
             f"the sampler shards for rank {theirs[0]} of {theirs[1]}, but rank={ours[0]} and "
             f"num_replicas={ours[1]} were given: leave these at None"
+            " [LL624]"
         )
 
 

@@ -181,6 +181,7 @@ class UserSampler:
                         f"the state is of a sampler with a generator {which:.90}, which "
                         f"{type(self.source).__name__} has not: resume with the sampler that the "
                         "state was taken from"
+                        " [LL341]"
                     )
                 for generator, each in zip(held[path], states, strict=True):
                     unpack_generator(each, generator)

@@ -130,6 +130,7 @@ class LoaderState:
                 raise StateError(
                     "a state taken with in_order=False in mid-epoch fits only the batch_size and "
                     "num_replicas it was taken with: resume with those"
+                    " [LL351]"
                 )
             batches = _checked_batches(plan.start_for(samples))
         elif plan is not None and not plan.fits(batches, self.samples):
@@ -349,6 +350,7 @@ def _check_portable(points: Iterable[ReadPoint]) -> None:
             raise StateError(
                 f"state's part for the dataset cannot be pickled ({type(error).__name__}), as it "
                 "must be for workers: resume with a state as state_dict() gave it"
+                " [LL350]"
             ) from error
 
 
@@ -437,6 +439,7 @@ def _checked_workers(workers: Any, expected: Any) -> list[ReadPoint] | None:
         raise StateError(
             f"state's workers must have a part for each of its num_workers={brief(expected)}, got "
             f"{len(workers)}: resume with a state as state_dict() gave it"
+            " [LL349]"
         )
     return [_checked_part(f"workers[{number}]", part) for number, part in enumerate(workers)]
 

@@ -148,6 +148,7 @@ def checked_sampler_state(state: Any) -> dict[str, Any] | None:
                 "the state has a sampler's counters, which an earlier release of lit_loader kept "
                 "and this one does not: resume with that release, or at the start of an epoch "
                 "without the state"
+                " [LL352]"
             )
         own["generators"] = carried.get("generators")
     generators = own.get("generators", {})

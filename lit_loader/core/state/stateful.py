@@ -119,6 +119,7 @@ class Opened:
                 f"the state is of a {self._role} with state_dict and load_state_dict (of the {part}"
                 f"), which {type(self._source).__name__} has not: resume with the {self._role} "
                 "that the state was taken from"
+                " [LL353]"
             )
         for each in ADAPTERS:
             each.note_start(thing)

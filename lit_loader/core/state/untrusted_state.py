@@ -76,6 +76,7 @@ def own_part(name: str, value: Any) -> Any:
         raise StateError(
             f"state's {name} cannot be copied ({_told(error)}): resume with a state as "
             "state_dict() gave it"
+            " [LL355]"
         ) from error
 
 
@@ -97,6 +98,7 @@ def resuming(thing: object, role: str) -> Iterator[None]:
         raise StateError(
             f"{role} {type(thing).__name__} cannot go on from its part of the state "
             f"({_told(error)}): resume with the {role} that the state was taken from"
+            " [LL354]"
         ) from error
 
 

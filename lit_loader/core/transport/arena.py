@@ -327,6 +327,7 @@ class Arena:
                         raise LoaderError(
                             f"a batch needs {capacity} bytes of shared memory, which cannot be had "
                             f"({error}); {remedy(error)}, or make the batches smaller"
+                            " [LL114]"
                         ) from error
                     capacity = max(least, round_up(capacity // 2))
             self.slots += 1
@@ -527,6 +528,7 @@ class ArenaMap:
                 raise LoaderError(
                     f"a worker cannot map the {capacity} bytes of shared memory that a batch needs "
                     f"({error}); {remedy(error)}, or make the batches smaller"
+                    " [LL113]"
                 ) from error
             memory = self._slots[offset] = np.frombuffer(mapping, np.uint8, capacity, start)
         return memory

@@ -392,6 +392,7 @@ def decode(
             f"the batch was pickled in the worker but cannot be unpickled here "
             f"({type(error).__name__}: {error}); make its classes importable and able to be "
             "copied with copy.deepcopy, or return plain containers"
+            " [LL116]"
         ) from error
 
 
@@ -463,4 +464,5 @@ def _cannot_carry(batch: object, error: Exception) -> TransportError:
         f"{path}: {short_repr(value)} of type {type(value).__module__}.{type(value).__qualname__} "
         f"cannot be pickled ({type(error).__name__}: {error}); leave it out of the "
         "batch, or return what it is made from"
+        " [LL115]"
     )

@@ -102,7 +102,7 @@ def test_a_flat_batch_sampler(sampler: Any, told: str, num_workers: int) -> None
     message = refused(lambda: list(loader)).replace("np.int64(1)", "1")
     assert message == (
         f"lit_loader: batch_sampler gave {told}, where a list of the batch's indices is expected: "
-        "give lists, or use sampler with batch_size"
+        "give lists, or use sampler with batch_size [LL622]"
     )
 
 
@@ -111,7 +111,7 @@ def test_a_sampler_of_ours_is_no_batch_sampler() -> None:
     message = refused(lambda: DataLoader(mixture, batch_sampler=MixtureSampler(mixture)))
     assert message == (
         "lit_loader: batch_sampler must give lists of indices, but MixtureSampler gives single "
-        "ones: pass it as sampler, with batch_size"
+        "ones: pass it as sampler, with batch_size [LL621]"
     )
 
 

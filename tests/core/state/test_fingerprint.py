@@ -189,7 +189,7 @@ def test_what_cannot_be_part_of_a_state_is_refused(given: Any) -> None:
     sampler.state_fingerprint = lambda: given  # type: ignore[method-assign]
     assert refused(lambda: BatchPlan(sampler)) == (
         "lit_loader: Descending.state_fingerprint() must give a dict from names to int, float, "
-        f"str, bool or None, got {given!r}"
+        f"str, bool or None, got {given!r} [LL625]"
     )
 
 
