@@ -251,7 +251,7 @@ def thread_dangers(dataset: Any, worker_init_fn: Any) -> list[str]:
     told = [
         text.removeprefix("lit_loader: ").replace("forked workers", "worker threads")
         for text in fork_dangers(dataset, worker_init_fn)
-        if "[LL021]" in text and " = zipfile.ZipFile(" not in text
+        if "LL021" in text and " = zipfile.ZipFile(" not in text
     ]
     held = held_by(dataset)[0] if told else []
     locked = any(type(each.value).__name__.lower() in ("lock", "rlock") for each in held)
