@@ -93,6 +93,7 @@ def test_ways_onto_a_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.timeout(240)
 def test_what_needs_a_gpu_is_prepared(tmp_path: Path) -> None:
     script = SCRIPTS / "on_a_gpu.py"
     printed = run_python(tmp_path, script, "--dry-run", timeout=170)
