@@ -89,7 +89,18 @@ _MANY_FILES = 200
 """Open files that are looked at one by one, each in a few microseconds."""
 
 _NOT_FORKED = frozenset(
-    ["duckdb", "grpc", "mysql", "polars", "psycopg", "psycopg2", "pymysql", "tensorstore", "zarr"]
+    [
+        "duckdb",
+        "grpc",
+        "mysql",
+        "numba",
+        "polars",
+        "psycopg",
+        "psycopg2",
+        "pymysql",
+        "tensorstore",
+        "zarr",
+    ]
 )
 """Libraries whose objects are of no use in a fork, or must not be used by several."""
 

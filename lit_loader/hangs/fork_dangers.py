@@ -73,9 +73,11 @@ def fork_dangers(dataset: Any, worker_init_fn: Any, several: bool = True) -> lis
 
     One worker, and not ``several``, shares nothing; but it may lack a library's threads.
     """
-    if not several and _POOLS.keys().isdisjoint(sys.modules):
+    if not several and {*_POOLS, "numba"}.isdisjoint(sys.modules):
         return []
     held, kinds = held_by(dataset)
+    if (text := _parallel_numba(kinds)) is not None:
+        return [text]
     if any(type(each.value).__module__ == "multiprocessing.synchronize" for each in held):
         return []  # with a lock of all processes, its reads wait for each other
     used: set[str] = set()
@@ -121,6 +123,34 @@ def held_by(dataset: Any) -> tuple[list[Holding], set[type]]:
             attributes = [*instance_dict(value).items()]
             waiting += (Holding(item, f"{at.path}.{name}", name) for name, item in attributes)
     return held, kinds
+
+
+def _parallel_numba(kinds: set[type]) -> str | None:
+    """Say that samples call a parallel function of numba, whose pool of GNU OpenMP has begun here.
+
+    Numba finds a fork by its parent's number, and ends it; behind a launcher it hangs.
+    """
+    numba: Any = sys.modules.get("numba")
+    try:
+        if numba is None or numba.threading_layer() != "omp":
+            return None
+    except ValueError:  # none has begun
+        return None
+    for kind in kinds:
+        names = set[str]().union(
+            *(_names(getattr(member, "__code__", None)) for member in [*vars(kind).values()])
+        )
+        around = vars(sys.modules.get(kind.__module__, object))
+        for name in sorted(names & around.keys()):
+            options = getattr(around[name], "targetoptions", None)
+            if isinstance(options, dict) and options.get("parallel"):
+                return (
+                    f"lit_loader: {kind.__qualname__} calls {name}, which numba runs in the "
+                    "threads of GNU OpenMP, and these have begun in this process: in a forked "
+                    "worker the call hangs. Set NUMBA_THREADING_LAYER=workqueue, or "
+                    "multiprocessing_context='forkserver' or 'spawn'. [LL044]"
+                )
+    return None
 
 
 def _danger(value: Any, path: str) -> str | None:

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from lit_loader.core.executors.outcome import doing_task
 from lit_loader.core.system.stack_dumps import shortened
-from lit_loader.core.transport.messages import unpack_indices
+from lit_loader.core.transport.messages import position_of, unpack_indices
 from lit_loader.core.transport.status_board import BoardRow, Stage
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import StallWarning
@@ -83,8 +83,12 @@ class Stall:
         advice = _advice(pool, rows, slow, looks.LOCK in "".join(lines))
         if len(rows) > _SHOWN:
             lines.append(f"… and {len(rows) - _SHOWN} more")
-        if pool.workers.relay is not None:
-            lines.append("workers on other machines have sent nothing either")
+        for number, row in enumerate(pool.workers.remote_rows[:_SHOWN]):
+            what = Stage.NAMES[row.stage]
+            if row.stage == Stage.FETCHING:
+                what = f"at batch {position_of(row.number)}"
+            past = duration(time.monotonic() - row.since / 1e9)
+            lines.append(f"Remote worker {number}: {what}{f', for {past}' if row.since else ''}")
         return _told(seconds, slow, lines, advice)
 
     def _line(self, pool: Any, worker: int, row: BoardRow) -> str:

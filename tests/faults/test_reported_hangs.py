@@ -2,8 +2,8 @@
 
 Each ends right, or in a message that names cause and cure: none is silent. The libraries are real;
 a test is skipped where one is missing. What else was reported: a file opened before the fork
-(`tests/core/executors/test_fork_dangers.py`), signals to a job (`test_signals.py`), a cache that
-grows (`tests/core/executors/test_growth.py`), limits (`tests/core/epoch/test_limits.py`).
+(`tests/hangs/test_fork_dangers.py`), signals to a job (`test_signals.py`), a cache that
+grows (`tests/hangs/test_growth.py`), limits (`tests/core/epoch/test_limits.py`).
 """
 
 import importlib.util
@@ -145,3 +145,98 @@ def test_arrays_of_a_library_with_an_event_loop(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(ZARR)
     out = run_python(tmp_path, "program.py")
     assert out == "1600\n" or "whose threads run in this process" in out
+
+
+LOCKED = """
+import sys, threading, time, warnings
+from lit_loader import DataLoader, StallWarning
+
+lock = threading.Lock()  # as a library has that logs, or caches, or decodes
+held = threading.Event()
+
+class Rows:
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        with lock:
+            return index
+
+def upload():
+    with lock:
+        held.set()
+        time.sleep(2)
+
+threading.Thread(target=upload, name="uploader").start()
+held.wait()
+if sys.argv[1] == "timeout":
+    print(sum(len(batch) for batch in DataLoader(Rows(), 4, num_workers=2, timeout=3)))
+else:
+    warnings.simplefilter("error", StallWarning)
+    try:
+        list(DataLoader(Rows(), 4, num_workers=2, multiprocessing_context="fork", stall_warning=5))
+    except StallWarning as stall:
+        print(stall)
+"""
+
+
+@pytest.mark.usefixtures("by_fork")
+@pytest.mark.parametrize("how", ["timeout", "no timeout"])
+def test_a_thread_has_a_lock_while_workers_are_forked(tmp_path: Path, how: str) -> None:
+    """torch's loader hangs for ever, though the lock was held for two seconds."""
+    (tmp_path / "program.py").write_text(LOCKED)
+    out = run_python(tmp_path, "program.py", how)
+    if how == "timeout":
+        assert "it may wait for a lock that another thread held when it was forked" in out
+        assert out.endswith("16\n")
+    else:
+        assert "sleeps at a lock (futex), got 0.0 s" in out
+        assert "in __getitem__" in out
+        assert "workers were forked beside other threads (uploader)" in out  # it has ended since
+        assert "With timeout=… (seconds) lit_loader replaces such a worker" in out
+
+
+NUMBA = """
+import numba, numpy, warnings
+from lit_loader import DataLoader, StallWarning
+
+@numba.njit(parallel=True)
+def total(row):
+    found = 0.0
+    for place in numba.prange(row.shape[0]):
+        found += row[place]
+    return found
+
+class Rows:
+    def __init__(self):
+        self.rows = numpy.ones((8, 1000))
+        total(self.rows[0])  # its threads begin
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return total(self.rows[index])
+
+warnings.simplefilter("error", StallWarning)
+try:
+    loader = DataLoader(Rows(), 4, num_workers=1, multiprocessing_context="fork", stall_warning=5)
+    print([*map(len, loader)])
+except StallWarning as stall:
+    print("STALL", stall)
+"""
+
+
+@needs("numba")
+@pytest.mark.parametrize("layer", ["omp", "workqueue"])
+def test_a_library_s_guard_against_forks(tmp_path: Path, layer: str) -> None:
+    """With torch's loader numba ends the worker, for it asks who its parent is."""
+    (tmp_path / "program.py").write_text(NUMBA)
+    environment = {"NUMBA_THREADING_LAYER": layer, "NUMBA_NUM_THREADS": "2"}
+    out = run_python(tmp_path, "program.py", **environment)
+    if layer == "workqueue":  # as the message says
+        assert out.endswith("[4, 4]\n") and "GNU OpenMP" not in out
+        return
+    assert "Rows calls total, which numba runs in the threads of GNU OpenMP" in out
+    assert "Set NUMBA_THREADING_LAYER=workqueue, or multiprocessing_context='forkserver'" in out
+    assert "its workers do not get on" in out and "in __getitem__" in out

@@ -2,8 +2,11 @@
 
 import collections
 import functools
+import itertools
 import re
+import warnings
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +16,8 @@ from lit_loader.core.executors import healer
 from lit_loader.core.system.cgroups import MemoryLimits
 from lit_loader.core.transport import loader_page
 from lit_loader.hangs import growth
-from tests.support.samples import OfLength
+from tests.support.faults import Faults, Strike
+from tests.support.samples import Call, OfLength, ints
 
 pytestmark = pytest.mark.skipif(growth.own_bytes(1) == 0, reason="looks into /proc")
 
@@ -122,3 +126,34 @@ def test_who_was_ended_by_the_kernel_is_called_that(before: int | None, sure: bo
     text = healer._killed(2 * GIB, limits, before)
     assert text.startswith("by the kernel" if sure else "most likely by the kernel")
     assert "(the worker had 2,048 MiB at most; cgroup memory 7.0 of 8.0 GiB" in text
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_who_is_ended_for_memory_is_not_replaced_for_ever(
+    persistent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time the loader goes on with a worker less, in later epochs, too; nothing is lost."""
+    kills = itertools.count(1)
+    monkeypatch.setattr("lit_loader.loader._SETTLING", 0.0)
+    monkeypatch.setattr(loader_page, "EVERY", 0)
+    monkeypatch.setattr(growth, "memory_limits", lambda: MemoryLimits(oom_kills=0))
+    monkeypatch.setattr(healer, "memory_limits", lambda: MemoryLimits(oom_kills=next(kills)))
+    faults = Faults(
+        tmp_path,
+        Strike("SIGKILL", "collating", 20, times=1),
+        Strike("SIGKILL", "collating", 20, epoch=1),
+    )
+    options: dict[str, Any] = {"worker_init_fn": faults, "persistent_workers": persistent}
+    loader = DataLoader(Call(int, 40), num_workers=3, multiprocessing_context="fork", **options)
+    with loader, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert ints(loader) == list(range(40))
+        left = loader.num_workers
+    texts = [str(warning.message) for warning in told]
+    assert sum("ended" in text or "killed" in text for text in texts) == 2
+    fewer = [text for text in texts if "so that there is memory for the others" in text]
+    assert [text.partition(", so")[0] for text in fewer] == [
+        "lit_loader: num_workers goes from 3 to 2", "lit_loader: num_workers goes from 2 to 1"
+    ][: len(fewer)]  # fmt: skip
+    assert left == 3 - len(fewer) < 3

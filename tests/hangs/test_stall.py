@@ -16,6 +16,7 @@ import pytest
 
 from lit_loader import DataLoader, StallWarning
 from tests.parity.tools import Gate
+from tests.support.remote_threads import ThreadWorkers
 from tests.support.samples import Call, Rows, ints
 
 pytestmark = [
@@ -128,6 +129,29 @@ def test_a_worker_that_somebody_has_stopped() -> None:
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(StallWarning, match="it is stopped by a signal"):
         ints(iterator)
+
+
+def test_workers_on_other_machines(tmp_path: Path) -> None:
+    """What each of them is at is told, too. (Warnings are errors here, so it ends.)"""
+    folder, mark = tmp_path / "remote", tmp_path / "hang"
+    folder.mkdir()
+
+    def sample(index: int) -> int:
+        while mark.exists():
+            time.sleep(0.1)
+        return index
+
+    remote = ThreadWorkers(str(folder), patience=60)
+    options: dict[str, Any] = {"num_remote_workers": 2, "remote": remote, "stall_warning": 0}
+    with DataLoader(Call(sample, 12), persistent_workers=True, **options) as loader:
+        assert ints(loader) == list(range(12))  # they are up
+        mark.touch()
+        loader._core.pool._stall_limits = [0.5]  # type: ignore[union-attr]
+        with pytest.raises(StallWarning, match="its workers do not get on") as caught:
+            list(loader)
+        mark.unlink()
+    text = str(caught.value)
+    assert re.search(r"Remote worker [01]: at batch \d+, for \d", text), text
 
 
 def test_threads_that_hang(gate: Gate) -> None:

@@ -23,7 +23,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any, Final
 
-from lit_loader.core.executors.outcome import Outcome, WorkerDeath, doing_task
+from lit_loader.core.executors.outcome import FewerWorkers, Outcome, WorkerDeath, doing_task
 from lit_loader.core.executors.payload import NO_ROOM
 from lit_loader.core.executors.starters import Notice
 from lit_loader.core.executors.worker_pool import WorkerPool
@@ -116,7 +116,9 @@ class Healer:
         self._suspect = None  # it may have kept the others waiting
         if death.relay_exit is None:
             message = died(death, self.assigned, pool.oom_kills)
-            return self._see_to(pool, death, WorkerDiedError, message)
+            outcome = self._see_to(pool, death, WorkerDiedError, message)
+            self._have_fewer(pool, death)
+            return outcome
         if death.relay_exit.final:  # with a budget of its own, see `remote/`
             raise LoaderError(death.relay_exit.message) from None
         self._replace(pool, death.worker, death.relay_exit.message)
@@ -144,6 +146,21 @@ class Healer:
         if first and workers.forks:
             message += f"\n{_AT_A_LOCK}: set multiprocessing_context='forkserver' or 'spawn'."
         return self._see_to(pool, ended, WorkerTimeoutError, message)
+
+    def _have_fewer(self, pool: WorkerPool, death: WorkerDeath) -> None:
+        """Go on with a worker less if the kernel has ended one for want of memory, and for sure.
+
+        Else the next one would come to the same end, in each epoch.
+        """
+        if death.exitcode != -signal.SIGKILL or pool.oom_kills is None:
+            return
+        kills = memory_limits().oom_kills or 0
+        if kills > pool.oom_kills and pool.is_any_worker_s and pool.num_workers > 1:
+            fewer = pool.num_workers - 1
+            text = f"num_workers goes from {pool.num_workers} to {fewer}, so that there is memory "
+            self.notices.append(FewerWorkers.of(f"{text}for the others [LL111]", fewer))
+            pool.resize(fewer)
+        pool.oom_kills = kills
 
     # --- the budget ---
 

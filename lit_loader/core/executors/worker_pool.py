@@ -772,6 +772,11 @@ class WorkerPool:
             rows = {worker: self._board.read(worker) for worker in owing}
         return {worker: row for worker, row in rows.items() if every or self.workers.counts(row)}
 
+    @property
+    def is_any_worker_s(self) -> bool:
+        """Whether any worker may make any batch."""
+        return self._homes is None
+
     def is_at_its_first(self, worker: int) -> bool:
         """Whether a worker has not replied to any task."""
         hand = self._hands[worker]

@@ -131,6 +131,12 @@ class WorkerSet:
         """Bytes of the dataset that they share."""
         return 0 if self.starter is None else self.starter.shared_data
 
+    @property
+    def remote_rows(self) -> list[BoardRow]:
+        """What each worker on another machine is doing, by its number among them."""
+        relay = self.relay or 0
+        return [self._board.read(relay - n) for n in range(self._num_remote_workers, 0, -1)]
+
     def is_wanted(self, worker: int) -> bool:
         """Whether there is to be a worker with this number."""
         return worker < self.num_workers or worker == self.relay
