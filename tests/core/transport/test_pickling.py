@@ -190,7 +190,7 @@ def test_beside_what_only_a_processs_start_can_carry(method: str) -> None:
         (Call(Steps(abs, Steps(lambda value: value))), {}, "dataset.function.steps[1].steps[0]: <"),
         (Call(functools.partial(closure(1))), {}, "dataset.function.func: <function closure"),
         (Call(Steps(closure(1)).first), {}, "dataset.function.__self__.steps[0]: <function c"),
-        (Call(local_object()), {}, "dataset.function: <tests.core.system.test_pickling.local_obj"),
+        (Call(local_object()), {}, "dataset.function: <tests.core.transport.test_pickling.local_"),
         (range(2), {"collate_fn": lambda samples: samples}, "collate_fn: <function <lambda> at 0x"),
         (range(2), {"worker_init_fn": closure(1)}, "worker_init_fn: <function closure.<loca"),
     ],
