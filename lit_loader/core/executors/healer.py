@@ -157,8 +157,9 @@ class Healer:
         kills = memory_limits().oom_kills or 0
         if kills > pool.oom_kills and pool.is_any_worker_s and pool.num_workers > 1:
             fewer = pool.num_workers - 1
-            text = f"num_workers goes from {pool.num_workers} to {fewer}, so that there is memory "
-            self.notices.append(FewerWorkers.of(f"{text}for the others [LL111]", fewer))
+            text = f"num_workers goes from {pool.num_workers} to {fewer}, "
+            text += "so that there is memory for the others [LL111]"
+            self.notices.append(FewerWorkers.of(text, fewer))
             pool.resize(fewer)
         pool.oom_kills = kills
 
