@@ -177,3 +177,14 @@ def test_a_stream_that_splits_by_readers_is_not_told_to_say_that_it_does(
         for rank in range(2)
     ]
     assert sorted(int(batch) for share in shares for batch in share) == list(range(8))
+
+
+def test_a_distributed_sampler_counts_its_epochs_by_itself() -> None:
+    """Where the program does not call its set_epoch; torch's loader repeats one order."""
+    data: Any = range(LENGTH)
+    sampler: Any = DistributedSampler(data, num_replicas=2, rank=0)
+    again: Any = DistributedSampler(data, num_replicas=2, rank=0)
+    loader = DataLoader(Call(int, LENGTH), 5, sampler=sampler)
+    for epoch in range(3):
+        again.set_epoch(epoch)
+        assert [index for batch in lists(loader) for index in batch] == [*again]
