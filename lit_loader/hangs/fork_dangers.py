@@ -148,7 +148,7 @@ def _parallel_numba(kinds: set[type]) -> str | None:
                     f"lit_loader: {kind.__qualname__} calls {name}, which numba runs in the "
                     "threads of GNU OpenMP, and these have begun in this process: in a forked "
                     "worker the call hangs. Set NUMBA_THREADING_LAYER=workqueue, or "
-                    "multiprocessing_context='forkserver' or 'spawn'. [LL044]"
+                    "multiprocessing_context='forkserver' or 'spawn'. [LL049]"
                 )
     return None
 
@@ -211,12 +211,9 @@ def _database(connection: Any) -> str | None:
         return None
 
 
-_ONE_POSITION = "one position"
-
-
 def _shared_position(path: str, again: str) -> str:
     return (
-        f"lit_loader: {path} is open, and its file has {_ONE_POSITION} for all forked workers: "
+        f"lit_loader: {path} is open, and its file has one position for all forked workers: "
         f"they read each other's bytes. {_open_again(path, again)}\nOr read by "
         "os.pread(file, length, offset), which uses no position. [LL021]"
     )
@@ -284,7 +281,7 @@ def thread_dangers(dataset: Any, worker_init_fn: Any) -> list[str]:
     told = [
         text.removeprefix("lit_loader: ").replace("forked workers", "worker threads")
         for text in fork_dangers(dataset, worker_init_fn)
-        if _ONE_POSITION in text and " = zipfile.ZipFile(" not in text
+        if "one position" in text and " = zipfile.ZipFile(" not in text
     ]
     held = held_by(dataset)[0] if told else []
     locked = any(type(each.value).__name__.lower() in ("lock", "rlock") for each in held)

@@ -158,7 +158,7 @@ class Healer:
         if kills > pool.oom_kills and pool.is_any_worker_s and pool.num_workers > 1:
             fewer = pool.num_workers - 1
             text = f"num_workers goes from {pool.num_workers} to {fewer}, "
-            text += "so that there is memory for the others [LL111]"
+            text += "so that there is memory for the others [LL050]"
             self.notices.append(FewerWorkers.of(text, fewer))
             pool.resize(fewer)
         pool.oom_kills = kills
