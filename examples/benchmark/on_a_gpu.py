@@ -1,4 +1,4 @@
-"""All that needs a GPU, in under eight minutes: checks, copies to the device, a real training.
+"""All that needs a GPU, planned for eight minutes: checks, copies to the device, a real training.
 
     python examples/benchmark/on_a_gpu.py [--seconds 60] [--dry-run]
 
