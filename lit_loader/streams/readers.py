@@ -47,6 +47,7 @@ class Readers:
     """Makes batches by a spec that says which readers there are; used as a `BatchLoader` is."""
 
     reads_table = False
+    quiet = -1  # they are always seeded
     reads: None = None  # each reader has them for itself
 
     def __init__(self, spec: BatchSpec, copies: DatasetCopies | None = None) -> None:

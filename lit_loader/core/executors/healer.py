@@ -38,7 +38,6 @@ from lit_loader.errors import (
     WorkerRestartWarning,
     WorkerTimeoutError,
 )
-from lit_loader.sentences import doing
 
 __all__ = ["Healer"]
 
@@ -369,6 +368,8 @@ def _signal_name(number: int) -> str:
 
 def _doing(row: BoardRow, assigned: Mapping[int, Any]) -> str:
     """Say what a worker is at, of the tasks that are in flight."""
+    from lit_loader.sentences import doing  # where something has gone wrong
+
     if row.number < 0:
         return doing(row.stage, None)
     task = assigned.get(row.number)  # another thread may take it away just now
