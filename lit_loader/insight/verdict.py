@@ -391,10 +391,15 @@ def _startup(statistics: LoaderStatistics) -> str:
     return text
 
 
+_LAZY: Final = 3
+"""Times as long as others that first batches are read by a dataset that opens lazily."""
+
+
 def _lazily(statistics: LoaderStatistics) -> str:
     """What is said where first batches were read for long, and not workers started; else ""."""
     share = statistics.startup_fetch / max(statistics.startup, 1e-9)
-    if share < MOST:
+    usual = statistics.fetch.p50 * statistics.starts
+    if share < MOST or statistics.startup_fetch < _LAZY * usual:
         return ""
     where = places(statistics.surroundings.iterable)["fetch"]
     return f", {percent(share)} of it {where}: the dataset opens or builds something on first use"

@@ -323,6 +323,7 @@ ENDED = """
 import resource, signal
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # QUIT and XCPU write all of the memory down
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # which shells ignore for what is in the background
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
 gated[:] = [9, 10]
 loader = DataLoader(data, num_workers=2, multiprocessing_context=method)
 list(loader)

@@ -20,7 +20,7 @@ ASSEMBLED = {"loader", "__init__"}
 """What puts the rings together."""
 
 MOST_LINES = 18_800
-MOST_MODULES = 78
+MOST_MODULES = 77
 MOST_FILES = {
     "remote": (r"remote", 14),
     "reads": (r"reads?_ahead|concurrent_reads|read_stream", 9),
