@@ -11,7 +11,6 @@ the first prefetch_factor.
 from __future__ import annotations
 
 import inspect
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +22,7 @@ from torch.utils.data import IterableDataset
 from lit_loader.bench.advice import FIGURES, Point, advise, choose
 from lit_loader.bench.limits import nbytes
 from lit_loader.bench.loaders import Open, OpenLoader, Setup
-from lit_loader.bench.machine import cpu_seconds, memory_and_descriptors
+from lit_loader.bench.machine import cpu_seconds, load_now, memory_and_descriptors
 from lit_loader.bench.rounds import Session, Spread, in_one_line
 from lit_loader.bench.settings import OURS, REFERENCE
 from lit_loader.core.epoch.loader_core import DEFAULT_PREFETCH
@@ -70,7 +69,7 @@ class Grid:
     def measure(self) -> None:
         """Measure all settings; an interrupt leaves what was measured."""
         session, settings = self._session, self._session.settings
-        self._load_before = os.getloadavg()[0]
+        self._load_before = load_now()
         rounds = min(3, settings.rounds)  # a grid has many settings
         several = [(p, name) for p in self.points for name in session.loaders]
         turns = sum(not point.threads or name == OURS for point, name in several)

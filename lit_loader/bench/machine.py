@@ -24,6 +24,16 @@ __all__ = [
 ]  # fmt: skip
 
 
+def load_now() -> float:
+    """Processors that programs keep busy, for a minute and now; takes half a second.
+
+    The load average alone would count a program, such as the benchmark before this one, for minutes
+    after its end.
+    """
+    busy: float = psutil.cpu_percent(interval=0.5) / 100 * (psutil.cpu_count() or 1)
+    return min(busy, float(psutil.getloadavg()[0]))
+
+
 def describe(loaders: Iterable[str]) -> dict[str, Any]:
     """Machine and versions, as primitives."""
     versions: dict[str, str] = {}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lit_loader.bench import machine
 from lit_loader.bench.advice import Point, advise, choose
 from lit_loader.insight.records import StageTimes, WorkerTimes
 from lit_loader.insight.verdict import LoaderStatistics
@@ -133,3 +134,16 @@ def test_nothing_in_its_own_table_is_better_without_a_word(seed: int) -> None:
             spread = each.figure(loader)
             if spread is not None and 1.1 * spread.median < chosen.seconds:
                 assert "not sure" in text or "but torch's loader was faster with" in text
+
+
+@pytest.mark.parametrize(
+    ("average", "percent", "expected"), [(1.8, 0.0, 0.0), (0.1, 100.0, 0.1), (3.0, 50.0, 2.0)]
+)
+def test_a_program_that_has_ended_is_no_load(
+    average: float, percent: float, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The load average has it for minutes."""
+    monkeypatch.setattr(machine.psutil, "getloadavg", lambda: (average, 0.0, 0.0))
+    monkeypatch.setattr(machine.psutil, "cpu_percent", lambda interval: percent)
+    monkeypatch.setattr(machine.psutil, "cpu_count", lambda: 4)
+    assert machine.load_now() == expected
