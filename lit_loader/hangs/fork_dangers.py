@@ -12,6 +12,7 @@ user's is run.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -78,16 +79,19 @@ def fork_dangers(dataset: Any, worker_init_fn: Any, several: bool = True) -> lis
     held, kinds = held_by(dataset)
     if (text := _parallel_numba(kinds)) is not None:
         return [text]
-    if any(type(each.value).__module__ == "multiprocessing.synchronize" for each in held):
+    around = _used_around(kinds)
+    if any(
+        type(each.value).__module__ == "multiprocessing.synchronize" for each in [*held, *around]
+    ):
         return []  # with a lock of all processes, its reads wait for each other
-    used: set[str] = set()
+    used = {each.name for each in around}
     for kind in kinds:
         for name, member in [*vars(kind).items()]:
             if name != "__init__":
                 used |= _names(getattr(getattr(member, "fget", member), "__code__", None))
     told = [
         (each, text)
-        for each in held
+        for each in [*held, *around]
         if (several or root_of(type(each.value)) in _POOLS)
         and (text := _danger(each.value, each.path))
     ]
@@ -123,6 +127,24 @@ def held_by(dataset: Any) -> tuple[list[Holding], set[type]]:
             attributes = [*instance_dict(value).items()]
             waiting += (Holding(item, f"{at.path}.{name}", name) for name, item in attributes)
     return held, kinds
+
+
+def _used_around(kinds: set[type]) -> list[Holding]:
+    """What the methods of classes use of their modules and closures."""
+    found: dict[int, Holding] = {}
+    for kind in kinds:
+        for name, member in [*vars(kind).items()]:
+            function = getattr(member, "fget", member)
+            code, space = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+            if code is None or name == "__init__" or root_of(kind) in _CLOSED:
+                continue
+            for used in sorted(_names(code) & space.keys()):
+                found.setdefault(id(space[used]), Holding(space[used], used, used))
+            for used, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+                with contextlib.suppress(ValueError):  # it is empty
+                    value = cell.cell_contents
+                    found.setdefault(id(value), Holding(value, used, used))
+    return [*found.values()]
 
 
 def _parallel_numba(kinds: set[type]) -> str | None:
@@ -283,6 +305,9 @@ def thread_dangers(dataset: Any, worker_init_fn: Any) -> list[str]:
         for text in fork_dangers(dataset, worker_init_fn)
         if "one position" in text and " = zipfile.ZipFile(" not in text
     ]
-    held = held_by(dataset)[0] if told else []
-    locked = any(type(each.value).__name__.lower() in ("lock", "rlock") for each in held)
+    held, kinds = held_by(dataset) if told else ([], set())
+    locked = any(
+        type(each.value).__name__.lower() in ("lock", "rlock")
+        for each in [*held, *_used_around(kinds)]
+    )
     return [] if locked else told

@@ -26,7 +26,7 @@ from torch.utils.data import ConcatDataset, Subset, get_worker_info
 from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader
-from lit_loader.hangs.fork_dangers import fork_dangers
+from lit_loader.hangs.fork_dangers import fork_dangers, thread_dangers
 from tests.support.samples import OfLength
 
 RECORDS, LENGTH = 3000, 64
@@ -100,6 +100,37 @@ def test_a_file_that_was_opened_before_the_fork(path: Path) -> None:
     assert warning.filename == __file__
     with DataLoader(Cured(path), None, num_workers=4) as loader:
         assert wrong(loader) == 0
+
+
+RECORDS_FILE: Any = None
+
+
+class OfModule(OfLength):
+    """Reads from a file that its module has opened."""
+
+    def __getitem__(self, index: int) -> Any:
+        RECORDS_FILE.seek(8 * LENGTH * index)
+        return torch.frombuffer(bytearray(RECORDS_FILE.read(8 * LENGTH)), dtype=torch.int64)
+
+
+def of_closure(file: Any) -> Any:
+    class OfClosure(OfLength):
+        def __getitem__(self, index: int) -> Any:
+            file.seek(8 * LENGTH * index)
+            return file.read(8 * LENGTH)
+
+    return OfClosure(RECORDS)
+
+
+def test_a_file_of_the_module_or_a_closure(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(path, "rb") as file:
+        monkeypatch.setattr(sys.modules[__name__], "RECORDS_FILE", file)
+        for data, name in ((OfModule(RECORDS), "RECORDS_FILE"), (of_closure(file), "file")):
+            [told] = fork_dangers(data, None)
+            assert told.startswith(f"lit_loader: {name} is open, and its file has one position")
+            [by_threads] = thread_dangers(data, None)
+            assert "worker threads" in by_threads
+    assert fork_dangers(OfModule(RECORDS), None) == []  # it is closed
 
 
 def test_as_the_message_says_torchs_loader_has_no_wrong_bytes_either(path: Path) -> None:
