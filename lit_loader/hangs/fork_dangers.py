@@ -18,8 +18,9 @@ import os
 import sys
 import threading
 from collections import deque
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, Final, NamedTuple
 
 from lit_loader.core.seeding.find_generators import CLOSED, instance_dict, is_leaf, root_of
@@ -79,16 +80,13 @@ def fork_dangers(dataset: Any, worker_init_fn: Any, several: bool = True) -> lis
     held, kinds = held_by(dataset)
     if (text := _parallel_numba(kinds)) is not None:
         return [text]
-    around = _used_around(kinds)
+    functions = [*_functions(kinds)]
+    around = _used_around(functions)
     if any(
         type(each.value).__module__ == "multiprocessing.synchronize" for each in [*held, *around]
     ):
         return []  # with a lock of all processes, its reads wait for each other
-    used = {each.name for each in around}
-    for kind in kinds:
-        for name, member in [*vars(kind).items()]:
-            if name != "__init__":
-                used |= _names(getattr(getattr(member, "fget", member), "__code__", None))
+    used = {each.name for each in around}.union(*(_names(each.__code__) for each in functions))
     told = [
         (each, text)
         for each in [*held, *around]
@@ -129,21 +127,26 @@ def held_by(dataset: Any) -> tuple[list[Holding], set[type]]:
     return held, kinds
 
 
-def _used_around(kinds: set[type]) -> list[Holding]:
-    """What the methods of classes use of their modules and closures."""
-    found: dict[int, Holding] = {}
+def _functions(kinds: set[type]) -> Iterator[FunctionType]:
+    """The functions in classes, properties' too, but for those that make objects."""
     for kind in kinds:
         for name, member in [*vars(kind).items()]:
             function = getattr(member, "fget", member)
-            code, space = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-            if code is None or name == "__init__" or root_of(kind) in _CLOSED:
-                continue
-            for used in sorted(_names(code) & space.keys()):
-                found.setdefault(id(space[used]), Holding(space[used], used, used))
-            for used, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
-                with contextlib.suppress(ValueError):  # it is empty
-                    value = cell.cell_contents
-                    found.setdefault(id(value), Holding(value, used, used))
+            if name != "__init__" and isinstance(function, FunctionType):
+                yield function
+
+
+def _used_around(functions: Iterable[FunctionType]) -> list[Holding]:
+    """What functions use of their modules and closures."""
+    found: dict[int, Holding] = {}
+    for function in functions:
+        code, space = function.__code__, function.__globals__
+        for name in sorted(_names(code) & space.keys()):
+            found.setdefault(id(space[name]), Holding(space[name], name, name))
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # it is empty
+                value = cell.cell_contents
+                found.setdefault(id(value), Holding(value, name, name))
     return [*found.values()]
 
 
@@ -308,6 +311,6 @@ def thread_dangers(dataset: Any, worker_init_fn: Any) -> list[str]:
     held, kinds = held_by(dataset) if told else ([], set())
     locked = any(
         type(each.value).__name__.lower() in ("lock", "rlock")
-        for each in [*held, *_used_around(kinds)]
+        for each in [*held, *_used_around(_functions(kinds))]
     )
     return [] if locked else told

@@ -129,9 +129,7 @@ class Inline(Executor):
 
     recovers = True
 
-    def __init__(
-        self, spec: BatchSpec, seed: int, pin: Pin | None, known: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, spec: BatchSpec, seed: int, pin: Pin | None, known: dict[str, Any]) -> None:
         """``known``: what is known of a loader's dataset from one pass to the next."""
         self._pin, self._iterable = pin, spec.iterable
         self._tasks: deque[Task] = deque()
@@ -139,11 +137,11 @@ class Inline(Executor):
         self._progress.each = False  # nobody looks at the time
         self._maker = maker_of(spec)
         self._streams = OwnStreams(seed) if spec.seeding == "worker" else None
-        self._known = {} if known is None else known
-        if self._known.get("dataset") is not spec.dataset:
-            self._known |= {"dataset": spec.dataset, "quiet": 0}
+        self._known = known
+        if known.get("dataset") is not spec.dataset:
+            known.update(dataset=spec.dataset, quiet=0)
         if self._maker.quiet == 0:
-            self._maker.quiet = self._known["quiet"]
+            self._maker.quiet = known["quiet"]
         self.draws = not self._maker.reads_table
         self._end_reads()
         if spec.iterable:  # a stream that is left is closed at once: the maker is in cycles

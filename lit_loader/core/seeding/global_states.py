@@ -230,7 +230,7 @@ _view: tuple[Any, memoryview, memoryview] = (None, memoryview(b""), memoryview(b
 
 _HEAD: Final = 20  # bytes before the words: the seed, how many words are left, the next one
 _RESERVE: Final = 21  # bytes behind them: a float and a double, if they are there
-_FIRST_WORD: Final = range(40, 256, 4)
+_BEFORE_WORDS: Final = 256  # bytes within which the words begin
 
 
 def _views_of_torch() -> tuple[memoryview, memoryview] | None:
@@ -241,8 +241,8 @@ def _views_of_torch() -> tuple[memoryview, memoryview] | None:
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return None
     probe = torch.Generator().manual_seed(1)
-    offset = next((at for at in _FIRST_WORD if _torch_words_at(probe, at)), None)
-    if offset is None or not _torch_words_at(_torch, offset):
+    offset = _torch_words_in(probe)
+    if offset is None or offset != _torch_words_in(_torch):
         return None
 
     def views(generator: Any) -> tuple[memoryview, memoryview]:
@@ -266,14 +266,15 @@ _PROBES: Final = (
 )
 
 
-def _torch_words_at(generator: Any, offset: int) -> bool:
-    """Whether a generator's words lie there, as its state has them."""
+def _torch_words_in(generator: Any) -> int | None:
+    """Where in its memory a generator's words lie, as its state has them; None: elsewhere."""
     start = getattr(generator, "_cdata", None)  # reach: torch: where the object behind it lies
     if start is None:
-        return False
+        return None
     words = np.frombuffer(generator.get_state().numpy().tobytes(), np.uint64)[3 : 3 + _WORDS]
-    found = ctypes.string_at(start + offset, 4 * _WORDS)
-    return found == words.astype(np.uint32).tobytes()
+    memory = ctypes.string_at(start, _BEFORE_WORDS + 4 * _WORDS)
+    found = memory.find(words.astype(np.uint32).tobytes(), _HEAD)
+    return None if found < 0 else found
 
 
 _torch_views: Final = _views_of_torch()
