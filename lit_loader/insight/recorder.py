@@ -73,11 +73,20 @@ class Stopwatch:
         if not self.count:
             return [StageTimes()] * len(self._totals)
         recent = self._recent[:, : self.count]
-        percentiles = np.percentile(recent, (50, 90, 99, 100), axis=1).T / 1e9
+        percentiles = _percentiles(recent, (0.5, 0.9, 0.99, 1.0)) / 1e9
         return [
             StageTimes(total / 1e9, total / 1e9 / self.count, *of_stage)
             for total, of_stage in zip(self._totals.tolist(), percentiles.tolist(), strict=True)
         ]
+
+
+def _percentiles(rows: NDArray[np.int64], parts: Sequence[float]) -> NDArray[np.float64]:
+    """Like ``np.percentile``, whose first call loads ``numpy.ma``: 8 MB, within a training step."""
+    ordered = np.sort(rows, axis=1)
+    places = np.array(parts) * (rows.shape[1] - 1)
+    below = places.astype(np.intp)
+    above = np.minimum(below + 1, rows.shape[1] - 1)
+    return ordered[:, below] + (places - below) * (ordered[:, above] - ordered[:, below])
 
 
 class Recorder:
