@@ -227,10 +227,10 @@ class _AddOns(Seams):
 
         return AutoWorkers()
 
-    def sample_errors(self, core: Any) -> Any:
+    def sample_errors(self, core: Any, before: int) -> Any:
         from lit_loader.data.sample_errors import SampleErrorLog
 
-        return SampleErrorLog(core.loader.max_sample_errors)
+        return SampleErrorLog(core.loader.max_sample_errors, before)
 
     def sum_up(self, core: Any) -> None:
         from lit_loader.insight.recorder import Recorder

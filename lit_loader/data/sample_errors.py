@@ -223,12 +223,12 @@ class SampleErrorLog:
     More than ``limit`` bad samples are an error; None: any number is tolerated.
     """
 
-    def __init__(self, limit: int | None) -> None:
+    def __init__(self, limit: int | None, before: int = 0) -> None:
         self._limit = limit
         self._seen: set[Any] = set()
         self._first: SampleError | None = None
         self._omitted = 0  # batches so far of which nothing was left
-        self.count = self.retries = 0
+        self.count, self.retries = before, 0
         self.errors: deque[SampleError] = deque(maxlen=KEPT_ERRORS)  # the last of them
 
     def new(self, errors: Sequence[SampleError]) -> list[SampleError]:

@@ -46,6 +46,10 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     loaded = [LoaderState.from_dict(state) for state in given]
     if not loaded:
         raise StateError("states must be those of all ranks, got none [LL347]")
+    unreadable = max(state.position.unreadable for state in loaded)  # each rank counts its own
+    loaded = [
+        replace(state, position=replace(state.position, unreadable=unreadable)) for state in loaded
+    ]
     first = loaded[0]
     for state in loaded[1:]:
         first.check(state.fingerprint, ())

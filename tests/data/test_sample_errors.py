@@ -512,6 +512,46 @@ def test_beyond_the_limit_all_are_listed(policy: str, workers: int) -> None:
         assert len(next(iterator)) == 2
 
 
+def failing_batch(loader: DataLoader[Any], after: int, ahead: bool = False) -> tuple[int, Any]:
+    """How many batches come, of which some are taken first, until one too many is bad; a state."""
+    iterator, given, state = iter(loader), 0, None
+    with contextlib.suppress(SampleErrorsError):
+        for given in itertools.count():
+            if given == after:
+                if ahead:
+                    loader.commit(ahead=True)
+                state = loader.state_dict()
+            next(iterator)
+    return given, state
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["plain", "a batch ahead"])
+@pytest.mark.parametrize(
+    ("data", "policy"),
+    [(Choosy, "skip"), (Choosy, "replace"), (StatefulStream, "skip"), (Stream, "skip")],
+)
+@pytest.mark.filterwarnings("ignore:.*resuming reads again")
+def test_a_resume_counts_on(data: Any, policy: str, ahead: bool, workers: int) -> None:
+    """Else a job that is ended every hour passes over any number of bad samples."""
+
+    def make() -> DataLoader[Any]:
+        return DataLoader(
+            data(), 2, num_workers=min(workers, 1), on_sample_error=policy, max_sample_errors=2,
+            seed=1,
+        )  # fmt: skip
+
+    with make() as loader:
+        whole, _ = failing_batch(loader, 99)
+    for stop in range(1, whole + 1):
+        with make() as loader, make() as other:
+            _, state = failing_batch(loader, stop, ahead)
+            if state is None:
+                continue
+            other.load_state_dict(state)
+            left, _ = failing_batch(other, 99)
+            assert stop - ahead + left == whole, stop
+
+
 def test_a_batch_that_is_beyond_the_limit_by_itself_is_not_read_on() -> None:
     read = []
 

@@ -452,7 +452,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
     def sample_errors(self) -> Any:
         """The samples of the epoch that could not be read, so far."""
         if self._sample_errors is None:
-            self._sample_errors = self._core.seams.sample_errors(self._core)
+            before = 0 if self._epoch is None else self._epoch.place.start.unreadable
+            self._sample_errors = self._core.seams.sample_errors(self._core, before)
         return self._sample_errors
 
     @property
@@ -489,10 +490,10 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             self._tail.end()
         begun = place.start.delivered  # a resumed one has had batches before
         delivered = place.now().delivered
-        errors, nothing, bad = self._sample_errors, None, 0
-        if errors is not None:
-            nothing, bad = None if begun else errors.end(epoch.start.epoch, delivered), errors.count
-        if self._promised is not None and core.shards is None and not bad:
+        errors, nothing = self._sample_errors, None
+        if errors is not None and not begun:
+            nothing = errors.end(epoch.start.epoch, delivered)
+        if self._promised is not None and core.shards is None and not place.unreadable:
             args = self._promised, delivered, core.readers
             if text := core.seams.words().dropped_batches(self._data_loader, *args):
                 core.warn_once(text)
@@ -534,6 +535,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             log.sample_retries += made.retries
             for error in errors:
                 log.note("bad sample", str(error))
+            self._epoch.place.skipped(len(errors))  # type: ignore[union-attr]
             seen.record(number, errors, made.retries)
             if made.omitted:
                 seen.omit(number, made.errors)

@@ -66,7 +66,7 @@ class Seams:
         """Give what sets the number of workers where that is ``"auto"`` (`AutoWorkers`)."""
         raise NotImplementedError
 
-    def sample_errors(self, core: Any) -> Any:
+    def sample_errors(self, core: Any, before: int) -> Any:
         """Give an epoch's log of samples that could not be read (`SampleErrorLog`)."""
         raise NotImplementedError
 

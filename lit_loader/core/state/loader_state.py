@@ -189,6 +189,8 @@ class LoaderState:
             state["repeats"] = position.repeats
         if position.passed != position.epoch - 1:
             state["passed"] = position.passed
+        if position.unreadable:
+            state["unreadable"] = position.unreadable
         bases = position.bases
         if bases != Bases.of(bases.order):
             state["bases"] = [*bases.drawn, bases.first, bases.older]
@@ -234,6 +236,7 @@ class LoaderState:
         # Releases before 0.4 told a dataset each epoch.
         told = field("told", lambda value: value is None or is_epoch(value), asked)
         told = epoch if version < VERSION else told
+        unreadable = field("unreadable", is_count, count, 0)
         batches = _checked_batches(batches)
         ahead = _checked_ahead(state.get("ahead", ()), batches)
         sampler = state.get("sampler")
@@ -250,7 +253,7 @@ class LoaderState:
         numbers = None if readers is None else [*readers]
         position = Position(
             *(epoch, bases, batches, ahead, sampler, tuple(points or ()), False),
-            *(requested, since, repeats, passed, told),
+            *(requested, since, repeats, passed, told, unreadable),
         )
         return cls(position, samples, fingerprint, numbers)
 

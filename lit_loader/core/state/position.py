@@ -157,6 +157,7 @@ class Position:
     repeats: int = 0
     passed: int = -1
     told: int | None = None  # the epoch that the dataset is told; None: it is told none
+    unreadable: int = 0  # samples of the epoch so far that were skipped or replaced
 
     @property
     def anchor(self) -> int:
@@ -206,6 +207,8 @@ class EpochPosition:
         # Given out, not counted yet; a map-style dataset's batch is noted by storing its number.
         self.latest: int | _Read | None = None
         self._last: int | None = None  # a map-style one's, counted last
+        self.unreadable = start.unreadable
+        self._spoiled: Any = None, 0  # batch with such samples that was last; how many before it
 
     def drawn(self, number: int, sampler: Any, marks: Any = None) -> None:
         """Note the sampler's state after it has given batch ``number``, and its generators'."""
@@ -239,6 +242,11 @@ class EpochPosition:
             self.latest = _Read(reader, self._readers[reader].after_error(), self.now())
         else:
             self.latest = number
+
+    def skipped(self, samples: int) -> None:
+        """Note that so many samples of the batch given out last could not be read."""
+        self._spoiled = self.latest, self.unreadable
+        self.unreadable += samples
 
     def settle(self) -> None:
         """Count what was given out last: the consumer has got it.
@@ -323,6 +331,7 @@ class EpochPosition:
             ahead=tuple(sorted(rest)),
             sampler=self.sampler_at(batches),
             since=batches - self.start.batches,
+            unreadable=self._spoiled[1] if self._spoiled[0] == last else now.unreadable,
         )
 
     def now(self) -> Position:
@@ -336,6 +345,7 @@ class EpochPosition:
             readers=tuple(self._readers),
             ended=self.ended,
             since=self._batches - self.start.batches,
+            unreadable=self.unreadable,
         )
 
     # --- turns ---
