@@ -82,7 +82,7 @@ class Stopwatch:
 
 def _percentiles(rows: NDArray[np.int64], parts: Sequence[float]) -> NDArray[np.float64]:
     """Like ``np.percentile``, whose first call loads ``numpy.ma``: 8 MB, within a training step."""
-    ordered = np.sort(rows, axis=1)
+    ordered = np.sort(rows, axis=1).astype(np.float64)
     places: NDArray[np.float64] = np.array(parts, np.float64) * (rows.shape[1] - 1)
     below = places.astype(np.intp)
     above = np.minimum(below + 1, rows.shape[1] - 1)
