@@ -196,7 +196,7 @@ class SharedStore:
                 self.note(
                     Note.TOO_LARGE,
                     f"a sample of {size / 1e6:,.1f} MB finds no room in memory={self.limit} bytes: "
-                    "such samples are made again each time, smaller ones are still kept",
+                    "such samples are made again each time, smaller ones are still kept [LL119]",
                 )
             return False
         self._looked -= size

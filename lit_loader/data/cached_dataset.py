@@ -26,13 +26,13 @@ from torch.utils.data import Dataset, IterableDataset
 from lit_loader.context import reading
 from lit_loader.core.options.checks import check_dataset, filled_text, memory_size, path, refuse
 from lit_loader.core.seeding.find_generators import root_of
-from lit_loader.core.seeding.generator_state import Draws
 from lit_loader.data.cache_entry import MISSING, pack, unpack
 from lit_loader.data.cache_folder import Folder
 from lit_loader.data.cache_store import CacheFigures, Counter, Note, SharedStore
 from lit_loader.data.fingerprint import environment, fingerprint
 from lit_loader.describe import class_name, public, short_repr, wrapped
 from lit_loader.errors import OptionError, TransportError
+from lit_loader.storage.draws import Draws
 
 __all__ = ["CachedDataset", "MappedDataset", "figures_of"]
 
@@ -294,7 +294,7 @@ class CachedDataset(Dataset[T_co]):
             store.note(
                 Note.NOT_ON_DISK,
                 f"{self._folder.path} takes no more samples ({error.strerror}): the others are "
-                "kept in memory only, or made again each time",
+                "kept in memory only, or made again each time [LL120]",
             )
 
     # --- the rest ---

@@ -144,7 +144,10 @@ def _received(pool: WorkerPool, timeout: float) -> Outcome:
         outcome = pool.receive(None if left == math.inf else left)
         if outcome is not None:
             return outcome
-    raise LoaderError(f"a batch took longer than timeout={timeout:g}")
+    raise LoaderError(
+        f"a batch took longer than timeout={timeout:g} while check_determinism made it again: "
+        "raise timeout, or set it to 0 while you check [LL409]"
+    )
 
 
 def check_of(core: Any, in_process: bool) -> ExactnessCheck | None:

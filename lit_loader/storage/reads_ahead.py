@@ -36,10 +36,10 @@ from typing import Any, Final, TypeVar, overload
 
 from lit_loader.context import in_read, read_apart, reading, reading_here
 from lit_loader.core.batch.progress import Progress
-from lit_loader.core.seeding.generator_state import Draws
 from lit_loader.core.system.interrupts import HeldBack, let_handlers_through
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
+from lit_loader.storage.draws import Draws
 from lit_loader.storage.reads_declared import (
     Call,
     Key,

@@ -61,9 +61,7 @@ class IterableFetcher:
                 samples.append(next(self._iterator))
                 if self.after_first is not None:
                     self.after_first()
-            for position in range(len(samples), self._batch_size or 1):
-                progress.step(position)
-                samples.append(next(self._iterator))
+            progress.read_next(self._iterator, samples, self._batch_size or 1)
         except StopIteration:
             self._ended = True
             if not samples or self._drop_last:

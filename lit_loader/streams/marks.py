@@ -9,15 +9,15 @@ draws more or less often, or reads other samples gets another mark.
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from lit_loader.core.seeding.generator_state import numpy_state, tape
-from lit_loader.core.seeding.seeds import of_thread, undrawn_states
+from lit_loader.core.seeding.generator_state import tape
+from lit_loader.core.seeding.global_states import numpy_place, python_place
+from lit_loader.core.seeding.seeds import of_thread, undrawn_places
 from lit_loader.core.system.interrupts import let_handlers_through
 
 __all__ = ["mark_of"]
@@ -36,14 +36,12 @@ def mark_of(samples: Any, generators: Iterable[Any]) -> str:
     found: list[bytes] = []
     torchs = of_thread.generator or torch.default_generator
     apart = torchs is of_thread.generator
-    python, numpy = undrawn_states() if apart else (random.getstate(), numpy_state())
-    _, words, reserve = python
-    found.append(b"%d %d %r" % (words[0], words[-1], reserve))  # a word, and the place among them
-    inner = numpy["state"]
-    if "key" in inner:
-        found.append(b"%d %d %r" % (inner["key"][0], inner["pos"], numpy["gauss"]))
+    python, numpy = undrawn_places() if apart else (python_place(), numpy_place())
+    found.append(b"%d %d %r" % python)
+    if numpy is not None:
+        found.append(b"%d %d %r" % numpy)
     else:
-        _look(numpy, found, 0, _VALUES)
+        _look(np.random.get_state(legacy=False), found, 0, _VALUES)
     # Behind its initial seed, which is the process's own where there are no workers.
     found.append(torchs.get_state().numpy()[8:].tobytes())
     for each in generators:

@@ -46,6 +46,7 @@ from lit_loader.errors import StateError, TransportError
 from lit_loader.streams import datapipes
 from lit_loader.streams.copies import DatasetCopies
 from lit_loader.streams.iterable_fetcher import IterableFetcher, StateMeter
+from lit_loader.streams.late_generators import note_generators_made
 from lit_loader.streams.marks import mark_of
 
 __all__ = ["Reader"]
@@ -77,7 +78,7 @@ class Reader(BatchLoader):
         if spec.shards is not None:  # dealt out to the ranks one by one, and not in stretches
             self._share = (spec.shards.mine[number], spec.shards.count)
         self._copies = copies
-        self._is_first = number == 0  # which looks for what others would find, too
+        self._looks = number == 0  # for what others would find, too; once
         self._stale = self._begun = False
         self.meter = StateMeter()
         self._ended_at: int | None = None  # the batch at which it has ended while it was read again
@@ -126,8 +127,9 @@ class Reader(BatchLoader):
         else:
             batch = self._collate(samples, number, progress)
         divided = self._divided() if begins else None
-        if begins and self._is_first:
-            self._watch.begun_to_iterate()
+        if begins and self._looks:
+            self._looks = False
+            note_generators_made(self._watch)
         self.meter.made += time.monotonic_ns() - progress.began - progress.state
         return self._with_report(batch, state, mark, divided, omitted)
 

@@ -309,3 +309,60 @@ def test_auto_is_a_listener_that_gives_a_size() -> None:
         batches = list(loader)
         assert loader.num_workers == 3
     assert all(map(torch.equal, batches, EXPECTED))
+
+
+def test_bad_samples_may_be_counted_otherwise() -> None:
+    class Counts(_AddOns):
+        count = 0
+
+        def sample_errors(self, core: Any, before: int) -> Any:
+            return self
+
+        def new(self, errors: Any) -> Any:
+            return errors
+
+        def record(self, number: int, errors: Any, retries: int) -> None:
+            self.count += len(errors)
+
+        def end(self, epoch: int, delivered: int) -> None:
+            """Note that the epoch is over."""
+
+    counts = Counts()
+    with DataLoader(Call(lambda index: 1 // (index % 3), 9), 4, on_sample_error="skip") as loader:
+        loader._core.seams = counts
+        assert sum(map(len, loader)) == 6 and counts.count == 3
+
+
+def test_viewers_are_shown_figures_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shown(Seams):
+        def __init__(self) -> None:
+            self.epochs: list[int] = []
+
+        def figures(self, core: Any, epoch: int, now: int) -> dict[str, Any]:
+            self.epochs.append(epoch)
+            return {"epoch": epoch}
+
+    monkeypatch.setattr("lit_loader.core.transport.loader_page.EVERY", 0)
+    shown = Shown()
+    with with_seams(shown, num_workers=1, multiprocessing_context="fork") as loader:
+        list(loader), list(loader)
+    assert shown.epochs == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_promise_that_a_stream_breaks_may_be_told_otherwise() -> None:
+    class Promising(Stream):
+        def __len__(self) -> int:
+            return 5
+
+    class Words(_AddOns):
+        def words(self) -> Any:
+            return self
+
+        def broken_promise(self, dataset: Any, promised: int, given: int, workers: int) -> str:
+            return f"{given} are more than {promised}"
+
+    loader: DataLoader[Any] = DataLoader(Promising(), 4)
+    loader._core.seams = Words()
+    assert len(loader) == 2  # asks for it
+    with pytest.warns(UserWarning, match="8 are more than 5"):
+        list(loader)

@@ -176,7 +176,7 @@ def test_stopped_and_resumed_twice(kind: str, workers: int, shards: int | None) 
             most = max(most, *behind(state))
         got += digests(itertools.islice(iterator, 3))  # a state that was given out stays as it is
         assert got == expected[:73]
-    assert most > 6
+    assert most > 3  # it is not taken before every batch
     with loaded(loader(kind, others, shards), state) as second:
         got, _ = taken(second, 9)
         assert got == expected[70:79]

@@ -12,8 +12,9 @@ lies on the board, where the parent and viewers see it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import repeat
 from operator import getitem, length_hint
 from typing import Any, Final
 
@@ -64,7 +65,7 @@ class Progress:
     """
 
     __slots__ = (
-        *("_at", "_last", "_one_by_one", "_quick", "_row", "_under_way", "_words"),
+        *("_at", "_into", "_last", "_one_by_one", "_quick", "_row", "_under_way", "_words"),
         *("began", "collated", "each", "empty", "fetched", "slowest"),
         *("slowest_at", "state", "token", "tokens", "waited"),
     )
@@ -102,6 +103,7 @@ class Progress:
         self._last = self._at = -1
         self._one_by_one = False
         self._under_way: tuple[Any, int] | None = None
+        self._into: list[Any] | None = None  # what an iterator's samples are read into
         return True
 
     def collating(self) -> None:
@@ -217,6 +219,32 @@ class Progress:
         self._quick = not self.each and last - began < _QUICK * len(samples)
         return samples
 
+    def read_next(self, source: Iterator[Any], samples: list[Any], size: int) -> None:
+        """Read an iterator's next samples, up to ``size`` in all; see :meth:`read_all`.
+
+        Raises:
+            StopIteration: There are fewer.
+            Cancelled: The board shows another token.
+        """
+        began, left = _clock(), size - len(samples)
+        if not self._quick or left < _MANY:
+            for position in range(len(samples), size):
+                self.step(position)
+                samples.append(next(source))
+        else:
+            self.step(len(samples))
+            self._at, self._into = -1, samples  # they are not timed
+            try:
+                samples.extend(map(next, repeat(source, left)))  # as far as it comes, if it raises
+            except BaseException:
+                self._at = len(samples)
+                raise
+            finally:
+                self._into = None
+            if len(samples) < size:
+                raise StopIteration
+        self._quick = not self.each and _clock() - began < _QUICK * left
+
     def reading(self, indexed: bool) -> int | None:
         """Give the position of the sample that is being read; asked after an exception.
 
@@ -233,6 +261,8 @@ class Progress:
         if self._under_way is not None:
             left, count = self._under_way
             return count - length_hint(left) - 1
+        if self._into is not None:
+            return len(self._into)
         return self._words[self._row + POSITION]
 
 

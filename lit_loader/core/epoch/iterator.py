@@ -48,9 +48,12 @@ T_co = TypeVar("T_co", covariant=True)
 
 _NO_END: Final = (
     "a StopIteration came up within an epoch, and would have passed for its end: the "
-    "traceback above shows where; nothing is lost, the next next() gives the batch"
+    "traceback above shows where; nothing is lost, the next next() gives the batch [LL015]"
 )
-_CLOSED: Final = "the loader was closed by another thread while a batch was awaited"
+_CLOSED: Final = (
+    "the loader was closed by another thread while a batch was awaited: iterate the loader again "
+    "[LL038]"
+)
 
 
 class LoaderIterator(TorchSurface, Generic[T_co]):
@@ -189,7 +192,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             while outcome is None:
                 came = executor.receive() if self._thread is None else self._thread.take()
                 if came is None:
-                    raise LoaderError(f"{_CLOSED}: iterate the loader again")
+                    raise LoaderError(_CLOSED)
                 if came.lost:
                     epoch.restart(came.number)
                     self._fill(executor, epoch)

@@ -206,11 +206,8 @@ class LoaderCore:
         loader, auto = self.loader, self.auto
         usual = DEFAULT_PREFETCH if auto is None else auto.setting.prefetch
         depth: int = (loader.prefetch_factor or usual) * loader.num_workers
-        return depth + (0 if self._remote is None else self._remote.count)
-
-    @property
-    def _remote(self) -> Any:
-        return self.seams.remote_workers(self)
+        remote = self.seams.remote_workers(self)
+        return depth + (0 if remote is None else remote.count)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -512,7 +509,8 @@ class LoaderCore:
         """Start the workers that an epoch needs: a pool, or another executor."""
         if (other := self.seams.executor(self, start)) is not None:
             return other
-        return self.start_pool(self.worker_seed(start), self._local, self._remote)
+        remote = self.seams.remote_workers(self)
+        return self.start_pool(self.worker_seed(start), self._local, remote)
 
     def start_pool(self, seed: int, num_workers: int, remote: Any = None) -> WorkerPool:
         """Start workers for batches of a base seed."""

@@ -30,10 +30,6 @@ class ReaderHomes:
         self._homes = [reader % workers for reader in range(readers)]
         self._next = [_BEGINS] * readers  # the turn that each can go on with in its home
 
-    def whose(self, turn: int) -> int:
-        """Give the reader whose turn a batch is."""
-        return turn % len(self._homes)
-
     def home(self, turn: int) -> int:
         """Give the worker that a reader's task goes to."""
         return self._homes[turn % len(self._homes)]

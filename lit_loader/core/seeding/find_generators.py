@@ -38,7 +38,7 @@ import torch.utils.data
 from lit_loader.core.seeding.seeds import derive
 
 __all__ = [
-    *("CLOSED", "GLOBAL_GENERATORS", "GeneratorWatch", "HeldGenerators", "controls"),
+    *("ADVICE", "CLOSED", "GLOBAL_GENERATORS", "GeneratorWatch", "HeldGenerators", "controls"),
     "find_generators",
     *("instance_dict", "is_leaf", "root_of", "set_children", "states_of"),
 ]
@@ -653,23 +653,6 @@ def set_children(sequence: Any, count: int) -> None:
     )
 
 
-def has_seed(generator: Any) -> bool:
-    """Whether a generator is known to be made with a seed, and not from the system's entropy."""
-    from lit_loader.core.seeding.twister import begun_from_a_seed  # of those made while reading
-
-    if _is(generator, torch.Generator):
-        return True  # a new one has a seed that is always the same
-    if isinstance(generator, random.SystemRandom):
-        return False
-    if isinstance(generator, random.Random):
-        return begun_from_a_seed(generator.getstate()[1][:-1])
-    if isinstance(generator, np.random.RandomState):
-        words = generator.get_state(legacy=False)["state"].get("key")
-        return words is None or begun_from_a_seed(words.tolist())
-    entropy = getattr(getattr(generator, "seed_seq", generator), "entropy", 0)
-    return not isinstance(entropy, int) or 0 < entropy < 2**64
-
-
 def _reseed_bits(bits: Any, seed: int) -> None:
     bits.state = type(bits)(seed).state
     # What spawn() gives depends on how often it was called, which the seed sequence counts. Its
@@ -707,7 +690,7 @@ def _searched(roots: tuple[object, ...], passed: _Passed | None) -> _Search:
 _WALKS: Final = 20
 
 _log = logging.getLogger("lit_loader.generator_watch")
-_ADVICE: Final = "draw from lit_loader.get_rng(), or pass reseed_fn"
+ADVICE: Final = "draw from lit_loader.get_rng(), or pass reseed_fn"
 
 
 class GeneratorWatch:
@@ -721,9 +704,8 @@ class GeneratorWatch:
 
     def __init__(self, *roots: object, warn: bool = True) -> None:
         self.roots = roots
-        self._warn = warn
+        self.warns = warn
         self.notes: list[str] = []
-        self._iterated = False
         self.objects: list[Any] = []
         self.held = HeldGenerators([])
 
@@ -744,36 +726,37 @@ class GeneratorWatch:
         if held.paths:
             _log.debug("generators seeded with the global ones: %s", ", ".join(held.paths))
         for where in held.cuts[:1]:
-            self._note(
+            self.note(
                 f"the search for random generators has not looked into {where}: generators there "
-                f"are not seeded, and batches may depend on the number of workers; {_ADVICE} "
+                f"are not seeded, and batches may depend on the number of workers; {ADVICE} "
                 "[LL411]"
             )
         for path, generator in held.pairs:
             if isinstance(generator, random.SystemRandom):
-                self._note(
+                self.note(
                     f"{path} is a random.SystemRandom, which no seed determines: batches differ "
                     "from run to run; use random.Random, which is seeded for each batch [LL415]"
                 )
             elif late and path not in paths:
-                self._note(
+                self.note(
                     f"{path} is a random generator that was made after the first batch: some "
                     "batches before it was found may depend on the number of workers; make it in "
-                    f"__init__, {_ADVICE} [LL412]"
+                    f"__init__, {ADVICE} [LL412]"
                 )
         return not known.issuperset(map(id, held.generators))
 
     def note_tables(self, tables: Iterable[str], batch: str = "the first batch") -> None:
         """Note attributes that were drawn in a batch."""
         for name in tables:
-            self._note(
+            self.note(
                 f"{name} was drawn from a random generator in {batch}: generators are "
                 "seeded for each batch, so each worker has other numbers there, and a resumed run "
                 "too; build it in __init__ [LL414]"
             )
 
-    def _note(self, text: str) -> None:
-        if self._warn and text not in self.notes:
+    def note(self, text: str) -> None:
+        """Have the user warned of something, once."""
+        if self.warns and text not in self.notes:
             self.notes.append(text)
 
     def follow(self) -> None:
@@ -781,21 +764,3 @@ class GeneratorWatch:
         if known := self.held.paths:
             pairs = find_generators(*self.roots).pairs
             self.held = HeldGenerators(pair for pair in pairs if pair[0] in known)
-
-    def begun_to_iterate(self) -> None:
-        """Note generators that an iterable dataset has made since it was begun; once.
-
-        They are left alone until the next epoch: a state leads to this place by reading again.
-        """
-        if self._iterated or not self._warn:
-            return
-        self._iterated = True
-        for path, generator in find_generators(*self.roots).pairs:
-            if path not in self.held.paths and not has_seed(generator):
-                self._note(
-                    f"{path} is a random generator that was made while the dataset was iterated, "
-                    "so it is not seeded in this epoch: unless it was given the same seed in all "
-                    "workers, shares taken after a shuffle by it overlap and leave samples out; "
-                    f"make it in __init__, {_ADVICE} [LL413]"
-                )
-                break

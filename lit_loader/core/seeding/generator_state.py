@@ -2,8 +2,7 @@
 
 With ``num_workers=0`` batches are made in the parent, whose own global generators must not notice:
 they are lent out and taken back unchanged (`preserved`, `OwnStreams`), to one thread at a time. An
-attempt to read a sample that failed must not have drawn anything: `Rewind`. What is kept must not
-depend on random numbers: `Draws`.
+attempt to read a sample that failed must not have drawn anything: `Rewind`.
 
 Reading the 624 words of NumPy's generator takes 35 us; so that is done only if they have changed
 since the last time, which its raw memory shows, and in the body another bit generator stands behind
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lit_loader.core.seeding.find_generators import controls, find_generators, states_of
+from lit_loader.core.seeding.find_generators import controls
 from lit_loader.core.seeding.generator_lock import GeneratorLock
 from lit_loader.core.seeding.global_states import (
     GlobalStates,
@@ -33,7 +32,8 @@ from lit_loader.core.seeding.global_states import (
 from lit_loader.core.seeding.seeds import of_thread, seed_streams
 
 __all__ = [
-    *("Draws", "Loan", "OwnStreams", "Rewind", "numpy_state", "drawn_since", "preserved", "tape"),
+    *("Loan", "OwnStreams", "Rewind", "drawn_since", "global_readers", "numpy_state", "preserved"),
+    *("same_state", "tape"),
 ]
 
 _numpy: Any = np.random  # its stubs do not know all of its functions
@@ -121,7 +121,7 @@ class Loan(AbstractContextManager[None]):
     are not touched. Without ``own`` the body must seed before it draws. May be nested.
 
     ``idle``: the body is not expected to draw, so they stay where they are, as long as it does not
-    ask for them (`lend`). Whether it has drawn, `untouched` says.
+    ask for them (`lend`). Whether it has drawn, ``before`` shows.
 
     A context; or by `begin` and `end` in ``try`` and ``finally``. Not contextlib's, which sets the
     traceback of exceptions (frozen ones do not take it), and would end when it is collected if an
@@ -167,13 +167,6 @@ class Loan(AbstractContextManager[None]):
         if self._own is not None:
             self._own.install()
         self._spare = spare
-
-    def untouched(self) -> bool:
-        """Whether they were left where they are: not lent, and not drawn from."""
-        if self.before is None or GlobalStates.now() != self.before:
-            return False
-        self.before = None
-        return True
 
     def _put_back(self) -> None:
         if self.before is not None:
@@ -273,53 +266,15 @@ class Rewind(AbstractContextManager[None]):
         self.back()
 
 
-_Reader = tuple[str, Callable[[], Any]]
+def global_readers() -> list[tuple[str, Callable[[], Any]]]:
+    """Give what reads the states of the global generators.
 
-
-class Draws:
-    """Tells whether generators, global or held by ``root``, were drawn from, and which.
-
-    Setting one counts as well: what comes after would find another state where the code has not
-    run. So does what other threads of the process draw meanwhile.
+    In a worker that is a thread nothing does: whoever has drawn, draws.
     """
-
-    def __init__(self, root: object) -> None:
-        self._root = root
-        self._readers: list[_Reader] = []
-        self._looks = 0
-
-    def mark(self) -> list[tuple[_Reader, Any]]:
-        """Say where the generators are, for `drawn`."""
-        if not self._readers:
-            self._readers = self._search()
-        return [(reader, reader[1]()) for reader in self._readers]
-
-    def drawn(self, marks: list[tuple[_Reader, Any]]) -> str | None:
-        """Name the first generator that is not where it was when marked; None: all are."""
-        return next((name for (name, read), before in marks if not _same(before, read())), None)
-
-    def made_one(self) -> bool:
-        """Look for generators that were made since the mark, more and more seldom."""
-        self._looks += 1
-        if self._looks > 8 and self._looks & (self._looks - 1):
-            return False
-        known, self._readers = len(self._readers), self._search()
-        return len(self._readers) != known
-
-    def _search(self) -> list[_Reader]:
-        readers = [*_global_readers()]
-        for path, generator in find_generators(self._root).pairs:
-            tapes = filter(None, map(tape, states_of([generator])))
-            readers += [(path, read) for read, _ in tapes]
-        return readers
-
-
-def _global_readers() -> list[_Reader]:
-    """Those of the global generators; of a worker in a thread none: whoever has drawn, draws."""
     return [] if of_thread.generator is not None else _GLOBAL_READERS
 
 
-_GLOBAL_READERS: list[_Reader] = [
+_GLOBAL_READERS: list[tuple[str, Callable[[], Any]]] = [
     ("random", random.getstate),
     ("numpy.random", numpy_state),
     ("torch", torch.default_generator.get_state),
@@ -328,14 +283,14 @@ _GLOBAL_READERS: list[_Reader] = [
 
 def drawn_since(seed: Callable[[], object], held: list[Any]) -> set[int]:
     """Say which generators, global and held, are not where ``seed`` sets them, by number or id."""
-    reads = dict(enumerate(read for _, read in _global_readers()))
+    reads = dict(enumerate(read for _, read in global_readers()))
     reads |= {id(each): found[0] for each in held if (found := tape(each)) is not None}
     now = {key: read() for key, read in reads.items()}
     with Rewind(held, seed=seed):
-        return {key for key, read in reads.items() if not _same(now[key], read())}
+        return {key for key, read in reads.items() if not same_state(now[key], read())}
 
 
-def _same(one: Any, other: Any) -> bool:
+def same_state(one: Any, other: Any) -> bool:
     """Whether two states of a generator are equal."""
     if one is other:
         return True
@@ -344,5 +299,5 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray):
         return np.array_equal(one, other)
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(same_state(one[key], other[key]) for key in one)
     return bool(one == other)

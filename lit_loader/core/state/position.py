@@ -191,7 +191,9 @@ class _Read(NamedTuple):
 
     reader: int
     point: ReadPoint  # where that reader is then
-    before: Position  # the position before it
+    batches: int  # before it
+    readers: tuple[ReadPoint, ...]
+    unreadable: int
 
 
 class EpochPosition:
@@ -203,7 +205,8 @@ class EpochPosition:
         self._batches, self._ahead = start.batches, set(start.ahead)
         self._samplers: dict[int, tuple[Any, Any]] = {start.batches: (start.sampler, None)}
         self._readers = list(start.readers) or [ReadPoint()] * num_readers
-        self.ended, self._previous = False, start
+        self.ended = False
+        self._previous: _Read | None = None  # a stream's batch that was counted last
         # Given out, not counted yet; a map-style dataset's batch is noted by storing its number.
         self.latest: int | _Read | None = None
         self._last: int | None = None  # a map-style one's, counted last
@@ -226,7 +229,7 @@ class EpochPosition:
     def read(self, reader: int, state: Any, mark: str | None = None) -> None:
         """Note that a stream's batch is given out: whose, the state before it, and its mark."""
         self.settle()
-        self.latest = _Read(reader, self._readers[reader].after(state, mark), self.now())
+        self.latest = self._read(reader, self._readers[reader].after(state, mark))
 
     def leave_out(self, number: int) -> None:
         """Begin behind a map-style dataset's batch, the next one, before anything is given out."""
@@ -239,9 +242,12 @@ class EpochPosition:
         """Note that the consumer has been given an exception instead of a batch."""
         self.settle()
         if self._readers:
-            self.latest = _Read(reader, self._readers[reader].after_error(), self.now())
+            self.latest = self._read(reader, self._readers[reader].after_error())
         else:
             self.latest = number
+
+    def _read(self, reader: int, point: ReadPoint) -> _Read:
+        return _Read(reader, point, self._batches, tuple(self._readers), self.unreadable)
 
     def skipped(self, samples: int) -> None:
         """Note that so many samples of the batch given out last could not be read."""
@@ -262,9 +268,9 @@ class EpochPosition:
                 self._samplers.pop(latest - 1, None)  # not its own: `before_last` may ask for it
             self._batches += 1  # at once with what follows: nothing is called in between
         elif isinstance(latest, _Read):
-            self._previous = latest.before
+            self._previous = latest
             self._readers[latest.reader] = latest.point
-            self._batches = latest.before.batches + 1
+            self._batches = latest.batches + 1
         else:
             self._last = latest
             if latest >= self._batches:
@@ -319,7 +325,17 @@ class EpochPosition:
         if self.ended:
             return now  # the consumer has asked since, and was given nothing
         if self._readers:
-            return replace(self._previous, requested=now.requested)
+            previous = self._previous
+            if previous is None:
+                return self.start
+            return replace(
+                now,
+                batches=previous.batches,
+                sampler=self.sampler_at(previous.batches),
+                readers=previous.readers,
+                since=previous.batches - self.start.batches,
+                unreadable=previous.unreadable,
+            )
         last = self._last
         if last is None:
             return now

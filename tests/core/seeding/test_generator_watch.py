@@ -23,6 +23,7 @@ from torch.utils.data import IterableDataset, Subset
 from lit_loader import DataLoader
 from lit_loader.core.seeding import find_generators
 from lit_loader.core.seeding.find_generators import GeneratorWatch
+from lit_loader.streams.late_generators import note_generators_made
 from tests.support import held_elsewhere
 from tests.support.samples import Call, OfLength, share
 
@@ -564,7 +565,7 @@ def test_what_a_dataset_replaces_as_it_is_iterated_is_not_warned_of() -> None:
     watch = GeneratorWatch(dataset)
     watch.search()
     dataset.rng = random.Random(2)
-    watch.begun_to_iterate()
+    note_generators_made(watch)
     assert watch.notes == []
 
 

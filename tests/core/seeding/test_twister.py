@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lit_loader.core.seeding.find_generators import has_seed
+from lit_loader.streams.late_generators import has_seed
 
 SEEDED: list[Any] = [
     *(random.Random(seed) for seed in (0, 1, 2**31, 2**64 + 1, -7, "a string", 0.5)),

@@ -1,0 +1,68 @@
+"""Samples of a stream that come too quickly to be announced one by one are the same."""
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from lit_loader import DataLoader, get_rng
+
+
+class Numbers(IterableDataset[float]):
+    """Draws for each sample; from ``slow_from`` on each takes 20 us; ``bad`` raises."""
+
+    def __init__(self, slow_from: int = 10_000, bad: int = -1) -> None:
+        self.slow_from, self.bad = slow_from, bad
+
+    def __iter__(self) -> Iterator[float]:
+        for number in range(500):
+            until = time.perf_counter() + 20e-6 * (number >= self.slow_from)
+            while time.perf_counter() < until:
+                pass
+            if number == self.bad:
+                raise ValueError("unreadable")
+            yield number + float(get_rng().random())
+
+
+class Bare:
+    """An iterator that cannot be iterated, as ``next()`` needs it."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __next__(self) -> int:
+        self.number += 1
+        if self.number > 100:
+            raise StopIteration
+        return self.number
+
+
+class OfBare(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return Bare()
+
+
+def test_they_draw_what_slow_ones_draw(workers: int) -> None:
+    def drawn(slow_from: int) -> torch.Tensor:
+        data = Numbers(slow_from)
+        return torch.cat(list(DataLoader(data, 32, num_workers=min(workers, 1), seed=1)))
+
+    assert drawn(10_000).equal(drawn(0))
+    assert drawn(10_000).equal(drawn(200))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
+@pytest.mark.parametrize("bad", [3, 333, 499])
+def test_an_error_says_at_which_sample(bad: int) -> None:
+    given = []
+    with pytest.raises(ValueError, match="unreadable") as caught:
+        given += DataLoader(Numbers(bad=bad), 32)
+    assert f"batch {bad // 32}, at sample {bad % 32}," in "".join(caught.value.__notes__)
+
+
+def test_an_iterator_needs_a_next_alone() -> None:
+    assert torch.cat(list(DataLoader(OfBare(), 32))).tolist() == [*range(1, 101)]
