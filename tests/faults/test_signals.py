@@ -43,8 +43,8 @@ def members(session: int) -> Iterator[int]:
                     yield int(entry)
 
 
-def wait_until_empty(session: int) -> float:
-    """Wait until a session has no processes; returns the seconds it took."""
+def wait_until_empty(session: int) -> None:
+    """Wait until a session has no processes."""
     begun = time.monotonic()
     while left := list(members(session)):
         for pid in left:
@@ -56,7 +56,6 @@ def wait_until_empty(session: int) -> float:
                     for other in members(session):
                         os.kill(other, signal.SIGKILL)
                     raise AssertionError(f"processes {left} are still running")
-    return time.monotonic() - begun
 
 
 def send(process: subprocess.Popen[str], number: int, whom: str) -> None:
@@ -585,8 +584,7 @@ def test_a_parent_killed_at_any_moment_takes_all_with_it(
             pass
         family = list(members(parent))
         os.kill(parent, signal.SIGKILL)
-        took = wait_until_empty(parent)
-        assert took < 5, f"{method}: {took} s"
+        wait_until_empty(parent)
         named = {pid for pid in family for name in os.listdir("/dev/shm") if str(pid) in name}
         assert not named
         while process.stdout.readline() != "killed\n":

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Upper bound, in seconds, for anything that must happen "at once": generous for a busy machine,
 # and far below the time a hang would take.
-PROMPT = 15.0
+PROMPT = 40.0
 
 
 class Gate:
