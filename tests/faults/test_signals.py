@@ -218,7 +218,7 @@ say(found == list(range(40)))
 """
 
 
-@pytest.mark.parametrize("whom", ["parent", "group"])
+@pytest.mark.parametrize("whom", ["parent", pytest.param("group", marks=SLOW)])
 def test_a_loader_in_a_thread_hears_nothing_of_ctrl_c(tmp_path: Path, whom: str) -> None:
     process = start(IN_A_THREAD, tmp_path, "fork")
     expect(process, "fetching 9")
@@ -330,7 +330,7 @@ list(loader)
 
 
 @METHOD
-@pytest.mark.parametrize("name", ["HUP", "TERM", "USR1", "ALRM", "XCPU", "QUIT"])
+@pytest.mark.parametrize("name", ["TERM", "HUP", "QUIT", "USR1", "XCPU", "ALRM"])
 def test_when_the_parent_ends_of_it_so_do_they(tmp_path: Path, name: str, method: str) -> None:
     process = start(ENDED, tmp_path, method)
     expect(process, "fetching 9", "fetching 10")
