@@ -147,7 +147,6 @@ def test_dealing(data: Any, runs: int, batches: int, size: int, fixed: int) -> N
             assert longest.tolist() == np.sort(run)[-batches:].tolist()
 
 
-@pytest.mark.time
 def test_millions_of_samples() -> None:
     """The first batch is there sooner than they are sorted; the next cost what they always do."""
 

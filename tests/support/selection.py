@@ -66,7 +66,8 @@ THINNED: Final = {
     "exactness/test_exactness.py::test_resized": 2,
     "exactness/test_exactness.py::test_workers_are_killed": 2,
     "exactness/test_exactness.py::test_threads_give_what_processes_give": 2,
-    "core/order/test_users_samplers.py::test_an_epoch_left_early_leaves_a_sampler_where_torch_does": 3,
+    "core/order/test_users_samplers.py"
+    "::test_an_epoch_left_early_leaves_a_sampler_where_torch_does": 3,
     "core/order/test_users_samplers.py::test_an_epoch_behind_one_that_was_left_is_resumed": 3,
     "core/seeding/test_get_rng.py::test_draws_are_the_same": 3,
     "core/seeding/test_search_cost.py::test_many_short_epochs_take_little_longer_than_torchs": 3,
