@@ -104,9 +104,9 @@ def test_ways_onto_a_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_what_needs_a_gpu_is_prepared(tmp_path: Path) -> None:
-    printed = run_python(tmp_path, ON_A_GPU, "--dry-run", timeout=170, OMP_NUM_THREADS="1")
+    printed = run_python(tmp_path, ON_A_GPU, "--dry-run", timeout=380, OMP_NUM_THREADS="1")
     figures = json.loads(printed.splitlines()[-1])
     assert len(figures["checks"]) == 5 and all(figures["checks"].values()), printed
     assert all(rate > 0 for each in figures["training"].values() for rate, _ in each)

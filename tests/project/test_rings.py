@@ -108,7 +108,7 @@ def test_a_plain_run_loads_the_first_ring_alone(tmp_path: Path) -> None:
     program = tmp_path / "plain.py"
     program.write_text(PLAIN_RUN)
     done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=200, check=True
     )
     loaded = [
         name.removeprefix("lit_loader.").replace(".", "/") for name in json.loads(done.stdout)
@@ -185,6 +185,6 @@ def test_the_first_ring_works_without_the_second(tmp_path: Path) -> None:
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
     program.write_text(ALONE.replace("{GONE!r}", repr(sorted(folders - {"core", "__pycache__"}))))
     done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr

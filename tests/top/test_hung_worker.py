@@ -119,7 +119,7 @@ def test_as_json(training: Any) -> None:
     command = [sys.executable, "-m", "lit_loader.top", str(training.pid), "--once", "--json"]
     out = subprocess.run(
         [*command, "--interval", "0.05"],
-        check=True, timeout=60, capture_output=True, text=True, cwd=ROOT,
+        check=True, timeout=200, capture_output=True, text=True, cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     ).stdout  # fmt: skip
     report = json.loads(out)
@@ -179,7 +179,7 @@ def test_the_training_goes_on_as_without(
     view = Watch(training.pid)
     view.look()
     (folder / "gate").write_text("go on")
-    out, _ = training.communicate(timeout=60)
+    out, _ = training.communicate(timeout=200)
     assert training.returncode == 0
     (folder / "gate").unlink()
     with loader_of(folder, num_workers=0) as loader:
