@@ -50,7 +50,7 @@ def training(folder: Path) -> Iterator[Any]:
 def look(training: Any, asked: bool = False) -> list[Training]:
     """Look until the training waits for the batch, and the worker is at its gate."""
     view = Watch(training.pid)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
         [seen] = view.look()
         [loader] = seen.loaders()
@@ -82,7 +82,7 @@ def test_what_is_seen(training: Any) -> None:
     [slow, other] = sorted(loader.workers, key=lambda worker: worker.stage)
     assert (slow.stage, slow.batch, slow.sample, slow.index) == ("fetch", 9, 1, 37)
     assert (other.stage, other.batch, other.sample, other.index) == ("idle", None, None, None)
-    assert slow.seconds is not None and slow.seconds < 60 and slow.memory
+    assert slow.seconds is not None and slow.seconds < 600 and slow.memory
     assert slow.doing not in (None, "computing")
     # What was in flight at the death is sent once more, and may be made twice.
     assert 12 <= slow.made + other.made <= 12 + loader.ahead
