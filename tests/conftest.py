@@ -31,6 +31,7 @@ signal.pthread_sigmask(signal.SIG_SETMASK, ())
 os.umask(0o022)
 for name in ("PYTHONWARNINGS", "HYDRA_FULL_ERROR"):  # they print more than tests compare with
     os.environ.pop(name, None)
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each program would compile the package anew
 
 # Nothing depends on the machine's speed.
 settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -19,7 +19,7 @@ SHORT = [
     *("rounds=2", "loaders=[lit_loader,torch]", "grid.num_workers=[0,1,2]"),
     *("grid.prefetch_factor=[2]", "grid.seconds=0.05"),
 ]
-SOME = ("samples sleep", "tiny batches", "unpicklable", "a stream in shards", "beside a step")
+SOME = ("unpicklable", "a stream in shards")
 
 
 def measured(tmp_path: Path, *overrides: str) -> dict[str, Any]:

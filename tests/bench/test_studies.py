@@ -11,6 +11,7 @@ import torch
 from tests.support.programs import run_python
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "benchmark"
+ON_A_GPU = SCRIPTS / "on_a_gpu.py"
 
 
 def table(printed: str) -> dict[str, dict[str, list[str]]]:
@@ -79,10 +80,20 @@ def test_a_cluster(part: str, tmp_path: Path) -> None:
         assert (row["lost"], row["twice"], row["in order"]) == (["0"], ["0"], ["yes"])
 
 
+@pytest.mark.process
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
-def test_without_a_device_there_is_nothing_to_measure(tmp_path: Path) -> None:
-    told = run_python(tmp_path, SCRIPTS / "device_copy.py", code=1)
-    assert told.startswith("no CUDA device")
+@pytest.mark.parametrize(
+    ("script", "code", "told"),
+    [
+        (SCRIPTS / "device_copy.py", 1, "no CUDA device"),
+        pytest.param(ON_A_GPU, 2, "no GPU: nothing was measured", marks=pytest.mark.slow),
+    ],
+    ids=["copy", "all"],
+)
+def test_without_a_device_there_is_nothing_to_measure(
+    script: Path, code: int, told: str, tmp_path: Path
+) -> None:
+    assert run_python(tmp_path, script, code=code).startswith(told)
 
 
 @pytest.mark.gpu
@@ -93,13 +104,10 @@ def test_ways_onto_a_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_what_needs_a_gpu_is_prepared(tmp_path: Path) -> None:
-    script = SCRIPTS / "on_a_gpu.py"
-    printed = run_python(tmp_path, script, "--dry-run", timeout=170)
+    printed = run_python(tmp_path, ON_A_GPU, "--dry-run", timeout=380, OMP_NUM_THREADS="1")
     figures = json.loads(printed.splitlines()[-1])
     assert len(figures["checks"]) == 5 and all(figures["checks"].values()), printed
     assert all(rate > 0 for each in figures["training"].values() for rate, _ in each)
     assert set(table(printed)) == set(figures["training"])
-    if not torch.cuda.is_available():
-        assert run_python(tmp_path, script, code=2).startswith("no GPU: nothing was measured")

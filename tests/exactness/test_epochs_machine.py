@@ -423,7 +423,7 @@ def test_a_seed_beside_an_iterator_and_a_look_begins_at_epoch_0(workers: int) ->
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_are_those_of_the_model(kind: str, workers: int, tmp_path: Path) -> None:
-    run(kind, workers, str(tmp_path / "strike"), *((8, 25) if workers else (25, 40)))
+    run(kind, workers, str(tmp_path / "strike"), *((5, 25) if workers else (25, 40)))
 
 
 in_threads = pytest.mark.skipif(
@@ -435,7 +435,7 @@ in_threads = pytest.mark.skipif(
 @pytest.mark.process
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_by_threads_are_those_of_the_model(kind: str, tmp_path: Path) -> None:
-    run(kind, 2, str(tmp_path / "strike"), 8, 20, threads=True)
+    run(kind, 2, str(tmp_path / "strike"), 5, 20, threads=True)
 
 
 @pytest.mark.slow

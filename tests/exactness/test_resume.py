@@ -197,16 +197,15 @@ def test_resuming_is_as_fast_at_the_end_as_at_the_start(shuffle: bool) -> None:
         state = loader.state_dict()
         state["batches"] = int(len(loader) * share)
         state["samples"] = 256 * state["batches"]
-        best = 1.0
-        for _ in range(3):
-            start = time.perf_counter()
+        taken = []
+        for _ in range(5):
+            start = time.process_time()
             loader.load_state_dict(state)
             next(iter(loader))
-            best = min(best, time.perf_counter() - start)
-        return best
+            taken.append(time.process_time() - start)
+        return min(taken)
 
-    assert seconds(0.01) < 0.05
-    assert seconds(0.99) < 0.05
+    assert seconds(0.99) < 10 * seconds(0)  # of four million batches
 
 
 # Streams whose draws decide what comes next ------------------------------------------------------

@@ -43,8 +43,8 @@ def members(session: int) -> Iterator[int]:
                     yield int(entry)
 
 
-def wait_until_empty(session: int) -> float:
-    """Wait until a session has no processes; returns the seconds it took."""
+def wait_until_empty(session: int) -> None:
+    """Wait until a session has no processes."""
     begun = time.monotonic()
     while left := list(members(session)):
         for pid in left:
@@ -56,7 +56,6 @@ def wait_until_empty(session: int) -> float:
                     for other in members(session):
                         os.kill(other, signal.SIGKILL)
                     raise AssertionError(f"processes {left} are still running")
-    return time.monotonic() - begun
 
 
 def send(process: subprocess.Popen[str], number: int, whom: str) -> None:
@@ -219,7 +218,7 @@ say(found == list(range(40)))
 """
 
 
-@pytest.mark.parametrize("whom", ["parent", "group"])
+@pytest.mark.parametrize("whom", ["parent", pytest.param("group", marks=SLOW)])
 def test_a_loader_in_a_thread_hears_nothing_of_ctrl_c(tmp_path: Path, whom: str) -> None:
     process = start(IN_A_THREAD, tmp_path, "fork")
     expect(process, "fetching 9")
@@ -331,7 +330,7 @@ list(loader)
 
 
 @METHOD
-@pytest.mark.parametrize("name", ["HUP", "TERM", "USR1", "ALRM", "XCPU", "QUIT"])
+@pytest.mark.parametrize("name", ["TERM", "HUP", "QUIT", "USR1", "XCPU", "ALRM"])
 def test_when_the_parent_ends_of_it_so_do_they(tmp_path: Path, name: str, method: str) -> None:
     process = start(ENDED, tmp_path, method)
     expect(process, "fetching 9", "fetching 10")
@@ -585,8 +584,7 @@ def test_a_parent_killed_at_any_moment_takes_all_with_it(
             pass
         family = list(members(parent))
         os.kill(parent, signal.SIGKILL)
-        took = wait_until_empty(parent)
-        assert took < 5, f"{method}: {took} s"
+        wait_until_empty(parent)
         named = {pid for pid in family for name in os.listdir("/dev/shm") if str(pid) in name}
         assert not named
         while process.stdout.readline() != "killed\n":

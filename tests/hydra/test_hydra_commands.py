@@ -112,49 +112,57 @@ def test_worker_threads(program: Path, tmp_path: Path) -> None:
     assert "share_lists is for worker processes" in run_python(tmp_path, program, *refused, code=1)
 
 
-def without_torch(program: Path, *arguments: str, cwd: Path, **env: str) -> str:
-    """Runs the script with arguments that only ask for something: torch stays out."""
+def without_torch(program: Path, cwd: Path, *commands: list[str]) -> list[str]:
+    """Runs the script with arguments that only ask for something: torch stays out.
+
+    Each time in a fork of a process that has Hydra, which takes longest to import.
+    """
     code = f"""
-import runpy, sys
-sys.argv = {["app.py", *arguments]!r}
+import os, runpy, sys, hydra
 sys.path.insert(0, {str(program.parent)!r})
-try:
-    runpy.run_path({str(program)!r}, run_name="__main__")
-finally:
-    assert not {{"torch", "lightning", "numpy"}} & set(sys.modules)
+for arguments in {[*commands]!r}:
+    sys.stdout.flush()
+    if (child := os.fork()) == 0:
+        if "--shell-completion" in arguments:
+            line = "python app.py " + arguments.pop()
+            os.environ.update(COMP_LINE=line, COMP_POINT=str(len(line)))
+        sys.argv = ["app.py", *arguments]
+        try:
+            runpy.run_path({str(program)!r}, run_name="__main__")
+        finally:
+            assert not {{"torch", "lightning", "numpy"}} & set(sys.modules)
+            sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    print("END")
 """
-    return run_python(cwd, "-c", code, **env)
+    return run_python(cwd, "-c", code).split("END\n")[:-1]
 
 
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        (
-            "loader.num_",
-            "loader.num_remote_workers= loader.num_replicas= loader.num_shards= "
-            "loader.num_workers=",
-        ),
-        ("loader.on_sample_error=skip loader.max_s", "loader.max_sample_errors="),
-        ("lit_loader/sa", "lit_loader/sampler="),
-        ("lit_loader/sampler=w", "lit_loader/sampler=weighted lit_loader/sampler=with_replacement"),
-        ("lit_loader/loader=t", "lit_loader/loader=threads lit_loader/loader=throughput"),
-    ],
-    ids=["option", "second option", "group", "choices", "choice"],
-)
-def test_completion(program: Path, tmp_path: Path, typed: str, offered: str) -> None:
-    line = f"python app.py {typed}"
-    asked = {"COMP_LINE": line, "COMP_POINT": str(len(line))}
-    printed = without_torch(program, "--shell-completion", "query=bash", cwd=tmp_path, **asked)
-    assert printed.split() == offered.split()
+COMPLETIONS = {
+    "loader.num_": "loader.num_remote_workers= loader.num_replicas= loader.num_shards= "
+    "loader.num_workers=",
+    "loader.on_sample_error=skip loader.max_s": "loader.max_sample_errors=",
+    "lit_loader/sa": "lit_loader/sampler=",
+    "lit_loader/sampler=w": "lit_loader/sampler=weighted lit_loader/sampler=with_replacement",
+    "lit_loader/loader=t": "lit_loader/loader=threads lit_loader/loader=throughput",
+}
+
+
+def test_completion(program: Path, tmp_path: Path) -> None:
+    asked = [["--shell-completion", "query=bash", typed] for typed in COMPLETIONS]
+    offered = without_torch(program, tmp_path, *asked)
+    assert [each.split() for each in offered] == [each.split() for each in COMPLETIONS.values()]
 
 
 def test_what_the_help_shows(program: Path, tmp_path: Path) -> None:
-    shown = without_torch(program, "--help", cwd=tmp_path)
+    shown, info, options = without_torch(
+        program, tmp_path,
+        ["--help"], ["--info", "defaults"], ["--cfg", "job", "--package", "loader"],
+    )  # fmt: skip
     for group, names in GROUPS.items():
         assert f"lit_loader/{group}: {', '.join(sorted(names))}" in shown
-    info = without_torch(program, "--info", "defaults", cwd=tmp_path)
     assert re.search(r"\| lit_loader/loader/default +\| loader ", info)
-    options = without_torch(program, "--cfg", "job", "--package", "loader", cwd=tmp_path)
     assert "# @package loader" in options
     assert set(LoaderConfig().as_kwargs()) <= {
         line.partition(":")[0] for line in options.split("\n")

@@ -12,9 +12,8 @@ from tests.support.limited_programs import CORES, LEAVE, PROGRAMS, run
 pytestmark = pytest.mark.time
 
 SOME = (
-    *("step sleeps", "samples sleep, two workers", "samples compute, one worker", "a lock, asleep"),
-    *("a stream sleeps", "objects are unpickled", "one slow sample in each batch"),
-    *("threads that fight", "worker threads hold the interpreter", "a dataset that opens lazily"),
+    *("samples sleep, two workers", "a lock, asleep"),
+    *("worker threads hold the interpreter", "a dataset that opens lazily"),
 )
 
 

@@ -1004,4 +1004,4 @@ def test_the_plugin_imports_no_more_than_it_must() -> None:
     assert type(callback).__name__ == "LoaderStateCallback"
     assert "lit_loader.loader" not in sys.modules
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=200)

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Upper bound, in seconds, for anything that must happen "at once": generous for a busy machine,
 # and far below the time a hang would take.
-PROMPT = 15.0
+PROMPT = 40.0
 
 
 class Gate:
@@ -127,7 +127,7 @@ def start_script(source: str, folder: Path) -> subprocess.Popen[str]:
     return start_program(program, options=("-W", "error"))
 
 
-def finish_script(process: subprocess.Popen[str], timeout: float = 60.0) -> tuple[str, str, int]:
+def finish_script(process: subprocess.Popen[str], timeout: float = 150.0) -> tuple[str, str, int]:
     """Wait for the program; return what it wrote to stdout and stderr, and its exit status."""
     try:
         out, err = process.communicate(timeout=timeout)

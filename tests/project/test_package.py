@@ -35,7 +35,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("dist")
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-d", target],
-        cwd=ROOT, check=True, timeout=100, capture_output=True,
+        cwd=ROOT, check=True, timeout=200, capture_output=True,
     )  # fmt: skip
     return target
 

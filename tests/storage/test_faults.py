@@ -252,6 +252,6 @@ print(next(iterator).tolist(), flush=True)
 def test_a_program_ends_while_reads_hang(workers: str) -> None:
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-c", PROGRAM, workers],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1, 2, 3]\n", "")

@@ -84,7 +84,7 @@ def test_each_sample_comes_once_on_two_ranks(method: str, tmp_path: Path) -> Non
             for rank in range(2)
         ]
         for process in ranks:
-            _, errors = process.communicate(timeout=100)
+            _, errors = process.communicate(timeout=200)
             assert process.returncode == 0, errors
 
 

@@ -107,18 +107,6 @@ def test_the_model() -> None:
     assert lengths("pad", (4, 5), (2, None)) == [[5, 5, 5, 5], [7, 7]]
 
 
-def test_two_ranks(tmp_path: Path) -> None:
-    check(
-        [
-            ("generator", "pad", 0, [(2, None)]),
-            ("iterator", "pad", 2, [(2, 14), (2, None)]),
-            ("generator", "pad", 1, [(2, 13), (2, None)]),
-        ],
-        2,
-        tmp_path,
-    )
-
-
 def test_two_ranks_by_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     by_reader.cache_clear()
     draw_apart(monkeypatch)
@@ -134,6 +122,9 @@ def test_four_ranks_then_two_then_one(tmp_path: Path) -> None:
             ("both", "pad", 1, [(4, 6), (2, 3), (1, None)]),
             ("iterator", "keep", 0, [(4, 1), (2, 1), (1, None)]),
             ("generator", "pad", 0, [(4, None)]),  # some begin again and again
+            ("generator", "pad", 0, [(2, None)]),
+            ("iterator", "pad", 2, [(2, 14), (2, None)]),
+            ("generator", "pad", 1, [(2, 13), (2, None)]),
         ],
         4,
         tmp_path,

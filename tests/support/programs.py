@@ -36,7 +36,7 @@ def start_program(
 
 
 def run_program(
-    program: Path, *arguments: object, code: int = 0, timeout: float = 110, **settings: Any
+    program: Path, *arguments: object, code: int = 0, timeout: float = 200, **settings: Any
 ) -> str:
     """Run a program of a test to its end, check its exit code, and return what it printed."""
     with start_program(program, *arguments, **settings) as process:
@@ -65,7 +65,7 @@ def run_python(
     *command: str | Path,
     code: int = 0,
     python: str | Path = sys.executable,
-    timeout: float = 110,
+    timeout: float = 200,
     **environment: str,
 ) -> str:
     """Run Python as a user does, check its exit code, and return all it printed."""

@@ -822,15 +822,13 @@ for number, batch in enumerate(DataLoader(Slow(), num_workers=2, worker_method="
 """
 
 
-@pytest.mark.parametrize(
-    ("how", "code"), [("sys.exit(3)", 3), ("raise SystemExit(4)", 4), ("1 / 0", 1)]
-)
+@pytest.mark.parametrize(("how", "code"), [("sys.exit(3)", 3), ("1 / 0", 1)])
 def test_a_program_ends_at_once_in_the_midst_of_an_epoch(
     how: str, code: int, tmp_path: Path
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(ENDS.replace("{how}", how))
-    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=200)
     assert ended.returncode == code, ended.stderr
     assert ("ZeroDivisionError" in ended.stderr) == (code == 1)
     assert "Fatal" not in ended.stderr

@@ -50,7 +50,7 @@ def training(folder: Path) -> Iterator[Any]:
 def look(training: Any, asked: bool = False) -> list[Training]:
     """Look until the training waits for the batch, and the worker is at its gate."""
     view = Watch(training.pid)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
         [seen] = view.look()
         [loader] = seen.loaders()
@@ -82,7 +82,7 @@ def test_what_is_seen(training: Any) -> None:
     [slow, other] = sorted(loader.workers, key=lambda worker: worker.stage)
     assert (slow.stage, slow.batch, slow.sample, slow.index) == ("fetch", 9, 1, 37)
     assert (other.stage, other.batch, other.sample, other.index) == ("idle", None, None, None)
-    assert slow.seconds is not None and slow.seconds < 60 and slow.memory
+    assert slow.seconds is not None and slow.seconds < 600 and slow.memory
     assert slow.doing not in (None, "computing")
     # What was in flight at the death is sent once more, and may be made twice.
     assert 12 <= slow.made + other.made <= 12 + loader.ahead
@@ -119,7 +119,7 @@ def test_as_json(training: Any) -> None:
     command = [sys.executable, "-m", "lit_loader.top", str(training.pid), "--once", "--json"]
     out = subprocess.run(
         [*command, "--interval", "0.05"],
-        check=True, timeout=60, capture_output=True, text=True, cwd=ROOT,
+        check=True, timeout=200, capture_output=True, text=True, cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     ).stdout  # fmt: skip
     report = json.loads(out)
@@ -179,7 +179,7 @@ def test_the_training_goes_on_as_without(
     view = Watch(training.pid)
     view.look()
     (folder / "gate").write_text("go on")
-    out, _ = training.communicate(timeout=60)
+    out, _ = training.communicate(timeout=200)
     assert training.returncode == 0
     (folder / "gate").unlink()
     with loader_of(folder, num_workers=0) as loader:

@@ -60,7 +60,7 @@ def seen() -> Loader:
 
 
 def until(true: Callable[[Loader], bool]) -> Loader:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while not true(found := seen()):
         assert time.monotonic() < deadline, found
     return found

@@ -379,27 +379,24 @@ def test_torch_alone_is_seeded(how: dict[str, Any]) -> None:
     assert run() == first
 
 
-@pytest.mark.parametrize("options", [{}, {"generator": 0}])
-def test_torch_alone_is_seeded_in_another_process(options: dict[str, Any], tmp_path: Path) -> None:
+def test_torch_alone_is_seeded_in_another_process(tmp_path: Path) -> None:
     """Where Python's generator has just been begun by the operating system, and NumPy's."""
-    program = f"""
+    program = """
 import random, numpy as np, torch
 from lit_loader import DataLoader
 class Noise(torch.utils.data.Dataset):
     def __len__(self): return 4
     def __getitem__(self, index): return random.random(), np.random.random(), torch.rand(()).item()
-generator = {options}.get("generator")
-if generator is None: torch.manual_seed(0)
-else: generator = torch.Generator().manual_seed(generator)
-for workers in (0, 2):
-    loader = DataLoader(Noise(), generator=generator, num_workers=workers)
-    print([[float(column) for column in batch] for batch in loader])
-    if generator is None: torch.manual_seed(0)
-    else: generator.manual_seed(0)
+for generator in (torch, torch.Generator()):
+    for workers in (0, 2):
+        generator.manual_seed(0)
+        own = None if generator is torch else generator
+        loader = DataLoader(Noise(), generator=own, num_workers=workers)
+        print([[float(column) for column in batch] for batch in loader])
 """
     first, second = (run_python(tmp_path, "-c", program).splitlines() for _ in range(2))
     assert first == second
-    assert first[0] == first[1]
+    assert first[0] == first[1] and first[2] == first[3]
 
 
 @pytest.mark.parametrize(

@@ -116,11 +116,11 @@ def main():
     said["memory"] = killed.statistics(memory=True).memory.parent
     killed.close()
 
-    stream = loader(Stream(), 2, num_shards=2)
+    stream = loader(Stream(), 1, num_shards=2)
     said["stream"] = sums(stream) == sums(loader(Stream(), 0, num_shards=2))
 
     cached = CachedDataset(lit_loader.shared_dataset(Five, "five"), "1 MB", key="cached")
-    auto = loader(cached, "auto")
+    auto = loader(cached, "auto", persistent_workers=True)
     said["auto"] = [sum(auto, []) for _ in range(2)] == [list(range(5))] * 2
     auto.close()
 

@@ -325,7 +325,7 @@ def session(source: str, how: str, folder: Path) -> str:
         input=None if how == "-c" else source,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
