@@ -64,6 +64,7 @@ from lit_loader.errors import LoaderError, WorkerTimeoutError
 from lit_loader.sentences import doing
 from lit_loader.streams.copies import DatasetCopies, with_own_attributes
 from lit_loader.streams.readers import Readers
+from lit_loader.threads.batch_memory import BatchMemory
 
 __all__ = ["ThreadExecutor"]
 
@@ -137,6 +138,7 @@ class _Desk:
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # rings behind each
         self.up: queue.SimpleQueue[None] = queue.SimpleQueue()  # an item for each that has begun
         self.closed = False
+        self.memory = BatchMemory()
         self.workers: dict[int, _Worker] = {}
         self.board: StatusBoard
         self.notes: list[str] = []  # what the user is to be warned of
@@ -424,6 +426,7 @@ class _Worker:
         self.number, self.desk = number, desk
         self._indices: Any = None  # of its batch, for messages
         self._progress = Progress(desk.board.words, (number + 1) * ROW_WORDS)
+        self._progress.empty = desk.memory.empty
         self._queue = desk.queue_of(number)
         self._initialised = False
         name = f"lit_loader worker {number}"
