@@ -60,7 +60,7 @@ from lit_loader.core.transport.messages import POSITION, listed, position_of
 from lit_loader.core.transport.status_board import ROW_WORDS, Stage, StatusBoard, board_bytes
 from lit_loader.core.transport.worker_exception import describe_batch
 from lit_loader.describe import PACKAGE
-from lit_loader.errors import LoaderError, WorkerTimeoutError
+from lit_loader.errors import LoaderError, WorkerError, WorkerTimeoutError
 from lit_loader.sentences import doing
 from lit_loader.streams.copies import DatasetCopies, with_own_attributes
 from lit_loader.streams.readers import Readers
@@ -506,6 +506,8 @@ class _Worker:
             if began:
                 whose = loader.whose(number) if self.desk.readers else indices
                 place = describe_batch(number, whose, progress)
+            if not isinstance(error, Exception):  # the program is neither to end nor interrupted
+                error, error.__cause__ = WorkerError(f"{type(error).__name__}: {error}"), error
             outcome.error = failure(error, f"in worker {self.number} (a thread), {place}")
         finally:
             reading.maker = None
