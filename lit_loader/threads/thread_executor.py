@@ -60,10 +60,11 @@ from lit_loader.core.transport.messages import POSITION, listed, position_of
 from lit_loader.core.transport.status_board import ROW_WORDS, Stage, StatusBoard, board_bytes
 from lit_loader.core.transport.worker_exception import describe_batch
 from lit_loader.describe import PACKAGE
-from lit_loader.errors import LoaderError, WorkerTimeoutError
+from lit_loader.errors import LoaderError, WorkerError, WorkerTimeoutError
 from lit_loader.sentences import doing
 from lit_loader.streams.copies import DatasetCopies, with_own_attributes
 from lit_loader.streams.readers import Readers
+from lit_loader.threads.batch_memory import BatchMemory
 
 __all__ = ["ThreadExecutor"]
 
@@ -137,6 +138,7 @@ class _Desk:
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # rings behind each
         self.up: queue.SimpleQueue[None] = queue.SimpleQueue()  # an item for each that has begun
         self.closed = False
+        self.memory = BatchMemory()
         self.workers: dict[int, _Worker] = {}
         self.board: StatusBoard
         self.notes: list[str] = []  # what the user is to be warned of
@@ -424,6 +426,7 @@ class _Worker:
         self.number, self.desk = number, desk
         self._indices: Any = None  # of its batch, for messages
         self._progress = Progress(desk.board.words, (number + 1) * ROW_WORDS)
+        self._progress.empty = desk.memory.empty
         self._queue = desk.queue_of(number)
         self._initialised = False
         name = f"lit_loader worker {number}"
@@ -503,6 +506,8 @@ class _Worker:
             if began:
                 whose = loader.whose(number) if self.desk.readers else indices
                 place = describe_batch(number, whose, progress)
+            if not isinstance(error, Exception):  # the program is neither to end nor interrupted
+                error, error.__cause__ = WorkerError(f"{type(error).__name__}: {error}"), error
             outcome.error = failure(error, f"in worker {self.number} (a thread), {place}")
         finally:
             reading.maker = None

@@ -418,6 +418,22 @@ def test_an_exception_of_worker_init_fn_is_that_of_each_batch() -> None:
         list(DataLoader(Rows(), worker_init_fn=fail, **THREADS))
 
 
+@pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("kind", [THREADS, PROCESSES], ids=["threads", "processes"])
+def test_a_sample_neither_ends_nor_interrupts_the_program(raised: Any, kind: Any) -> None:
+    def leave(index: int) -> int:
+        if index == 5:
+            raise raised(3)
+        return index
+
+    batches = iter(DataLoader(Call(leave), batch_size=4, **kind))
+    assert next(batches).tolist() == [0, 1, 2, 3]
+    with pytest.raises(lit_loader.WorkerError) as caught:
+        next(batches)
+    told = f"{caught.value}{getattr(caught.value, '__notes__', '')}"
+    assert f"{raised.__name__}: 3" in told and "batch 1, at index 5" in told
+
+
 def test_a_thread_that_hangs_is_told_with_its_stack() -> None:
     gate = threading.Event()
     hanging = threading.Event()

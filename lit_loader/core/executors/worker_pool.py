@@ -191,7 +191,8 @@ class WorkerPool:
         if multiprocessing.current_process().daemon:
             raise LoaderError(
                 f"num_workers={num_workers} inside a daemonic process, which may not start "
-                "processes: use num_workers=0 there, or make the process non-daemonic [LL032]"
+                "processes: use worker_method='thread' or num_workers=0 there, or make the process "
+                "non-daemonic [LL032]"
             )
         # Behind the rows of workers here are those of workers elsewhere, and the relay's.
         relay = max(num_workers, MOST_WORKERS) + (0 if remote is None else spec.num_remote_workers)
