@@ -15,6 +15,7 @@ SOME = (
     *("step sleeps", "samples sleep, two workers", "samples compute, one worker", "a lock, asleep"),
     *("a stream sleeps", "objects are unpickled", "one slow sample in each batch"),
     *("threads that fight", "worker threads hold the interpreter", "a dataset that opens lazily"),
+    "worker threads share a lock, asleep",
 )
 
 
