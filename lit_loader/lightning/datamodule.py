@@ -309,6 +309,9 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         self.datasets: dict[str, DatasetSource] = dict(datasets)
         self.configs = {name: _config(name, given[name], common) for name in SPLITS}
         self._single = _single_loaders(loaders or {}, self.configs)
+        for split, source in self.datasets.items():
+            if _is_several(source):  # else a factory may make several
+                self._check_names(split, source)
         self._told_batch_size = False
         # Primitives alone: a callable or a dataset among them would make a checkpoint that
         # torch.load(weights_only=True) refuses. A Namespace, because Lightning compares a mapping
@@ -518,17 +521,21 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
 
     def _make_loaders(self, split: str, source: Any) -> Any:
         """A split's loader, or those of its several datasets, each with its own options."""
-        single = self._single.get(split, {})
+        single, names = self._single.get(split, {}), self._check_names(split, source)
+        in_turn = iter([single.get(name, {}) for name in names] or [{}])
+        return _each(source, lambda one: self.make_loader(split, one, **next(in_turn, {})))
+
+    def _check_names(self, split: str, source: Any) -> list[str]:
+        """The names of a split's datasets; OptionError: `loaders` has another one."""
         names = [*map(str, _names(source))]
-        for name in single:
+        for name in self._single.get(split, {}):
             if name not in names:
                 raise OptionError(
                     f"loaders: the {split!r} split has no dataset {name!r} among several: given "
                     f"are {_listed(names)}"
                     " [LL716]"
                 )
-        in_turn = iter([single.get(name, {}) for name in names] or [{}])
-        return _each(source, lambda one: self.make_loader(split, one, **next(in_turn, {})))
+        return names
 
     def make_loader(
         self, split: str, dataset: Dataset[Any] | None = None, **options: Any

@@ -187,6 +187,14 @@ def test_options_of_single_loaders() -> None:
     assert [loader.batch_size for loader in data.test_dataloader()] == [8, 4]
 
 
+def test_a_misspelt_dataset_among_several_is_refused_at_once() -> None:
+    """Where the names are known; of a factory's datasets they are known in `setup`."""
+    with pytest.raises(OptionError, match="no dataset 'nosy' among several: given are 'clean', "):
+        LoaderDataModule(
+            {"val": {"clean": Points, "noisy": Points}}, loaders={"val": {"nosy": {"seed": 1}}}
+        )
+
+
 def test_a_batch_size_that_nobody_set_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     told = "batch_size is 1 for the train split, which is the default"
