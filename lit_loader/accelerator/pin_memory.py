@@ -21,7 +21,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import torch
 
@@ -49,6 +49,10 @@ def find_accelerator(device: str = "") -> int | None:
     return torch.accelerator.current_device_index() if index is None else index
 
 
+_TOLD: Final[list[str]] = []
+"""The devices that were asked for first where there is no accelerator, once that was told."""
+
+
 class Pinning:
     """Pins a loader's batches: in a thread, in which ``device`` is current, if workers make them.
 
@@ -63,6 +67,9 @@ class Pinning:
         """Choose the accelerator; None: there is none, of which ``warn`` is told."""
         index = find_accelerator(device)
         if index is None:
+            if _TOLD:  # once in a process, whatever the number of its loaders
+                return None
+            _TOLD.append(device)
             warn(
                 "pin_memory=True has no effect: there is no accelerator to pin memory for; set it "
                 "to False on this machine [LL035]"

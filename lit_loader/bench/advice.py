@@ -70,6 +70,26 @@ class Point:
         return [figures[name] for figures in found if name in figures]
 
     @property
+    def running(self) -> LoaderStatistics | None:
+        """``statistics`` of what followed the start of the workers."""
+        if (whole := self.statistics) is None:
+            return None
+        made = sum(getattr(whole, name).mean for name in ("fetch", "collate", "encode"))
+        seconds = whole.seconds - max(0.0, whole.startup - whole.starts * made)
+        workers = tuple(
+            replace(each, busy_fraction=min(1.0, each.busy / max(seconds, 1e-9)))
+            for each in whole.workers
+        )
+        return replace(
+            whole,
+            workers=workers,
+            busy_fraction=sum(w.busy_fraction for w in workers) / max(1, self.num_workers),
+            seconds=seconds,
+            waited=whole.waited - whole.startup,
+            startup=0.0,
+        )
+
+    @property
     def measured(self) -> bool:
         """Whether our loader was."""
         return self.statistics is not None and self.figure(OURS) is not None
@@ -119,7 +139,7 @@ def advise(
         return ["nothing was measured, so there is nothing to advise"]
     most = max(point.num_workers for point in points)
     stages = {name: getattr(chosen.statistics, name).mean for name in (*MADE, "decode")}
-    costs = ", ".join(f"{name} {_time(seconds)}" for name, seconds in stages.items())
+    costs = ", ".join(f"{name} {_time(seconds)}" for name, seconds in stages.items() if seconds)
     return [
         f"use {chosen}: {_use(chosen, points, samples)}{_step(chosen, step_ms)}",
         *_doubts(chosen, load, cores),
@@ -244,25 +264,17 @@ def _bound(chosen: Point, points: Sequence[Point], cores: float, most: int) -> s
         if not working:
             return "this process makes the batches itself: no workers were measured"
         chosen, why = min(working, key=lambda point: point.seconds), "workers did not help: "
-    statistics = chosen.statistics
-    assert statistics is not None  # it was measured
-    seconds = max(statistics.seconds - statistics.startup, 1e-9)
-    workers = tuple(
-        replace(each, busy_fraction=min(1.0, each.busy / seconds)) for each in statistics.workers
-    )
-    busy = max(sum(each.busy_fraction for each in workers), 1e-9)
+    running = chosen.running
+    assert running is not None  # it was measured
+    busy = max(sum(each.busy_fraction for each in running.workers), 1e-9)
     running = replace(
-        statistics,
-        workers=workers,
-        seconds=seconds,
-        waited=statistics.waited - statistics.startup,
-        startup=0.0,
+        running,
         processor_fraction=min(1.0, chosen.cpu / busy),
         # More are not advised where more were measured, and did not help.
         num_workers_reason="as measured" if chosen.num_workers < most else "",
         num_workers=chosen.num_workers,
         surroundings=replace(
-            statistics.surroundings, processors=math.ceil(cores), persistent_workers=True
+            running.surroundings, processors=math.ceil(cores), persistent_workers=True
         ),
     )
     return why + cause(running)

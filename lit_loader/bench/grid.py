@@ -10,6 +10,7 @@ the first prefetch_factor.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import time
 import warnings
@@ -21,14 +22,15 @@ from torch.utils.data import IterableDataset
 
 from lit_loader.bench.advice import FIGURES, Point, advise, choose
 from lit_loader.bench.limits import nbytes
-from lit_loader.bench.loaders import Open, OpenLoader, Setup
+from lit_loader.bench.loaders import CannotRun, Open, OpenLoader, Setup
 from lit_loader.bench.machine import cpu_seconds, load_now, memory_and_descriptors
-from lit_loader.bench.rounds import Session, Spread, in_one_line
+from lit_loader.bench.own_dataset import in_users_words, made
+from lit_loader.bench.rounds import Session, Spread
 from lit_loader.bench.settings import OURS, REFERENCE
 from lit_loader.core.epoch.loader_core import DEFAULT_PREFETCH
 from lit_loader.core.options.loader_config import FOR_PROCESSES, LoaderConfig
 from lit_loader.core.system.processors import usable_processors
-from lit_loader.errors import OptionError
+from lit_loader.errors import PREFIX, OptionError
 from lit_loader.loader import DataLoader
 
 __all__ = ["Grid"]
@@ -41,10 +43,12 @@ class Grid:
     num_workers and prefetch_factor are the grid's. OptionError: one of them cannot be made.
     """
 
-    def __init__(self, cfg: Any, session: Session) -> None:
-        self._dataset = _made("dataset", cfg.dataset)
-        self._config: LoaderConfig = _made("loader", cfg.loader)
+    def __init__(self, dataset: Any, loader: Any, session: Session) -> None:
+        self._title = f"dataset={dataset['_target_']}"
+        self._dataset = made(self._title, dataset)
+        self._config: LoaderConfig = made("loader", loader)
         self._session, wanted = session, session.settings.grid
+        self.rounds = min(3, session.settings.rounds)  # a grid has many settings
         self.name = type(self._dataset).__qualname__
         self.samples = float(self._config.batch_size or 1)  # a batch, on the mean
         self._nbytes = 0
@@ -65,16 +69,17 @@ class Grid:
         self._load_before = 0.0  # of the machine
         self.auto = Point(0, 0, auto=True) if wanted.auto and OURS in session.loaders else None
         self._auto_loader: Any = None
+        self._told: dict[str, str] = {}  # what lit_loader warned of, by its id
+        self._no_auto = ""  # why "auto" is not measured, though it was to be
 
     def measure(self) -> None:
         """Measure all settings; an interrupt leaves what was measured."""
         session, settings = self._session, self._session.settings
         self._load_before = load_now()
-        rounds = min(3, settings.rounds)  # a grid has many settings
         several = [(p, name) for p in self.points for name in session.loaders]
         turns = sum(not point.threads or name == OURS for point, name in several)
-        session.expect((rounds + 1) * (turns + (self.auto is not None)))
-        for number in range(rounds + 1):
+        session.expect((self.rounds + 1) * (turns + (self.auto is not None)))
+        for number in range(self.rounds + 1):
             seconds = settings.grid.seconds / (1 if number else 4)
             for point in self.points:
                 figures: dict[str, dict[str, float]] = {}
@@ -87,10 +92,12 @@ class Grid:
                     try:
                         figures[name] = self._load(point, name, open_, seconds)
                     except Exception as error:  # the user's own code, or another library
-                        point.cannot[name] = in_one_line(error)
+                        point.cannot[name], cause = in_users_words(error), error
                 if not point.num_workers and len(point.cannot) == len(session.loaders):
                     # Nor by workers, of which it would be known many turns later.
-                    raise OptionError(f"dataset cannot be loaded: {point.cannot.popitem()[1]}")
+                    raise OptionError(
+                        f"{self._title} cannot be loaded: {point.cannot.popitem()[1]}"
+                    ) from cause
                 if number and figures:
                     point.rounds.append(figures)
             if self.auto is not None:
@@ -98,7 +105,7 @@ class Grid:
                 self._load_auto(self.auto, seconds, counts=number > 0)
             reasons = [why for point in self.points for why in point.cannot.values()]
             if len(reasons) == turns:
-                raise OptionError(f"dataset cannot be loaded: {reasons[0]}")
+                raise OptionError(f"{self._title} cannot be loaded: {reasons[0]}")
 
     def _load(self, point: Point, name: str, open_: Open, seconds: float) -> dict[str, float]:
         """`FIGURES` of one setting."""
@@ -107,15 +114,28 @@ class Grid:
             self._config.batch_size, point.num_workers, point.prefetch_factor, options=options
         )
         begin = time.perf_counter()
-        with warnings.catch_warnings(record=point.threads) as told:
+        with self._hearing() as told:
             opened = open_(self._dataset, setup)
             try:
                 found = self._figures(point, opened, begin, seconds, ours=name == OURS)
             finally:
                 opened.close()
-        if inexact := [each for each in told or () if "global generator" in str(each.message)]:
-            raise OptionError(str(inexact[0].message))
+        if point.threads and (inexact := [text for text in told if "global generator" in text]):
+            raise CannotRun(inexact[0])
         return found
+
+    @contextlib.contextmanager
+    def _hearing(self) -> Iterator[list[str]]:
+        """Keep what lit_loader warns of, for below the table; other warnings are passed on."""
+        told: list[str] = []
+        with warnings.catch_warnings(record=True) as caught:
+            yield told
+            told += [text[len(PREFIX) :] for each in caught if (text := _text(each))]
+        for each in caught:
+            if not _text(each):
+                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+        for text in told:  # of each id one, whatever numbers are in it
+            self._told.setdefault(text.rpartition(" [")[2], text)
 
     def _figures(
         self, point: Point, opened: OpenLoader, begin: float, seconds: float, *, ours: bool
@@ -145,17 +165,29 @@ class Grid:
             if self._auto_loader is None:
                 config = self._config.merged(num_workers="auto", persistent_workers=True)
                 self._auto_loader = DataLoader(self._dataset, **config.as_kwargs())
-            with self._auto_loader as loader:
+            with self._hearing(), self._auto_loader as loader:
                 begin = time.perf_counter()
                 found = self._figures(point, OpenLoader(loader), begin, seconds, ours=True)
                 point.num_workers = loader.num_workers
-        except OptionError:
-            self.auto = None
+        except OptionError as error:
+            self.auto, self._no_auto = None, error.text
         except Exception as error:  # the user's own code
-            point.cannot[OURS] = in_one_line(error)
+            point.cannot[OURS] = in_users_words(error)
         else:
             if counts:
                 point.rounds.append({OURS: found})
+
+    @property
+    def told(self) -> list[str]:
+        """Which settings have no figures, and why; what lit_loader warned of; a line for each."""
+        why: dict[str, list[str]] = {}
+        for point in self._all:
+            for name, reason in point.cannot.items():
+                why.setdefault(reason, []).append(f"{name} with {point}")
+        if self._no_auto:
+            why.setdefault(self._no_auto, []).append('num_workers="auto"')
+        lines = [f"no figures: {' and '.join(which)}: {reason}" for reason, which in why.items()]
+        return lines + [f"warning: {text}" for text in self._told.values() if text not in why]
 
     @property
     def chosen(self) -> Point | None:
@@ -215,6 +247,12 @@ class Grid:
         }
 
 
+def _text(warning: warnings.WarningMessage) -> str:
+    """The text of a warning of lit_loader's; "": it is another's."""
+    text = str(warning.message)
+    return text if text.startswith(PREFIX) else ""
+
+
 def _setting_of(config: LoaderConfig) -> tuple[int, int] | None:
     """Workers and batches ahead of the given options; None: their number is to be found."""
     workers = config.num_workers
@@ -259,20 +297,6 @@ def _clocked(
         "memory_megabytes": memory,
         "descriptors": descriptors,
     }
-
-
-def _made(name: str, node: Any) -> Any:
-    from hydra.utils import instantiate
-
-    try:
-        return instantiate(node, _convert_="all")
-    except Exception as error:  # the target's own, from Hydra 1.4 on
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        if isinstance(cause, OptionError):
-            raise OptionError(f"{name}: {cause.text}") from error
-        raise OptionError(f"{name} cannot be made: {in_one_line(cause)}") from error
 
 
 def _options(config: LoaderConfig, point: Point, dataset: Any, *, ours: bool) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ from lit_loader.bench.grid import Grid
 from lit_loader.bench.rounds import LIMIT, Measurement, Spread
 from lit_loader.bench.settings import CASES, OURS, Settings
 from lit_loader.errors import OptionError
+from lit_loader.sentences import counted
 
 __all__ = ["FORMAT", "compare", "header", "read", "show_case", "show_grid", "write"]
 
@@ -32,17 +33,23 @@ _COLUMNS: Final = (
 )  # fmt: skip
 
 
-def header(console: Console, machine: Mapping[str, Any], settings: Settings) -> None:
+def header(
+    console: Console, machine: Mapping[str, Any], settings: Settings, grid: Grid | None
+) -> None:
     """Print where and with what it is measured."""
-    rounds = "1 round" if settings.rounds == 1 else f"{settings.rounds} rounds"
     quick = "; [yellow]quick=true: these figures mean little[/]" if settings.quick else ""
+    how = (
+        f"{settings.num_workers} workers, prefetch_factor {settings.prefetch_factor} where nothing "
+        f"else is said, {counted(settings.rounds, 'round')}; medians, less is better"
+    )
+    if grid is not None:
+        how = f"{grid.name} in {counted(grid.rounds, 'round')}, after one that does not count"
     for line in (
         f"[bold]lit-loader-bench[/]  {machine['processor']}, {machine['cores']:g} usable cores, "
         f"{machine['memory_bytes'] / 2**30:.0f} GiB, load {machine['load']:.1f}, "
         f"{machine['system']}, Python {machine['python']}",
         ", ".join(f"{name} {version}" for name, version in machine["versions"].items()),
-        f"{settings.num_workers} workers, prefetch_factor {settings.prefetch_factor} where nothing "
-        f"else is said, {rounds}; medians, less is better{quick}",
+        f"{how}{quick}",
     ):
         console.print(line, highlight=False)
 
@@ -130,12 +137,10 @@ def show_grid(console: Console, grid: Grid) -> None:
     sheet = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("num_\nworkers", "prefetch\nfactor", "loader", *heads, "workers\nbusy"):
         sheet.add_column(name, justify="left" if name == "loader" else "right", no_wrap=True)
-    if unable := any(point.cannot for point in grid.points):
-        sheet.add_column("", overflow="fold")
     for point in points:
         for loader in point.loaders:
             found = [(point.figure(loader, name), show) for name, (_, show) in units.items()]
-            busy = point.statistics if loader == OURS and point.num_workers else None
+            busy = point.running if loader == OURS and point.num_workers and found[0][0] else None
             chosen = grid.chosen is point and loader == OURS
             sheet.add_row(
                 _workers(point),
@@ -144,12 +149,11 @@ def show_grid(console: Console, grid: Grid) -> None:
                 *_rates(point.figure(loader), grid.samples),
                 *("–" if each is None else _number(show(each.median)) for each, show in found[1:]),
                 "" if busy is None else f"{100 * busy.busy_fraction:.0f} %",
-                *[point.cannot.get(loader, "")] * unable,
                 style="bold green" if chosen else "",
             )
         sheet.add_section()
     _show(console, f"your dataset: {grid.name} (◀: use this)", sheet)
-    for line in grid.advice:
+    for line in [*grid.told, *grid.advice]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -131,7 +131,7 @@ class Session:
             def fail(name: str, error: Exception) -> None:
                 turns.pop(name, None)
                 for measurement in measurements.values():
-                    measurement.cannot[name] = in_one_line(error)
+                    measurement.cannot[name] = in_one_line(error)[:160]
 
             for name, subject in subjects.items():
                 try:
@@ -209,4 +209,4 @@ def in_one_line(error: BaseException) -> str:
         return str(error)
     text = error.text if isinstance(error, LitLoaderError) else str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:160].removesuffix(": ")
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}".removesuffix(": ")

@@ -25,6 +25,7 @@ from lit_loader.sentences import duration
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from lit_loader.bench.grid import Grid
     from lit_loader.bench.rounds import Rows, Session
 
 __all__ = ["run"]
@@ -43,20 +44,22 @@ def run(cfg: Any, directory: Path) -> int:
     own = {key: cfg[key] for key in cfg if key not in ("dataset", "loader")}
     options: Any = OmegaConf.to_container(OmegaConf.create(own), resolve=True)
     settings = Settings.from_options(options)
-    user = cfg if cfg.dataset.get("_target_") is not None else None
-    require_packages(() if user is not None else settings.cases)
+    own_dataset = _own_dataset(cfg.dataset)
+    require_packages(settings.cases if own_dataset is None else ())
 
     import torch
     from rich.console import Console
 
     from lit_loader.bench import report
+    from lit_loader.bench.grid import Grid
     from lit_loader.bench.loaders import LOADERS
     from lit_loader.bench.machine import describe
     from lit_loader.bench.rounds import Session
 
     earlier = None if options["check"] is None else report.read(Path(options["check"]))
-    names = settings.loaders if user is None else settings.grid.loaders
+    names = settings.loaders if own_dataset is None else settings.grid.loaders
     session = Session(settings, {name: LOADERS[name] for name in names})
+    grid = None if own_dataset is None else Grid(own_dataset, cfg.loader, session)
     machine = describe(names)
     console = Console(width=_width())
     threads = torch.get_num_threads()
@@ -67,8 +70,8 @@ def run(cfg: Any, directory: Path) -> int:
         # What torch makes of its own workers. Forked workers of other loaders inherit it.
         torch.set_num_threads(1)
         try:
-            report.header(console, machine, settings)
-            interrupted, grid = _measure(session, console, user)
+            report.header(console, machine, settings, grid)
+            interrupted = _measure(session, console, grid)
         finally:
             torch.set_num_threads(threads)
     directory.mkdir(parents=True, exist_ok=True)
@@ -88,15 +91,30 @@ def run(cfg: Any, directory: Path) -> int:
     return code
 
 
-def _measure(session: Session, console: Console, user: Any) -> tuple[bool, Any]:
+def _own_dataset(node: Any) -> Any:
+    """What makes the user's dataset, as ``dataset`` says; None: the cases are measured.
+
+    ``dataset=my.Data`` is short for ``dataset._target_=my.Data``.
+    """
+    if isinstance(node, str):
+        return {"_target_": node}
+    if node is None or node.get("_target_") is not None:
+        return node
+    if given := [key for key in node if key != "_target_"]:
+        raise OptionError(
+            f"dataset has {', '.join(given)}, and no class: write dataset._target_=my.Dataset "
+            f"+dataset.{given[0]}=…"
+        )
+    return None
+
+
+def _measure(session: Session, console: Console, grid: Grid | None) -> bool:
     """Measure the cases, or the user's dataset if there is one, and print the tables.
 
-    Gives whether it was interrupted, and the `Grid` of the user's dataset.
+    Gives whether it was interrupted.
     """
     from lit_loader.bench import report
-    from lit_loader.bench.grid import Grid
 
-    grid = None if user is None else Grid(user, session)
     interrupted, case = False, ""
     try:
         if grid is not None:
@@ -115,7 +133,7 @@ def _measure(session: Session, console: Console, user: Any) -> tuple[bool, Any]:
         report.show_case(console, case, session.measurements)
     if grid is not None:
         report.show_grid(console, grid)
-    return interrupted, grid
+    return interrupted
 
 
 def _plan(settings: Settings) -> dict[str, Rows]:

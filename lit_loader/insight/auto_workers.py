@@ -20,6 +20,7 @@ from lit_loader.core.batch.timings import Timings
 from lit_loader.core.system.cgroups import memory_left
 from lit_loader.insight.controller import Bounds, Controller, Load, Setting
 from lit_loader.insight.resources import own_memory, processors_of_this_rank
+from lit_loader.sentences import counted
 
 __all__ = ["AutoWorkers"]
 
@@ -61,6 +62,7 @@ class AutoWorkers:
         self._most = 1 << 20  # workers that could be started
         self._looked = -FRESH  # at the following, by time.monotonic_ns()
         self._processors, self._room = 0.0, 0
+        self._why = ""  # there is no more room
 
     def __reduce__(self) -> tuple[type[AutoWorkers], tuple[int]]:
         return AutoWorkers, (self.setting.workers,)
@@ -152,12 +154,20 @@ class AutoWorkers:
             self._looked, left = now, memory_left()
             self._processors = processors_of_this_rank()
             self._room = _most_on(self._processors)
+            self._why = f"are not started on {counted(math.ceil(self._processors), 'processor')}"
             each = own_memory(pids[0]) if (pids := pool.workers.pids) else None
             if left is not None and each:
-                self._room = min(self._room, pool.num_workers + int(SPARE * left / each))
+                by_memory = pool.num_workers + int(SPARE * left / each)
+                if by_memory < self._room:
+                    self._room, self._why = by_memory, "do not fit into the memory that is left"
         batches = max(1, budget // nbytes) if budget is not None and nbytes else 1 << 20
-        most = min(self._most, self._room, batches, readers or batches)
-        return Bounds(self._processors, max(1, most), batches)
+        most, why = min(
+            (self._most, "cannot be started"),
+            (self._room, self._why),
+            (batches, "do not fit into memory_budget"),
+            (readers or batches, "would have no shard to read"),
+        )
+        return Bounds(self._processors, max(1, most), batches, why)
 
 
 def _most_on(processors: float) -> int:

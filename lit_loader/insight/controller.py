@@ -92,7 +92,7 @@ class Bounds(NamedTuple):
     processors: float
     most: int
     batches: int
-    why: str = "may not be"
+    why: str = "are not allowed"  # that there be more, with a number before it
 
 
 class Setting(NamedTuple):
@@ -107,7 +107,9 @@ class Controller:
     """Decides, window by window; ``setting`` is what the loader should have now."""
 
     def __init__(self, workers: int = 2) -> None:
-        self.setting = Setting(workers, 2, "to begin with")
+        self.setting = Setting(
+            workers, 2, "the first number, with too little measured to change it"
+        )
         self._forget()
 
     def _forget(self) -> None:

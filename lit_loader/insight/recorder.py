@@ -115,14 +115,16 @@ class Recorder:
         """What was found of the workers, and of this process's threads, beside the batches."""
         waits, threads = self.log.waits, self.log.threads
         looks, seconds = max(1, waits.looks), self._sums["waited"] + self._sums["step"]
-        before, queued, active = threads or {}, 0, 0
+        before, running, queued, active = threads or {}, 0, 0, 0
         for thread, (ran, waited) in times_of_threads().items() if threads else ():
             since = before.get(thread, (0, 0))
+            running += ran - since[0]
             queued += waited - since[1]
             active += ran + waited - sum(since) > ACTIVE * seconds
         return {
             "lock_fraction": waits.locked / looks,
             "page_fraction": waits.paging / looks,
+            "running_threads": max(0, running) / max(1, seconds),
             "queued_threads": max(0, queued) / max(1, seconds),
             "active_threads": active,
         }

@@ -7,8 +7,8 @@ and its step. The first rule that applies counts::
     the loop hardly waited              ─▶ the loader is not the limit
     … mostly for first batches          ─▶ keep the workers, or start them faster
     … and there are no workers          ─▶ have some
-    … threads wait for the interpreter  ─▶ have processes
     … workers wait for one lock         ─▶ hold it for less
+    … threads wait for the interpreter  ─▶ have processes
     … or for pages from a disk          ─▶ less memory
     … a few samples take most of it     ─▶ these samples
     … and remote workers were not busy  ─▶ the way from them (`_network`)
@@ -53,6 +53,9 @@ SLOWER: Final = 3  # times the mean sample's time from which on a sample is name
 
 QUEUED: Final = 0.3
 """Threads that wait for a processor, on the mean, from which on they take them from each other."""
+
+OURS: Final = 0.75
+"""Part of the processors that a program has, below which others are what its threads wait for."""
 
 HELD: Final = 0.8 * sys.getswitchinterval()
 """Seconds that a thread waits for the interpreter's lock, on the mean, where others compute with
@@ -146,8 +149,10 @@ class LoaderStatistics:
         state: The part of ``fetch`` in which the ``state_dict`` of a stream was asked and written
             down; 0 where it has none.
         lock_fraction: Part of the looks at workers, taken while the consumer waited, that found
-            them waiting for a lock that processes share (Linux); 0: none, or no look was taken.
+            them waiting for a lock that they share (Linux); 0: none, or no look was taken.
         page_fraction: Likewise for memory that comes from a disk: swap, or a mapped file.
+        running_threads: Threads of the training process that ran, on the mean over ``seconds``
+            (Linux); 0: not measured.
         queued_threads: Threads of the training process that waited for a processor, on the mean
             over ``seconds`` (Linux); 0: none, or not measured.
         active_threads: Threads of the training process that ran, or waited for a processor, for a
@@ -200,6 +205,7 @@ class LoaderStatistics:
     state: StageTimes = field(default_factory=StageTimes)
     lock_fraction: float = 0.0
     page_fraction: float = 0.0
+    running_threads: float = 0.0
     queued_threads: float = 0.0
     active_threads: int = 0
     surroundings: Surroundings = field(default_factory=Surroundings)
@@ -235,7 +241,7 @@ class LoaderStatistics:
         stages = ("fetch", "read", "state", "collate", "encode", "decode", "pin", "step")
         means = {name: getattr(self, name).mean * 1e3 for name in stages}
         shown = ", ".join(f"{name} {mean:.3g}" for name, mean in means.items() if mean)
-        makers = counted(len(self.workers), "worker")
+        makers = counted(len(self.workers) or self.num_workers, "worker")
         if [made.worker for made in self.workers] == [-1]:
             makers = "this process"
         if self.remote_batches:
@@ -343,6 +349,13 @@ def _threads(statistics: LoaderStatistics) -> str:
         queued -= busy * statistics.queued_fraction
     wanted = busy * min(1.0, statistics.processor_fraction + statistics.queued_fraction)
     stepping = 1 - statistics.wait_fraction
+    running = statistics.running_threads / max(stepping, MUCH)
+    if (
+        running
+        and processors
+        and running + busy * statistics.processor_fraction < OURS * processors
+    ):
+        return ""  # other programs have them
     if (
         processors is None
         or min(around.threads, active) < 2
@@ -375,6 +388,8 @@ def _startup(statistics: LoaderStatistics) -> str:
         if lazily := _lazily(statistics):
             text += f"{lazily}, which matters less the longer a run is"
             text += "; loader.start() does it while you build the model" if num_workers else ""
+        elif num_workers and statistics.surroundings.worker_method == "thread":
+            text += ": nothing is ready when a run begins, which matters less the longer it is"
         elif num_workers:
             text += ": starting workers takes that long, which matters less the longer a run is"
         return text
@@ -428,7 +443,7 @@ def _no_workers(statistics: LoaderStatistics) -> str:
 def _kept_waiting(statistics: LoaderStatistics) -> str:
     """Advice where workers wait for a lock, or for pages from a disk; else ""."""
     if statistics.surroundings.worker_method == "thread":
-        return _interpreter(statistics)
+        return _lock_of_threads(statistics) or _interpreter(statistics)
     if statistics.lock_fraction >= OFTEN:
         return (
             f"workers waited for a lock that they share ({percent(statistics.lock_fraction)} of "
@@ -443,6 +458,18 @@ def _kept_waiting(statistics: LoaderStatistics) -> str:
             "workers, less memory or a faster disk"
         )
     return ""
+
+
+def _lock_of_threads(statistics: LoaderStatistics) -> str:
+    """Advice where threads wait for a lock that one of them holds; else ""."""
+    waiting = statistics.lock_fraction
+    if waiting < OFTEN or statistics.num_workers < 2:
+        return ""
+    return (
+        f"worker threads waited for a lock that they share ({percent(waiting)} of the looks at "
+        "them found one waiting), so they wait for each other and more of them do not help: hold "
+        "it for less time, or open a file, connection or client for each thread"
+    )
 
 
 def _interpreter(statistics: LoaderStatistics) -> str:

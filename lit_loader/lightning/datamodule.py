@@ -47,7 +47,7 @@ from lit_loader.core.options.checks import (
     known_options,
     renamed,
 )
-from lit_loader.core.options.loader_config import FOR_WORKERS, LoaderConfig
+from lit_loader.core.options.loader_config import FOR_WORKERS, LoaderConfig, check_option
 from lit_loader.data.shared_dataset import shared_dataset
 from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError
@@ -63,6 +63,8 @@ from lit_loader.lightning.state_callback import LoaderStateCallback, our_loaders
 from lit_loader.loader import DataLoader
 
 __all__ = ["SPLITS", "LoaderDataModule", "SwappedDataModule", "options_of"]
+
+_NOTHING: Mapping[str, Any] = {}
 
 SPLITS = ("train", "val", "test", "predict")
 
@@ -300,16 +302,16 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
                     f"datasets has an unknown split {split!r}: use {_listed(SPLITS)} [LL704]"
                 )
             _check_source(split, source, self.shared_key is not None)
-        common = _config("loader", loader, LoaderConfig())
         short = {"batch_size": batch_size, "num_workers": num_workers, "pin_memory": pin_memory}
-        short = {name: value for name, value in short.items() if value is not None}
-        if short:
-            # In Hydra they are laid over a preset, whose options for workers give way to none.
-            common = LoaderConfig.from_options(**{**common.as_kwargs(), **short})
+        short = {name: check_option(name, x) for name, x in short.items() if x is not None}
+        common = _config("loader", loader, LoaderConfig(), short)
         given = {"train": train, "val": val, "test": test, "predict": predict}
         self.datasets: dict[str, DatasetSource] = dict(datasets)
         self.configs = {name: _config(name, given[name], common) for name in SPLITS}
         self._single = _single_loaders(loaders or {}, self.configs)
+        for split, source in self.datasets.items():
+            if _is_several(source):  # else a factory may make several
+                self._check_names(split, source)
         self._told_batch_size = False
         # Primitives alone: a callable or a dataset among them would make a checkpoint that
         # torch.load(weights_only=True) refuses. A Namespace, because Lightning compares a mapping
@@ -372,7 +374,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         if not open_to_any:
             known_options(options, [*_OPTIONS, *taken])
         if open_to_any or "datasets" in taken:
-            common = _config("loader", options.pop("loader", None), LoaderConfig()).merged(**loader)
+            common = _config("loader", options.pop("loader", None), LoaderConfig(), loader)
             made = cls(**{**options, "datasets": datasets, "loader": common, "train": train})
         else:
             made = cls(**options, **{name: x for name, x in loader.items() if name in taken})
@@ -519,17 +521,21 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
 
     def _make_loaders(self, split: str, source: Any) -> Any:
         """A split's loader, or those of its several datasets, each with its own options."""
-        single = self._single.get(split, {})
+        single, names = self._single.get(split, {}), self._check_names(split, source)
+        in_turn = iter([single.get(name, {}) for name in names] or [{}])
+        return _each(source, lambda one: self.make_loader(split, one, **next(in_turn, {})))
+
+    def _check_names(self, split: str, source: Any) -> list[str]:
+        """The names of a split's datasets; OptionError: `loaders` has another one."""
         names = [*map(str, _names(source))]
-        for name in single:
+        for name in self._single.get(split, {}):
             if name not in names:
                 raise OptionError(
                     f"loaders: the {split!r} split has no dataset {name!r} among several: given "
                     f"are {_listed(names)}"
                     " [LL716]"
                 )
-        in_turn = iter([single.get(name, {}) for name in names] or [{}])
-        return _each(source, lambda one: self.make_loader(split, one, **next(in_turn, {})))
+        return names
 
     def make_loader(
         self, split: str, dataset: Dataset[Any] | None = None, **options: Any
@@ -666,21 +672,33 @@ def _listed(names: Any) -> str:
     return ", ".join(map(repr, names)) or "none"
 
 
-def _config(name: str, options: Options | None, common: LoaderConfig) -> LoaderConfig:
-    """The options of `name` laid over the common ones; refusals say whose options they are."""
-    if options is None:
-        return common
+def _config(
+    name: str, options: Options | None, common: LoaderConfig, short: Mapping[str, Any] = _NOTHING
+) -> LoaderConfig:
+    """The options of `name`, and their short forms, laid over the common ones.
+
+    They are checked together. As in Hydra, those for workers give way where ``num_workers=0`` is
+    laid over them. Refusals say whose options they are.
+    """
     if isinstance(options, LoaderConfig):
-        return options
-    if not isinstance(options, Mapping):
+        common, options = options, None
+    if not isinstance(options, Mapping | None):
         raise OptionError(
             f"{name} must be a mapping of options or a LoaderConfig, got {type(options).__name__}"
             " [LL711]"
         )
+    options = {**(options or {}), **short}
     try:
-        return common.merged(**options)
+        if options.get("num_workers") == 0 and ("num_workers" in short or not _of_workers(options)):
+            return LoaderConfig.from_options(**{**common.as_kwargs(), **options})
+        return common.merged(**options) if options else common
     except OptionError as error:
         raise OptionError(f"{name}: {error.text}") from None
+
+
+def _of_workers(options: Mapping[str, Any]) -> bool:
+    """Whether options that mean nothing without workers are among these."""
+    return any(options.get(name) for name in FOR_WORKERS)
 
 
 def _single_loaders(

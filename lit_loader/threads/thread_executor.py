@@ -55,6 +55,7 @@ from lit_loader.core.seeding.global_states import GlobalStates
 from lit_loader.core.seeding.seeds import of_thread
 from lit_loader.core.system.processors import ProcessorClock
 from lit_loader.core.system.shared_file import HeldFile, map_part, nameless_file, round_up
+from lit_loader.core.system.worker_waits import LONG
 from lit_loader.core.transport.loader_page import PAGE_BYTES, LoaderPage
 from lit_loader.core.transport.messages import POSITION, listed, position_of
 from lit_loader.core.transport.status_board import ROW_WORDS, Stage, StatusBoard, board_bytes
@@ -226,6 +227,7 @@ class ThreadExecutor(Executor):
         desk.board.workers = count
         self.page = LoaderPage(memory)
         self.page.begin_epoch(start.epoch, start.position.now().delivered)
+        self._waits_of_threads = core.log.waits
         self._timeout, stall = loader.timeout, loader.stall_warning
         self._stall_of = core.seams.stall
         self._stall_limits = [stall, _SECOND_STALL * stall] if stall else []
@@ -252,10 +254,13 @@ class ThreadExecutor(Executor):
         before = self._mark() if not desk.done and timeout is None else None
         if len(desk.workers) < desk.wanted:
             self._start()
+        began = time.monotonic_ns()
         outcome = self._take(timeout)
+        if (now := time.monotonic_ns()) - began > LONG:
+            self._waits_of_threads.look(now, self._fetching(), threads=True)
         # A fork counts as a use; it moves none.
-        now = None if before is None or outcome is None else GlobalStates.now()
-        if before is not None and now is not None and now._replace(uses=before.uses) != before:
+        after = None if before is None or outcome is None else GlobalStates.now()
+        if before is not None and after is not None and after._replace(uses=before.uses) != before:
             self._told = True
             text = "a sample (or worker_init_fn) draws from, or seeds, a global generator, "
             desk.notes.append(f"{text}{_ADVICE}{_APART * (desk.readers > 1)} [LL418]")
@@ -282,6 +287,21 @@ class ThreadExecutor(Executor):
         if desk.bell.qsize():  # that of an outcome which nobody has waited for
             desk.bell.get()
         return desk.done.popleft() if desk.done else None
+
+    def _fetching(self) -> list[int]:
+        """The threads that read samples, by the system's numbers.
+
+        0: one that waits for threads of its own, at an event, say, and not for a lock.
+        """
+        workers = [w for w in [*self._desk.workers.values()] if w.row.stage in Stage.SAMPLES]
+        # reach: python: what another thread is at
+        frames = sys._current_frames()
+        found = [frames.get(worker.thread.ident or 0) for worker in workers]
+        at_event = [f is not None and f.f_code.co_filename == threading.__file__ for f in found]
+        return [
+            0 if elsewhere else worker.thread.native_id or 0
+            for worker, elsewhere in zip(workers, at_event, strict=True)
+        ]
 
     def begin(self) -> None:
         """Start the threads now, for tasks that nobody receives yet; they end with this object."""

@@ -158,7 +158,7 @@ def test_reports_agree(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_it_is_refused_at_its_first_setting(run: Run, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     options = f"dataset._target_={__name__}.Unreadable", f"+dataset.notes={notes}"
-    with pytest.raises(OptionError, match="dataset cannot be loaded: LookupError: no such file"):
+    with pytest.raises(OptionError, match="Unreadable cannot be loaded: LookupError: no such file"):
         run(*options, "loaders=[lit_loader,torch]")
     assert len(notes.read_text()) == 2  # once by each loader
 
@@ -206,14 +206,14 @@ def test_check_of_ratios(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture
         (["grid.seconds=0"], "grid.seconds must be more than 0"),
         (["rows=nothing", "cases=busy"], "no row of busy has 'nothing' in its name"),
         (["check=/nowhere.json"], "check cannot be read: .*, got check=/nowhere.json"),
-        (["dataset._target_=my.Data"], "dataset cannot be made: ModuleNotFoundError: "),
+        (["dataset._target_=my.Data"], "dataset=my.Data cannot be made: there is no module 'my'"),
         (
             [f"dataset._target_={__name__}.Squares", "+loader.nun_workers=1"],
             "loader: unknown option 'nun_workers': did you mean 'num_workers'?",
         ),
         (
             [f"dataset._target_={__name__}.Squares", "+dataset.fail=true", "grid.num_workers=0"],
-            "dataset cannot be loaded: LookupError: no such file",
+            "Squares cannot be loaded: LookupError: no such file",
         ),
     ],
     ids=range(15),

@@ -83,7 +83,7 @@ def test_fewer_that_are_missed_come_back() -> None:
 
 def test_bounds_are_kept() -> None:
     setting = Controller(2).decide(LOAD, BOUNDS._replace(most=3))
-    assert (setting.workers, setting.reason) == (3, "more than 3 may not be")
+    assert (setting.workers, setting.reason) == (3, "more than 3 are not allowed")
     setting = Controller(2).decide(LOAD._replace(spread=2.0), BOUNDS._replace(batches=10))
     assert setting.workers * setting.prefetch <= 10
     # Fewer than there are, from one window to the next.

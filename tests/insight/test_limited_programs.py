@@ -12,7 +12,7 @@ from tests.support.limited_programs import CORES, LEAVE, PROGRAMS, run
 pytestmark = pytest.mark.time
 
 SOME = (
-    *("samples sleep, two workers", "a lock, asleep"),
+    *("samples sleep, two workers", "a lock, asleep", "worker threads share a lock, asleep"),
     *("worker threads hold the interpreter", "a dataset that opens lazily"),
 )
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lit_loader import DataLoader
 from lit_loader.insight.records import (
     NodeTimes,
     SlowSample,
@@ -231,6 +232,27 @@ def test_what_workers_were_kept_by(fields: dict[str, float], expected: str) -> N
     assert expected in verdict(among(run(0.5, 0.5, 0.5, **fields), 2))
 
 
+@pytest.mark.parametrize(
+    ("waiting", "workers", "said"),
+    [(0.4, 2, True), (0.7, 4, True), (0.05, 2, False), (0.4, 1, False)],
+)
+def test_threads_that_wait_for_a_lock(waiting: float, workers: int, said: bool) -> None:
+    found = among(run(0.5, 0.5, 0.5, lock_fraction=waiting), workers, worker_method="thread")
+    assert ("worker threads waited for a lock that they share" in verdict(found)) == said
+    assert not (said and "add workers" in verdict(found))
+
+
+def test_threads_take_no_time_to_start() -> None:
+    tiny = among(run(0.999, 0.01, startup=95.0, batches=4), 2, worker_method="thread")
+    assert "starting workers" not in verdict(tiny)
+    assert "nothing is ready when a run begins" in verdict(tiny)
+
+
+def test_workers_are_there_before_the_first_batch() -> None:
+    with DataLoader(list(range(8)), num_workers=2) as loader:
+        assert "; 2 workers 0% busy" in str(loader.statistics())
+
+
 FIGHT: dict[str, Any] = {"processor_fraction": 0.9, "queued_threads": 2.0, "active_threads": 4}
 
 
@@ -248,6 +270,7 @@ def test_threads_that_fight() -> None:
         ({}, {"threads": 4, "processors": 64}),
         ({"active_threads": 1}, {"threads": 4}),  # it computes with one
         ({"queued_threads": 0.1}, {"threads": 4}),
+        ({"running_threads": 1.0}, {"threads": 4}),  # other programs have the processors
         ({"processor_fraction": 0.05}, {"threads": 4}),  # workers that wait
     ],
 )

@@ -148,6 +148,36 @@ def test_short_forms() -> None:
     assert (alone.num_workers, alone.persistent_workers, alone.batch_size) == (0, False, 4)
 
 
+def of_workers(data: LoaderDataModule, split: str) -> tuple[object, ...]:
+    config = data.configs[split]
+    return config.num_workers, config.prefetch_factor, config.persistent_workers
+
+
+@pytest.mark.parametrize("common", [{"prefetch_factor": 4}, {"prefetch_factor": 4, "timeout": 0}])
+def test_short_forms_count_before_options_are_checked(common: dict[str, Any]) -> None:
+    """As with one loader: options for workers fit, since there are workers."""
+    several = {"val": {"clean": Points, "noisy": Points}, "train": Points}
+    data = LoaderDataModule(
+        several, loader=common, num_workers=2, train={"persistent_workers": True},
+        loaders={"val": {"noisy": {"prefetch_factor": 3}}},
+    )  # fmt: skip
+    assert of_workers(data, "train") == (2, 4, True)
+    assert of_workers(data, "val") == of_workers(data, "predict") == (2, 4, False)
+    loaders = data.val_dataloader()
+    assert [loaders[name].prefetch_factor for name in ("clean", "noisy")] == [4, 3]
+    made = LoaderDataModule.from_datasets(Points(), num_workers=2, loader=common)
+    assert of_workers(made, "train") == (2, 4, False)
+
+
+def test_a_split_without_workers_below_common_options_for_workers() -> None:
+    common = {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": True}
+    data = trained(loader=common, val={"num_workers": 0})
+    assert of_workers(data, "val") == (0, None, False)
+    assert of_workers(data, "train") == (2, 4, True)
+    with pytest.raises(OptionError, match="val: .* needs worker processes"):
+        trained(loader=common, val={"num_workers": 0, "prefetch_factor": 3})
+
+
 def test_options_of_single_loaders() -> None:
     several = {"val": {"clean": Points, "noisy": Points}, "test": [Points, Points]}
     single = {"val": {"noisy": {"batch_size": 2}}, "test": {1: {"batch_size": 4}}}
@@ -155,6 +185,14 @@ def test_options_of_single_loaders() -> None:
     sizes = {name: loader.batch_size for name, loader in data.val_dataloader().items()}
     assert sizes == {"clean": 8, "noisy": 2}
     assert [loader.batch_size for loader in data.test_dataloader()] == [8, 4]
+
+
+def test_a_misspelt_dataset_among_several_is_refused_at_once() -> None:
+    """Where the names are known; of a factory's datasets they are known in `setup`."""
+    with pytest.raises(OptionError, match="no dataset 'nosy' among several: given are 'clean', "):
+        LoaderDataModule(
+            {"val": {"clean": Points, "noisy": Points}}, loaders={"val": {"nosy": {"seed": 1}}}
+        )
 
 
 def test_a_batch_size_that_nobody_set_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -29,6 +29,7 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader
+from lit_loader.accelerator import pin_memory
 from lit_loader.core.order.shown_samplers import ShardedSampler
 from tests.parity.datasets import SizedStream
 from tests.parity.tools import children
@@ -195,14 +196,26 @@ def resume(loader: Any) -> None:
     ids=["iter", "load", "subclass", "next", "pin"],
 )
 def test_warnings_name_the_line_of_the_program(
-    dataset: Any, act: Any, options: Any, text: str, workers: int
+    dataset: Any, act: Any, options: Any, text: str, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pin_memory, "_TOLD", [])  # once in a process
     if "pin_memory" in options and torch.accelerator.is_available():
         pytest.skip("there is an accelerator")
     loader = Through(dataset, **{"num_workers": workers, **options})
     with loader, pytest.warns(UserWarning, match=text) as caught:
         act(loader)
     assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_that_there_is_no_accelerator_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of each loader: a program has several, and makes them again in each epoch."""
+    if torch.accelerator.is_available():
+        pytest.skip("there is an accelerator")
+    monkeypatch.setattr(pin_memory, "_TOLD", [])
+    with pytest.warns(UserWarning, match="pin_memory=True has no effect") as caught:
+        for _ in range(3):
+            list(Through(DATA, pin_memory=True))
+    assert len(caught) == 1
 
 
 # --- classes that others derive from a loader ---

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
@@ -87,6 +89,8 @@ class Locked(Samples):
     def __init__(self, kind: str, work: Work) -> None:
         super().__init__(0.004, work, length=240)
         self.lock: Any = multiprocessing.Lock() if kind == "lock" else None
+        if kind == "thread":
+            self.lock = threading.Lock()
 
     def __getitem__(self, index: int) -> Any:
         if self.lock is not None:
@@ -97,6 +101,14 @@ class Locked(Samples):
         with open("/proc/self/exe", "rb") as file:  # any file that is there
             fcntl.flock(file, fcntl.LOCK_EX)
             return super().__getitem__(index)
+
+
+class Helped(Samples):
+    """Samples are read by a thread that the sample starts."""
+
+    def __getitem__(self, index: int) -> Any:
+        with ThreadPoolExecutor(1) as helper:
+            return helper.submit(super().__getitem__, index).result()
 
 
 class Stored(Samples):
@@ -312,6 +324,17 @@ PROGRAMS: dict[str, Program] = {
     "worker threads hold the interpreter": Program(
         Samples(0.004, compute, length=240), {**W2, **THREADS}, NONE,
         ("hold the interpreter's lock", "worker_method='multiprocessing'"), ("add workers",),
+    ),
+    "worker threads share a lock, asleep": Program(
+        Locked("thread", sleep), {**W2, **THREADS}, NONE,
+        ("worker threads waited for a lock", "more of them do not help"), ("add workers",),
+    ),
+    "worker threads share a lock, in C": Program(
+        Locked("thread", multiply), {**W4, **THREADS}, NONE,
+        ("worker threads waited for a lock",), ("add workers",),
+    ),
+    "worker threads wait for threads of their own": Program(
+        Helped(0.004), {**W2, **THREADS}, NONE, (*ITEM, *WAITS), ("a lock",)
     ),
     # Locks, storage, one slow sample.
     "a lock, asleep": Program(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +36,7 @@ class WorkerWaits:
 
     Attributes:
         looks: At workers.
-        locked: How many of them waited for a lock that processes share.
+        locked: How many of them waited for a lock that processes, or the threads, share.
         paging: How many of them waited for a page of memory: from swap, or of a mapped file.
     """
 
@@ -44,20 +44,23 @@ class WorkerWaits:
         self.looks = self.locked = self.paging = 0
         self._due = 0
 
-    def look(self, now: int, pids: Iterable[int]) -> None:
-        """Look at the workers, if it is time to."""
-        if now < self._due:
+    def look(self, now: int, pids: Collection[int], *, threads: bool = False) -> None:
+        """Look at the workers, if it is time to: at processes, or at ``threads`` by native ids."""
+        if now < self._due or not pids:
             return
         self._due = now + PAUSE
         for pid in pids:
-            found = _sleeps_at(pid)
+            found = _sleeps_at(pid, threads)
             self.looks += 1
             self.locked += found == "lock"
             self.paging += found == "page"
 
 
-def _sleeps_at(pid: int) -> str:
-    """What a process's main thread waits for: "lock", "page", or "" for anything else."""
+def _sleeps_at(pid: int, thread: bool = False) -> str:
+    """What a process's main thread waits for: "lock", "page", or "" for anything else.
+
+    Of a thread any lock counts, but for the interpreter's, which is waited for with a time limit.
+    """
     call: list[str] = []
     with contextlib.suppress(OSError):  # it has ended, or may not be looked at
         call = Path(linux.PROC, str(pid), "syscall").read_text().split()
@@ -67,7 +70,8 @@ def _sleeps_at(pid: int) -> str:
         return "page"
     futex, flock, fcntl = _CALLS.get(platform.machine(), ("", "", ""))
     if call[0] == futex:
-        return "" if int(call[2], 16) & _PRIVATE else "lock"
+        counts = not int(call[4], 16) if thread else not int(call[2], 16) & _PRIVATE
+        return "lock" if counts else ""
     if call[0] == flock or (call[0] == fcntl and int(call[2], 16) in _WAITING_LOCKS):
         return "lock"
     return ""
