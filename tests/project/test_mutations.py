@@ -41,8 +41,8 @@ class Mutation(NamedTuple):
 
 
 ADD_ONS: Final = {
-    "advice": "streams/test_odd_streams.py parity/test_batches.py",
-    "idle": "exactness/test_num_shards.py",
+    "advice": "lightning/test_one_import.py",
+    "idle": "streams/test_get_shard.py",
     "end_policy": "streams/test_uneven_ranks.py",
     "observer": "insight/test_exactness_check.py",
     "device_copy": "accelerator/test_device_copy.py",
@@ -99,9 +99,9 @@ MUTATIONS: Final = (
         "core/order core/seeding/test_what_is_random.py",
     ),
     Mutation(
-        "the dearest batch of a step gets the next sample too",
-        "cheapest = np.argsort(sums, axis=1",
-        "cheapest = np.argsort(-sums, axis=1",
+        "samples of a step are dealt once, and not exchanged",
+        "    if size > fixed:\n",
+        "    if False:\n",
         "data/test_balance.py",
     ),
     Mutation(
@@ -348,7 +348,7 @@ MUTATIONS: Final = (
         "batches of an epoch that was left come in the next one",
         "            self._ready.clear()\n            self._read_all()",
         "            self._read_all()",
-        "faults/test_lifecycle.py::test_nothing_of_an_abandoned_epoch_is_delivered",
+        "faults/test_lifecycle.py::test_nothing_of_a_pass_that_was_left_is_delivered_in_the_next_of_its_epoch",
     ),
     Mutation(
         "a reader moves to another worker without its state, and is read from its start",
@@ -376,9 +376,9 @@ MUTATIONS: Final = (
     ),
     # --- threads ---
     Mutation(
-        "threads share a generator that the dataset holds",
-        "or bool(find_generators(spec.dataset, spec.collate_fn).generators)",
-        "or False",
+        "threads share a generator that the dataset makes with its first sample",
+        "if not maker.private and loader.generators:",
+        "if False:",
         "threads",
     ),
     Mutation(
@@ -472,12 +472,6 @@ MUTATIONS: Final = (
         "        if index is None:\n            warn(",
         "        if False:\n            warn(",
         "accelerator parity/test_arguments.py",
-    ),
-    Mutation(
-        "a batch is used before it has been copied to the device",
-        "        current.wait_event(staged.event)\n",
-        "",
-        "accelerator/test_device_copy.py",
     ),
     Mutation(
         "a cache does not look at its key",
