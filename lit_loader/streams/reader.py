@@ -26,7 +26,7 @@ import dataclasses
 import logging
 import time
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Final
 
 from torch.utils.data import IterDataPipe
 
@@ -50,6 +50,12 @@ from lit_loader.streams.late_generators import note_generators_made
 from lit_loader.streams.marks import mark_of
 
 __all__ = ["Reader"]
+
+_OLDER: Final = (
+    "the state was saved by a release before 0.4, and what it knows of earlier batches cannot be "
+    "compared here: the stream goes on from its own state, which is right unless it draws random "
+    "numbers before its first sample; else begin this epoch from its start, by set_epoch [LL331]"
+)
 
 _ITER, _FIRST_NEXT = 1, 2  # stages of a beginning; 0 is that of set_epoch
 
@@ -219,7 +225,10 @@ class Reader(BatchLoader):
         See the head of this file. None: it ends before that.
         """
         ways, copies = [(point, False)], self._copies
-        if point.skipped and point.marks:  # else from the start, or there is nothing to compare
+        is_older = bool(point.skipped) and not all(mark.digest for mark in point.marks)
+        if is_older:
+            ways = [(point, True)]
+        elif point.skipped and point.marks:  # else from the start, or there is nothing to compare
             copies = copies or self._copies_now()
             ways = [(point, True), *ways, (dataclasses.replace(point, state=None), False)]
         for place, midst in ways:
@@ -235,7 +244,9 @@ class Reader(BatchLoader):
                 break
         if isinstance(fetcher, EndOfData):
             return None
-        if not alike:
+        if is_older:
+            self._watch.notes.append(_OLDER)
+        elif not alike:
             if len(ways) > 1:
                 fetcher, _ = self._read_to(number, progress, point, midst=True)
             self._watch.notes.append(
@@ -335,4 +346,5 @@ def _are_known(point: ReadPoint, found: dict[int, str]) -> bool:
         marks_joined(found.get(batch, "") for batch in range(mark.first, mark.last + 1))
         == mark.digest
         for mark in point.marks
+        if mark.digest
     )

@@ -165,6 +165,15 @@ def test_every_batch_is_pinned(pinned_for: list[int], num_workers: int) -> None:
         assert all(is_marked(sample[0]) and sample[1] == "a" for sample in samples)
 
 
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_without_an_accelerator_batches_are_left_as_they_are(num_workers: int) -> None:
+    loader = DataLoader(Rows(8), batch_size=4, num_workers=num_workers, pin_memory=True)
+    with pytest.warns(UserWarning, match="pin_memory=True has no effect: there is no accelerator"):
+        batches = list(loader)
+    assert [batch[:, 0].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
 @pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
 def test_one_thread_an_epoch(pinned_for: list[int], persistent: bool) -> None:
     with DataLoader(

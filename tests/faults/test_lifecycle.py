@@ -22,7 +22,7 @@ from lit_loader.core.executors.process_start import default_context
 from lit_loader.errors import LoaderError
 from tests.node.data import Child
 from tests.parity.tools import Gate, finish_script, start_script, wait_gone
-from tests.support.samples import METHODS, Call, Counting, Rows, ints, usage, worker_pids
+from tests.support.samples import METHODS, Call, Counting, Rows, ints, until, usage, worker_pids
 
 PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
 KIND = pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
@@ -71,6 +71,22 @@ def test_nothing_of_an_abandoned_epoch_is_delivered(iterable: bool, in_order: bo
                 assert indices == list(range(taken))
             assert len(set(indices)) == taken
         assert sorted(index for _, index in loader) == list(range(40))
+
+
+def test_nothing_of_a_pass_that_was_left_is_delivered_in_the_next_of_its_epoch() -> None:
+    def second(**options: Any) -> list[Any]:
+        data = Call(lambda index: (index, torch.rand(()).item()), 8)
+        with DataLoader(data, None, seed=1, **options) as loader:
+            iterator: Any = iter(loader)
+            next(iterator)
+            if options:
+                until(lambda: iterator.ready == 3)
+            next(iterator)  # takes in what there is
+            iterator = None
+            loader.set_epoch(0)
+            return list(loader)
+
+    assert second(num_workers=2, persistent_workers=True) == second()
 
 
 # Several users ---------------------------------------------------------------------------------

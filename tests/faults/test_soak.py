@@ -3,10 +3,11 @@
     export LIT_LOADER_SOAK_SECONDS=1200
     pytest -m slow -n 0 -s -o faulthandler_timeout=0 tests/faults/test_soak.py
 
-Loaders of every kind run side by side, each in a thread of its own; what they give is compared with
-what they gave before the first fault. Meanwhile another thread strikes every few hundred
-milliseconds: a worker, the launcher, both, a launcher that has just been forked, the fork server.
-Others never rest, so that forks copy locks in any state.
+Loaders of every kind run side by side, each in a thread of its own: workers of each start method,
+threads, none, remote ones; datasets, streams, mixtures, packs; resized, closed, resumed. What they
+give is compared with what they gave before the first fault. Meanwhile another thread strikes every
+few hundred milliseconds: a worker, the launcher, both, a launcher that has just been forked, the
+fork server. Others never rest, so that forks copy locks in any state.
 What is drawn comes from a seed (``LIT_LOADER_SOAK_SEED``); what it meets is the machine's affair.
 """
 
@@ -18,6 +19,7 @@ import importlib
 import json
 import logging
 import os
+import pickle
 import random
 import re
 import signal
@@ -32,15 +34,27 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import psutil
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 
 import lit_loader
-from lit_loader import CachedDataset, DataLoader, WorkerDiedError, WorkerTimeoutError
+from lit_loader import (
+    CachedDataset,
+    DataLoader,
+    MixtureDataset,
+    MixtureSampler,
+    MixtureStream,
+    PackCollate,
+    PackedStream,
+    PackingBatchSampler,
+    WorkerDiedError,
+    WorkerTimeoutError,
+)
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 from tests.support.faults import Noisy, StatefulStream, plain
 from tests.support.remote_threads import ThreadWorkers
@@ -103,6 +117,60 @@ class Fixed(Noisy):
         return {"index": index, "noise": noise, "jitter": jitter}
 
 
+class Own(Noisy):
+    """Draws from its own generator, so that it is exact in threads too."""
+
+    def __getitem__(self, index: int) -> Any:
+        rng = lit_loader.get_rng()
+        return {
+            "index": index,
+            "noise": torch.from_numpy(rng.random((self.width,))),
+            "jitter": rng.random((2, 3)),
+        }
+
+
+class OwnStream(StatefulStream):
+    """The same as a stream, whose samples may have an end that is not theirs alone."""
+
+    def make(self, index: int) -> Any:
+        return Own(self.length, self.width)[index]
+
+
+class Leaking(Noisy):
+    """What samples add to is never emptied: workers grow until they end."""
+
+    kept: Final[list[bytes]] = []
+
+    def __getitem__(self, index: int) -> Any:
+        self.kept.append(b"." * (1 << 16))
+        return super().__getitem__(index)
+
+
+class Growing(Fixed):
+    """Has more samples in later epochs, as one that is still written."""
+
+    def at(self, epoch: int) -> None:
+        self.length = 80 + 20 * epoch
+
+
+class Texts(Noisy):
+    """Samples of other lengths, to be packed."""
+
+    def __init__(self, length: int, width: int) -> None:
+        super().__init__(length, width)
+        self.lengths = [1 + index * 7 % width for index in range(length)]
+
+    def __getitem__(self, index: int) -> Any:
+        return {"tokens": torch.randint(0, 1000, (self.lengths[index],))}
+
+
+class TextStream(StatefulStream):
+    """Documents, cut into sequences by `PackedStream`."""
+
+    def make(self, index: int) -> Any:
+        return Texts(self.length, self.width)[index]
+
+
 LIBRARY = threading.Lock()
 """A library's, which other threads have now and then while workers are forked."""
 
@@ -131,14 +199,15 @@ PIECES: tuple[Callable[[Any], Any], ...] = (
     lambda batch: batch["noise"][0].view(-1).numpy(),
     lambda batch: batch["jitter"].select(0, -1),
 )
-"""What a consumer keeps of a batch."""
+"""What a consumer keeps of a batch; of packs all."""
 
 
 class Lane:
     """A loader after the other, each iterated for some epochs; compared with the first of all.
 
     Up to ``hold`` batches, or pieces of them, are kept, and looked at again when they are let go.
-    ``act`` is done to the loader before one batch in twenty.
+    ``act`` is done to the loader before one batch in twenty; and one in a hundred is where the
+    position is saved and loaded, and another iterator goes on.
     """
 
     def __init__(
@@ -177,7 +246,7 @@ class Lane:
         """Note what every epoch should give."""
         with self.made() as loader:
             for epoch in range(EPOCHS):
-                loader.set_epoch(epoch)
+                self.announce(loader, epoch)
                 self.expected.append([plain(batch) for batch in loader])
 
     def run(self, over: Callable[[], bool]) -> None:
@@ -198,12 +267,13 @@ class Lane:
         """Go through an epoch, or leave it in the middle."""
         if self.rng.random() < 0.1:
             self.start(loader)  # for another epoch perhaps
-        loader.set_epoch(epoch)
+        self.announce(loader, epoch)
         if self.rng.random() < 0.3:
             self.start(loader)
         expected = self.expected[epoch]
         last = self.rng.randrange(len(expected)) if self.rng.random() < 0.2 else None
         found, held, given_up = [], collections.deque[tuple[Any, Any]](), set[int]()
+        resumed: list[int] = []
         iterator = iter(loader)
         while len(found) != last:
             if self.over():  # on a busy machine an epoch may take a while
@@ -211,6 +281,12 @@ class Lane:
                 break
             if self.act and self.rng.random() < 0.05:
                 self.act(self, loader)
+            # Its first batch alone may be a look, which moves no position.
+            if len(found) > 1 and self.rng.random() < 0.01:
+                loader.load_state_dict(pickle.loads(pickle.dumps(loader.state_dict())))
+                iterator = iter(loader)
+                self.count["resumes"] += 1
+                resumed.append(len(found))
             try:
                 batch = self.take(iterator)
             except StopIteration:
@@ -223,7 +299,7 @@ class Lane:
                     given_up.add(int(number[1]))
                 continue
             found.append(plain(batch))
-            piece = self.rng.choice(PIECES)(batch)
+            piece = self.rng.choice(PIECES if "noise" in batch else PIECES[:1])(batch)
             held.append((piece, plain(piece)))
             del batch, piece
             while len(held) > self.rng.randint(0, self.hold):
@@ -231,7 +307,7 @@ class Lane:
         while held:
             self.let_go(*held.popleft())
         # A stream begins its reader again at such a batch; of others it is left out.
-        left_out = set() if isinstance(self.dataset, StatefulStream) else given_up
+        left_out = set() if isinstance(self.dataset, IterableDataset) else given_up
         wanted = [batch for number, batch in enumerate(expected) if number not in left_out]
         complete = last is None
         if self.in_order:
@@ -239,8 +315,20 @@ class Lane:
         else:
             more, less = (collections.Counter(map(repr, each)) for each in (found, wanted))
             right = not more - less and (not complete or more == less)
-        assert right, f"epoch {epoch} is not what it was: {len(found)} of {len(wanted)} batches"
+        told = f"epoch {epoch} is not what it was: {len(found)} of {len(wanted)} batches"
+        assert right, f"{told}; {self.difference(found, wanted)}, resumed at {resumed}"
         self.count.update(epochs=1, batches=len(found))
+
+    def difference(self, found: list[Any], wanted: list[Any]) -> str:
+        """Say where batches first differ, and what came there."""
+        at = next((at for at, each in enumerate(found) if each not in wanted[at : at + 1]), 0)
+        came = [number for number, each in enumerate(wanted) if each in found[at : at + 1]]
+        return f"at {at} came {came}"
+
+    def announce(self, loader: Any, epoch: int) -> None:
+        if isinstance(self.dataset, Growing):
+            self.dataset.at(epoch)
+        loader.set_epoch(epoch)
 
     def start(self, loader: Any) -> None:
         """Let workers begin now."""
@@ -321,6 +409,11 @@ def close(lane: Lane, loader: Any) -> None:
 
 def lanes() -> list[Lane]:
     images, stream = Noisy(160, 50), StatefulStream(160, 50)
+    own, texts = Own(160, 50), Texts(160, 50)
+    mixed, streams = (
+        MixtureDataset([images, Noisy(40, 50)], [1, 2]),
+        [stream, StatefulStream(80, 50)],
+    )
     return [
         Lane("persistent", images, shuffle=True),
         Lane("fresh", images, shuffle=True, persistent_workers=False, seeding="sample"),
@@ -338,7 +431,21 @@ def lanes() -> list[Lane]:
         Lane("cached", Fixed(160, 50), shuffle=True),
         Lane("reads ahead", Stored(80, 50), shuffle=True, concurrent_reads=8, sample_retries=5),
         Lane("beside remote ones", images, shuffle=True),
-        Lane("threads", Fixed(160, 50), shuffle=True, worker_method="thread"),
+        Lane("threads", own, shuffle=True, worker_method="thread"),
+        Lane("threads, resized", own, shuffle=True, worker_method="thread", act=resize),
+        Lane("threads, shards", OwnStream(160, 50), num_shards=4, worker_method="thread"),
+        Lane("mixture", mixed, sampler=MixtureSampler(mixed, 160)),
+        Lane("mixture, stream", MixtureStream(streams, [1, 2]), num_shards=4),
+        Lane(
+            "packs",
+            texts,
+            batch_size=1,
+            batch_sampler=PackingBatchSampler(texts, 100),
+            collate_fn=PackCollate(),
+        ),
+        Lane("packs, stream", PackedStream(TextStream(400, 50), 100), num_shards=4),
+        Lane("leaking", Leaking(160, 50), shuffle=True),
+        Lane("growing", Growing(160, 50), shuffle=True),
         Lane("a library's lock", Decoded(160, 50), shuffle=True, persistent_workers=False),
         Lane("closed", images, shuffle=True, act=close),
         Lane("stream, closed", stream, act=close),
@@ -461,24 +568,35 @@ class Usage(NamedTuple):
 
     parent: int  # its own memory, in bytes
     below: int  # the memory of all processes below, and their part of what is shared
+    processes: int
+    shared: int  # bytes of the files in memory that it has open
     descriptors: int
-    threads: int
+    threads: int  # all that the kernel knows
 
 
-SLACK = Usage(64 << 20, 512 << 20, 128, 8)
+SLACK = Usage(64 << 20, 512 << 20, 30, 128 << 20, 128, 8)
 """By how much the median of the last quarter may be above that of the first."""
 
 
 def usage() -> Usage:
     """Ask the kernel."""
-    below = 0
-    for child in psutil.Process().children(recursive=True):
+    below, this = 0, psutil.Process()
+    children = this.children(recursive=True)
+    for child in children:
         with contextlib.suppress(psutil.Error):
             below += child.memory_full_info().pss
+    shared = {}
+    for file in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if os.readlink(file).startswith(("/memfd:", "/dev/shm")):
+                shared[file.stat().st_ino] = file.stat().st_blocks * 512
     status = Path("/proc/self/status").read_text()
     anonymous = re.search(r"RssAnon:\s+(\d+) kB", status)
     parent = int(anonymous[1]) * 1024 if anonymous else 0
-    return Usage(parent, below, len(os.listdir("/proc/self/fd")), threading.active_count())
+    return Usage(
+        parent, below, len(children), sum(shared.values()), len(os.listdir("/proc/self/fd")),
+        this.num_threads(),
+    )  # fmt: skip
 
 
 def medians(entries: list[Usage]) -> Usage:
@@ -540,10 +658,11 @@ def soak(seconds: float, targets: list[Lane]) -> list[Usage]:
 
     def watched() -> bool:
         """Whether the time is up, or something has failed."""
-        while not over.wait(interval):
-            found.append(usage())
-            if time.monotonic() > end or any(lane.failure for lane in targets):
-                over.set()
+        with contextlib.ExitStack() as at_end:
+            at_end.callback(over.set)
+            while time.monotonic() < end and not any(lane.failure for lane in targets):
+                over.wait(interval)
+                found.append(usage())
         return True
 
     mains = [lane for lane in targets if isinstance(lane, Interrupted)]
@@ -556,7 +675,7 @@ def soak(seconds: float, targets: list[Lane]) -> list[Usage]:
     threads += [threading.Thread(target=repeat, args=(deed, over)) for deed in deeds()]
     with warnings.catch_warnings(record=True) as told, ThreadPoolExecutor(2) as pool:
         warnings.simplefilter("always")
-        with_workers = [lane for lane in targets if lane.options["num_workers"]]
+        with_workers = [lane for lane in targets if "max_worker_restarts" in lane.options]
         striking, watching = pool.submit(strike, with_workers, over), pool.submit(watched)
         for thread in threads:
             thread.start()

@@ -271,6 +271,17 @@ def test_a_worker_init_fn_that_opens_it_again(path: Path) -> None:
     data.file.close()
 
 
+def test_a_worker_init_fn_that_knows_the_dataset(path: Path) -> None:
+    data = Records(path)
+
+    def opened(worker: int) -> None:
+        data.file = open(path, "rb")
+
+    assert fork_dangers(data, None) != [] == fork_dangers(data, opened)
+    assert wrong(DataLoader(data, None, num_workers=2, worker_init_fn=opened)) == 0
+    data.file.close()
+
+
 def test_h5py_reads_by_pread(path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     with h5py.File(path.with_suffix(".h5"), "w") as file:

@@ -27,13 +27,13 @@ BLOCK = 4 << 20
 class Cached(OfLength):
     """Keeps what each sample has cost, for ever; or the last few only."""
 
-    def __init__(self, bounded: bool) -> None:
+    def __init__(self, most: int = 100) -> None:
         super().__init__(100)
         self.cache: dict[int, bytes] = {}
-        self.bounded = bounded
+        self.most = most
 
     def __getitem__(self, index: int) -> int:
-        self.cache[index % 8 if self.bounded else index] = b"x" * BLOCK
+        self.cache[index % self.most] = b"x" * BLOCK
         return index
 
 
@@ -48,7 +48,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("often")
 def test_a_cache_without_a_bound() -> None:
-    loader = DataLoader(Cached(False), None, num_workers=1)
+    loader = DataLoader(Cached(), None, num_workers=1)
     with pytest.warns(RuntimeWarning, match="^lit_loader: the workers' memory grows") as caught:
         assert [int(index) for index in loader] == list(range(100))
     [warning] = caught  # once
@@ -65,8 +65,10 @@ def test_a_cache_without_a_bound() -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_a_cache_with_a_bound() -> None:
-    loader = DataLoader(Cached(True), None, num_workers=1)
+@pytest.mark.parametrize("most", [8, 40])
+def test_a_cache_with_a_bound(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "memory_left", lambda: 1 << 40)
+    loader = DataLoader(Cached(most), None, num_workers=1)
     assert len([*loader]) == 100
     assert loader.statistics().worker_growth == 0
 
@@ -114,7 +116,7 @@ def test_what_samples_add_to() -> None:
 
 def test_there_is_enough_left(often: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "memory_left", lambda: 64 << 30)
-    assert len([*DataLoader(Cached(False), None, num_workers=1)]) == 100
+    assert len([*DataLoader(Cached(), None, num_workers=1)]) == 100
 
 
 GIB = 1 << 30

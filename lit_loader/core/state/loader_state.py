@@ -244,8 +244,8 @@ class LoaderState:
             from lit_loader.core.state.sampler_state import checked_sampler_state  # of the user's
 
             sampler = checked_sampler_state(sampler)
-        points = _checked_workers(state.get("workers"), fingerprint.get("num_workers"))
-        readers = _checked_readers(state.get("readers"), fingerprint)
+        points = _checked_workers(state.get("workers"), fingerprint.get("num_workers"), version)
+        readers = _checked_readers(state.get("readers"), fingerprint, version)
         if readers is not None:
             if points is not None:
                 raise damaged("workers must be None beside readers", state["workers"])
@@ -409,7 +409,9 @@ def _checked_ahead(ahead: Any, batches: int) -> tuple[int, ...]:
 # --- readers: each worker, in order; or each behind its number among all, with num_shards ---
 
 
-def _checked_readers(readers: Any, fingerprint: Fingerprint) -> dict[int, ReadPoint] | None:
+def _checked_readers(
+    readers: Any, fingerprint: Fingerprint, version: int
+) -> dict[int, ReadPoint] | None:
     """Take in a state's readers, each behind its number; a StateError if they are none."""
     if readers is None:
         return None
@@ -426,11 +428,11 @@ def _checked_readers(readers: Any, fingerprint: Fingerprint) -> dict[int, ReadPo
         if part[0] <= last:
             raise damaged(f"readers[{place}] must have a higher number than that before", part)
         last = part[0]
-        points[last] = _checked_part(f"readers[{place}]", list(part[1:]))
+        points[last] = _checked_part(f"readers[{place}]", list(part[1:]), version)
     return points
 
 
-def _checked_workers(workers: Any, expected: Any) -> list[ReadPoint] | None:
+def _checked_workers(workers: Any, expected: Any, version: int) -> list[ReadPoint] | None:
     """Take in each worker's part of a state; a StateError if it is none, or not as many."""
     if workers is None:
         return None
@@ -444,10 +446,10 @@ def _checked_workers(workers: Any, expected: Any) -> list[ReadPoint] | None:
             f"{len(workers)}: resume with a state as state_dict() gave it"
             " [LL349]"
         )
-    return [_checked_part(f"workers[{number}]", part) for number, part in enumerate(workers)]
+    return [_checked_part(f"workers[{n}]", part, version) for n, part in enumerate(workers)]
 
 
-def _checked_part(name: str, part: Any) -> ReadPoint:
+def _checked_part(name: str, part: Any, version: int) -> ReadPoint:
     """Take in one reader's part, which stands at ``name``."""
     whole = isinstance(part, (list, tuple)) and len(part) in (3, 4, 5, 6)
     if (
@@ -464,13 +466,15 @@ def _checked_part(name: str, part: Any) -> ReadPoint:
     # A state that is noted is that before a batch which was given out; an empty one, the first.
     if own is not None and not (behind >= 1 and (own or behind == part[0])):
         raise damaged(f"{name} must have the dataset's state of a batch that was given out", part)
-    return ReadPoint(part[0], own, *part[2:5], *(_marks(name, each, part[0]) for each in part[5:]))
+    marks = (_marks(name, each, part[0], version) for each in part[5:])
+    return ReadPoint(part[0], own, *part[2:5], *marks)
 
 
-def _marks(name: str, marks: Any, batches: int) -> tuple[Mark, ...]:
+def _marks(name: str, marks: Any, batches: int, version: int) -> tuple[Mark, ...]:
     """Take in what a reader's batches are known by: each with the first and last of its batches.
 
-    In older versions with one number, or as one of the last batches; and that of a state behind it.
+    In older versions with one number, or as one of the last batches; and the digest is of a process
+    that is not known: it is empty here, and nothing is compared.
     """
     found = []
     for place, mark in enumerate(marks, batches - len(marks)):
@@ -483,6 +487,5 @@ def _marks(name: str, marks: Any, batches: int) -> tuple[Mark, ...]:
             and type(part[-1]) is str
         ):
             raise damaged(f"{name} must have marks of batches that were given out", marks)
-        if part[-1]:
-            found.append(Mark(part[0], part[-2], part[-1][:_DIGITS]))
+        found.append(Mark(part[0], part[-2], part[-1][:_DIGITS] if version == VERSION else ""))
     return tuple(found)

@@ -33,7 +33,7 @@ class Mark(NamedTuple):
 
     first: int  # number of the first of them
     last: int
-    digest: str
+    digest: str  # empty: of a release before 0.4, whose marks are not compared
 
 
 def marks_joined(marks: Iterable[str]) -> str:
@@ -95,7 +95,7 @@ class ReadPoint:
         if mark is not None:
             if not (marks and has_state):
                 marks = (Mark(at, at, mark),)
-            elif marks[-1].last + 1 == at:
+            elif marks[-1].last + 1 == at and marks[-1].digest:
                 last = marks[-1]
                 marks = (*marks[:-1], Mark(last.first, at, _joined(last.digest, mark)))
         return ReadPoint(

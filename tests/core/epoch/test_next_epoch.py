@@ -188,6 +188,20 @@ def test_what_does_not_come_next_is_dropped(change: Callable[[Any], None], lengt
             assert lists(loader) == lists(reference)
 
 
+def test_what_was_begun_before_the_program_seeds_is_dropped() -> None:
+    """In the dataset's own order, so that only what samples draw can tell."""
+
+    def passes(**options: Any) -> list[Any]:
+        torch.manual_seed(0)
+        with DataLoader(Call(drawn, 4), **options) as loader:
+            first = lists(loader)
+            assert bool(begun(loader)) == bool(options)
+            torch.manual_seed(1)
+            return [first, lists(loader)]
+
+    assert passes(num_workers=2, persistent_workers=True) == passes()
+
+
 @pytest.mark.parametrize(("before", "after"), [(4, 5), (8, 12), (8, 16), (8, 30), (23, 30), (9, 5)])
 def test_a_dataset_that_grows_or_shrinks_between_epochs(before: int, after: int) -> None:
     """In its own order what was begun of an epoch is right; and it may have more batches now."""

@@ -56,6 +56,14 @@ def test_it_counts_from_the_next_epoch_on(name: str, values: Any, options: Any) 
         assert batches(changed) == wanted
 
 
+def test_datasets_that_differ_in_length_have_unlike_orders() -> None:
+    one, other = (
+        [int(index) for index in DataLoader(range(length), None, shuffle=True, seed=1)]
+        for length in (1000, 1001)
+    )
+    assert sum(map(int.__eq__, one, other)) < 50
+
+
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_an_epoch_that_is_begun_or_loaded_keeps_its_seed(options: Any) -> None:
     with loader(seed=5) as undisturbed:

@@ -42,6 +42,13 @@ def test_users_batch_samplers(count: int) -> None:
     assert {len(batch) for batch in whole} == {1, 2}
 
 
+@pytest.mark.parametrize("count", [3, 4])
+def test_padded_ranks_are_those_of_torch(count: int) -> None:
+    for rank, loader in enumerate(ranks(count)):
+        torchs = DistributedSampler(range(LENGTH), count, rank, shuffle=False)  # type: ignore[arg-type]
+        assert [*itertools.chain(*lists(loader))] == [*torchs]
+
+
 def augmented(count: int, batch_size: int, **options: Any) -> list[DataLoader[Any]]:
     options = {"shuffle": True, "seed": 3, "seeding": "sample", "uneven_ranks": "keep"} | options
     return [

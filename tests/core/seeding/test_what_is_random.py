@@ -492,6 +492,19 @@ def test_a_resume_goes_on_although_the_program_seeds_at_its_start() -> None:
     assert (rows(resumed), rows(resumed)) == (rest, following)
 
 
+def test_a_state_has_the_seed_of_each_generator() -> None:
+    torch.manual_seed(0)
+    np.random.seed(1)
+    loader = DataLoader(Augmented("numpy"), batch_size=4)
+    iterator = iter(loader)
+    next(iterator)
+    state, rest = loader.state_dict(), rows(iterator)
+    np.random.seed(2)
+    resumed = DataLoader(Augmented("numpy"), batch_size=4)
+    resumed.load_state_dict(state)
+    assert rows(resumed) == rest
+
+
 # --- workers' seeds ---
 
 
