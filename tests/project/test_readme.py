@@ -17,6 +17,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import pytest
+from hydra import __version__ as HYDRA
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
@@ -271,6 +272,24 @@ def test_applications_compose(page: Path, tmp_path: Path, hydra: None) -> None:
         for line in (row[0].strip("`") for row in table):
             if not line.startswith(("--", "eval")):
                 assert compose("config", line.split(" ")) != plain, line
+
+
+@pytest.mark.parametrize("page", [pytest.param(TOP, marks=pytest.mark.slow), OPTIONS])
+def test_applications_run(page: Path, tmp_path: Path) -> None:
+    """As they are shown; for Hydra 1.4 changed as the page says: Hydra warns of nothing."""
+    (tmp_path / "conf").mkdir()
+    (application,) = fenced(page, "yaml")
+    (tmp_path / "conf" / "config.yaml").write_text(application)
+    (program,) = fenced(OPTIONS, "python")
+    base = 'version_base="1.3"'
+    (admitted,) = re.findall(r"`(execution_whitelist=\[.*?\])`", OPTIONS.read_text())
+    assert base in program
+    if not HYDRA.startswith("1.3"):
+        program = program.replace(base, admitted)
+    (tmp_path / "app.py").write_text(program)
+    said = run_python(tmp_path, "-W", "default", "app.py", PYTHONPATH=str(ROOT))
+    assert "`Trainer.fit` stopped" in said
+    assert not re.findall(r".*Warning: .*hydra.*|.*hydra.*Warning: .*", said), said
 
 
 def test_python_compiles() -> None:

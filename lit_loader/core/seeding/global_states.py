@@ -265,7 +265,7 @@ _view: tuple[Any, memoryview, memoryview] = (None, memoryview(b""), memoryview(b
 
 _HEAD: Final = 20  # bytes before the words: the seed, how many words are left, the next one
 _RESERVE: Final = 21  # bytes behind them: a float and a double, if they are there
-_BEFORE_WORDS: Final = 256  # bytes within which the words begin
+_BEFORE_WORDS: Final = 128  # bytes within which the words begin: more are read past its end
 
 
 def _views_of_torch() -> tuple[memoryview, memoryview] | None:

@@ -1,12 +1,15 @@
 """`GlobalStates`: every draw shows, nothing else does, and what is kept can be put back."""
 
+import ctypes
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from lit_loader import DataLoader
 from lit_loader.core.seeding import global_states
 from lit_loader.core.seeding.global_states import GlobalStates, StatesKept
 
@@ -48,6 +51,58 @@ def test_memory_lies_where_it_is_looked_for() -> None:
     assert global_states._python_view is not None
     assert global_states.numpy_memory()
     assert global_states._torch_views is not None
+
+
+def test_no_memory_behind_torchs_generator_is_read() -> None:
+    size = ctypes.CDLL(None).malloc_usable_size
+    size.argtypes, size.restype = [ctypes.c_void_p], ctypes.c_size_t
+    for generator in (torch.Generator(), torch.default_generator):
+        whole = size(generator._cdata)
+        assert whole >= global_states._BEFORE_WORDS + 4 * global_states._WORDS
+        offset = global_states._torch_words_in(generator)
+        assert offset is not None
+        assert whole >= offset + 4 * global_states._WORDS + global_states._RESERVE
+
+
+@pytest.mark.parametrize("found", [[None, None], [100, None], [100, 96], [0, 0]])
+def test_memory_that_lies_elsewhere_is_not_looked_at(
+    found: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not found, found elsewhere in the global one, or not what draws change."""
+    monkeypatch.setattr(global_states, "_torch_words_in", lambda generator: found.pop(0))
+    if found == [0, 0]:  # views of what no draw changes
+        monkeypatch.setattr(global_states, "_HEAD", 0)
+        monkeypatch.setattr(global_states, "_SOME", 8)
+        monkeypatch.setattr(global_states, "_RESERVE", 0)
+    assert global_states._views_of_torch() is None
+
+
+class Drawing(torch.utils.data.Dataset[torch.Tensor]):
+    """Every third sample draws, from one of the three."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        draws = (lambda: torch.randn(()).item(), random.random, np.random.rand)
+        drawn = 0.0 if index % 3 else draws[index % 9 // 3]()
+        return torch.tensor([index, drawn])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_do_not_depend_on_how_torchs_state_is_read(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+    for views in (global_states._torch_views, None):
+        monkeypatch.setattr(global_states, "_torch_views", views)
+        torch.manual_seed(1)
+        context = "fork" if workers else None  # who is started anew looks for itself
+        options: dict[str, Any] = {"num_workers": workers, "multiprocessing_context": context}
+        with DataLoader(Drawing(), 4, shuffle=True, seed=3, **options) as loader:
+            read.append([batch.tolist() for _ in range(2) for batch in loader])
+            read[-1].append(torch.rand(2).tolist())
+    assert read[0] == read[1]
 
 
 @pytest.mark.parametrize("by_state", [False, True])
