@@ -4,7 +4,10 @@ import copy
 import inspect
 import multiprocessing
 import pickle
+import queue
+import threading
 import warnings
+from multiprocessing.context import SpawnContext
 
 import pytest
 import torch
@@ -16,6 +19,20 @@ from tests.support.samples import uncollated as as_is
 
 from .datasets import Squares, Stream
 from .tools import flat, is_oracle
+
+
+class ThreadContext(SpawnContext):
+    """Starts a thread where multiprocessing starts a process."""
+
+    class Process(threading.Thread):  # type: ignore[assignment]
+        pid = 0
+
+    class Queue(queue.Queue):
+        def close(self):
+            pass
+
+        def cancel_join_thread(self):
+            pass
 
 
 @pytest.mark.ours_only
@@ -94,6 +111,19 @@ def test_the_context_is_given_by_name_or_object(loader_class):
         loader.multiprocessing_context = "thread"
     loader.multiprocessing_context = None
     assert loader.multiprocessing_context is None
+
+
+def test_a_context_of_threads_serves_torch_and_ours_names_its_own_way(loader_class):
+    """MONAI's ThreadDataLoader(use_thread_workers=True) gives one."""
+    options = {"num_workers": 1, "multiprocessing_context": ThreadContext()}
+    if not is_oracle(loader_class):
+        with pytest.raises(lit_loader.OptionError, match="set worker_method='thread'"):
+            loader_class(Squares(), **options)
+        loader = loader_class(Squares(), num_workers=1)
+        with pytest.raises(lit_loader.OptionError, match="set worker_method='thread'"):
+            loader.multiprocessing_context = ThreadContext()
+        options = {"num_workers": 1, "worker_method": "thread"}
+    assert flat(loader_class(Squares(), **options)) == flat(loader_class(Squares()))
 
 
 def test_subscripts_are_types(loader_class):

@@ -17,6 +17,7 @@ import operator
 import pkgutil
 import re
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -329,6 +330,9 @@ def start_method(name: str, value: Any) -> Any:
     if not isinstance(value, BaseContext) and value not in START_METHODS:
         methods = ", ".join(map(repr, START_METHODS))
         refuse(name, f"a multiprocessing context or one of {methods}", value)
+    started = getattr(value, "Process", None)
+    if isinstance(started, type) and issubclass(started, threading.Thread):  # MONAI has one
+        refuse(name, "a context of processes (for threads set worker_method='thread')", value)
     return plain(value)
 
 
