@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from lit_loader.storage.reads_declared import reads_ahead as reads_ahead
     from lit_loader.streams.merge_states import merge_states as merge_states
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 _NAMES_IN = {
     "lit_loader.core.batch.collate": "default_collate default_convert",
