@@ -376,12 +376,6 @@ MUTATIONS: Final = (
     ),
     # --- threads ---
     Mutation(
-        "threads share a generator that the dataset makes with its first sample",
-        "if not maker.private and loader.generators:",
-        "if False:",
-        "threads",
-    ),
-    Mutation(
         "a draw from a global generator in a thread is not told",
         "now._replace(uses=before.uses) != before:",
         "False:",
