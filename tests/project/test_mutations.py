@@ -169,7 +169,7 @@ MUTATIONS: Final = (
         "an epoch that was begun ahead is used although the seed has changed",
         "if start.seeds != self.start.seeds.ahead(start.epoch - self.start.epoch):",
         "if False:",
-        "core/epoch/test_next_epoch.py",
+        "core/epoch/test_next_epoch.py::test_what_was_begun_before_the_program_seeds_is_dropped",
     ),
     Mutation(
         "an epoch that was begun ahead is used although the order has changed",
@@ -218,7 +218,7 @@ MUTATIONS: Final = (
         "a state forgets what the loader has drawn its seeds from",
         "if bases != Bases.of(bases.order):",
         "if False:",
-        "core/seeding/test_what_is_random.py",
+        "core/seeding/test_what_is_random.py::test_a_state_has_the_seed_of_each_generator",
     ),
     Mutation(
         "batches that Lightning has not trained on count as used",
@@ -375,12 +375,6 @@ MUTATIONS: Final = (
         "parity/test_workers.py",
     ),
     # --- threads ---
-    Mutation(
-        "threads share a generator that the dataset makes with its first sample",
-        "if not maker.private and loader.generators:",
-        "if False:",
-        "threads",
-    ),
     Mutation(
         "a draw from a global generator in a thread is not told",
         "now._replace(uses=before.uses) != before:",

@@ -309,6 +309,13 @@ def test_the_workers_here_are_resized_beside_remote_ones(here: int, tmp_path: Pa
         compare_until(lambda: remote.count("made") > made, loader, Drawn())
 
 
+@pytest.mark.parametrize("here", [0, 1])
+def test_a_relay_that_is_stopped_is_replaced_after_the_timeout(here: int, tmp_path: Path) -> None:
+    remote = ThreadWorkers(str(tmp_path), kills_relay_at=(3,), relay_signal=signal.SIGSTOP)
+    with loader_of(Drawn(), here, 2, remote, timeout=0.5) as loader:
+        told("by SIGKILL. Another one was started, and nothing is lost", loader, Drawn())
+
+
 @pytest.mark.slow
 def test_relays_that_are_killed_again_and_again_are_done_without(tmp_path: Path) -> None:
     remote = ThreadWorkers(str(tmp_path), kills_relay_at=tuple(range(LENGTH)), in_flight=1)

@@ -34,6 +34,7 @@ class ThreadWorkers:
     dies_at: dict[int, int] = dataclasses.field(default_factory=dict)  # batch: how often
     silent_at: tuple[int, ...] = ()  # batches at which a hand falls silent, once for all hands
     kills_relay_at: tuple[int, ...] = ()  # batches at which the relay is killed, once
+    relay_signal: signal.Signals = signal.SIGKILL  # by which
     unreachable: int = 0  # how often joining fails
     room: int = 1000  # how many hands come up
     altered: tuple[int, ...] = ()  # batches whose content comes out with a bit turned
@@ -109,7 +110,7 @@ class ThreadHandle:
             task: Any = unpack(order)
             number = position_of(task.number)
             if number in config.kills_relay_at and config.note(f"killed {number}") == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), config.relay_signal)
             if config.note(f"died {number}") < config.dies_at.get(number, 0):
                 self._dead.set()
                 future.set_exception(DiedError("killed"))

@@ -129,6 +129,9 @@ class Healer:
         As :meth:`heal`; ``began`` is ``time.monotonic()`` when the wait began.
         """
         if not (hanging := self._hanging(pool, began)):
+            now, began = self._now(began)
+            if self._timeout and now - began >= self._timeout:
+                pool.workers.end_stopped_relay()
             return None
         worker, seconds = hanging
         if self._timeout is None:

@@ -28,6 +28,7 @@ from lit_loader.core.executors.starters import (
     WorkerProcess,
     end_processes,
 )
+from lit_loader.core.system import linux
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.system.processors import usable_processors
 from lit_loader.core.system.shared_file import Descriptor
@@ -229,6 +230,12 @@ class WorkerSet:
         death = self.death_of(process.sentinel)
         death.row = row
         return death
+
+    def end_stopped_relay(self) -> None:
+        """Kill the relay if somebody has stopped it: its end is noticed as any."""
+        relay = self.processes.get(-1 if self.relay is None else self.relay)
+        if relay is not None and linux.is_stopped(relay.pid or 0):
+            relay.kill()
 
     def change_origin(self) -> bool:
         """Have workers come from elsewhere from now on; False: there is nowhere else."""

@@ -29,7 +29,7 @@ from typing import Final
 
 __all__ = [
     *("HERE", "PROC", "ROOT"),
-    *("affinity", "allocate", "memory_file", "open_process"),
+    *("affinity", "allocate", "is_stopped", "memory_file", "open_process"),
 ]
 
 HERE: Final[bool] = sys.platform == "linux" and os.environ.get("LIT_LOADER_PORTABLE") != "1"
@@ -59,6 +59,15 @@ def open_process(pid: int) -> int:
     if not (HERE and hasattr(os, "pidfd_open")):
         raise _missing()
     return os.pidfd_open(pid)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped (SIGSTOP), as far as the kernel says."""
+    try:
+        with open(f"{PROC}/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):
+        return False
 
 
 def allocate(fd: int, offset: int, nbytes: int) -> None:

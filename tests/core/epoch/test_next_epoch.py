@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DistributedSampler, SequentialSampler
@@ -193,10 +194,12 @@ def test_what_was_begun_before_the_program_seeds_is_dropped() -> None:
 
     def passes(**options: Any) -> list[Any]:
         torch.manual_seed(0)
-        with DataLoader(Call(drawn, 4), **options) as loader:
+        np.random.seed(0)
+        data = Call(lambda index: torch.tensor([index, np.random.randint(10**9)]), 4)
+        with DataLoader(data, **options) as loader:
             first = lists(loader)
             assert bool(begun(loader)) == bool(options)
-            torch.manual_seed(1)
+            np.random.seed(1)
             return [first, lists(loader)]
 
     assert passes(num_workers=2, persistent_workers=True) == passes()
