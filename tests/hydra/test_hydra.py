@@ -436,7 +436,7 @@ def test_balanced(application: Compose) -> None:
         "+lit_loader/sampler@data.train=balanced",
         "data.train.batch_sampler.batch_size=3",
         dataset("Documents"),
-        "loader.collate_fn={_target_: hydra.utils.get_class, path: builtins.list}",
+        "loader.collate_fn={_target_: lit_loader.hydra.targets.SampleList}",
     )
     batches, loader = epochs(cfg)
     assert type(loader.batch_sampler) is BalancedBatchSampler

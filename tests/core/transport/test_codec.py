@@ -215,7 +215,9 @@ class TestSharing:
         odd = torch.frombuffer(raw, dtype=torch.float32, count=4, offset=2)
         sent = [x, x[:, :-1], x[:, 1:], x.t(), x.numpy(), x, odd, np.frombuffer(raw, "c16", 2, 2)]
         got = carry(sent)
-        check_equal([*map(torch.as_tensor, got)], [*map(torch.as_tensor, sent)])
+        # torch 2.6 crashes where it reads complex numbers that lie between two addresses of theirs
+        whole = [each.copy() if isinstance(each, np.ndarray) else each for each in sent]
+        check_equal([*map(torch.as_tensor, got)], [*map(torch.as_tensor, whole)])
         assert got[5] is got[0] and got[7].ctypes.data % 16 == 0
         got[0].zero_()
         check_equal([*map(torch.as_tensor, got[1:5])], [*map(torch.as_tensor, sent[1:5])])
