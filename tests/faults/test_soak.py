@@ -85,6 +85,7 @@ STRIKES = {
 ALLOWED = {
     "batch struck twice": r"Batch \d+ has ended 2 workers in a row and is not tried again",
     "fork server killed twice": r"Python's fork server, which starts it, was killed",
+    "launcher killed thrice": r"for the 3rd time in a row.*\(pid \d+\) was killed by SIGKILL",
     "closed meanwhile": r"^lit_loader: the loader was closed",
 }
 """Errors that are right where faults follow each other; what is behind them goes on."""
