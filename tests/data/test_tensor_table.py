@@ -35,6 +35,14 @@ def table(length: int = 23) -> TensorDataset:
     )
 
 
+def test_rows_are_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TensorDataset, "__getitem__", None)
+    assert [rows.tolist() for (rows,) in DataLoader(TensorDataset(torch.arange(6)), 4)] == [
+        [0, 1, 2, 3],
+        [4, 5],
+    ]
+
+
 DATASETS = {
     "whole": table(),
     "subset": Subset(table(), [3, 1, 4, 1, 5, 9, 2, 6]),

@@ -88,6 +88,11 @@ def bad_at_3_and_7(index: int) -> int:
     return index
 
 
+def test_batches_are_counted_beyond_what_is_kept_of_each() -> None:
+    loader = DataLoader(Call(int, WINDOW + 9), None)
+    assert sum(1 for _ in loader) == loader.statistics().batches == WINDOW + 9
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_sample_errors_are_counted(num_workers: int) -> None:
     loader = DataLoader(
