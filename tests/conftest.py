@@ -86,6 +86,14 @@ def _shared_memory() -> set[str]:
 
 
 @pytest.fixture(autouse=True)
+def said_again() -> None:
+    """What is told once in a process is told once in each test."""
+    pinning = sys.modules.get("lit_loader.accelerator.pin_memory")
+    if pinning is not None:
+        pinning._TOLD.clear()
+
+
+@pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Compare what is there before and after each test."""
     children, shared, arenas = _children(), _shared_memory(), _arenas()

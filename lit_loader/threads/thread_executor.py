@@ -294,13 +294,13 @@ class ThreadExecutor(Executor):
         0: one that waits for threads of its own, at an event, say, and not for a lock.
         """
         workers = [w for w in [*self._desk.workers.values()] if w.row.stage in Stage.SAMPLES]
-        # reach: python: what another thread is at
-        frames = sys._current_frames()
-        found = [frames.get(worker.thread.ident or 0) for worker in workers]
-        at_event = [f is not None and f.f_code.co_filename == threading.__file__ for f in found]
+        # reach: python: what another thread is at. Frames are not kept: this one is among them.
+        files = {thread: at.f_code.co_filename for thread, at in sys._current_frames().items()}
         return [
-            0 if elsewhere else worker.thread.native_id or 0
-            for worker, elsewhere in zip(workers, at_event, strict=True)
+            0
+            if files.get(each.thread.ident or 0) == threading.__file__
+            else each.thread.native_id or 0
+            for each in workers
         ]
 
     def begin(self) -> None:

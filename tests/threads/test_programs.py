@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -205,6 +207,25 @@ def test_an_iterator_that_is_dropped_during_a_sample_harms_no_other() -> None:
 
 
 # --- beside others ---
+
+
+def test_an_iterator_that_is_dropped_is_freed_at_once() -> None:
+    """Else it is there until garbage is collected, and the next one counts as beside it."""
+
+    def sample(index: int) -> int:
+        time.sleep(0.005)  # it is waited for
+        return index
+
+    loader = DataLoader(Call(sample, 8), num_workers=1, worker_method="thread")
+    gc.disable()
+    try:
+        iterator = iter(loader)
+        next(iterator), next(iterator)
+        alive = weakref.ref(iterator)
+        del iterator
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_remote_workers_of_another_loader(tmp_path: Path) -> None:

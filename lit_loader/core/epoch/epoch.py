@@ -52,6 +52,11 @@ class Epoch:
 
     reads_streams = False
     again: deque[int]
+    next_task: Callable[[], Task | None]  # which is outstanding from now on; None: there is none
+    took: Callable[[Outcome], None]  # notes that an outcome is about to be given out
+    restart: Callable[[int], None]  # gives a task that was lost again
+    restart_all: Callable[[dict[int, Outcome]], None]  # … what is outstanding and has not arrived
+    adopt: Callable[[Ahead], None]  # takes those tasks of the epoch that workers have begun
 
     @property
     def is_new(self) -> bool:
@@ -65,26 +70,6 @@ class Epoch:
         self.is_drawn = False
         self.error: Exception | None = None
         self.again = deque()
-
-    def next_task(self) -> Task | None:
-        """Give the next task, which is outstanding from now on; None: there is none."""
-        raise NotImplementedError
-
-    def took(self, outcome: Outcome) -> None:
-        """Note that an outcome is about to be given out."""
-        raise NotImplementedError
-
-    def restart(self, number: int) -> None:
-        """Give a task that was lost again."""
-        raise NotImplementedError
-
-    def restart_all(self, arrived: dict[int, Outcome]) -> None:
-        """Give again what is outstanding and has not ``arrived``."""
-        raise NotImplementedError
-
-    def adopt(self, ahead: Ahead) -> None:
-        """Take those tasks of the epoch that workers have begun."""
-        raise NotImplementedError
 
     def settle(self) -> None:
         """Count what was given out last: the consumer has it. May be done again."""
