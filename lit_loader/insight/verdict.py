@@ -413,7 +413,10 @@ _LAZY: Final = 3
 def _lazily(statistics: LoaderStatistics) -> str:
     """What is said where first batches were read for long, and not workers started; else ""."""
     share = statistics.startup_fetch / max(statistics.startup, 1e-9)
-    usual = statistics.fetch.p50 * statistics.starts
+    later = max(1, statistics.batches - statistics.starts)
+    others = max(0.0, statistics.fetch.total - statistics.startup_fetch) / later
+    # Of two batches in each epoch half are first ones, which the median does not tell apart.
+    usual = min(statistics.fetch.p50, others) * statistics.starts
     if share < MOST or statistics.startup_fetch < _LAZY * usual:
         return ""
     where = places(statistics.surroundings.iterable)["fetch"]
