@@ -70,7 +70,7 @@ class Use(NamedTuple):
 
 def use_of(pid: int | str) -> Use:
     """Look at a process, or at a thread (``self/task/7``); OSError: it is gone, or nobody may."""
-    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    fields = linux.stat_fields(pid)
     return Use(fields[0], (int(fields[11]) + int(fields[12])) * _TICK)
 
 

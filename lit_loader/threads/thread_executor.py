@@ -256,8 +256,9 @@ class ThreadExecutor(Executor):
             self._start()
         began = time.monotonic_ns()
         outcome = self._take(timeout)
-        if (now := time.monotonic_ns()) - began > LONG:
-            self._waits_of_threads.look(now, self._fetching(), threads=True)
+        waits, now = self._waits_of_threads, time.monotonic_ns()
+        if now - began > LONG and now >= waits.due:
+            waits.look(now, self._fetching(), threads=True)
         # A fork counts as a use; it moves none.
         after = None if before is None or outcome is None else GlobalStates.now()
         if before is not None and after is not None and after._replace(uses=before.uses) != before:

@@ -184,15 +184,15 @@ def test_a_read_that_hangs_is_named(kind: Any, tmp_path: Path) -> None:
         assert "test_faults.py" in text and "in read" in text
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_a_read_that_fails_is_tried_again(kind: str, workers: int, tmp_path: Path) -> None:
     dataset = KINDS[kind](Claim(tmp_path, "exception"))
     retries: Any = {"sample_retries": 1, "retry_backoff": 0, "transient_errors": [Struck]}
     with DataLoader(dataset, num_workers=workers, **retries, **options(kind)) as loader:
         assert outcomes(loader) == clean(kind)[0]
-        # A worker's first batch is made again, since it has drawn: then the retry is not in it.
-        assert loader.statistics().sample_retries in ([1] if workers == 0 else [0, 1])
+        # Of two workers the other one may make the batch whose read has failed ahead.
+        assert loader.statistics().sample_retries in ([0, 1] if workers == 2 else [1])
 
 
 class Interrupts(Plain):

@@ -67,7 +67,7 @@ class Seams:
         raise NotImplementedError
 
     def sample_errors(self, core: Any, before: int) -> Any:
-        """Give an epoch's log of samples that could not be read (`SampleErrorLog`)."""
+        """Give an epoch's log of bad samples (`SampleErrorLog`), with those before a resume."""
         raise NotImplementedError
 
     def sum_up(self, core: Any) -> None:

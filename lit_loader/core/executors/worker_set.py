@@ -234,8 +234,10 @@ class WorkerSet:
     def end_stopped_relay(self) -> None:
         """Kill the relay if somebody has stopped it: its end is noticed as any."""
         relay = self.processes.get(-1 if self.relay is None else self.relay)
-        if relay is not None and linux.is_stopped(relay.pid or 0):
-            relay.kill()
+        if relay is not None:
+            with contextlib.suppress(OSError):  # it is gone, or the kernel does not say
+                if linux.stat_fields(relay.pid or 0)[:1] == ["T"]:
+                    relay.kill()
 
     def change_origin(self) -> bool:
         """Have workers come from elsewhere from now on; False: there is nowhere else."""

@@ -29,7 +29,7 @@ from typing import Final
 
 __all__ = [
     *("HERE", "PROC", "ROOT"),
-    *("affinity", "allocate", "is_stopped", "memory_file", "open_process"),
+    *("affinity", "allocate", "memory_file", "open_process", "stat_fields"),
 ]
 
 HERE: Final[bool] = sys.platform == "linux" and os.environ.get("LIT_LOADER_PORTABLE") != "1"
@@ -61,13 +61,10 @@ def open_process(pid: int) -> int:
     return os.pidfd_open(pid)
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped (SIGSTOP), as far as the kernel says."""
-    try:
-        with open(f"{PROC}/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "T"
-    except (OSError, IndexError):
-        return False
+def stat_fields(pid: int | str) -> list[str]:
+    """What the kernel says of a process, from its state on (T: it was stopped); OSError: gone."""
+    with open(f"{PROC}/{pid}/stat", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()
 
 
 def allocate(fd: int, offset: int, nbytes: int) -> None:

@@ -38,17 +38,18 @@ class WorkerWaits:
         looks: At workers.
         locked: How many of them waited for a lock that processes, or the threads, share.
         paging: How many of them waited for a page of memory: from swap, or of a mapped file.
+        due: When the next look is due, by ``time.monotonic_ns()``.
     """
 
     def __init__(self) -> None:
         self.looks = self.locked = self.paging = 0
-        self._due = 0
+        self.due = 0
 
     def look(self, now: int, pids: Collection[int], *, threads: bool = False) -> None:
         """Look at the workers, if it is time to: at processes, or at ``threads`` by native ids."""
-        if now < self._due or not pids:
+        if now < self.due or not pids:
             return
-        self._due = now + PAUSE
+        self.due = now + PAUSE
         for pid in pids:
             found = _sleeps_at(pid, threads)
             self.looks += 1
