@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Final
 
@@ -137,7 +138,8 @@ class Recorder:
 
     def extend(self, records: Sequence[Timings]) -> None:
         """Sum up the records of several batches at once."""
-        table = np.array([_numbers(record) for record in records], np.int64).T
+        numbers = chain.from_iterable(map(_numbers, records))  # quicker than an array of tuples
+        table = np.fromiter(numbers, np.int64).reshape(len(records), -1).T
         column = dict(zip(_NUMBERS, table, strict=True))
         self._stages.add(np.stack([column[name] for name in STAGES]))
         busy = column["fetch"] + column["collate"] + column["encode"]

@@ -20,7 +20,8 @@ are always seeded: they cannot be read again.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final
+from operator import is_
+from typing import Any, Final, TypeAlias
 
 from lit_loader.context import reading
 from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
@@ -30,7 +31,7 @@ from lit_loader.core.batch.progress import Progress
 from lit_loader.core.seeding import generator_lock
 from lit_loader.core.seeding.bases import UNTOLD, PassSeeds
 from lit_loader.core.seeding.drawn_tables import DrawnTables
-from lit_loader.core.seeding.find_generators import HeldGenerators
+from lit_loader.core.seeding.find_generators import GeneratorWatch, HeldGenerators
 from lit_loader.core.seeding.generator_state import Loan, OwnStreams, Rewind, drawn_since
 from lit_loader.core.seeding.global_states import GlobalStates
 from lit_loader.core.seeding.seeds import (
@@ -56,6 +57,9 @@ QUIET: Final = 16
 
 _DRAWS: Final = -1
 
+Learned: TypeAlias = tuple[GeneratorWatch, int, bool]
+"""The generators that are known, how many batches drew nothing, and whether any was made."""
+
 
 class BatchLoader:
     """Makes batches by a spec, in whichever process it lives.
@@ -73,6 +77,7 @@ class BatchLoader:
         self._watch = spec.watch()
         # Whether generators are looked for after the next batch, too.
         self._first = spec.seeding != "worker"
+        self._goes_on = False  # whether the next batch is the first one of another pass
         self._tables: DrawnTables | None = None  # while batches are looked at for them
         self._late_tables: DrawnTables | None = None  # those of batches without a seed
         self._rewind: Rewind | None = None
@@ -108,6 +113,23 @@ class BatchLoader:
     def generators(self) -> list[Any]:
         """The random generators that dataset and functions hold, as far as they are found."""
         return self._watch.held.generators
+
+    @property
+    def learned(self) -> Learned:
+        """What batches so far have shown of dataset and functions, for `go_on_from`."""
+        return self._watch, self.quiet, not self._first
+
+    def go_on_from(self, learned: Learned | None) -> None:
+        """Know what the pass before has learned, in this process, of the same objects.
+
+        What they make on first use is there: so the first batch is made as all that follow.
+        """
+        watch, quiet, made = learned or (None, 0, False)
+        if watch is not None and watch.is_of(self._watch):
+            self._watch, self._goes_on = watch, self._first and made
+            self._first = self._first and not made
+            if self.quiet == 0:
+                self.quiet = quiet
 
     def begin_epoch(self) -> None:
         """Take up an epoch."""
@@ -152,9 +174,17 @@ class BatchLoader:
             self._enter(seeds, epoch, progress)
         if self._first or self._tables is not None:
             return self._load_watched(indices, number, progress)
+        known = self._watch.attributes() if self._goes_on else None
         if self.quiet < QUIET or self._watch.held.needs_seeds:
-            return self._make(indices, number, progress)
-        return self._make_unseeded(indices, number, progress)
+            batch = self._make(indices, number, progress)
+        else:
+            batch = self._make_unseeded(indices, number, progress)
+        if known is not None:
+            self._goes_on, now = False, self._watch.attributes()
+            rebound = len(known) != len(now) or not all(map(is_, known, now))
+            if rebound and self._watch.search(first_batch=True):
+                batch = self._noted(self._make_again(indices, number, progress))
+        return batch
 
     def lend(self, own: OwnStreams | None) -> Loan:
         """Give the loan of the program's generators within which the next batch is to be made."""

@@ -130,7 +130,7 @@ class Inline(Executor):
     recovers = True
 
     def __init__(self, spec: BatchSpec, seed: int, pin: Pin | None, known: dict[str, Any]) -> None:
-        """``known``: what is known of a loader's dataset from one pass to the next."""
+        """``known``: what one pass of a loader leaves to the next."""
         self._pin, self._iterable = pin, spec.iterable
         self._tasks: deque[Task] = deque()
         self._progress = Progress()
@@ -138,10 +138,8 @@ class Inline(Executor):
         self._maker = maker_of(spec)
         self._streams = OwnStreams(seed) if spec.seeding == "worker" else None
         self._known = known
-        if known.get("dataset") is not spec.dataset:
-            known.update(dataset=spec.dataset, quiet=0)
-        if self._maker.quiet == 0:
-            self._maker.quiet = known["quiet"]
+        if not spec.iterable:
+            self._maker.go_on_from(known.get("learned"))
         self.draws = not self._maker.reads_table
         self._end_reads()
         if spec.iterable:  # a stream that is left is closed at once: the maker is in cycles
@@ -157,7 +155,7 @@ class Inline(Executor):
             return None
         task, progress, maker = self._tasks.popleft(), self._progress, self._maker
         indices = listed(task.indices) if task.own else task.indices
-        outcome = Outcome(task.number, timings=_NOT_YET)
+        outcome = Outcome(task.number, _NOT_YET)
         progress.begin(-1)
         batch = maker.take(indices, progress) if maker.reads_table else None
         if batch is None:
@@ -165,7 +163,8 @@ class Inline(Executor):
             outcome.ended = isinstance(error, EndOfData)
             outcome.error = None if outcome.ended else error
             del error  # whose traceback is to hold no frame that holds it
-            self._known["quiet"] = maker.quiet
+            if not self._iterable:
+                self._known["learned"] = maker.learned
         now = time.monotonic_ns()
         outcome.timings = timings = Timings(-1, 0, maker.samples, *progress.stages(now))
         timings.arrived = now

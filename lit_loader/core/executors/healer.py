@@ -184,7 +184,9 @@ class Healer:
                     raise error from None
                 self.restarts += 1
                 pool.replace(death.worker, skip_task=number)
-                return Outcome(number, error=error)
+                outcome = Outcome(number)
+                outcome.error = error
+                return outcome
         self._charged += 1
         if stage == Stage.STARTING and (death.exitcode or 0) > 0:
             raise fault(message) from None  # it would be the same again

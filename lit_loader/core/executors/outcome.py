@@ -27,37 +27,32 @@ Pin = Callable[[Any], Any]
 class Outcome:
     """What became of a task: batch, error, or a reader's end; with what it has cost."""
 
-    __slots__ = (
-        *("batch", "ended", "error", "failure", "lost", "made", "memory", "number", "reply"),
-        "timings",
-    )
+    # Whether its reader, of an iterable dataset, has nothing more to give.
+    ended = False
+    # Whether the task, of a reader, has to be given again, with that reader's place.
+    lost = False
+    reply: Reply | None = None  # the worker's message; None: there is none
+    memory: Lease | None = None  # the batch's slot (uint8), until the batch is decoded
+    failure: WorkerException | None = None  # what went wrong in the worker, or None
+    error: BaseException | None = None  # what is raised in the batch's place, or None
+    batch: Any = None  # the batch, when it is decoded; perhaps pinned, or on its device
+    made: BatchWithReport | None = None  # what came with the batch, or None
 
-    def __init__(
-        self,
-        number: int,
-        reply: Reply | None = None,
-        memory: Lease | None = None,
-        failure: WorkerException | None = None,
-        error: BaseException | None = None,
-        timings: Timings | None = None,
-    ) -> None:
+    def __init__(self, number: int, timings: Timings | None = None) -> None:
         self.number = number  # the task's
-        # Whether its reader, of an iterable dataset, has nothing more to give.
-        self.ended = reply is not None and reply.status == Status.ENDED
-        # Whether the task, of a reader, has to be given again, with that reader's place.
-        self.lost = False
-        self.reply = reply  # the worker's message; None: there is none
-        if timings is None:
-            timings = Timings()
-            if reply is not None:
-                timings = Timings(reply.worker, reply.at + reply.nbytes, *reply[MEASURED:])
-        self.timings = timings
-        self.memory = memory  # the batch's slot (uint8), until the batch is decoded
-        self.failure = failure  # what went wrong in the worker, or None
-        self.error = error  # what is raised in the batch's place, or None
-        self.timings.arrived = time.monotonic_ns()
-        self.batch: Any = None  # the batch, when it is decoded; perhaps pinned, or on its device
-        self.made: BatchWithReport | None = None  # what came with the batch, or None
+        self.timings = Timings(arrived=time.monotonic_ns()) if timings is None else timings
+
+    @classmethod
+    def of_reply(
+        cls, number: int, reply: Reply, memory: Lease | None, failure: WorkerException | None
+    ) -> Outcome:
+        """Give what a worker's message says has become of a task."""
+        timings = Timings(reply.worker, reply.at + reply.nbytes, *reply[MEASURED:])
+        timings.arrived = time.monotonic_ns()
+        outcome = cls(number, timings)
+        outcome.ended = reply.status == Status.ENDED
+        outcome.reply, outcome.memory, outcome.failure = reply, memory, failure
+        return outcome
 
     @classmethod
     def of_lost(cls, number: int) -> Outcome:

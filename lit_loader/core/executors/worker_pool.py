@@ -527,16 +527,15 @@ class WorkerPool:
                     self._put_back([task])
             else:
                 del self._tasks[task.number]
-                end, failure = reply.at + reply.nbytes, None
+                end, memory, failure = reply.at + reply.nbytes, None, None
                 if reply.status == Status.DONE:
                     memory = self.arena.lease(slot, end)  # the slot goes with the batch
-                    self._ready.append(Outcome(task.number, reply, memory))
                 else:
                     if reply.status == Status.FAILED:
                         failure = WorkerException.unpack(slot.memory[reply.at : end].tobytes())
                     # It is not known how much of it a batch that failed late has filled.
                     self.arena.release(slot, used=failure is None)
-                    self._ready.append(Outcome(task.number, reply, failure=failure))
+                self._ready.append(Outcome.of_reply(task.number, reply, memory, failure))
                 for second in task.copies:
                     self._call_off(self._copies[second])
             if self._unassigned:

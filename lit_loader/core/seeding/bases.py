@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import operator
 import os
 import random
 from collections.abc import Callable, Sequence
@@ -39,7 +40,12 @@ from torch import Generator
 
 from lit_loader.context import reading
 from lit_loader.core.seeding import generator_lock
-from lit_loader.core.seeding.global_states import note_use, numpy_memory
+from lit_loader.core.seeding.global_states import (
+    documented,
+    note_use,
+    numpy_memory,
+    python_state,
+)
 from lit_loader.core.seeding.seeds import derive, extend
 
 __all__ = ["UNTOLD", "Bases", "LoaderSeeds", "PassSeeds", "Place", "rehearsal"]
@@ -313,7 +319,7 @@ class Place(NamedTuple):
     @classmethod
     def now(cls, generator: Generator) -> Place:
         """Look where they are; another kind of NumPy's is not looked at."""
-        return cls(_bytes(generator), numpy_memory(), random.getstate())
+        return cls(_bytes(generator), numpy_memory(), python_state())
 
     def seeded_since(self, before: Place, generator: Generator) -> tuple[str, ...]:
         """Say which generators were seeded since, and not drawn from after that."""
@@ -322,20 +328,22 @@ class Place(NamedTuple):
             _scratch.manual_seed(generator.initial_seed())
         ):
             new.append("torch")
-        words = np.frombuffer(self.numpy, np.uint32).tolist()
-        if words and self.numpy != before.numpy and _is_fresh(words):
-            new.append("numpy")
+        if self.numpy != before.numpy:
+            words = np.frombuffer(self.numpy, np.uint32).tolist()
+            if words and _is_fresh(words):
+                new.append("numpy")
         if self.python != before.python:
-            _, states, reserve = self.python
+            _, states, reserve = documented(self.python)
             if reserve is None and _is_fresh(states):
                 new.append("python")
         return tuple(new)
 
     def changed(self, before: Place) -> tuple[int, ...]:
         """Give a number for each generator that is elsewhere than before: where it is; else 0."""
+        now = self._replace(python=documented(self.python))
         return tuple(
-            0 if one == other else int.from_bytes(_hash(repr(one).encode()), "little")
-            for one, other in zip(self, before, strict=True)
+            0 if same else int.from_bytes(_hash(repr(one).encode()), "little")
+            for one, same in zip(now, map(operator.eq, self, before), strict=True)
         )
 
 

@@ -20,6 +20,7 @@ import dis  # reach: python: which globals a user's function names
 import hashlib
 import logging
 import mmap
+import operator
 import random
 import sys
 import threading
@@ -708,6 +709,15 @@ class GeneratorWatch:
         self.notes: list[str] = []
         self.objects: list[Any] = []
         self.held = HeldGenerators([])
+
+    def is_of(self, other: GeneratorWatch) -> bool:
+        """Whether another one looks at the same objects."""
+        mine, others = self.roots, other.roots
+        return len(mine) == len(others) and all(map(operator.is_, mine, others))
+
+    def attributes(self) -> list[Any]:
+        """Give what the dataset and its transforms have for attributes now."""
+        return [value for each in self.objects for value in instance_dict(each).values()]
 
     def search(self, late: bool = False, first_batch: bool = False) -> bool:
         """Search; returns whether there are generators that were not known.

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from lit_loader.core.seeding import generator_lock
 from lit_loader.core.seeding.find_generators import controls
 from lit_loader.core.seeding.generator_lock import GeneratorLock
 from lit_loader.core.seeding.global_states import (
@@ -131,7 +132,7 @@ class Loan(AbstractContextManager[None]):
     __slots__ = ("_idle", "_kept", "_lock", "_outside", "_own", "_spare", "before")
 
     def __init__(self, own: OwnStreams | None = None, idle: bool = False) -> None:
-        self._lock = GeneratorLock()
+        self._lock: GeneratorLock | None = None  # None: it is had already, or not yet
         self._own, self._idle = own, idle
         self._outside: _Streams | None = None
         self._spare: Any = None
@@ -141,13 +142,16 @@ class Loan(AbstractContextManager[None]):
 
     def begin(self) -> None:
         """Note where they are, as soon as no other thread has them."""
-        self._lock.take()
+        if not generator_lock.lock._is_owned():  # reach: python: as threading.Condition asks
+            self._lock = GeneratorLock()
+            self._lock.take()
         if self._idle:
             global _plain
             now = GlobalStates.now()
+            kept = None if now is None else StatesKept.of(now)
             # It does not see a normal deviate in reserve. None comes without a word being drawn.
-            if now is not None and (now.numpy == _plain or not numpy_state()["has_gauss"]):
-                self.before, self._kept, _plain = now, StatesKept.of(now), now.numpy
+            if kept is not None and (kept is _plain or not numpy_state()["has_gauss"]):
+                self.before, self._kept, _plain = now, kept, kept
                 return
         self.lend()
 
@@ -186,7 +190,8 @@ class Loan(AbstractContextManager[None]):
             self._outside = None
             if self._spare is not None and not _spares:
                 _spares.append(self._spare)
-        self._lock.end()
+        if self._lock is not None:
+            self._lock.end()
 
     def __enter__(self) -> None:
         try:
@@ -202,7 +207,7 @@ class Loan(AbstractContextManager[None]):
             self.end()
 
 
-_plain = b""  # words of NumPy's generator with nothing in reserve
+_plain: StatesKept | None = None  # with nothing in NumPy's reserve
 
 preserved = Loan
 """A context after which the global generators are as they were before."""

@@ -34,14 +34,14 @@ import torch
 from lit_loader.core.seeding.seeds import of_thread
 
 __all__ = [
-    *("GlobalStates", "StatesKept", "note_use", "numpy_memory"),
+    *("GlobalStates", "StatesKept", "documented", "note_use", "numpy_memory"),
     *("numpy_place", "python_place", "python_state", "set_python_state"),
 ]
 
 _numpy: Any = np.random  # its stubs do not know all of its functions
 _bits: Final = _numpy.get_bit_generator
 
-_new: Final = tuple.__new__
+_new, _join = tuple.__new__, b"".join
 _torch: Final = torch.default_generator
 _WORDS: Final = 624
 _BYTES: Final = 4 * _WORDS + 4
@@ -56,12 +56,9 @@ class GlobalStates(NamedTuple):
     and none comes without a word being drawn.
     """
 
-    python: bytes  # the place in its words, and some of them
-    reserve: float | None  # a normal deviate
-    numpy: bytes  # some words, and the place in them
+    words: bytes  # places in them, and some of them; torch's reserve
+    reserve: float | None  # a normal deviate of Python's
     bits: Any  # the bit generator behind numpy.random
-    torch: bytes
-    torch_reserve: bytes
     uses: int
 
     @classmethod
@@ -72,14 +69,12 @@ class GlobalStates(NamedTuple):
             return None
         if _bits() is not _view[0] and not numpy_memory():
             return None
-        bits, _, some = _view
-        python, numpy = bytes(_python_some), bytes(some)
-        if _torch_views is None:
-            torchs, reserve = _torch.get_state().numpy().tobytes(), b""
-        else:
-            torchs, reserve = bytes(_torch_views[0]), bytes(_torch_views[1])
+        bits, _, seen = _view
+        words = _join(seen)  # in one step, out of the memory of all three
+        if not _torch_views:
+            words += _torch.get_state().numpy().tobytes()
         # Without the call of a constructor that is written in Python.
-        return _new(cls, (python, _PYTHON.gauss_next, numpy, bits, torchs, reserve, _uses))
+        return _new(cls, (words, _PYTHON.gauss_next, bits, _uses))
 
 
 class StatesKept(NamedTuple):
@@ -188,15 +183,20 @@ _PLACE_AND_WORD: Final = struct.Struct("iI")
 
 def set_python_state(state: Any) -> None:
     """Set Python's generator to a state that was read."""
+    random.setstate(documented(state))
+
+
+def documented(state: Any) -> Any:
+    """Give a state that `python_state` has read as ``random.getstate()`` does."""
     global _numbers
-    if type(state[0]) is bytes:
-        memory, numbers = _numbers
-        if memory != state[0]:  # 10 us, once for a place that it is set to again and again
-            place, *words = _LAYOUT.unpack(state[0])
-            numbers = *words, place
-            _numbers = state[0], numbers
-        state = _VERSION, numbers, state[1]
-    random.setstate(state)
+    if type(state[0]) is not bytes:
+        return state
+    memory, numbers = _numbers
+    if memory != state[0]:  # 10 us, once for a place that it is set to again and again
+        place, *words = _LAYOUT.unpack(state[0])
+        numbers = *words, place
+        _numbers = state[0], numbers
+    return _VERSION, numbers, state[1]
 
 
 _VERSION: Final = random.getstate()[0]
@@ -217,7 +217,7 @@ def numpy_memory() -> bytes:
         if type(bits) is not np.random.MT19937 or not _memory_is_the_state():
             return b""
         memory = _view_of(bits)
-        _view = bits, memory, memory[-4 - _SOME :]
+        _view = bits, memory, (_python_some, memory[-4 - _SOME :], *_torch_views)
     return bytes(_view[1])
 
 
@@ -257,8 +257,8 @@ def _memory_is_the_state() -> bool:
     return bytes(_view_of(bits)) == words.tobytes()
 
 
-# Of the bit generator that was seen last, the memory and the end of it.
-_view: tuple[Any, memoryview, memoryview] = (None, memoryview(b""), memoryview(b""))
+# The bit generator that was seen last, its memory, and what is looked at of all three generators.
+_view: tuple[Any, memoryview, tuple[memoryview, ...]] = (None, memoryview(b""), ())
 
 
 # --- torch's ---
@@ -268,17 +268,17 @@ _RESERVE: Final = 21  # bytes behind them: a float and a double, if they are the
 _BEFORE_WORDS: Final = 128  # bytes within which the words begin: more are read past its end
 
 
-def _views_of_torch() -> tuple[memoryview, memoryview] | None:
-    """Give views of the place and some words, and of the reserve, in the memory of torch's.
+def _views_of_torch() -> tuple[memoryview, ...]:
+    """Give views of the place and some words, and of the reserve, in the memory of torch's; or ().
 
     Where they are is found, and checked, on a generator of our own; then on the global one.
     """
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return None
+        return ()
     probe = torch.Generator().manual_seed(1)
     offset = _torch_words_in(probe)
     if offset is None or offset != _torch_words_in(_torch):
-        return None
+        return ()
 
     def views(generator: Any) -> tuple[memoryview, memoryview]:
         start = generator._cdata + offset  # reach: torch: where the object behind it lies
@@ -290,7 +290,7 @@ def _views_of_torch() -> tuple[memoryview, memoryview] | None:
     for dtype, count in _PROBES:
         seen.add((bytes(own[0]), bytes(own[1])))
         torch.randn(count, dtype=dtype, generator=probe)
-    return views(_torch) if len(seen) == len(_PROBES) else None
+    return views(_torch) if len(seen) == len(_PROBES) else ()
 
 
 _PROBES: Final = (

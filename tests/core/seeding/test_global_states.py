@@ -50,7 +50,7 @@ def test_memory_lies_where_it_is_looked_for() -> None:
     """Else all goes right, and takes longer: see the words on each of the three in the module."""
     assert global_states._python_view is not None
     assert global_states.numpy_memory()
-    assert global_states._torch_views is not None
+    assert global_states._torch_views
 
 
 def test_no_memory_behind_torchs_generator_is_read() -> None:
@@ -74,7 +74,7 @@ def test_memory_that_lies_elsewhere_is_not_looked_at(
         monkeypatch.setattr(global_states, "_HEAD", 0)
         monkeypatch.setattr(global_states, "_SOME", 8)
         monkeypatch.setattr(global_states, "_RESERVE", 0)
-    assert global_states._views_of_torch() is None
+    assert global_states._views_of_torch() == ()
 
 
 class Drawing(torch.utils.data.Dataset[torch.Tensor]):
@@ -94,8 +94,9 @@ def test_batches_do_not_depend_on_how_torchs_state_is_read(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = []
-    for views in (global_states._torch_views, None):
+    for views in (global_states._torch_views, ()):
         monkeypatch.setattr(global_states, "_torch_views", views)
+        monkeypatch.setattr(global_states, "_view", (None, memoryview(b""), ()))
         torch.manual_seed(1)
         context = "fork" if workers else None  # who is started anew looks for itself
         options: dict[str, Any] = {"num_workers": workers, "multiprocessing_context": context}
@@ -111,7 +112,8 @@ def test_each_draw_is_seen_and_put_back(
     draw: str, by_state: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if by_state:  # as where torch's memory is not known
-        monkeypatch.setattr(global_states, "_torch_views", None)
+        monkeypatch.setattr(global_states, "_torch_views", ())
+        monkeypatch.setattr(global_states, "_view", (None, memoryview(b""), ()))
     for _ in range(4):  # the second of two deviates is in reserve
         before, exactly = GlobalStates.now(), states()
         assert before is not None
