@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from lit_loader import DataLoader
+from lit_loader import DataLoader, get_epoch
 from lit_loader.core.batch.batch_loader import QUIET
 
 SIZE = 4
@@ -117,7 +117,7 @@ def test_a_dataset_that_draws_nothing_is_no_longer_seeded(monkeypatch: pytest.Mo
 
 
 def test_batches_of_short_passes_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until they draw; the first one of a pass is seeded, since generators may be new."""
+    """Until they draw, in whichever pass."""
     seeds: list[int] = []
     seed, data = random.seed, Data("random", "late passes")
     monkeypatch.setattr(random, "seed", lambda number: [seeds.append(number), seed(number)])
@@ -131,7 +131,7 @@ def test_batches_of_short_passes_count_together(monkeypatch: pytest.MonkeyPatch)
         seeded = len(seeds)
         assert found == [numbers(batch) for batch in again]
         counts.append(seeded)
-    assert counts == [4] * 4 + [1] * 8 + [4] * 3
+    assert counts == [4] * 4 + [0] * 8 + [4] * 3
 
 
 @pytest.mark.parametrize("seeding", ["batch", "sample"])
@@ -345,3 +345,29 @@ def test_a_generator_that_is_made_late() -> None:
             return [numbers(batch) for _ in range(2) for batch in loader]
 
     assert run() == run(reseed_fn=leave)
+
+
+class NewInEachEpoch(Data):
+    """Makes its generator when the first sample of an epoch is read."""
+
+    def __init__(self) -> None:
+        super().__init__("torch", "late ones")
+        self.epoch = -1
+        self.rng: Any = None
+
+    def __len__(self) -> int:
+        return SIZE * 3
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        if self.epoch != get_epoch():
+            self.epoch, self.rng = get_epoch(), np.random.default_rng()
+        return index, self.rng.random()
+
+
+def test_a_generator_that_is_made_anew_in_each_pass_is_seeded_in_each() -> None:
+    read = []
+    for workers in (0, 2):
+        with DataLoader(NewInEachEpoch(), SIZE, seed=1, num_workers=workers) as loader:
+            read.append([numbers(batch) for _ in range(3) for batch in loader])
+    assert read[0] == read[1]
+    assert len({str(values) for _, values in read[0]}) == 9
