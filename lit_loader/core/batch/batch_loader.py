@@ -202,14 +202,15 @@ class BatchLoader:
 
     def _make_unseeded(self, indices: Any, number: int, progress: Progress) -> Any:
         """Make a batch that is not expected to draw; if it has, again, with a seed."""
-        if (self._seeded if self._loan is None else self._loan.before) is None:
+        before = self._seeded if self._loan is None else self._loan.before
+        if before is None:
             return self._make(indices, number, progress)
         if self._late_tables is None:
             self._late_tables = DrawnTables(self._watch.objects)
         self._seeds = False
         try:
             batch = self._read(indices, number, progress)
-            if self._untouched():
+            if GlobalStates.now() == before:
                 if self._loan is not None:
                     self._loan.before = None
                 return batch
@@ -217,7 +218,7 @@ class BatchLoader:
                 self._watch.notes += batch.notes
         except Exception as error:  # which may follow from what was drawn
             let_handlers_through(error)
-            if self._untouched():
+            if GlobalStates.now() == before:
                 raise
         finally:
             self._seeds = True
@@ -235,10 +236,6 @@ class BatchLoader:
         batch = self._make(indices, number, progress)
         progress.empty = empty
         return batch
-
-    def _untouched(self) -> bool:
-        """Whether a batch without a seed has left the global generators where they were."""
-        return GlobalStates.now() == (self._seeded if self._loan is None else self._loan.before)
 
     def _look(self) -> None:
         """See whether anything was drawn since the seed."""

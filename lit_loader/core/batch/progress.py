@@ -137,8 +137,16 @@ class Progress:
         collated = self.collated or now
         fetched = self.fetched or collated
         return (
-            *(self.began, fetched - self.began, collated - fetched, now - collated),
-            *(self.slowest, self.slowest_at, processor, queued, self.waited, self.state),
+            self.began,
+            fetched - self.began,
+            collated - fetched,
+            now - collated,
+            self.slowest,
+            self.slowest_at,
+            processor,
+            queued,
+            self.waited,
+            self.state,
             self.tokens,
         )
 

@@ -34,6 +34,8 @@ from lit_loader.errors import LoaderError
 
 __all__ = ["Ahead", "Epoch", "MapEpoch", "StreamEpoch"]
 
+_new = tuple.__new__
+
 Foresee = Callable[[int, Bases], Iterator[tuple[int, int, Any]]]
 
 
@@ -126,7 +128,8 @@ class MapEpoch(Epoch):
                 self._at = at + 1
                 continue
             number = self._first + at
-            task = Task(number, indices, start.epoch, start.seeds, self._own)
+            # Without the call of a constructor that is written in Python.
+            task = _new(Task, (number, indices, start.epoch, start.seeds, self._own, None))
             # At once: nothing is called in between that a signal handler could raise in.
             self.tasks[number] = task
             self._at = at + 1

@@ -595,11 +595,6 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         self._ended = True
         return self
 
-    def begin(self) -> None:
-        """Begin the epoch now, where the loader's next one begins, and not at the first batch."""
-        with self._core.lock:
-            self._start = self._start or self._core.begin_epoch(self)
-
     def _shutdown_workers(self) -> None:
         if self._here is None:
             self.close()
