@@ -273,6 +273,16 @@ class _AddOns(Seams):
 
         return stall_of(workers)
 
+    def explain(self, *facts: Any) -> str:
+        from lit_loader.hangs import faults
+
+        return faults.explain(*facts)
+
+    def fewer_workers(self, pool: Any, death: Any) -> Any:
+        from lit_loader.hangs import faults
+
+        return faults.fewer_workers(pool, death)
+
     def words(self) -> Any:
         from lit_loader.streams import advice
 

@@ -18,14 +18,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
-from lit_loader.core.executors.outcome import doing_task
 from lit_loader.core.system.stack_dumps import shortened
 from lit_loader.core.transport.messages import position_of, unpack_indices
 from lit_loader.core.transport.status_board import BoardRow, Stage
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import StallWarning
 from lit_loader.hangs import looks
-from lit_loader.sentences import doing, duration
+from lit_loader.hangs.faults import doing_task
+from lit_loader.hangs.sentences import doing, duration
 
 __all__ = ["stall_of"]
 

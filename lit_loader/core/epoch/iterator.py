@@ -90,7 +90,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         self._lines = 1 if loader.in_order or here is not None else core.turns
         self._copy: Any = core.seams.device_copy(core) if here is None else None
         budget, limit = loader.max_worker_restarts, loader.timeout or None
-        self.healer = Healer(budget, limit, core.iterable)
+        self.healer = Healer(budget, limit, core.iterable, core.seams)
         self._restarts_noted = 0
         self._given = 0  # when the last batch was given out
         self._samples = 0

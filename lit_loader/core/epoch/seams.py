@@ -100,6 +100,20 @@ class Seams:
         """
         return None
 
+    def explain(
+        self, pool: Any, death: Any, task: Any, waited: tuple[float, float] | None = None
+    ) -> str:
+        """Say how a worker came to its end (`WorkerDeath`), why, and what to do; here: the facts.
+
+        ``task`` is the one in flight that it had, or None. ``waited``: it was ended, as it hung for
+        so many seconds, of the ``timeout`` behind them.
+        """
+        return f"Worker {death.worker} (pid {death.pid}) has ended, exit code {death.exitcode}."
+
+    def fewer_workers(self, pool: Any, death: Any) -> Any:
+        """Give a `FewerWorkers` if there are to be fewer, as a worker has died; else None."""
+        return None
+
     def words(self) -> Any:
         """Give the sentences on streams that do not keep what they promise (`advice.py`)."""
         raise NotImplementedError

@@ -224,7 +224,6 @@ class WorkerPool:
         # What looks at the workers' memory (`Seams.look_at_workers`), and since when there are any.
         self.growth: Any = None
         self.began = time.monotonic()
-        self.oom_kills: int | None = None  # of the cgroup, before; None: not known
         # How many there are to be; while that comes about, a few more or fewer live.
         self.num_workers = num_workers
         self.token = 1  # that of the epoch whose tasks are wanted

@@ -21,9 +21,10 @@ import lit_loader
 from lit_loader import DataLoader
 from lit_loader.core.executors import healer
 from lit_loader.core.executors.worker_pool import WorkerPool
-from lit_loader.core.system.cgroups import MemoryLimits
 from lit_loader.core.transport.status_board import Stage
+from lit_loader.data.memory import MemoryLimits
 from lit_loader.errors import WorkerDiedError, WorkerRestartWarning, WorkerTimeoutError
+from lit_loader.hangs import faults
 from tests.parity.tools import Gate, wait_gone
 from tests.support.exact import loaded
 from tests.support.faults import (
@@ -216,7 +217,7 @@ GIB = 1 << 30
 def test_want_of_memory_is_named_unless_there_was_plenty(
     limits: MemoryLimits, by_the_kernel: bool
 ) -> None:
-    text = healer._killed(2 * GIB, limits)
+    text = faults._killed(2 * GIB, limits)
     assert text.startswith("most likely by the kernel" if by_the_kernel else "by another process")
     assert "(the worker had 2,048 MiB at most; " in text
     assert limits.describe() in text
