@@ -35,8 +35,6 @@ from lit_loader.errors import (
     WorkerTimeoutError,
 )
 
-__all__ = ["Healer"]
-
 _SUSPICIOUS: Final = 60.0
 """Seconds at one sample after which a reader is told of, where another one has been replaced."""
 

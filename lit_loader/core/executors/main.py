@@ -62,9 +62,6 @@ from lit_loader.core.transport.messages import (
 from lit_loader.core.transport.status_board import ROW_WORDS, Stage, StatusBoard
 from lit_loader.errors import TransportError
 
-__all__ = ["worker_main"]
-
-
 _NOT_CLOCKED: Final = (0, 0)
 
 CLOCKED_FROM: Final = 1_000_000

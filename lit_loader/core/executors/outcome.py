@@ -17,9 +17,6 @@ from lit_loader.core.transport.status_board import BoardRow
 from lit_loader.core.transport.worker_exception import WorkerException
 from lit_loader.errors import TransportError
 
-__all__ = ["FewerWorkers", "Outcome", "Overrun", "Pin", "WorkerDeath"]
-
-
 Pin = Callable[[Any], Any]
 """Copies a batch into memory that is pinned."""
 

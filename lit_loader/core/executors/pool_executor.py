@@ -18,8 +18,6 @@ from lit_loader.core.executors.healer import Healer
 from lit_loader.core.executors.outcome import Outcome, Overrun, WorkerDeath
 from lit_loader.core.executors.worker_pool import WorkerPool
 
-__all__ = ["PoolExecutor"]
-
 
 class PoolExecutor(Executor):
     """Worker processes, as long as an iterator has them; ``depth`` batches may be outstanding."""

@@ -78,8 +78,6 @@ from lit_loader.core.transport.status_board import (
 from lit_loader.core.transport.worker_exception import WorkerException
 from lit_loader.errors import LoaderError
 
-__all__ = ["MOST_WORKERS", "WorkerPool"]
-
 MOST_WORKERS: Final = 1024
 """Workers that a pool may grow to, if it was not begun with more: rows of its status board."""
 

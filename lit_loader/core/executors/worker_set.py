@@ -37,8 +37,6 @@ from lit_loader.core.transport.arena import Arena
 from lit_loader.core.transport.status_board import BoardRow, Stage, StatusBoard
 from lit_loader.errors import LoaderError
 
-__all__ = ["WorkerSet", "explain_limit"]
-
 _DUMP_TIME: Final = 1.0
 """Seconds that a hung worker has to write its stacks, before it is killed."""
 

@@ -29,8 +29,6 @@ from lit_loader.core.state.untrusted_state import (
 from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.errors import StateError
 
-__all__ = ["ELASTIC", "VERSION", "LoaderState"]
-
 VERSION = 3
 """Raised whenever an older reader would misunderstand a state."""
 

@@ -16,11 +16,6 @@ from lit_loader.core.seeding.bases import UNTOLD, Bases, PassSeeds
 from lit_loader.core.state.untrusted_state import brief
 from lit_loader.errors import StateError
 
-__all__ = [
-    *("COUNT", "NOT_TAKEN", "EpochPosition", "Mark", "Position", "ReadPoint", "Shards"),
-    "marks_joined",
-]
-
 COUNT: Final = "num_shards"
 """The number of readers among what a fingerprint has, where it is given."""
 

@@ -26,11 +26,6 @@ from lit_loader.core.state.untrusted_state import damaged, own_part, restore, re
 from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.errors import StateError
 
-__all__ = [
-    *("ADAPTERS", "ITERATOR", "Opened", "checked_parts"),
-    *("is_stateful", "pickled", "unpickled", "wants_arguments"),
-]
-
 ITERATOR: Final = "iterator"
 """The key of an iterator's part of a state."""
 

@@ -12,11 +12,6 @@ from typing import Final
 
 from lit_loader.core.system import linux
 
-__all__ = [
-    *("AS_TORCH_SAYS", "ProcessorClock", "advice_if_too_many", "times_of_threads"),
-    "usable_processors",
-]
-
 AS_TORCH_SAYS: Final = "This DataLoader will create"
 """How torch's warning of too many workers begins, by which programs filter it."""
 

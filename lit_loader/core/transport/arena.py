@@ -54,11 +54,6 @@ from lit_loader.core.system.shared_file import (
 )
 from lit_loader.errors import LoaderError
 
-__all__ = [
-    *("Arena", "ArenaMap", "HELD_SLOTS"),
-    *("Lease", "Pieces", "Slot", "Stretch", "copied", "over", "small_copied"),
-]
-
 Bytes = npt.NDArray[np.uint8]
 
 Stretch = tuple[int, int]

@@ -50,8 +50,6 @@ from lit_loader.core.transport.reductions import (
 from lit_loader.describe import find_failing_object, short_repr
 from lit_loader.errors import TransportError
 
-__all__ = ["ALIGNMENT", "Divide", "SlotFull", "SlotWriter", "align", "decode", "encode"]
-
 # --- the writer: one slot of shared memory as a bump allocator, and tensors over its bytes ---
 
 # A worker hands out stretches of the slot from the front, each on a 64-byte boundary (a cache line,

@@ -19,12 +19,6 @@ import struct
 import time
 from typing import Final, NamedTuple
 
-__all__ = [
-    *("INDICES", "NBYTES", "NUMBER", "NUM_DONE", "OFFSET", "POSITION", "ROW", "ROW_BYTES"),
-    *("ROW_WORDS", "SINCE", "STAGE", "TOKEN", "VOID", "VOIDABLE", "WORKERS", "BoardRow", "Stage"),
-    *("StatusBoard", "board_bytes", "credit_of", "node_of"),
-]
-
 ROW_WORDS: Final = 16  # two cache lines a row: rows of different workers never share one
 TOKEN, _, WORKERS = range(3)
 STAGE, NUMBER, POSITION, SINCE, VOID = range(5)
