@@ -83,7 +83,9 @@ class Stall:
         advice = _advice(pool, rows, slow, looks.LOCK in "".join(lines))
         if len(rows) > _SHOWN:
             lines.append(f"… and {len(rows) - _SHOWN} more")
-        for number, row in enumerate(pool.workers.remote_rows[:_SHOWN]):
+        remote = pool.workers.num_remote_workers  # whose rows are those before their relay's
+        for number in range(min(remote, _SHOWN) if pool.workers.relay else 0):
+            row = pool.workers.board.read(pool.workers.relay - remote + number)
             what = Stage.NAMES[row.stage]
             if row.stage == Stage.FETCHING:
                 what = f"at batch {position_of(row.number)}"
@@ -101,7 +103,7 @@ class Stall:
         who = f"Worker {worker} (pid {pid}): {what}"
         line = _at(who, row.since, pid, self._began, self._used.get(worker))
         try:
-            fd = pool.workers.stacks_of(worker)
+            fd = pool.workers.board.stacks_of(worker)
             stack = shortened(looks.ask(pid, fd)).splitlines()[:_LINES]
         except looks.NoStacks as none:
             stack = [f"  no stack: {none}"]

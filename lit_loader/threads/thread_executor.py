@@ -499,7 +499,7 @@ class _Worker:
                 if maker.thread is self:  # others may be held for long
                     maker.leave(self)
         self._clock.close()
-        desk.board.leave(self.number)
+        desk.board.enter(self.number, Stage.LEFT, -1)
 
     def _make(self, maker: _Maker, task: Task) -> Outcome | None:
         """Make a task's batch, or note what it raises; None: it is not wanted any more."""

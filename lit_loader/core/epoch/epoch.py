@@ -184,10 +184,11 @@ class StreamEpoch(Epoch):
     """
 
     reads_streams = True
+    place: Any  # a `StreamPosition`
 
     def __init__(self, start: EpochStart, shards: Shards | None, in_order: bool) -> None:
         super().__init__(start)
-        self._num_readers, self._in_order = start.position.num_readers, in_order
+        self._num_readers, self._in_order = self.place.num_readers, in_order
         self._shares: list[ReaderShare | None] = [None] * self._num_readers
         if shards is not None:
             self._shares = [ReaderShare(shard, shards.count) for shard in shards.mine]
@@ -225,7 +226,7 @@ class StreamEpoch(Epoch):
         number, place = position_of(outcome.number), self.place
         reader, made = number % self._num_readers, outcome.made
         if outcome.error is not None:
-            place.failed(number, reader)
+            place.failed(reader)
         elif outcome.ended:
             place.exhausted(reader)
         elif made is None:
@@ -260,7 +261,7 @@ class StreamEpoch(Epoch):
         """The next turn in the order of the readers, or of one that has few batches under way."""
         place, readers = self.place, self._num_readers
         if self._in_order:
-            return place.next_turn(self._turn)
+            return place.next_turn(self._turn)  # type: ignore[no-any-return]
         asked = Counter(position_of(number) % readers for number in self.tasks)
         found = None
         for reader in ((self._turn + step) % readers for step in range(readers)):

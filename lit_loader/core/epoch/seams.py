@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from lit_loader.core.state.position import EpochPosition, Position
+
 __all__ = ["Seams"]
 
 
@@ -34,6 +36,10 @@ class Seams:
     def idle(self, core: Any) -> str | None:
         """Say, when an iterator is made, that workers would have nothing to do; None: they have."""
         return None
+
+    def position(self, core: Any, start: Position) -> EpochPosition:
+        """Give what an iterator that begins at ``start`` keeps its position in."""
+        return EpochPosition(start)
 
     def end_policy(self, core: Any, start: Any) -> Any:
         """Give what decides on a stream's end: ``admits``, ``given``, ``begins_again``, ``end``.
@@ -113,6 +119,10 @@ class Seams:
     def fewer_workers(self, pool: Any, death: Any) -> Any:
         """Give a `FewerWorkers` if there are to be fewer, as a worker has died; else None."""
         return None
+
+    def reader_states(self) -> Any:
+        """Give what reads and writes the parts of readers in a state (`reader_states.py`)."""
+        raise NotImplementedError
 
     def words(self) -> Any:
         """Give the sentences on streams that do not keep what they promise (`advice.py`)."""

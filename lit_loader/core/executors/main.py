@@ -149,7 +149,7 @@ class _Worker:
                 if self._loader is not None:
                     self._loader.begin_epoch()
                 self._send(pack(Resumed(self._id, message.token)))
-        self._board.leave(self._id)
+        self._board.enter(self._id, Stage.LEFT, -1)
         # What keeps the process from ending then (a thread of the dataset's) has so long for it.
         leaving = threading.Timer(LEAVE_GRACE, os._exit, (0,))
         leaving.daemon = True

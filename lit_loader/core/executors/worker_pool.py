@@ -158,7 +158,6 @@ class WorkerPool:
         seed: Base seed of the workers' own seeds.
         turns: Batch ``n`` is for reader ``n % turns`` of an iterable dataset, or for the worker of
             that number; 0: for any worker.
-        slot_bytes: Bytes a slot, None for the arena's own choice.
         memory_budget: Bytes of shared memory to stay within, None for no limit.
         remote: Starts the process that stands for workers elsewhere; None: there are none. It gets
             no reader's tasks.
@@ -179,7 +178,6 @@ class WorkerPool:
         in_flight: int,
         seed: int,
         turns: int,
-        slot_bytes: int | None = None,
         memory_budget: int | None = None,
         remote: Any = None,
         stall_warning: float = 0.0,
@@ -230,7 +228,7 @@ class WorkerPool:
         self.patient = False
         try:
             with HeldBack():
-                arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
+                arena = Arena(size, in_flight, memory_budget)
                 self.arena = arena
                 self._in_flight = in_flight
                 self._set_credit()

@@ -118,11 +118,7 @@ class SlotWriter:
         self.memory = memory
         self.view = memory.data  # the same bytes as a memoryview, the quicker way to write a few
         self.base: int = memory.__array_interface__["data"][0]  # address of its first byte
-        self.reset()
-
-    def reset(self, start: int = 0) -> None:
-        """Forget everything handed out and begin again at byte ``start``."""
-        self.start = self.position = start
+        self.start = self.position = 0
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
         """Return an uninitialised contiguous tensor in the slot; None: no room, or no bytes."""
