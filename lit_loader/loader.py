@@ -185,6 +185,11 @@ class _AddOns(Seams):
 
         return StreamPosition(start, core.readers)
 
+    def stream_epoch(self, core: Any, start: Any, in_order: bool) -> Any:
+        from lit_loader.streams.stream_epoch import StreamEpoch
+
+        return StreamEpoch(start, core.shards, in_order)
+
     def end_policy(self, core: Any, start: Any) -> Any:
         if core.shards is None:
             return None

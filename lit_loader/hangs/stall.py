@@ -203,6 +203,13 @@ def _advice(pool: Any, rows: dict[int, BoardRow], slow: bool, locked: bool) -> s
             "timeout=… (seconds) lit_loader replaces such a worker, from the program as it is "
             "then; or set multiprocessing_context='forkserver' or 'spawn'."
         )
+    elif pool.of_readers and any(pool.is_at_its_first(w) and pool.is_successor(w) for w in rows):
+        advice += (
+            " This comes after a worker was replaced: if readers of this dataset wait for each "
+            "other where they begin (a barrier in __iter__), the new one waits there alone, and "
+            "for ever; with timeout=… (seconds) the loop ends with its stack, and "
+            "max_worker_restarts=0 raises at a worker's death [LL012]."
+        )
     else:
         advice += " With timeout=… (seconds) lit_loader replaces a worker that hangs."
     return advice

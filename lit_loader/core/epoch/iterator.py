@@ -28,7 +28,7 @@ from typing import Any, Final, Generic, NoReturn, TypeVar
 import numpy as np
 
 from lit_loader.core.batch.batch_spec import BatchWithReport
-from lit_loader.core.epoch.epoch import Ahead, Epoch, MapEpoch, StreamEpoch
+from lit_loader.core.epoch.epoch import Ahead, Epoch, MapEpoch
 from lit_loader.core.epoch.epochs import EpochStart
 from lit_loader.core.epoch.torch_surface import TorchSurface
 from lit_loader.core.executors.executor import Executor
@@ -154,7 +154,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         epoch = self._epoch
         if epoch is None:
             if start.batches is None:
-                epoch = StreamEpoch(start, core.shards, self._lines == 1)
+                epoch = core.seams.stream_epoch(core, start, self._lines == 1)
             else:
                 epoch = MapEpoch(start, start.batches)
             self._ahead = Ahead(start)

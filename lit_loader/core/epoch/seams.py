@@ -41,6 +41,10 @@ class Seams:
         """Give what an iterator that begins at ``start`` keeps its position in."""
         return EpochPosition(start)
 
+    def stream_epoch(self, core: Any, start: Any, in_order: bool) -> Any:
+        """Give the `Epoch` of an iterable dataset that has begun (`streams/stream_epoch.py`)."""
+        raise NotImplementedError
+
     def end_policy(self, core: Any, start: Any) -> Any:
         """Give what decides on a stream's end: ``admits``, ``given``, ``begins_again``, ``end``.
 

@@ -9,15 +9,13 @@
                                                  ╰ given up, and the error is its batch's outcome
 
 One object lives as long as an iterator, which is one epoch, and so does its budget. It is used by
-the thread that receives; the notices are taken by the consumer, who gets them as warnings. Without
-a timeout, a reader that may wait for others for ever is told of, and left to itself. What has
+the thread that receives; the notices are taken by the consumer, who gets them as warnings. What has
 happened, the likely cause, and what to do is said at a seam (`hangs/faults.py`).
 """
 
 from __future__ import annotations
 
 import time
-import warnings
 from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any, Final
@@ -27,16 +25,11 @@ from lit_loader.core.executors.starters import Notice
 from lit_loader.core.executors.worker_pool import WorkerPool
 from lit_loader.core.transport.messages import position_of
 from lit_loader.core.transport.status_board import BoardRow, Stage
-from lit_loader.describe import program_stacklevel
 from lit_loader.errors import (
     LoaderError,
     WorkerDiedError,
-    WorkerRestartWarning,
     WorkerTimeoutError,
 )
-
-_SUSPICIOUS: Final = 60.0
-"""Seconds at one sample after which a reader is told of, where another one has been replaced."""
 
 _SECOND_LOOK: Final = 0.5
 """Seconds between the two looks that must find a worker in the same place, before it is said to
@@ -76,15 +69,10 @@ class Healer:
         self._max_restarts, self._charged = max_restarts, 0
         self._kills: Counter[int] = Counter()  # workers that each task has ended
         self._moves: Counter[int] = Counter()  # of these, how many were replaced from elsewhere
-        self._timeout = timeout
-        # Seconds at one sample after which a worker is looked at, by :meth:`look`; or
-        # None.
-        self.limit = timeout
+        self.timeout = timeout  # seconds at one sample, as above
         self._suspect: tuple[int, BoardRow] | None = None  # where the last look found a worker
         self._due, self._resumed = float("inf"), 0.0  # the next look; the end of the last pause
         self._iterable = iterable
-        # Readers may wait for one another where they begin; one that begins anew is alone there.
-        self._may_meet = iterable and timeout is None
         self.assigned: Mapping[int, Any] = {}  # the tasks in flight, by number; for messages
         self.restarts = 0  # workers replaced so far
         self.notices: deque[Notice] = deque()  # texts for the consumer, of what was replaced
@@ -114,20 +102,15 @@ class Healer:
         """
         if not (hanging := self._hanging(pool, began)):
             now, began = self._now(began)
-            if self._timeout and now - began >= self._timeout:
+            if self.timeout and now - began >= self.timeout:
                 pool.workers.end_stopped_relay()
             return None
         worker, seconds = hanging
-        if self._timeout is None:
-            self.limit, self._may_meet = None, False
-            level = program_stacklevel()
-            warnings.warn(alone(worker, seconds), WorkerRestartWarning, stacklevel=level)
-            return None
         workers, first = pool.workers, pool.is_at_its_first(worker)
         origin = workers.processes[worker].origin
         ended = workers.end(worker)
         task = self.assigned.get(ended.row.number)
-        message = self._seams.explain(pool, ended, task, (seconds, self._timeout))
+        message = self._seams.explain(pool, ended, task, (seconds, self.timeout))
         if first and self._replaces_from_elsewhere(pool, ended, origin, message):
             return None
         if first and workers.forks:
@@ -196,17 +179,14 @@ class Healer:
     def _replace(self, pool: WorkerPool, worker: int, notice: str) -> None:
         self.restarts += 1
         self.notices.append(notice)
-        if self._may_meet:
-            self.limit = _SUSPICIOUS
         pool.replace(worker)
 
     # --- who hangs ---
 
-    def patience(self, pool: WorkerPool, began: float) -> float | None:
-        """Seconds until the next look; None: there is none."""
-        limit = self.limit
-        if limit is None:
-            return None
+    def patience(self, pool: WorkerPool, began: float) -> float:
+        """Seconds until the next look, where there is a ``timeout``."""
+        limit = self.timeout
+        assert limit is not None
         now, began = self._now(began)
         if self._suspect is not None:
             seconds = min(_SECOND_LOOK, limit)
@@ -221,7 +201,7 @@ class Healer:
 
     def _hanging(self, pool: WorkerPool, began: float) -> tuple[int, float] | None:
         """Look for a worker that hangs; returns it, and for how many seconds it has."""
-        limit = self.limit
+        limit = self.timeout
         assert limit is not None
         now, began = self._now(began)
         awaited, suspect = pool.awaited_workers(), self._suspect
@@ -248,13 +228,3 @@ class Healer:
 def _idle(row: BoardRow, began: float) -> float:
     """Seconds that a worker has been at one sample while it was waited for."""
     return time.monotonic() - max(began, row.since / 1e9)
-
-
-def alone(worker: int, seconds: float) -> str:
-    """Say that a reader does not get on, after one was replaced, and perhaps waits for others."""
-    return (
-        f"lit_loader: Worker {worker} has been at one sample for {seconds:.0f} s, after a worker "
-        "was replaced: if readers of this dataset wait for each other where they begin (a barrier "
-        "in __iter__), the new one waits there alone, and for ever; with timeout=... in seconds "
-        "the loop ends with its stack, and max_worker_restarts=0 raises at a worker's death [LL012]"
-    )

@@ -57,7 +57,7 @@ class PoolExecutor(Executor):
             try:
                 if timeout is not None:
                     outcome = pool.receive(timeout)
-                elif healer.limit is None:
+                elif healer.timeout is None:
                     outcome = pool.receive(None)
                 else:
                     outcome = pool.receive(healer.patience(pool, began)) or healer.look(pool, began)

@@ -465,7 +465,7 @@ class WorkerPool:
                 raise death
             finally:  # its traceback has this frame, and so whoever waits for the batch
                 del death
-        self._part_with(death.worker)
+        self.replace(death.worker)
 
     def _has_left(self, worker: int, exitcode: int | None) -> bool:
         """Whether a worker that is gone has left as it was to, with nothing in hand.
@@ -633,7 +633,7 @@ class WorkerPool:
             for worker in gone:
                 if not self._has_left(worker, processes[worker].exitcode):
                     return  # a death is left to the next receive
-                self._part_with(worker)
+                self.replace(worker)
             left = deadline - time.monotonic()
             if gone:
                 continue
@@ -709,15 +709,8 @@ class WorkerPool:
                 self._assign_waiting()
         self._start_more()
 
-    def _part_with(self, worker: int) -> None:
-        """Clear away what is left of a worker that has left, as it was to."""
-        self._read_all()
-        with HeldBack(), self._lock:
-            self._give_back(worker)
-        self._start_more()  # it may be wanted again
-
     def replace(self, worker: int, skip_task: int | None = None) -> None:
-        """Put a new process in the place of a worker that has ended; its tasks are assigned again.
+        """Have another process in the place of a worker that has ended; its tasks go to others.
 
         But for ``skip_task``, a task's number. One that was to leave has no successor. Raises a
         LoaderError if no process can be started.
@@ -727,11 +720,7 @@ class WorkerPool:
             if skip_task is not None:
                 self._tasks.pop(skip_task, None)
             self._give_back(worker)
-            if self.workers.is_wanted(worker):
-                self.workers.launch([worker], self.token)
-                self._take_on([worker])
-            self._divide()
-        self._start_more()  # it may have been starting, and there is room for another now
+            self._start_more()
 
     def _give_back(self, worker: int) -> None:
         """Close the accounts of a worker that is gone: nobody else knew of its slots."""
@@ -778,16 +767,14 @@ class WorkerPool:
         hand = self._hands[worker]
         return hand.places - len(hand.queue) == hand.first
 
+    def is_successor(self, worker: int) -> bool:
+        """Whether a worker has the number of one that has ended, and that had tasks."""
+        return self._hands[worker].first > 0
+
     @property
     def settled(self) -> bool:
         """Whether there are just as many as there are to be, all of them up."""
         return self.workers.settled and self.workers.num_workers == self.num_workers
-
-    @property
-    def leaving(self) -> bool:
-        """Whether more live than there are to be."""
-        leaving = any(hand.leaving for hand in [*self._hands.values()])
-        return leaving or self.num_workers < self.workers.num_workers
 
     @property
     def unread(self) -> int:
