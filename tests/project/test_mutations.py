@@ -322,7 +322,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "workers that hang at a copied lock are replaced by others that do",
-        "if first and self._replaces_from_elsewhere(pool, ended, origin, message):",
+        "if first and self._replaces_by_other_origin(pool, ended, origin, message):",
         "if False:",
         "faults/test_reported_hangs.py core/executors/test_fork_safety.py",
     ),

@@ -111,7 +111,7 @@ class Healer:
         ended = workers.end(worker)
         task = self.assigned.get(ended.row.number)
         message = self._seams.explain(pool, ended, task, (seconds, self.timeout))
-        if first and self._replaces_from_elsewhere(pool, ended, origin, message):
+        if first and self._replaces_by_other_origin(pool, ended, origin, message):
             return None
         if first and workers.forks:
             message += f"\n{_AT_A_LOCK}: set multiprocessing_context='forkserver' or 'spawn'."
@@ -151,7 +151,7 @@ class Healer:
         self._replace(pool, death.worker, notice)
         return None
 
-    def _replaces_from_elsewhere(
+    def _replaces_by_other_origin(
         self, pool: WorkerPool, death: WorkerDeath, origin: int, message: str
     ) -> bool:
         """Replace a worker that hung in its first batch by one of another origin, if there is one.

@@ -217,7 +217,7 @@ class _Worker:
             try:
                 at, used = encode(batch, writer)
             except SlotFull as full:
-                offset, at, used = self._encode_elsewhere(batch, task, full)
+                offset, at, used = self._encode_larger(batch, task, full)
             status = Status.DONE
         except Cancelled:
             status = Status.DROPPED
@@ -238,9 +238,7 @@ class _Worker:
         where = status, self._id, slot, offset, at, used, samples
         self._send(packed_reply(*where, *progress.stages(now, *clocked)))
 
-    def _encode_elsewhere(
-        self, batch: Any, task: Task, full: SlotFull | None
-    ) -> tuple[int, int, int]:
+    def _encode_larger(self, batch: Any, task: Task, full: SlotFull | None) -> tuple[int, int, int]:
         """Write the batch into a larger slot, which the parent grants."""
         while full is not None:
             self._send(pack(Need(self._id, task.slot, full.nbytes)))

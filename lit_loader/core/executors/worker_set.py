@@ -1,4 +1,4 @@
-"""`WorkerSet`: the processes of a pool: starts them, sees them come up, ends them, buries them.
+"""`WorkerSet`: the processes of a pool: starts them, sees them come up, ends them.
 
 Used by `core/executors/worker_pool.py`, which may change how many there are to be. No more workers
 are starting at the same time than there are processors for it, as the first batch need not wait for
@@ -243,7 +243,7 @@ class WorkerSet:
         )
         return True
 
-    def bury(self, worker: int) -> None:
+    def clear_away(self, worker: int) -> None:
         """Clear away what is left of a worker that has ended."""
         process = self.processes.pop(worker)
         if process.relay_exit is not None and not process.relay_exit.again:
