@@ -53,6 +53,7 @@ from lit_loader.core.options.loader_config import (
 from lit_loader.core.order.orders import epoch_number
 from lit_loader.core.order.shown_samplers import choose_samplers
 from lit_loader.core.seeding.bases import LoaderSeeds
+from lit_loader.core.state.position import EpochPosition, Position
 from lit_loader.core.system.processors import advice_if_too_many
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
@@ -177,6 +178,18 @@ class _AddOns(Seams):
 
         return advice_if_idle(core.shards, core.loader.num_workers)
 
+    def position(self, core: Any, start: Position) -> EpochPosition:
+        if not core.iterable:
+            return super().position(core, start)
+        from lit_loader.streams.stream_position import StreamPosition
+
+        return StreamPosition(start, core.readers)
+
+    def stream_epoch(self, core: Any, start: Any, in_order: bool) -> Any:
+        from lit_loader.streams.stream_epoch import StreamEpoch
+
+        return StreamEpoch(start, core.shards, in_order)
+
     def end_policy(self, core: Any, start: Any) -> Any:
         if core.shards is None:
             return None
@@ -272,6 +285,21 @@ class _AddOns(Seams):
         from lit_loader.hangs.stall import stall_of
 
         return stall_of(workers)
+
+    def explain(self, *facts: Any) -> str:
+        from lit_loader.hangs import faults
+
+        return faults.explain(*facts)
+
+    def fewer_workers(self, pool: Any, death: Any) -> Any:
+        from lit_loader.hangs import faults
+
+        return faults.fewer_workers(pool, death)
+
+    def reader_states(self) -> Any:
+        from lit_loader.streams import reader_states
+
+        return reader_states
 
     def words(self) -> Any:
         from lit_loader.streams import advice

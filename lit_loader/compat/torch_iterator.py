@@ -19,11 +19,13 @@ one line: so ``hasattr`` says the truth. An iterator asks here by `core/epoch/to
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from torch import Generator
 
+from lit_loader.core.state.position import EpochPosition
 from lit_loader.core.transport.messages import listed
 from lit_loader.errors import LoaderError
 
@@ -100,9 +102,19 @@ def next_index(iterator: Any) -> Any:
             number = position.start.batches
             indices = batches.draw(number, position)
             given_before = number in position.start.ahead
-            position.leave_out(number)
+            _leave_out(position, number)
             if not given_before:
                 return listed(indices) if batches.computed else indices
+
+
+def _leave_out(position: EpochPosition, number: int) -> None:
+    """Let a position begin behind the next batch, before anything is given out."""
+    start = position.start
+    ahead = tuple(n for n in start.ahead if n > number)
+    sampler = position.sampler_at(number + 1)
+    position.__init__(  # type: ignore[misc]  # what the iterator has stays the same object
+        dataclasses.replace(start, batches=number + 1, ahead=ahead, sampler=sampler)
+    )
 
 
 class _Ahead(Iterator[Any]):

@@ -27,10 +27,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_loader.core.system import linux
-from lit_loader.core.system.cgroups import memory_left, memory_limits
 from lit_loader.core.system.shared_file import HeldFile, nameless_file, round_up
 from lit_loader.data import memory_files
 from lit_loader.data.cache_entry import MISSING, UNIT, unpack
+from lit_loader.data.memory import memory_left, memory_limits
 
 __all__ = ["CacheFigures", "Counter", "Note", "SharedStore"]
 

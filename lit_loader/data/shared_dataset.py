@@ -21,10 +21,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from lit_loader.core.options.checks import filled_text, is_dataset, seconds
-from lit_loader.core.system.cgroups import memory_left
 from lit_loader.core.transport.carrier import Frozen, Policy, freeze, thaw
 from lit_loader.data import memory_files
 from lit_loader.data.fingerprint import environment, fingerprint
+from lit_loader.data.memory import memory_left
 from lit_loader.describe import message_of, public, short_repr
 from lit_loader.errors import LoaderError, OptionError, TransportError
 from lit_loader.storage.draws import Draws

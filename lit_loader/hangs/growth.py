@@ -16,11 +16,11 @@ from types import CodeType
 from typing import Any, Final
 
 from lit_loader.core.system import linux
-from lit_loader.core.system.cgroups import PAGE, memory_left, memory_limits
 from lit_loader.core.transport.loader_page import GIVEN
+from lit_loader.data.memory import PAGE, memory_left, memory_limits
 from lit_loader.describe import program_stacklevel
 from lit_loader.hangs.fork_dangers import held_by
-from lit_loader.sentences import duration, mebibytes
+from lit_loader.hangs.sentences import duration, mebibytes
 
 __all__ = ["Growth", "growing", "own_bytes"]
 
@@ -52,9 +52,11 @@ class Growth:
     Attributes:
         slope: Bytes a batch by which all of them together have grown, and still grow; 0: they do
             not, or by little.
+        oom_kills: Processes of the control group that the kernel has ended before; None: not known.
     """
 
     slope = 0.0
+    oom_kills: int | None = None
 
     def __init__(self) -> None:
         self._told, self._due = False, 0.0
@@ -71,8 +73,8 @@ class Growth:
         Returns the slope. The first time, note how many processes the kernel has ended so far.
         """
         if now >= self._due:
-            if pool.oom_kills is None:
-                pool.oom_kills = memory_limits().oom_kills
+            if self.oom_kills is None:
+                self.oom_kills = memory_limits().oom_kills
             self._due = now + EVERY
             self._look(pool, dataset, now)
         return self.slope

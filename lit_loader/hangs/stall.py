@@ -18,14 +18,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
-from lit_loader.core.executors.outcome import doing_task
 from lit_loader.core.system.stack_dumps import shortened
 from lit_loader.core.transport.messages import position_of, unpack_indices
 from lit_loader.core.transport.status_board import BoardRow, Stage
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import StallWarning
 from lit_loader.hangs import looks
-from lit_loader.sentences import doing, duration
+from lit_loader.hangs.faults import doing_task
+from lit_loader.hangs.sentences import doing, duration
 
 __all__ = ["stall_of"]
 
@@ -83,7 +83,9 @@ class Stall:
         advice = _advice(pool, rows, slow, looks.LOCK in "".join(lines))
         if len(rows) > _SHOWN:
             lines.append(f"… and {len(rows) - _SHOWN} more")
-        for number, row in enumerate(pool.workers.remote_rows[:_SHOWN]):
+        remote = pool.workers.num_remote_workers  # whose rows are those before their relay's
+        for number in range(min(remote, _SHOWN) if pool.workers.relay else 0):
+            row = pool.workers.board.read(pool.workers.relay - remote + number)
             what = Stage.NAMES[row.stage]
             if row.stage == Stage.FETCHING:
                 what = f"at batch {position_of(row.number)}"
@@ -101,7 +103,7 @@ class Stall:
         who = f"Worker {worker} (pid {pid}): {what}"
         line = _at(who, row.since, pid, self._began, self._used.get(worker))
         try:
-            fd = pool.workers.stacks_of(worker)
+            fd = pool.workers.board.stacks_of(worker)
             stack = shortened(looks.ask(pid, fd)).splitlines()[:_LINES]
         except looks.NoStacks as none:
             stack = [f"  no stack: {none}"]
@@ -200,6 +202,13 @@ def _advice(pool: Any, rows: dict[int, BoardRow], slow: bool, locked: bool) -> s
             "ever. With "
             "timeout=… (seconds) lit_loader replaces such a worker, from the program as it is "
             "then; or set multiprocessing_context='forkserver' or 'spawn'."
+        )
+    elif pool.of_readers and any(pool.is_at_its_first(w) and pool.is_successor(w) for w in rows):
+        advice += (
+            " This comes after a worker was replaced: if readers of this dataset wait for each "
+            "other where they begin (a barrier in __iter__), the new one waits there alone, and "
+            "for ever; with timeout=… (seconds) the loop ends with its stack, and "
+            "max_worker_restarts=0 raises at a worker's death [LL012]."
         )
     else:
         advice += " With timeout=… (seconds) lit_loader replaces a worker that hangs."

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from lit_loader.errors import OptionError
+from lit_loader.hangs.sentences import duration, percent
 from lit_loader.insight.records import LoaderTrace
-from lit_loader.sentences import duration, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from lit_loader.describe import public
+from lit_loader.hangs.sentences import counted, duration, percent
 from lit_loader.insight.records import (
     MemoryUse,
     NodeTimes,
@@ -36,7 +37,6 @@ from lit_loader.insight.records import (
     Surroundings,
     WorkerTimes,
 )
-from lit_loader.sentences import counted, duration, percent
 
 __all__ = ["MADE", "LoaderStatistics", "cause", "places", "verdict"]
 

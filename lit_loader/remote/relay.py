@@ -63,6 +63,7 @@ from lit_loader.core.transport.messages import (
 from lit_loader.core.transport.status_board import Stage, StatusBoard
 from lit_loader.core.transport.worker_exception import WorkerException
 from lit_loader.errors import ExactnessWarning, LoaderError, TransportError, WorkerDiedError
+from lit_loader.remote import rows
 from lit_loader.remote.crew import Crew, Job, Member
 from lit_loader.remote.engine import Engine, Hello, Role, UnreachableError, versions
 
@@ -144,7 +145,7 @@ class Relay:
         self._joined = self._told_of_missing = False
         self._unreachable = ""
         self._since: float | None = None  # when not all were up any more
-        self._board.rest(self._worker)
+        self._board.enter(self._worker, Stage.IDLE, -1)
         self._show()
         # Lives until it has left: what Ray starts ends with the thread that started it.
         threading.Thread(target=self._run_engine, daemon=True).start()
@@ -163,13 +164,13 @@ class Relay:
         credit = self._crew.credit
         if credit != self._credit:
             self._credit = credit
-            self._board.is_relay(self._worker, credit)
+            rows.show_credit(self._board, self._worker, credit)
             self._send(Up(self._worker, credit))
         for place, member in enumerate(self._crew.members):
             node = member.node if member.up else ""
             if node != self._nodes[place]:
                 self._nodes[place] = node
-                self._board.is_elsewhere(self._rows + place, node)
+                rows.show_node(self._board, self._rows + place, node)
                 self._show_work(member)
 
     def _show_work(self, member: Member) -> None:
@@ -301,7 +302,7 @@ class Relay:
         reply: Any = unpack(answer[:SIZE].tobytes())
         self._arena.memory(offset, capacity)[: answer.size - SIZE] = answer[SIZE:]
         worker = self._worker if job.member is None else self._rows + job.member.position
-        self._board.count(worker)
+        rows.count(self._board, worker)
         slot = job.task.slot
         self._reply(job, reply._replace(worker=worker, slot=slot, offset=offset, began=job.began))
 

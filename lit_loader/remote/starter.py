@@ -18,6 +18,8 @@ import os
 import signal
 import time
 from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.process import BaseProcess
@@ -29,9 +31,11 @@ from lit_loader.core.executors.process_start import importable_main, quiet_start
 from lit_loader.core.executors.starters import DirectWorker, Notice, RelayExit
 from lit_loader.core.system.shared_file import Descriptor, nameless_file, write_all
 from lit_loader.core.transport.carrier import LEFT_OUT, Policy
+from lit_loader.core.transport.status_board import Stage, StatusBoard
 from lit_loader.errors import LoaderError
 from lit_loader.remote.engine import Role
 from lit_loader.remote.relay import relay_main
+from lit_loader.remote.rows import show_node
 
 __all__ = ["RemoteWorkers"]
 
@@ -83,7 +87,7 @@ class RemoteWorkers:
             self.close()
             raise
 
-    def start(self, links: Links) -> _Relay:
+    def start(self, links: Links, board: StatusBoard) -> _Relay:
         """Start the relay, or another one in its place."""
         if self._relay is not None and self._relay.served_long:
             self._relays = 0
@@ -104,7 +108,9 @@ class RemoteWorkers:
             ours.close()
             raise
         last, alone = self._relays == _RELAYS, links.num_workers == 0
-        self._relay = _Relay(process, ours, self._notices, self._nodes, last, alone)
+        rows = range(links.worker - self._num_remote_workers, links.worker)
+        forget = partial(_forget, board, rows)
+        self._relay = _Relay(process, ours, self._notices, self._nodes, forget, last, alone)
         return self._relay
 
     def hear(self) -> None:
@@ -126,12 +132,13 @@ class _Relay(DirectWorker):
         relay: Connection,
         notices: deque[Notice],
         nodes: dict[int, str],
+        forget: Callable[[], None],
         last: bool,
         alone: bool,
     ) -> None:
         super().__init__(process)
         self._relay, self._notices, self._nodes = relay, notices, nodes
-        self._last, self._alone = last, alone
+        self._forget, self._last, self._alone = forget, last, alone
         self._since = time.monotonic()
         self.served_long = False
         self._final: str | None = None
@@ -189,5 +196,13 @@ class _Relay(DirectWorker):
 
     def close(self) -> None:
         """Let go of it."""
+        self._forget()
         self._relay.close()
         super().close()
+
+
+def _forget(board: StatusBoard, rows: Iterable[int]) -> None:
+    """Write that nothing is known of remote workers, as their relay has ended."""
+    for row in rows:
+        show_node(board, row, "")
+        board.enter(row, Stage.STARTING, -1)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from lit_loader.core.batch.fetch import OMITTED, EndOfData, NothingLeft
 from lit_loader.core.batch.progress import Progress
-from lit_loader.core.state.stateful import Opened
+from lit_loader.core.state.stateful import ITERATOR, Opened
 
 __all__ = ["IterableFetcher", "StateMeter"]
 
@@ -80,7 +80,9 @@ class IterableFetcher:
         """
         if not self.opened.stateful:
             return None
-        if not self._begun and (self._began_at or not self.opened.tells_its_start):
+        # A source that is asked in its iterator's stead may not know yet that it is begun: a
+        # generator runs later.
+        if not self._begun and (self._began_at or ITERATOR not in self.opened.asked):
             return self._began_at or {}
         return self.opened.state_now()
 

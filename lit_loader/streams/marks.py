@@ -8,6 +8,7 @@ draws more or less often, or reads other samples gets another mark.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -20,7 +21,7 @@ from lit_loader.core.seeding.global_states import numpy_place, python_place
 from lit_loader.core.seeding.seeds import of_thread, undrawn_places
 from lit_loader.core.system.interrupts import let_handlers_through
 
-__all__ = ["mark_of"]
+__all__ = ["joined", "mark_of"]
 
 _SAMPLES: Final = 4
 """Samples that are looked at, the first and the last among them."""
@@ -29,6 +30,15 @@ _VALUES: Final = 32
 """Values that are looked at in a tensor, an array or a container."""
 
 _DEEPEST: Final = 6
+
+
+def joined(marks: Iterable[str]) -> str:
+    """Make one digest of those of several batches; that of a single one is its own."""
+    return functools.reduce(_joined, marks)
+
+
+def _joined(one: str, other: str) -> str:
+    return hashlib.blake2b((one + other).encode(), digest_size=8).hexdigest()
 
 
 def mark_of(samples: Any, generators: Iterable[Any]) -> str:

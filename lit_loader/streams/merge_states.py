@@ -13,6 +13,7 @@ from lit_loader.core.state.sampler_state import DIGEST
 from lit_loader.core.state.untrusted_state import alike, brief
 from lit_loader.describe import public
 from lit_loader.errors import StateError
+from lit_loader.streams import reader_states
 
 __all__ = ["merge_states"]
 
@@ -43,7 +44,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             f"states must be a list of those of all ranks, got {brief(states)} [LL348]"
         )
     given = list(states)
-    loaded = [LoaderState.from_dict(state) for state in given]
+    loaded = [LoaderState.from_dict(state, lambda: reader_states) for state in given]
     if not loaded:
         raise StateError("states must be those of all ranks, got none [LL347]")
     unreadable = max(state.position.unreadable for state in loaded)  # each rank counts its own
@@ -73,8 +74,8 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 f"states differ, which are the same on all ranks (after {first.position.batches} "
                 "batches and others): merge those that were taken at the same step [LL344]"
             )
-        return first.to_dict()
-    return _merged(loaded).to_dict()
+        return reader_states.to_dict(first)
+    return reader_states.to_dict(_merged(loaded))
 
 
 def _common(state: LoaderState) -> dict[str, Any]:
@@ -85,7 +86,9 @@ def _common(state: LoaderState) -> dict[str, Any]:
 
 
 def _merged(states: list[LoaderState]) -> LoaderState:
-    readers = sorted((pair for state in states for pair in state.numbered()), key=itemgetter(0))
+    readers = sorted(
+        (pair for state in states for pair in reader_states.numbered(state)), key=itemgetter(0)
+    )
     fingerprint = states[0].fingerprint
     count, replicas = fingerprint[COUNT], fingerprint["num_replicas"]
     numbers = [number for number, _ in readers]
@@ -105,5 +108,5 @@ def _merged(states: list[LoaderState]) -> LoaderState:
         )
     position = replace(states[0].position, readers=tuple(point for _, point in readers))
     merged = replace(states[0], position=position, numbers=numbers)
-    batches = merged.batches_of_first_rank()
+    batches = reader_states.batches_of_first_rank(merged)
     return replace(merged, position=replace(position, batches=batches), samples=batches)

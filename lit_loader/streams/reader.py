@@ -22,8 +22,10 @@ last what a state has left out. Two batches at least, for a single small one may
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
+import pickle
 import time
 from contextlib import AbstractContextManager
 from typing import Any, Final
@@ -38,8 +40,8 @@ from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.worker_info import show_in_place_of
 from lit_loader.core.seeding.bases import PassSeeds
 from lit_loader.core.seeding.generator_state import Rewind
-from lit_loader.core.state.position import NOT_TAKEN, ReadPoint, marks_joined
-from lit_loader.core.state.stateful import pickled, unpickled
+from lit_loader.core.state.position import ReadPoint
+from lit_loader.core.state.stateful import Opened
 from lit_loader.core.state.untrusted_state import resuming
 from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.errors import StateError, TransportError
@@ -47,7 +49,8 @@ from lit_loader.streams import datapipes
 from lit_loader.streams.copies import DatasetCopies
 from lit_loader.streams.iterable_fetcher import IterableFetcher, StateMeter
 from lit_loader.streams.late_generators import note_generators_made
-from lit_loader.streams.marks import mark_of
+from lit_loader.streams.marks import joined, mark_of
+from lit_loader.streams.stream_position import NOT_TAKEN
 
 __all__ = ["Reader"]
 
@@ -142,10 +145,10 @@ class Reader(BatchLoader):
     def _take_state(self, fetcher: IterableFetcher, progress: Progress, begins: bool) -> Any:
         """Take the stream's state before a batch, if it is due."""
         # A mixture's is believed only where each source has given a sample since: as new as can be.
-        if not (begins or self.meter.due or fetcher.opened.composed):
+        if not (begins or self.meter.due or _is_composed(fetcher.opened)):
             return NOT_TAKEN
         began = time.monotonic_ns()
-        state = pickled(fetcher.state())
+        state = _pickled(fetcher.state())
         if state:
             progress.state = time.monotonic_ns() - began
             self.meter.taken(progress.state)
@@ -265,7 +268,7 @@ class Reader(BatchLoader):
         there, or why there is nothing; and whether the batches have their marks. A StateError if
         the dataset cannot begin where the state says.
         """
-        state, readers = unpickled(point.state), self._num_readers
+        state, readers = _unpickled(point.state), self._num_readers
         fetcher, first = self._new_fetcher(state), number % readers + point.skipped * readers
         if midst:
             self._reseed_batch(first)
@@ -296,7 +299,12 @@ class Reader(BatchLoader):
                 # Else it is that batch's outcome, which was given out.
             self._reseed_batch(earlier + readers)
         opened = fetcher.opened
-        if point.skipped and point.marks and opened.composed and (opened.unproven or not midst):
+        if (
+            point.skipped
+            and point.marks
+            and _is_composed(opened)
+            and (opened.unproven or not midst)
+        ):
             return fetcher, False
         return fetcher, _are_known(point, found)
 
@@ -343,8 +351,28 @@ class Reader(BatchLoader):
 def _are_known(point: ReadPoint, found: dict[int, str]) -> bool:
     """Whether the batches that were read again are those that were given out, by their marks."""
     return all(
-        marks_joined(found.get(batch, "") for batch in range(mark.first, mark.last + 1))
-        == mark.digest
+        joined(found.get(batch, "") for batch in range(mark.first, mark.last + 1)) == mark.digest
         for mark in point.marks
         if mark.digest
     )
+
+
+def _is_composed(opened: Opened) -> bool:
+    """Whether it is made of others, which begin one after the other (`MixtureStream`)."""
+    return any(hasattr(thing, "unproven") for thing in opened.asked.values())
+
+
+def _pickled(state: dict[str, Any] | None) -> Any:
+    """Write a state down, for it may change; what cannot be pickled is copied."""
+    if not state:
+        return state
+    try:
+        return pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        let_handlers_through(error)
+        return copy.deepcopy(state)
+
+
+def _unpickled(state: Any) -> Any:
+    """Read what `_pickled` gave, or give what came from a saved state as it is."""
+    return pickle.loads(state) if type(state) is bytes else state

@@ -29,9 +29,9 @@ from typing import Any, ClassVar, Final, NamedTuple
 import torch.distributed
 
 from lit_loader.core.seeding import job
-from lit_loader.core.state.position import EpochPosition
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.errors import LoaderError
+from lit_loader.streams.stream_position import StreamPosition
 
 __all__ = ["ShardTail", "Talks", "tail_of"]
 
@@ -88,17 +88,17 @@ class ShardTail:
         self._words[rank] = self._own
         self._number = 0  # of the batch that was admitted last
 
-    def admits(self, position: EpochPosition) -> bool:
+    def admits(self, position: StreamPosition) -> bool:
         """Whether there is to be another batch; waits for the other ranks where it must."""
         self._number = position.since + 1
         return not position.padding or self.agreed(self._number)
 
-    def given(self, position: EpochPosition) -> None:
+    def given(self, position: StreamPosition) -> None:
         """Note that the batch that was admitted is there; it may still be taken back."""
         if not position.padding:
             self.tell(self._number)
 
-    def begins_again(self, position: EpochPosition) -> bool:
+    def begins_again(self, position: StreamPosition) -> bool:
         """Let the readers begin again, as all are at their end; False: it is everyone's end.
 
         A LoaderError if they have nothing to give.
@@ -247,7 +247,7 @@ class Talks:
         return begun
 
 
-def tail_of(core: Any, start: EpochPosition) -> ShardTail | None:
+def tail_of(core: Any, start: StreamPosition) -> ShardTail | None:
     """Begin to agree on the end of an epoch; None: each rank simply comes to its own.
 
     A LoaderError if the ranks have no way to tell each other.

@@ -49,7 +49,7 @@ from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.timings import Timings
 from lit_loader.core.batch.worker_info import ProcessInfo, WorkerInfo, answer_threads, show
 from lit_loader.core.executors.executor import Executor, Task, failure
-from lit_loader.core.executors.outcome import Outcome, doing_task
+from lit_loader.core.executors.outcome import Outcome
 from lit_loader.core.seeding.find_generators import find_generators
 from lit_loader.core.seeding.global_states import GlobalStates
 from lit_loader.core.seeding.seeds import of_thread
@@ -62,7 +62,8 @@ from lit_loader.core.transport.status_board import ROW_WORDS, Stage, StatusBoard
 from lit_loader.core.transport.worker_exception import describe_batch
 from lit_loader.describe import PACKAGE
 from lit_loader.errors import LoaderError, WorkerError, WorkerTimeoutError
-from lit_loader.sentences import doing
+from lit_loader.hangs.faults import doing_task
+from lit_loader.hangs.sentences import doing
 from lit_loader.streams.copies import DatasetCopies, with_own_attributes
 from lit_loader.streams.readers import Readers
 from lit_loader.threads.batch_memory import BatchMemory
@@ -498,7 +499,7 @@ class _Worker:
                 if maker.thread is self:  # others may be held for long
                     maker.leave(self)
         self._clock.close()
-        desk.board.leave(self.number)
+        desk.board.enter(self.number, Stage.LEFT, -1)
 
     def _make(self, maker: _Maker, task: Task) -> Outcome | None:
         """Make a task's batch, or note what it raises; None: it is not wanted any more."""

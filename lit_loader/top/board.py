@@ -30,9 +30,8 @@ from lit_loader.core.transport.status_board import (
     ROW_BYTES,
     WORKERS,
     Stage,
-    credit_of,
-    node_of,
 )
+from lit_loader.remote.rows import credit_of, node_of
 
 __all__ = ["BoardView", "OtherFormat", "WorkerRow", "read_board", "read_index"]
 

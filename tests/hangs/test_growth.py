@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from lit_loader import DataLoader
-from lit_loader.core.executors import healer
-from lit_loader.core.system.cgroups import MemoryLimits
 from lit_loader.core.transport import loader_page
-from lit_loader.hangs import growth
+from lit_loader.data.memory import MemoryLimits
+from lit_loader.hangs import faults, growth
 from tests.support.faults import Faults, Strike
 from tests.support.samples import Call, OfLength, ints
 
@@ -125,7 +124,7 @@ GIB = 1 << 30
 @pytest.mark.parametrize(("before", "sure"), [(2, True), (3, False), (None, False)])
 def test_who_was_ended_by_the_kernel_is_called_that(before: int | None, sure: bool) -> None:
     limits = MemoryLimits(used=7 * GIB, limit=8 * GIB, available=20 * GIB, oom_kills=3)
-    text = healer._killed(2 * GIB, limits, before)
+    text = faults._killed(2 * GIB, limits, before)
     assert text.startswith("by the kernel" if sure else "most likely by the kernel")
     assert "(the worker had 2,048 MiB at most; cgroup memory 7.0 of 8.0 GiB" in text
 
@@ -139,13 +138,13 @@ def test_who_is_ended_for_memory_is_not_replaced_for_ever(
     monkeypatch.setattr("lit_loader.loader._SETTLING", 0.0)
     monkeypatch.setattr(loader_page, "EVERY", 0)
     monkeypatch.setattr(growth, "memory_limits", lambda: MemoryLimits(oom_kills=0))
-    monkeypatch.setattr(healer, "memory_limits", lambda: MemoryLimits(oom_kills=next(kills)))
-    faults = Faults(
+    monkeypatch.setattr(faults, "memory_limits", lambda: MemoryLimits(oom_kills=next(kills)))
+    strikes = Faults(
         tmp_path,
         Strike("SIGKILL", "collating", 20, times=1),
         Strike("SIGKILL", "collating", 20, epoch=1),
     )
-    options: dict[str, Any] = {"worker_init_fn": faults, "persistent_workers": persistent}
+    options: dict[str, Any] = {"worker_init_fn": strikes, "persistent_workers": persistent}
     loader = DataLoader(Call(int, 40), num_workers=3, multiprocessing_context="fork", **options)
     with loader, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

@@ -109,9 +109,12 @@ def test_nothing_is_mapped_or_given_back_while_nothing_changes(
 
 @needs_memfd
 @pytest.mark.parametrize("budget", [None, 10 * BATCH], ids=["unlimited", "budget"])
-def test_threads_and_the_collector_never_meet_a_slot_in_use(budget: int | None) -> None:
+def test_threads_and_the_collector_never_meet_a_slot_in_use(
+    budget: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Parts of batches die anywhere, in cycles too, while memory is given back all the time."""
-    arena = Arena(64, in_flight=8, held=20, budget=budget)
+    monkeypatch.setattr("lit_loader.core.transport.arena.HELD_SLOTS", 20)
+    arena = Arena(64, in_flight=8, budget=budget)
     mixed: list[int] = []
 
     def use(seed: int) -> None:
@@ -143,7 +146,7 @@ def test_threads_and_the_collector_never_meet_a_slot_in_use(budget: int | None) 
         gc.set_threshold(*before)
     gc.collect()
     assert not mixed
-    assert (arena.leased, arena.in_flight) == (0, 0)
+    assert (len(arena._leased), arena.in_flight) == (0, 0)
     arena.close()
 
 

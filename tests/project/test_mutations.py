@@ -55,6 +55,8 @@ ADD_ONS: Final = {
     "shared_by_fork": "hangs/test_fork_dangers.py",
     "look_at_workers": "hangs/test_growth.py",
     "stall": "hangs/test_stall.py",
+    "explain": "core/executors/test_recovery.py",
+    "fewer_workers": "hangs/test_growth.py",
 }
 """Seams at which an add-on hangs, and who notices if it does not."""
 
@@ -210,8 +212,8 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a state forgets where the sampler is",
-        "sampler=self.sampler_at(self._batches),\n            readers",
-        "sampler=None,\n            readers",
+        "sampler=self.sampler_at(self._batches),\n            ended",
+        "sampler=None,\n            ended",
         "exactness/test_exactness.py::test_stopped_behind_each_batch_and_resumed_twice",
     ),
     Mutation(
@@ -228,8 +230,8 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a stream that cannot be brought to its place loses samples without a word",
-        "        == mark.digest\n",
-        "        != 0\n",
+        " == mark.digest\n",
+        " != 0\n",
         "streams/test_odd_streams.py exactness/test_resume.py",
     ),
     # --- what is random ---
@@ -320,7 +322,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "workers that hang at a copied lock are replaced by others that do",
-        "if first and self._replaces_from_elsewhere(pool, ended, origin, message):",
+        "if first and self._replaces_by_other_origin(pool, ended, origin, message):",
         "if False:",
         "faults/test_reported_hangs.py core/executors/test_fork_safety.py",
     ),

@@ -12,7 +12,7 @@ import pytest
 from tests.project.test_layers import PACKAGE, imports, modules
 
 BESIDE = {
-    "__init__", "context", "describe", "errors", "loader", "old_names", "sentences",
+    "__init__", "context", "describe", "errors", "loader", "old_names",
 }  # fmt: skip
 """Files beside the packages; all that is in ``core`` belongs to the first ring, too."""
 
@@ -133,10 +133,13 @@ GONE = {GONE!r}
 sys.meta_path.insert(0, Gone())
 
 import torch
-import lit_loader, lit_loader.core.transport.loader_page
+import lit_loader, lit_loader.core.transport.loader_page, lit_loader.loader
+from lit_loader.core.epoch.seams import Seams
 
-# What takes seconds, on a busy machine, is told by the second ring.
+# What takes seconds, on a busy machine, is told by the second ring; and why a worker died.
 lit_loader.core.transport.loader_page.EVERY = 1 << 62
+lit_loader.loader._AddOns.explain = Seams.explain
+lit_loader.loader._AddOns.fewer_workers = Seams.fewer_workers
 
 class Noisy(torch.utils.data.Dataset):
     def __len__(self):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, Final
 
-from lit_loader.core.epoch.epoch import Ahead, StreamEpoch
+from lit_loader.core.epoch.epoch import Ahead
 from lit_loader.core.epoch.epochs import EpochStart
 from lit_loader.core.executors.executor import Task
 from lit_loader.core.order.batch_plan import lookahead
@@ -40,7 +40,7 @@ class Early:
         ahead, workers, plan = self._ahead, self.workers, core.plan
         threads, place = core.loader.worker_method == "thread", start.position.start
         if plan is None:
-            epoch = StreamEpoch(start, core.shards, core.loader.in_order)
+            epoch = core.seams.stream_epoch(core, start, core.loader.in_order)
             tasks = iter(epoch.next_task, None)
         elif plan.is_computed:
             coming = lookahead(plan, place.epoch - 1, place.bases, place.batches, place.ahead)

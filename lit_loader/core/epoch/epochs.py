@@ -176,8 +176,13 @@ class Epochs:
             self.plan.sampler.take_up(position.sampler or {}, not position.batches)
         self._loaded, self._next, self._asked = position, position.epoch, None
 
-    def begin(self, readers: int, iterator: object, said: Said = _NOTHING) -> EpochStart:
-        """Begin the epoch that comes next; with the readers of an iterable dataset, or 0."""
+    def begin(
+        self,
+        place: Callable[[Position], EpochPosition],
+        iterator: object,
+        said: Said = _NOTHING,
+    ) -> EpochStart:
+        """Begin the epoch that comes next; ``place`` makes the position that its iterator keeps."""
         self._forget_look()
         self._count()
         loaded, requested, current = self._loaded, self._requested(), self._current
@@ -198,7 +203,7 @@ class Epochs:
                     start, bases=self._seeds.count_from(start.epoch), repeats=0, passed=-1
                 )
         start = dataclasses.replace(start, told=said.told(start, requested))
-        position = EpochPosition(start, readers)
+        position = place(start)
         batches: EpochBatches | None = None
         if self.plan is not None and self.plan.is_computed:
             batches = ComputedBatches(self.plan, start.epoch, start.bases)

@@ -28,7 +28,7 @@ from typing import Any, Final, Generic, NoReturn, TypeVar
 import numpy as np
 
 from lit_loader.core.batch.batch_spec import BatchWithReport
-from lit_loader.core.epoch.epoch import Ahead, Epoch, MapEpoch, StreamEpoch
+from lit_loader.core.epoch.epoch import Ahead, Epoch, MapEpoch
 from lit_loader.core.epoch.epochs import EpochStart
 from lit_loader.core.epoch.torch_surface import TorchSurface
 from lit_loader.core.executors.executor import Executor
@@ -90,7 +90,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         self._lines = 1 if loader.in_order or here is not None else core.turns
         self._copy: Any = core.seams.device_copy(core) if here is None else None
         budget, limit = loader.max_worker_restarts, loader.timeout or None
-        self.healer = Healer(budget, limit, core.iterable)
+        self.healer = Healer(budget, limit, core.iterable, core.seams)
         self._restarts_noted = 0
         self._given = 0  # when the last batch was given out
         self._samples = 0
@@ -154,7 +154,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         epoch = self._epoch
         if epoch is None:
             if start.batches is None:
-                epoch = StreamEpoch(start, core.shards, self._lines == 1)
+                epoch = core.seams.stream_epoch(core, start, self._lines == 1)
             else:
                 epoch = MapEpoch(start, start.batches)
             self._ahead = Ahead(start)

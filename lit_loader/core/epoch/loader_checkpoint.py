@@ -57,7 +57,8 @@ def state_of(core: LoaderCore, position: Position) -> dict[str, Any]:
     fingerprint = _fingerprint(core, position.bases.order)
     shards = core.shards
     numbers = shards.mine if shards is not None and position.readers else None
-    return LoaderState(position, samples, fingerprint, numbers).to_dict()
+    state = LoaderState(position, samples, fingerprint, numbers)
+    return core.seams.reader_states().to_dict(state) if position.readers else state.to_dict()
 
 
 def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
@@ -66,7 +67,7 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
     A StateError if it does not fit; then nothing has changed.
     """
     core.follow_samplers()
-    loaded = LoaderState.from_dict(state)
+    loaded = LoaderState.from_dict(state, core.seams.reader_states)
     before = loaded.fingerprint
     core.reads_again = False
     seeds, plan = core.seeds, core.plan
@@ -80,10 +81,15 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
         fingerprint["order"] = order
     changed = _changed(core, loaded, fingerprint)
     loaded = replace(loaded, fingerprint={**loaded.fingerprint, **changed})
-    if changed and plan is None:
-        loaded = _adapted(loaded, core.loader.dataset, core.loader.batch_size or 1)
-    with_workers = core.loader.num_workers > 0
-    position = loaded.to_position(fingerprint, plan, with_workers, core.shards)
+    reads_again = False
+    if plan is None:
+        streams, loader = core.seams.reader_states(), core.loader
+        if changed:
+            loaded = streams.adapted(loaded, loader.dataset, loader.batch_size or 1)
+        position = streams.to_position(loaded, fingerprint, loader.num_workers > 0, core.shards)
+        reads_again = streams.reads_again(loaded)
+    else:
+        position = loaded.to_position(fingerprint, plan)
     if changed:  # before anything has, for warnings may be errors
         core.warn_once(
             f"the state was taken with {_written(before, changed)}, and this loader has "
@@ -99,7 +105,7 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
         )
     if plan is not None and plan.is_computed:
         plan.source.go_on(loaded.order, loaded.position.epoch, loaded.samples)
-    core.reads_again = loaded.reads_again
+    core.reads_again = reads_again
     if adopted is not None:
         seeds.adopt(adopted)
         batches = core.loader.batch_sampler
@@ -131,19 +137,6 @@ def _changed(core: LoaderCore, loaded: LoaderState, fingerprint: Fingerprint) ->
         for name in sorted(elastic)
         if loaded.fingerprint.get(name) != fingerprint.get(name)
     }
-
-
-def _adapted(loaded: LoaderState, dataset: Any, batch_size: int) -> LoaderState:
-    """Let the readers of a stream go on by what has changed of it."""
-    from lit_loader.core.state.stateful import ITERATOR  # of datasets that have a state
-
-    points = []
-    for point in loaded.position.readers:
-        if point.state is not None and not point.ended:
-            iterator = dataset.adapt_state(point.state.get(ITERATOR), point.behind * batch_size)
-            point = replace(point, state={**point.state, ITERATOR: iterator})
-        points.append(point)
-    return replace(loaded, position=replace(loaded.position, readers=tuple(points)))
 
 
 def _written(fingerprint: Fingerprint, names: Iterable[str]) -> str:

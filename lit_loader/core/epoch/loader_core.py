@@ -24,6 +24,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Final
 
 from torch.utils.data import IterableDataset
@@ -47,7 +48,7 @@ from lit_loader.core.order.orders import shown_epoch
 from lit_loader.core.order.shown_samplers import ShardedSampler, ShownSamplers
 from lit_loader.core.seeding.bases import Bases, LoaderSeeds
 from lit_loader.core.seeding.find_generators import find_generators
-from lit_loader.core.state.position import EpochPosition, Shards
+from lit_loader.core.state.position import Shards
 from lit_loader.core.system.interrupts import HeldBack, let_handlers_through
 from lit_loader.core.system.processors import AS_TORCH_SAYS, times_of_threads
 from lit_loader.core.system.worker_waits import LONG
@@ -352,7 +353,8 @@ class LoaderCore:
         """Begin the epoch that comes next; called by an iterator at its first ``next()``."""
         for advice in self.seams.advice(self):
             self.warn_once(advice)
-        start = self.epochs.begin(self.readers, iterator, self._said())
+        place = partial(self.seams.position, self)
+        start = self.epochs.begin(place, iterator, self._said())
         self.hear(start)
         return start
 
@@ -409,7 +411,7 @@ class LoaderCore:
                 place = self.epochs.foresee(self._said())
                 if place is None or made not in self.runs:
                     return
-                position = EpochPosition(place, self.readers)
+                position = self.seams.position(self, place)
                 start = EpochStart(place.epoch, place.bases, place.seeds, None, position)
                 if self.early is None or not self.early.fits(self, start):
                     self._end_workers()

@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from lit_loader.core.state.position import EpochPosition, Position
+
 __all__ = ["Seams"]
 
 
@@ -34,6 +36,14 @@ class Seams:
     def idle(self, core: Any) -> str | None:
         """Say, when an iterator is made, that workers would have nothing to do; None: they have."""
         return None
+
+    def position(self, core: Any, start: Position) -> EpochPosition:
+        """Give what an iterator that begins at ``start`` keeps its position in."""
+        return EpochPosition(start)
+
+    def stream_epoch(self, core: Any, start: Any, in_order: bool) -> Any:
+        """Give the `Epoch` of an iterable dataset that has begun (`streams/stream_epoch.py`)."""
+        raise NotImplementedError
 
     def end_policy(self, core: Any, start: Any) -> Any:
         """Give what decides on a stream's end: ``admits``, ``given``, ``begins_again``, ``end``.
@@ -99,6 +109,24 @@ class Seams:
         Asked at half of ``stall_warning``. ``workers`` are a `WorkerPool`, or a list of threads.
         """
         return None
+
+    def explain(
+        self, pool: Any, death: Any, task: Any, waited: tuple[float, float] | None = None
+    ) -> str:
+        """Say how a worker came to its end (`WorkerDeath`), why, and what to do; here: the facts.
+
+        ``task`` is the one in flight that it had, or None. ``waited``: it was ended, as it hung for
+        so many seconds, of the ``timeout`` behind them.
+        """
+        return f"Worker {death.worker} (pid {death.pid}) has ended, exit code {death.exitcode}."
+
+    def fewer_workers(self, pool: Any, death: Any) -> Any:
+        """Give a `FewerWorkers` if there are to be fewer, as a worker has died; else None."""
+        return None
+
+    def reader_states(self) -> Any:
+        """Give what reads and writes the parts of readers in a state (`reader_states.py`)."""
+        raise NotImplementedError
 
     def words(self) -> Any:
         """Give the sentences on streams that do not keep what they promise (`advice.py`)."""

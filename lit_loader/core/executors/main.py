@@ -62,9 +62,6 @@ from lit_loader.core.transport.messages import (
 from lit_loader.core.transport.status_board import ROW_WORDS, Stage, StatusBoard
 from lit_loader.errors import TransportError
 
-__all__ = ["worker_main"]
-
-
 _NOT_CLOCKED: Final = (0, 0)
 
 CLOCKED_FROM: Final = 1_000_000
@@ -152,7 +149,7 @@ class _Worker:
                 if self._loader is not None:
                     self._loader.begin_epoch()
                 self._send(pack(Resumed(self._id, message.token)))
-        self._board.leave(self._id)
+        self._board.enter(self._id, Stage.LEFT, -1)
         # What keeps the process from ending then (a thread of the dataset's) has so long for it.
         leaving = threading.Timer(LEAVE_GRACE, os._exit, (0,))
         leaving.daemon = True
@@ -220,7 +217,7 @@ class _Worker:
             try:
                 at, used = encode(batch, writer)
             except SlotFull as full:
-                offset, at, used = self._encode_elsewhere(batch, task, full)
+                offset, at, used = self._encode_larger(batch, task, full)
             status = Status.DONE
         except Cancelled:
             status = Status.DROPPED
@@ -241,9 +238,7 @@ class _Worker:
         where = status, self._id, slot, offset, at, used, samples
         self._send(packed_reply(*where, *progress.stages(now, *clocked)))
 
-    def _encode_elsewhere(
-        self, batch: Any, task: Task, full: SlotFull | None
-    ) -> tuple[int, int, int]:
+    def _encode_larger(self, batch: Any, task: Task, full: SlotFull | None) -> tuple[int, int, int]:
         """Write the batch into a larger slot, which the parent grants."""
         while full is not None:
             self._send(pack(Need(self._id, task.slot, full.nbytes)))

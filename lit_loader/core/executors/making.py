@@ -29,8 +29,6 @@ from lit_loader.core.system.shared_file import address_space_left
 from lit_loader.core.transport.worker_exception import WorkerException, describe_batch
 from lit_loader.errors import LoaderError
 
-__all__ = ["BatchMaker"]
-
 
 class BatchMaker:
     """Makes batches by the user's objects, which ``unpack`` gives.

@@ -14,11 +14,8 @@ from lit_loader.core.transport.arena import Lease
 from lit_loader.core.transport.codec import decode
 from lit_loader.core.transport.messages import Reply, Status, position_of
 from lit_loader.core.transport.status_board import BoardRow
-from lit_loader.core.transport.worker_exception import WorkerException, describe_indices
+from lit_loader.core.transport.worker_exception import WorkerException
 from lit_loader.errors import TransportError
-
-__all__ = ["FewerWorkers", "Outcome", "Overrun", "Pin", "WorkerDeath", "doing_task"]
-
 
 Pin = Callable[[Any], Any]
 """Copies a batch into memory that is pinned."""
@@ -144,13 +141,3 @@ class FewerWorkers(str):
 
 class Overrun(str):
     """What the consumer is told where a single batch exceeds the memory budget."""
-
-
-def doing_task(row: BoardRow, indices: Any) -> str:
-    """Say what a worker is at: ``fetching index 17 (sample 2 of batch 3, indices [...])``."""
-    from lit_loader.sentences import NOT_KNOWN, doing  # where something has gone wrong
-
-    batch = f"batch {position_of(row.number)}, {describe_indices(indices)}"
-    known = isinstance(indices, list) and 0 <= row.position < len(indices)
-    index = indices[row.position] if known else NOT_KNOWN
-    return doing(row.stage, batch, row.position, index)

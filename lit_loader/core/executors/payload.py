@@ -15,8 +15,6 @@ from lit_loader.errors import LoaderError
 if TYPE_CHECKING:  # forked workers need none of it
     from lit_loader.core.transport.carrier import Frozen, Policy
 
-__all__ = ["NO_ROOM", "Links", "Payload", "freeze_spec"]
-
 NO_ROOM: Final = os.EX_OSERR
 """Exit code of a worker that has no room for the arena in its address space."""
 

@@ -25,8 +25,6 @@ from typing import Final
 
 from lit_loader.core.transport.messages import SIZE, Message, Stop, pack, unpack_all
 
-__all__ = ["Ended", "Pipes", "PoolClosed"]
-
 _READ_AT_ONCE: Final = 64 * SIZE
 """Bytes that are read from a pipe at once."""
 

@@ -18,8 +18,6 @@ from lit_loader.core.executors.healer import Healer
 from lit_loader.core.executors.outcome import Outcome, Overrun, WorkerDeath
 from lit_loader.core.executors.worker_pool import WorkerPool
 
-__all__ = ["PoolExecutor"]
-
 
 class PoolExecutor(Executor):
     """Worker processes, as long as an iterator has them; ``depth`` batches may be outstanding."""
@@ -59,7 +57,7 @@ class PoolExecutor(Executor):
             try:
                 if timeout is not None:
                     outcome = pool.receive(timeout)
-                elif healer.limit is None:
+                elif healer.timeout is None:
                     outcome = pool.receive(None)
                 else:
                     outcome = pool.receive(healer.patience(pool, began)) or healer.look(pool, began)

@@ -78,8 +78,6 @@ from lit_loader.core.transport.status_board import (
 from lit_loader.core.transport.worker_exception import WorkerException
 from lit_loader.errors import LoaderError
 
-__all__ = ["MOST_WORKERS", "WorkerPool"]
-
 MOST_WORKERS: Final = 1024
 """Workers that a pool may grow to, if it was not begun with more: rows of its status board."""
 
@@ -160,7 +158,6 @@ class WorkerPool:
         seed: Base seed of the workers' own seeds.
         turns: Batch ``n`` is for reader ``n % turns`` of an iterable dataset, or for the worker of
             that number; 0: for any worker.
-        slot_bytes: Bytes a slot, None for the arena's own choice.
         memory_budget: Bytes of shared memory to stay within, None for no limit.
         remote: Starts the process that stands for workers elsewhere; None: there are none. It gets
             no reader's tasks.
@@ -181,7 +178,6 @@ class WorkerPool:
         in_flight: int,
         seed: int,
         turns: int,
-        slot_bytes: int | None = None,
         memory_budget: int | None = None,
         remote: Any = None,
         stall_warning: float = 0.0,
@@ -201,10 +197,10 @@ class WorkerPool:
         self._tasks: dict[int, _Task] = {}
         self._unassigned: deque[_Task] = deque()
         self._copies: dict[int, _Copy] = {}  # by the offset of their slot
-        self._hands: dict[int, _Worker] = {}  # the workers that there are
+        self._by_number: dict[int, _Worker] = {}  # the workers that there are
         self._places: dict[int, int] = {}  # tasks that the one before with this number was sent
         self._steady = steady
-        self._elsewhere = 0 if remote is None else remote.count
+        self._remote_tasks = 0 if remote is None else remote.count
         self._ready: deque[Outcome] = deque()  # not received yet
         self._awaited = 0  # how many workers have not begun the epoch of this token
         self._begun = 1  # the token that the tasks are of; another one is shown when they are not
@@ -217,14 +213,13 @@ class WorkerPool:
         # time when that was looked at last.
         limits = stall_warning, _SECOND_STALL * stall_warning
         self._stall_limits = [*filter(None, limits)]
-        self._quiet = self._watched = 0.0
+        self._stalled = self._watched = 0.0
         self._answered = -1
         self._stall_of: Any = stall
         self._stall: Any = None
         # What looks at the workers' memory (`Seams.look_at_workers`), and since when there are any.
         self.growth: Any = None
         self.began = time.monotonic()
-        self.oom_kills: int | None = None  # of the cgroup, before; None: not known
         # How many there are to be; while that comes about, a few more or fewer live.
         self.num_workers = num_workers
         self.token = 1  # that of the epoch whose tasks are wanted
@@ -233,7 +228,7 @@ class WorkerPool:
         self.patient = False
         try:
             with HeldBack():
-                arena = Arena(size, in_flight, slot_bytes=slot_bytes, budget=memory_budget)
+                arena = Arena(size, in_flight, memory_budget)
                 self.arena = arena
                 self._in_flight = in_flight
                 self._set_credit()
@@ -287,11 +282,11 @@ class WorkerPool:
     def _worker_for(self, task: _Task) -> _Worker | None:
         """The worker that a task is to be sent to now; None: it has to wait."""
         if self._homes is not None:
-            return self._hands.get(self._homes.home(position_of(task.number)))
+            return self._by_number.get(self._homes.home(position_of(task.number)))
         found, most, home = None, 0, -1
         if self._steady and self.num_workers:
             home = position_of(task.number) % self.num_workers
-        for worker in self._hands.values():
+        for worker in self._by_number.values():
             credit = self._credit if worker.credit is None else worker.credit
             room = credit - worker.owed
             if worker.number == home and room > 0:
@@ -347,9 +342,9 @@ class WorkerPool:
 
     def _idle_workers(self) -> list[_Worker]:
         """Workers that have nothing, and could be given another's task."""
-        if self._homes is not None or len(self._hands) < 2:
+        if self._homes is not None or len(self._by_number) < 2:
             return []
-        return [w for w in [*self._hands.values()] if not w.queue and not w.leaving]
+        return [w for w in [*self._by_number.values()] if not w.queue and not w.leaving]
 
     def _copy_for_the_idle(self) -> None:
         """Give workers that have nothing a second copy of what is queued behind another task."""
@@ -361,7 +356,7 @@ class WorkerPool:
                     continue
                 behind = [
                     copy.task
-                    for other in self._hands.values()
+                    for other in self._by_number.values()
                     if other.number != relay  # which has all of them under way
                     for place, copy in enumerate(other.queue)
                     if (place or other.number in starting)
@@ -377,7 +372,7 @@ class WorkerPool:
 
     def _call_off(self, copy: _Copy) -> None:
         """Let a worker drop a copy that it has not begun."""
-        worker = self._hands[copy.worker]
+        worker = self._by_number[copy.worker]
         if not copy.off and len(worker.queue) <= VOIDABLE:
             copy.off = True
             worker.owed -= 1
@@ -430,7 +425,7 @@ class WorkerPool:
                 return None
             for message in self.pipes.read():
                 if type(message) is Reply:
-                    self._settle(message)
+                    self._close_copy(message)
                 else:
                     self._handle(message)
         return ready.popleft()
@@ -438,18 +433,18 @@ class WorkerPool:
     def _watch(self) -> None:
         """Tell of a stall; called when nothing has come for a second, or less, of waiting."""
         now = time.monotonic()
-        answered = sum(hand.places - len(hand.queue) for hand in self._hands.values())
+        answered = sum(hand.places - len(hand.queue) for hand in self._by_number.values())
         if answered != self._answered:
-            self._answered, self._quiet, self._stall = answered, 0.0, None
-        self._quiet += min(now - self._watched, _LONGEST_LOOK)  # not the time of a Ctrl-Z
+            self._answered, self._stalled, self._stall = answered, 0.0, None
+        self._stalled += min(now - self._watched, _LONGEST_LOOK)  # not the time of a Ctrl-Z
         self._watched = now
         limit = self._stall_limits[0] if self._stall_limits else _FOR_EVER
-        if self._quiet >= limit / 2:
+        if self._stalled >= limit / 2:
             self._stall = self._stall or self._stall_of(self)
-            if self._quiet >= limit:
+            if self._stalled >= limit:
                 del self._stall_limits[0]
                 if self._stall is not None:
-                    self._stall.tell(self, self._quiet)
+                    self._stall.tell(self, self._stalled)
 
     def packed_indices(self, number: int) -> bytes:
         """The packed indices of a task without an outcome; b"": there are none."""
@@ -470,7 +465,7 @@ class WorkerPool:
                 raise death
             finally:  # its traceback has this frame, and so whoever waits for the batch
                 del death
-        self._part_with(death.worker)
+        self.replace(death.worker)
 
     def _has_left(self, worker: int, exitcode: int | None) -> bool:
         """Whether a worker that is gone has left as it was to, with nothing in hand.
@@ -479,18 +474,18 @@ class WorkerPool:
         Python joins the thread itself at the end, and exits with 1.
         """
         left = exitcode == 0 or self._board.read(worker).stage == Stage.LEFT
-        return left and self._hands[worker].leaving
+        return left and self._by_number[worker].leaving
 
     def _handle(self, message: Message) -> None:
         """Do what a worker's message asks for."""
         if type(message) is Reply:  # `receive` does so itself
-            self._settle(message)
+            self._close_copy(message)
         elif type(message) is Need:
             self._grant(message)
         elif type(message) is Up:
             self._came_up(message)
         elif type(message) is Resumed and message.token == self.token:
-            self._has_resumed(self._hands[message.worker])
+            self._has_resumed(self._by_number[message.worker])
             if not self._awaited:
                 self.trim()
 
@@ -498,11 +493,11 @@ class WorkerPool:
         self._awaited -= worker.awaited
         worker.awaited = False
 
-    def _settle(self, reply: Reply) -> None:
+    def _close_copy(self, reply: Reply) -> None:
         """Close a copy's account; what is the first of a task still wanted is ready."""
         with self._lock:
             copy = self._copies.pop(reply.slot)
-            worker, task, slot = self._hands[copy.worker], copy.task, copy.slot
+            worker, task, slot = self._by_number[copy.worker], copy.task, copy.slot
             if worker.queue[0] is copy:
                 worker.queue.popleft()
             else:
@@ -592,11 +587,11 @@ class WorkerPool:
             self._begun = self.token
             if self._homes is not None:
                 self._homes.forget_places()
-            for worker in self._hands.values():
+            for worker in self._by_number.values():
                 worker.owed, worker.awaited = 0, not worker.leaving
                 if worker.awaited:
                     self.pipes.send(worker.number, pack(Resume(self.token)))
-            self._awaited = sum(worker.awaited for worker in self._hands.values())
+            self._awaited = sum(worker.awaited for worker in self._by_number.values())
 
     def trim(self) -> None:
         """Give the memory of slots back to the system that a new epoch will not need."""
@@ -621,7 +616,7 @@ class WorkerPool:
 
     def _set_credit(self) -> None:
         """Divide what may be in flight among the workers that do not say it themselves."""
-        here = self._in_flight - self._elsewhere
+        here = self._in_flight - self._remote_tasks
         self._credit = max(1, -(-here // max(1, self.num_workers)))
 
     def adapt(self) -> None:
@@ -631,13 +626,13 @@ class WorkerPool:
         self._bring_about()
         deadline = time.monotonic() + _MOMENT
         processes = self.workers.processes
-        while leaving := [w for w, hand in self._hands.items() if hand.leaving]:
+        while leaving := [w for w, hand in self._by_number.items() if hand.leaving]:
             self._read_all()
             gone = [w for w in leaving if not processes[w].is_alive()]
             for worker in gone:
                 if not self._has_left(worker, processes[worker].exitcode):
                     return  # a death is left to the next receive
-                self._part_with(worker)
+                self.replace(worker)
             left = deadline - time.monotonic()
             if gone:
                 continue
@@ -653,7 +648,7 @@ class WorkerPool:
             if self.num_workers != workers.num_workers:
                 self._resized = True
                 self._board.workers = workers.num_workers = self.num_workers
-                for worker, hand in self._hands.items():
+                for worker, hand in self._by_number.items():
                     if not workers.is_wanted(worker) and not hand.leaving:
                         hand.leaving = True
                         self.pipes.send(worker, pack(Stop()))
@@ -679,7 +674,7 @@ class WorkerPool:
         self._idle = True
         for number in started:
             places = self._places.get(number, 0)
-            self._hands[number] = _Worker(number, places, number == self.workers.relay)
+            self._by_number[number] = _Worker(number, places, number == self.workers.relay)
 
     def _make_do(self, error: Exception) -> None:
         """Go on with the workers that there are: others were wanted, and cannot be started."""
@@ -699,7 +694,7 @@ class WorkerPool:
         """Divide readers among the workers that stay, and send what waits for a worker."""
         if self._homes is not None and self._resized:
             relay = self.workers.relay
-            able = [w for w, hand in self._hands.items() if not hand.leaving and w != relay]
+            able = [w for w, hand in self._by_number.items() if not hand.leaving and w != relay]
             if able:
                 self._homes.settle(able, self.workers.num_workers)
         self._assign_waiting()
@@ -707,21 +702,14 @@ class WorkerPool:
     def _came_up(self, up: Up) -> None:
         self.workers.came_up(up.worker)
         with self._lock:
-            hand = self._hands[up.worker]
+            hand = self._by_number[up.worker]
             if hand.credit is not None:
                 hand.credit = up.credit
                 self._assign_waiting()
         self._start_more()
 
-    def _part_with(self, worker: int) -> None:
-        """Clear away what is left of a worker that has left, as it was to."""
-        self._read_all()
-        with HeldBack(), self._lock:
-            self._give_back(worker)
-        self._start_more()  # it may be wanted again
-
     def replace(self, worker: int, skip_task: int | None = None) -> None:
-        """Put a new process in the place of a worker that has ended; its tasks are assigned again.
+        """Have another process in the place of a worker that has ended; its tasks go to others.
 
         But for ``skip_task``, a task's number. One that was to leave has no successor. Raises a
         LoaderError if no process can be started.
@@ -731,15 +719,11 @@ class WorkerPool:
             if skip_task is not None:
                 self._tasks.pop(skip_task, None)
             self._give_back(worker)
-            if self.workers.is_wanted(worker):
-                self.workers.launch([worker], self.token)
-                self._take_on([worker])
-            self._divide()
-        self._start_more()  # it may have been starting, and there is room for another now
+            self._start_more()
 
     def _give_back(self, worker: int) -> None:
         """Close the accounts of a worker that is gone: nobody else knew of its slots."""
-        lost, hand = [], self._hands.pop(worker)
+        lost, hand = [], self._by_number.pop(worker)
         for copy in hand.queue:
             del self._copies[copy.slot.offset]
             for slot in filter(None, (copy.slot, copy.space)):
@@ -756,7 +740,7 @@ class WorkerPool:
         self._has_resumed(hand)
         if self.workers.processes[worker].sentinel == self._dead:
             self._dead = None  # seen to before it came to that; the number may be another's next
-        self.workers.bury(worker)
+        self.workers.clear_away(worker)
 
     def _put_back(self, tasks: list[_Task]) -> None:
         """Let tasks wait for a worker again, the earliest first."""
@@ -768,7 +752,7 @@ class WorkerPool:
         """The workers that have tasks, and what each is doing; ``every``: also those that start."""
         with self._lock:
             relay = self.workers.relay
-            owing = [w for w, hand in self._hands.items() if hand.queue and w != relay]
+            owing = [w for w, hand in self._by_number.items() if hand.queue and w != relay]
             rows = {worker: self._board.read(worker) for worker in owing}
         return {worker: row for worker, row in rows.items() if every or self.workers.counts(row)}
 
@@ -779,19 +763,17 @@ class WorkerPool:
 
     def is_at_its_first(self, worker: int) -> bool:
         """Whether a worker has not replied to any task."""
-        hand = self._hands[worker]
+        hand = self._by_number[worker]
         return hand.places - len(hand.queue) == hand.first
+
+    def is_successor(self, worker: int) -> bool:
+        """Whether a worker has the number of one that has ended, and that had tasks."""
+        return self._by_number[worker].first > 0
 
     @property
     def settled(self) -> bool:
         """Whether there are just as many as there are to be, all of them up."""
         return self.workers.settled and self.workers.num_workers == self.num_workers
-
-    @property
-    def leaving(self) -> bool:
-        """Whether more live than there are to be."""
-        leaving = any(hand.leaving for hand in [*self._hands.values()])
-        return leaving or self.num_workers < self.workers.num_workers
 
     @property
     def unread(self) -> int:

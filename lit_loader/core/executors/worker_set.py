@@ -1,4 +1,4 @@
-"""`WorkerSet`: the processes of a pool: starts them, sees them come up, ends them, buries them.
+"""`WorkerSet`: the processes of a pool: starts them, sees them come up, ends them.
 
 Used by `core/executors/worker_pool.py`, which may change how many there are to be. No more workers
 are starting at the same time than there are processors for it, as the first batch need not wait for
@@ -37,8 +37,6 @@ from lit_loader.core.transport.arena import Arena
 from lit_loader.core.transport.status_board import BoardRow, Stage, StatusBoard
 from lit_loader.errors import LoaderError
 
-__all__ = ["WorkerSet", "explain_limit"]
-
 _DUMP_TIME: Final = 1.0
 """Seconds that a hung worker has to write its stacks, before it is killed."""
 
@@ -62,7 +60,7 @@ class WorkerSet:
         self.processes: dict[int, WorkerProcess] = {}  # the workers' by their numbers
         self.starting: set[int] = set()  # the workers that are not up yet
         self.closed = False  # whether closing has begun. From then on nothing here is used any more
-        self._arena, self._board, self._pipes, self._at_end = arena, board, pipes, at_end
+        self._arena, self.board, self._pipes, self._at_end = arena, board, pipes, at_end
         self._stacks = StackFile()
         self._former: list[Starter] = []
         self._remote: Any = None
@@ -84,7 +82,7 @@ class WorkerSet:
             worker=0,
             num_workers=num_workers,
             seed=seed,
-            token=self._board.token,
+            token=self.board.token,
             parent=self.pid,
             arena=Descriptor(self._arena.fd),
             mapped=self._arena.mapped,
@@ -94,7 +92,7 @@ class WorkerSet:
             stacks=Descriptor(self._stacks.fd),
         )
         self.relay = None if remote is None else relay  # who stands for those elsewhere
-        self._num_remote_workers = 0 if remote is None else spec.num_remote_workers
+        self.num_remote_workers = 0 if remote is None else spec.num_remote_workers
         self._context = context
         self.starter = make_starter(context, self._links, spec)
         self.notices = self.starter.notices
@@ -132,12 +130,6 @@ class WorkerSet:
         """Bytes of the dataset that they share."""
         return 0 if self.starter is None else self.starter.shared_data
 
-    @property
-    def remote_rows(self) -> list[BoardRow]:
-        """What each worker on another machine is doing, by its number among them."""
-        relay = self.relay or 0
-        return [self._board.read(relay - n) for n in range(self._num_remote_workers, 0, -1)]
-
     def is_wanted(self, worker: int) -> bool:
         """Whether there is to be a worker with this number."""
         return worker < self.num_workers or worker == self.relay
@@ -161,7 +153,7 @@ class WorkerSet:
         try:
             processes: Sequence[WorkerProcess]
             if self._remote is not None and workers == [self.relay]:
-                processes = [self._remote.start(links[0])]
+                processes = [self._remote.start(links[0], self.board)]
             else:
                 processes = self.starter.start_all(links)
         except BaseException as error:
@@ -175,7 +167,7 @@ class WorkerSet:
             self._pipes.watch(process.sentinel)
             if worker != self.relay:
                 self.starting.add(worker)
-            self._board.launched(worker, process.pid or 0)
+            self.board.launched(worker, process.pid or 0)
 
     def came_up(self, worker: int) -> None:
         """Note that a worker has come up, or has something to say."""
@@ -197,10 +189,6 @@ class WorkerSet:
         """The names of threads beside which workers were forked."""
         return [] if self.starter is None else self.starter.beside
 
-    def stacks_of(self, worker: int) -> int:
-        """The descriptor that a worker writes its stacks to when it is asked to; -1: none."""
-        return self._board.stacks_of(worker)
-
     def death_of(self, sentinel: int) -> WorkerDeath:
         """Say how the worker has died whose process has this sentinel."""
         worker, process = next(
@@ -211,7 +199,7 @@ class WorkerSet:
             worker,
             process.pid or 0,
             process.exitcode,
-            self._board.read(worker),
+            self.board.read(worker),
             self._stacks.take(),
             process.peak_memory,
         )
@@ -222,7 +210,7 @@ class WorkerSet:
         """End a worker, having it write its stacks if it can."""
         process = self.processes[worker]
         self._stacks.take()
-        row = self._board.read(worker)
+        row = self.board.read(worker)
         if process.is_alive():
             os.kill(process.pid or 0, DUMP_SIGNAL)
             if not wait_for([process.sentinel], _DUMP_TIME):
@@ -255,20 +243,15 @@ class WorkerSet:
         )
         return True
 
-    def bury(self, worker: int) -> None:
+    def clear_away(self, worker: int) -> None:
         """Clear away what is left of a worker that has ended."""
         process = self.processes.pop(worker)
-        ended = process.relay_exit
-        if ended is not None:
-            for row in range(worker - self._num_remote_workers, worker):
-                self._board.is_elsewhere(row, "")
-                self._board.enter(row, Stage.STARTING, -1)
-            if not ended.again:
-                self.relay = None
+        if process.relay_exit is not None and not process.relay_exit.again:
+            self.relay = None
         self._pipes.unwatch(process.sentinel)
         process.close()
         self._pipes.close(worker)
-        self._board.clear(worker)
+        self.board.clear(worker)
         self.starting.discard(worker)
 
     def close(self, unnoticed: bool = False) -> None:
@@ -285,7 +268,7 @@ class WorkerSet:
             with contextlib.ExitStack() as steps:
                 # The last one first: each is taken whatever those before have raised.
                 steps.callback(self._arena.close)
-                steps.callback(self._board.release)
+                steps.callback(self.board.release)
                 steps.callback(self._at_end)
                 steps.callback(self._pipes.close_all)
                 steps.callback(self._stacks.close)
@@ -301,8 +284,8 @@ class WorkerSet:
 
     def _end(self) -> None:
         try:
-            self._board.token += 1
-            self._board.workers = 0
+            self.board.token += 1
+            self.board.workers = 0
             self._pipes.stop_all()
             end_processes([*self.processes.values()], self._pipes.results)
         except BaseException:

@@ -25,8 +25,6 @@ import numpy as np
 from lit_loader.core.state.untrusted_state import PRIMITIVES
 from lit_loader.errors import OptionError
 
-__all__ = ["Fingerprint", "fingerprint_of", "has_methods", "summarise"]
-
 Fingerprint = dict[str, int | float | str | bool | None]
 
 _SHORT: Final = 60

@@ -11,13 +11,13 @@ import copy
 import itertools
 import math
 import pickle
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from lit_loader.core.seeding.bases import Bases
 from lit_loader.core.state.fingerprint import Fingerprint
-from lit_loader.core.state.position import COUNT, Mark, Position, ReadPoint, Shards
+from lit_loader.core.state.position import COUNT, Position, ReadPoint
 from lit_loader.core.state.untrusted_state import (
     MAX_BATCHES,
     PRIMITIVES,
@@ -28,8 +28,6 @@ from lit_loader.core.state.untrusted_state import (
 )
 from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.errors import StateError
-
-__all__ = ["ELASTIC", "VERSION", "LoaderState"]
 
 VERSION = 3
 """Raised whenever an older reader would misunderstand a state."""
@@ -81,50 +79,28 @@ class LoaderState:
     # Those of the position's readers among all ranks' readers; None: each worker is one.
     numbers: Sequence[int] | None = None
 
-    def to_position(
-        self,
-        fingerprint: Fingerprint,
-        plan: Any,
-        with_workers: bool,
-        shards: Shards | None = None,
-    ) -> Position:
+    def to_position(self, fingerprint: Fingerprint, plan: Any) -> Position:
         """Find the state's place among a loader's batches; a StateError if it does not fit that.
 
-        ``fingerprint`` is the loader's, ``plan`` its `BatchPlan` (None for an iterable dataset),
-        and ``shards`` the readers of its rank (None: each worker is one).
+        ``fingerprint`` is the loader's, ``plan`` its `BatchPlan`; for a loader of an iterable
+        dataset see `streams/reader_states.py`.
         """
-        orders = self.fingerprint.get("order"), fingerprint.get("order")
-        if orders[0] != orders[1] and _OF_STREAMS in orders:
-            kinds = ["an iterable" if order == _OF_STREAMS else "a map-style" for order in orders]
-            raise StateError(
-                f"state was taken of {kinds[0]} dataset, and this loader has {kinds[1]} one: "
-                "resume with the dataset that the state was taken from [LL332]"
-            )
-        self._check_parts(plan is None)
-        position, readers, elastic = self.position, self.position.readers, ELASTIC
-        samples = self.samples
-        if shards is not None:
-            elastic = frozenset({"num_replicas"})
-        elif plan is None:
-            has_states = any(point.state is not None for point in readers)
-            elastic = frozenset() if has_states else frozenset({"rank"})
+        self.check_kind(fingerprint)
+        position, samples = self.position, self.samples
+        if position.readers:
+            name = "workers" if self.numbers is None else "readers"
+            raise damaged(f"{name} must be None for a map-style dataset", position.readers)
         # Between two epochs there is no place that more, or less, data could move.
         between = is_count(fingerprint.get("dataset_length")) and self._is_between(plan)
-        self.check(fingerprint, elastic | {"dataset_length"} if between else elastic)
+        self.check(fingerprint, ELASTIC | {"dataset_length"} if between else ELASTIC)
         grown = self.fingerprint.get("dataset_length") != fingerprint.get("dataset_length")
-        if plan is not None and plan.is_computed and not grown:
+        if plan.is_computed and not grown:
             samples = plan.source.place_in(self.order, position.epoch, samples)
-        if shards is None and self.fingerprint.get("rank") != fingerprint.get("rank"):
-            readers = tuple(replace(point, marks=()) for point in readers)  # of that rank's data
         batches = position.batches
-        if shards is not None and self.numbers is not None:
-            readers = shards.own(dict(self.numbered()))
-            batches = sum(point.delivered for point in readers)
         if grown and between:
             batches = batches and len(plan)  # still behind the last one
-        elif plan is not None and (
-            samples != self.samples
-            or any(self.fingerprint.get(name) != fingerprint.get(name) for name in ELASTIC)
+        elif samples != self.samples or any(
+            self.fingerprint.get(name) != fingerprint.get(name) for name in ELASTIC
         ):
             if position.ahead:
                 raise StateError(
@@ -133,15 +109,23 @@ class LoaderState:
                     " [LL351]"
                 )
             batches = _checked_batches(plan.start_for(samples))
-        elif plan is not None and not plan.fits(batches, self.samples):
+        elif not plan.fits(batches, self.samples):
             raise damaged(f"samples must be those of {batches:,} batches", self.samples)
-        if plan is not None and plan.is_computed:
+        if plan.is_computed:
             most = -(-len(plan.source) // plan.global_size)  # of the rank that has the most
             if batches > most:
                 raise damaged(f"batches must be at most the epoch's {most:,}", batches)
-        if with_workers:
-            _check_portable(readers)
-        return replace(position, batches=batches, readers=readers, since=0)
+        return replace(position, batches=batches, since=0)
+
+    def check_kind(self, fingerprint: Fingerprint) -> None:
+        """Make sure that a loader has such a dataset: a map-style, or an iterable one."""
+        orders = self.fingerprint.get("order"), fingerprint.get("order")
+        if orders[0] != orders[1] and _OF_STREAMS in orders:
+            kinds = ["an iterable" if order == _OF_STREAMS else "a map-style" for order in orders]
+            raise StateError(
+                f"state was taken of {kinds[0]} dataset, and this loader has {kinds[1]} one: "
+                "resume with the dataset that the state was taken from [LL332]"
+            )
 
     def _is_between(self, plan: Any) -> bool:
         """Whether this is the start of an epoch, or the end of one of the loader's own orders."""
@@ -149,7 +133,7 @@ class LoaderState:
             return is_count(self.fingerprint.get("dataset_length"))
         length = self.fingerprint.get("dataset_length")
         sizes = [self.fingerprint.get(name) for name in ELASTIC]
-        if plan is None or not plan.is_computed or not all(map(is_count, (length, *sizes))):
+        if not plan.is_computed or not all(map(is_count, (length, *sizes))):
             return False
         left: int = min(length, plan.shard.assigned(length)) - self.samples
         return left < math.prod(sizes) if plan.drop_last else left <= 0  # type: ignore[arg-type]
@@ -164,21 +148,17 @@ class LoaderState:
         """What a computed order has put into it (`core/order/orders.py`); None: nothing."""
         return (self.position.sampler or {}).get("order")
 
-    @property
-    def reads_again(self) -> bool:
-        """Whether samples that were given out are read again, for want of the dataset's state."""
-        points = self.position.readers
-        read = any(point.batches and not point.ended for point in points)
-        return read and all(point.state is None for point in points)
-
     def to_dict(self) -> dict[str, Any]:
-        """Give the state as a new dict of primitives that shares nothing with this loader."""
-        position, numbers = self.position, self.numbers
+        """Give the state as a new dict of primitives that shares nothing with this loader.
+
+        But for what is of readers: see `streams/reader_states.py`.
+        """
+        position = self.position
         state: dict[str, Any] = {"version": VERSION, "epoch": int(position.epoch)}
         state |= {"batches": int(position.batches), "samples": int(self.samples)}
         state |= {"fingerprint": dict(self.fingerprint), "ahead": list(position.ahead)}
         if position.sampler is not None:
-            state["sampler"] = _copied(position.sampler)
+            state["sampler"] = copied(position.sampler)
         # Of a sampler it is to be known that the program has told it this epoch.
         known = position.epoch if position.sampler is None else None
         if position.requested not in (None, known):
@@ -194,17 +174,14 @@ class LoaderState:
         bases = position.bases
         if bases != Bases.of(bases.order):
             state["bases"] = [*bases.drawn, bases.first, bases.older]
-        parts = [_part(point) for point in position.readers]
-        if numbers is not None:
-            state["readers"] = [[k, *part] for k, part in zip(numbers, parts, strict=True)]
-            state["since"] = position.since
-        elif parts:
-            state["workers"] = parts
         return state
 
     @classmethod
-    def from_dict(cls, state: Any) -> LoaderState:
-        """Read and copy what `to_dict` gave, or a file has; a StateError if it is no state."""
+    def from_dict(cls, state: Any, reader_states: Callable[[], Any]) -> LoaderState:
+        """Read and copy what `to_dict` gave, or a file has; a StateError if it is no state.
+
+        ``reader_states`` gives what reads the parts of readers, if there are any.
+        """
         if not isinstance(state, Mapping) or "version" not in state:
             raise StateError(
                 f"state must be the dict that state_dict() of a lit_loader.DataLoader gave, "
@@ -244,15 +221,12 @@ class LoaderState:
             from lit_loader.core.state.sampler_state import checked_sampler_state  # of the user's
 
             sampler = checked_sampler_state(sampler)
-        points = _checked_workers(state.get("workers"), fingerprint.get("num_workers"), version)
-        readers = _checked_readers(state.get("readers"), fingerprint, version)
-        if readers is not None:
-            if points is not None:
-                raise damaged("workers must be None beside readers", state["workers"])
-            points = [*readers.values()]
-        numbers = None if readers is None else [*readers]
+        readers: tuple[ReadPoint, ...] = ()
+        numbers: Sequence[int] | None = None
+        if state.get("workers") is not None or state.get("readers") is not None:
+            readers, numbers = reader_states().checked(state, fingerprint, version)
         position = Position(
-            *(epoch, bases, batches, ahead, sampler, tuple(points or ()), False),
+            *(epoch, bases, batches, ahead, sampler, readers, False),
             *(requested, since, repeats, passed, told, unreadable),
         )
         return cls(position, samples, fingerprint, numbers)
@@ -285,54 +259,6 @@ class LoaderState:
                     f"{shown}={brief(ours)}: {advice} [LL301]"
                 )
 
-    def _check_parts(self, iterable: bool) -> None:
-        """Make sure that the state has the parts that one of such a dataset has."""
-        position, numbers = self.position, self.numbers
-        if not iterable:
-            if position.readers:
-                name = "workers" if numbers is None else "readers"
-                raise damaged(f"{name} must be None for a map-style dataset", position.readers)
-            return
-        for name in ("ahead", "sampler"):
-            if value := getattr(position, name):
-                raise damaged(f"{name} must be empty for an IterableDataset", value)
-        whose, read = "workers", sum(point.batches for point in position.readers)
-        if numbers is not None:
-            whose = "first rank's readers"
-            read = self.batches_of_first_rank()
-        if read != position.batches:
-            raise damaged(f"batches must be those of its {whose}, {read} in all", position.batches)
-
-    def numbered(self) -> list[tuple[int, ReadPoint]]:
-        """Give the readers with their numbers, where they have some."""
-        return [*zip(self.numbers or (), self.position.readers, strict=False)]
-
-    def batches_of_first_rank(self) -> int:
-        """Count the batches that the first of the ranks in a state has been given."""
-        found = self.batches_of_ranks(self.fingerprint["num_replicas"])
-        return found[min(found)]
-
-    def batches_of_ranks(self, replicas: Any) -> dict[int, int]:
-        """Count the batches that ranks have been given, if they are so many, by their numbers."""
-        found: dict[int, int] = {}
-        for number, point in self.numbered():
-            found[number % replicas] = found.get(number % replicas, 0) + point.delivered
-        return found
-
-
-def _part(point: ReadPoint) -> list[Any]:
-    """Give a reader's part: [batches, the dataset's state, whether it has ended].
-
-    And as far as there are any: batches behind that state, before it began again, marks.
-    """
-    own = pickle.loads(point.state) if type(point.state) is bytes else _copied(point.state)
-    part = [point.batches, own, point.ended]
-    if point.marks:
-        return [*part, point.behind, point.before, [list(mark) for mark in point.marks]]
-    if point.before:
-        return [*part, point.behind, point.before]
-    return [*part, point.behind] if point.behind else part
-
 
 def _checked_batches(batches: int) -> int:
     """Make sure that so many batches of an epoch can be counted, and give them."""
@@ -341,23 +267,7 @@ def _checked_batches(batches: int) -> int:
     return batches
 
 
-def _check_portable(points: Iterable[ReadPoint]) -> None:
-    """Make sure that what a dataset must remember can travel to the workers: be pickled."""
-    for point in points:
-        if type(point.state) in PRIMITIVES:
-            continue
-        try:
-            pickle.dumps(point.state, pickle.HIGHEST_PROTOCOL)
-        except Exception as error:
-            let_handlers_through(error)
-            raise StateError(
-                f"state's part for the dataset cannot be pickled ({type(error).__name__}), as it "
-                "must be for workers: resume with a state as state_dict() gave it"
-                " [LL350]"
-            ) from error
-
-
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
     """Copy what readers remember: of many of them that is most of what a state costs.
 
     By pickle, which takes an eighth of the time of :func:`copy.deepcopy` for small values.
@@ -404,88 +314,3 @@ def _checked_ahead(ahead: Any, batches: int) -> tuple[int, ...]:
     if any(after <= before for before, after in itertools.pairwise((batches, *ahead))):
         raise damaged(f"ahead must rise from above batches={batches}", ahead)
     return tuple(ahead)
-
-
-# --- readers: each worker, in order; or each behind its number among all, with num_shards ---
-
-
-def _checked_readers(
-    readers: Any, fingerprint: Fingerprint, version: int
-) -> dict[int, ReadPoint] | None:
-    """Take in a state's readers, each behind its number; a StateError if they are none."""
-    if readers is None:
-        return None
-    count, replicas = fingerprint.get(COUNT), fingerprint.get("num_replicas")
-    if not (is_count(count) and is_count(replicas) and replicas >= 1):
-        raise damaged(f"readers need {COUNT} and num_replicas in the fingerprint", fingerprint)
-    if not isinstance(readers, (list, tuple)) or not readers:
-        raise damaged("readers must be a list, and not empty", readers)
-    points: dict[int, ReadPoint] = {}
-    last = -1
-    for place, part in enumerate(readers):
-        if not (isinstance(part, (list, tuple)) and part and is_count(part[0], count)):
-            raise damaged(f"readers[{place}] must begin with a reader's number", part)
-        if part[0] <= last:
-            raise damaged(f"readers[{place}] must have a higher number than that before", part)
-        last = part[0]
-        points[last] = _checked_part(f"readers[{place}]", list(part[1:]), version)
-    return points
-
-
-def _checked_workers(workers: Any, expected: Any, version: int) -> list[ReadPoint] | None:
-    """Take in each worker's part of a state; a StateError if it is none, or not as many."""
-    if workers is None:
-        return None
-    if not isinstance(workers, (list, tuple)):
-        raise damaged("workers must be a list", workers)
-    if not workers and expected is None:
-        raise damaged("workers must be None for a map-style dataset", workers)
-    if expected is not None and len(workers) != expected:
-        raise StateError(
-            f"state's workers must have a part for each of its num_workers={brief(expected)}, got "
-            f"{len(workers)}: resume with a state as state_dict() gave it"
-            " [LL349]"
-        )
-    return [_checked_part(f"workers[{n}]", part, version) for n, part in enumerate(workers)]
-
-
-def _checked_part(name: str, part: Any, version: int) -> ReadPoint:
-    """Take in one reader's part, which stands at ``name``."""
-    whole = isinstance(part, (list, tuple)) and len(part) in (3, 4, 5, 6)
-    if (
-        not (whole and is_count(part[0], _MAX_READ) and type(part[2]) is bool)
-        or not all(map(is_count, part[3:5]))
-        or any(behind > part[0] for behind in part[3:4])
-        or not all(isinstance(marks, (list, tuple)) for marks in part[5:])
-    ):
-        raise damaged(f"{name} must be [batches, the dataset's state, whether it has ended]", part)
-    from lit_loader.core.state.stateful import checked_parts  # of datasets that have a state
-
-    own = checked_parts(f"{name}[1]", part[1], "dataset")
-    behind = part[3] if part[3:] else 0
-    # A state that is noted is that before a batch which was given out; an empty one, the first.
-    if own is not None and not (behind >= 1 and (own or behind == part[0])):
-        raise damaged(f"{name} must have the dataset's state of a batch that was given out", part)
-    marks = (_marks(name, each, part[0], version) for each in part[5:])
-    return ReadPoint(part[0], own, *part[2:5], *marks)
-
-
-def _marks(name: str, marks: Any, batches: int, version: int) -> tuple[Mark, ...]:
-    """Take in what a reader's batches are known by: each with the first and last of its batches.
-
-    In older versions with one number, or as one of the last batches; and the digest is of a process
-    that is not known: it is empty here, and nothing is compared.
-    """
-    found = []
-    for place, mark in enumerate(marks, batches - len(marks)):
-        part = (place, mark) if type(mark) is str else mark
-        if not (
-            isinstance(part, (list, tuple))
-            and len(part) in (2, 3)
-            and all(is_count(number, batches) for number in part[:-1])
-            and part[0] <= part[-2]
-            and type(part[-1]) is str
-        ):
-            raise damaged(f"{name} must have marks of batches that were given out", marks)
-        found.append(Mark(part[0], part[-2], part[-1][:_DIGITS] if version == VERSION else ""))
-    return tuple(found)

@@ -30,14 +30,6 @@ from lit_loader.core.state.untrusted_state import damaged, is_count, own_part
 from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.errors import StateError
 
-__all__ = [
-    "DIGEST",
-    "checked_sampler_state",
-    "digest",
-    "pack_generator",
-    "unpack_generator",
-]
-
 DIGEST: Final = "drawn"
 """Key of what tells which indices were drawn: each rank's own, if the sampler takes its share."""
 

@@ -7,29 +7,19 @@ Datasets and samplers are asked alike, as torchdata's ``StatefulDataLoader`` doe
   collate functions are not.
 - *In which order they are restored.* The source, then ``iter(source)``, then the iterator, each
   once. So one that begins in its ``__iter__`` begins first and is brought to its place afterwards.
-
-A stream's state may be as large as a shuffle buffer, and take longer than a batch: `pickled` writes
-it down, once, where it was taken.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-import pickle
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from lit_loader.core.state.fingerprint import has_methods
 from lit_loader.core.state.untrusted_state import damaged, own_part, restore, resuming
-from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.errors import StateError
-
-__all__ = [
-    *("ADAPTERS", "ITERATOR", "Opened", "checked_parts"),
-    *("is_stateful", "pickled", "unpickled", "wants_arguments"),
-]
 
 ITERATOR: Final = "iterator"
 """The key of an iterator's part of a state."""
@@ -109,7 +99,7 @@ class Opened:
         asked = {ITERATOR: self.iterator}
         if source is not self.iterator:
             asked[name] = source
-        self._asked = {part: thing for part, thing in asked.items() if is_stateful(thing)}
+        self.asked = {part: thing for part, thing in asked.items() if is_stateful(thing)}
 
     def _restore(self, thing: Any, part: str) -> None:
         if part not in self._state:
@@ -130,32 +120,19 @@ class Opened:
     @property
     def stateful(self) -> bool:
         """Whether source or iterator can be asked for a state."""
-        return bool(self._asked)
+        return bool(self.asked)
 
     @property
     def must_be_read_again(self) -> bool:
         """Whether no state leads here; a stream made of others says so by an attribute so named."""
-        return not self._asked or any(
-            getattr(thing, "must_be_read_again", False) for thing in self._asked.values()
+        return not self.asked or any(
+            getattr(thing, "must_be_read_again", False) for thing in self.asked.values()
         )
-
-    @property
-    def composed(self) -> bool:
-        """Whether it is made of others, which begin one after the other (`MixtureStream`)."""
-        return any(hasattr(thing, "unproven") for thing in self._asked.values())
 
     @property
     def unproven(self) -> bool:
         """Whether parts of it that draw as they begin have not begun from their states yet."""
-        return any(getattr(thing, "unproven", False) for thing in self._asked.values())
-
-    @property
-    def tells_its_start(self) -> bool:
-        """Whether the iterator can be asked before it has given anything.
-
-        A source asked in its stead may not know yet that it is begun: a generator runs later.
-        """
-        return ITERATOR in self._asked
+        return any(getattr(thing, "unproven", False) for thing in self.asked.values())
 
     def state(self) -> dict[str, Any] | None:
         """Give what is needed to go on from here, by part; None: it must be read again."""
@@ -165,20 +142,4 @@ class Opened:
         """Give the same, which may change as soon as reading goes on."""
         if self.must_be_read_again:
             return None
-        return {part: each.state_dict() for part, each in self._asked.items()}
-
-
-def pickled(state: dict[str, Any] | None) -> Any:
-    """Write a state down, for it may change; what cannot be pickled is copied."""
-    if not state:
-        return state
-    try:
-        return pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
-    except Exception as error:
-        let_handlers_through(error)
-        return copy.deepcopy(state)
-
-
-def unpickled(state: Any) -> Any:
-    """Read what `pickled` gave, or give what came from a saved state as it is."""
-    return pickle.loads(state) if type(state) is bytes else state
+        return {part: each.state_dict() for part, each in self.asked.items()}

@@ -22,11 +22,6 @@ from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.describe import short_repr
 from lit_loader.errors import StateError
 
-__all__ = [
-    *("MAX_BATCHES", "MAX_COUNT", "PRIMITIVES"),
-    *("alike", "brief", "damaged", "is_count", "is_epoch", "own_part", "restore", "resuming"),
-]
-
 MAX_COUNT: Final = 2**62
 """Epochs and samples are below it, so that sums of them are numbers of 64 bits."""
 

@@ -11,8 +11,6 @@ import os
 import threading
 from collections.abc import Iterator
 
-__all__ = ["unguarded_fork", "user_forks"]
-
 user_forks = 0
 """Another number after each fork of the user's own."""
 

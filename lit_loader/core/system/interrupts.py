@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterable
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Final
 
-__all__ = ["HeldBack", "is_interruption", "let_handlers_through"]
-
 Hurry = Callable[[], object]
 
 _SIGNALS: Final = tuple(sorted(signal.valid_signals()))

@@ -27,11 +27,6 @@ import sys
 from pathlib import Path
 from typing import Final
 
-__all__ = [
-    *("HERE", "PROC", "ROOT"),
-    *("affinity", "allocate", "memory_file", "open_process", "stat_fields"),
-]
-
 HERE: Final[bool] = sys.platform == "linux" and os.environ.get("LIT_LOADER_PORTABLE") != "1"
 """Whether this is Linux, and its own ways are used."""
 

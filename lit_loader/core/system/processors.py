@@ -6,16 +6,11 @@ import contextlib
 import math
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from lit_loader.core.system import linux
-from lit_loader.core.system.cgroups import cgroup_folders
-
-__all__ = [
-    *("AS_TORCH_SAYS", "ProcessorClock", "advice_if_too_many", "times_of_threads"),
-    "usable_processors",
-]
 
 AS_TORCH_SAYS: Final = "This DataLoader will create"
 """How torch's warning of too many workers begins, by which programs filter it."""
@@ -24,10 +19,38 @@ AS_TORCH_SAYS: Final = "This DataLoader will create"
 def usable_processors(root: Path = linux.ROOT) -> float:
     """Processors that this process and its children may use; a quota may be a fraction."""
     cores = linux.affinity()
-    for folder, _ in cgroup_folders("cpu", root / "proc" / "self", root):
+    for folder, _ in cgroup_folders("cpu", root):
         quota = _quota(folder)
         cores = cores if quota is None else min(cores, quota)
     return cores
+
+
+def cgroup_folders(controller: str, root: Path) -> Iterator[tuple[Path, int]]:
+    """The folders of this process's control group, and of those around it, innermost first.
+
+    Limits hold for all below, and in a container the path that the kernel gives may begin outside
+    of what is mounted: so every level is tried, down to where the controller ("memory", "cpu") is
+    mounted. The folders need not exist; each comes with the version of cgroups, 1 or 2.
+    """
+    mounts, groups = root / "sys" / "fs" / "cgroup", ""
+    with contextlib.suppress(OSError, ValueError):  # not there, forbidden, or not as expected
+        groups = (root / "proc" / "self" / "cgroup").read_text()
+    for line in groups.splitlines():
+        _, _, controllers_and_path = line.partition(":")
+        controllers, separator, path = controllers_and_path.partition(":")
+        if not separator:
+            continue
+        if controllers == "":
+            # Mounted alone, or beside version 1, where it rarely has a controller.
+            top = mounts / "unified" if (mounts / "unified").is_dir() else mounts
+            version = 2
+        elif controller in controllers.split(","):
+            top, version = mounts / controller, 1
+        else:
+            continue
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for depth in range(len(parts), -1, -1):
+            yield top.joinpath(*parts[:depth]), version
 
 
 def advice_if_too_many(num_workers: int) -> str | None:

@@ -21,18 +21,6 @@ from typing import Any, Final
 
 from lit_loader.core.system import linux
 
-__all__ = [
-    "Descriptor",
-    "HeldFile",
-    "SharedFile",
-    "address_space_left",
-    "map_part",
-    "nameless_file",
-    "remedy",
-    "round_up",
-    "write_all",
-]
-
 _MAP_FIXED: Final = 0x10  # the same on Linux and macOS; the mmap module does not name it
 # Which the mmap module names from Python 3.13 on.
 _MAP_NORESERVE: Final = 0x40 if sys.platform == "darwin" else 0x4000

@@ -10,8 +10,6 @@ from __future__ import annotations
 import signal
 from typing import Any, Final
 
-__all__ = ["SENT_TO_ALL", "handled", "reset_signals"]
-
 _MAY_SHOW: Final = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Those by which native handlers show something, and go on."""
 

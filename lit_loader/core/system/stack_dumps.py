@@ -22,16 +22,6 @@ from lit_loader.core.system import linux
 from lit_loader.core.system.shared_file import nameless_file
 from lit_loader.describe import PACKAGE
 
-__all__ = [
-    "DUMP_SIGNAL",
-    "SHOWN",
-    "SHOW_SIGNAL",
-    "StackFile",
-    "shortened",
-    "show_stacks_when_asked",
-    "write_stacks_to",
-]
-
 DUMP_SIGNAL: Final[int] = signal.SIGRTMAX - 3 if linux.HERE else signal.SIGUSR2
 """Ends a worker after it has written its stacks; a real-time signal, which is hardly ever used."""
 

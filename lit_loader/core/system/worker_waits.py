@@ -16,8 +16,6 @@ from typing import Final
 
 from lit_loader.core.system import linux
 
-__all__ = ["LONG", "WorkerWaits"]
-
 LONG: Final = 1_000_000
 """Nanoseconds that the consumer must have waited for a batch for a look to be worth it."""
 

@@ -54,11 +54,6 @@ from lit_loader.core.system.shared_file import (
 )
 from lit_loader.errors import LoaderError
 
-__all__ = [
-    *("Arena", "ArenaMap", "HELD_SLOTS"),
-    *("Lease", "Pieces", "Slot", "Stretch", "copied", "over", "small_copied"),
-]
-
 Bytes = npt.NDArray[np.uint8]
 
 Stretch = tuple[int, int]
@@ -206,26 +201,23 @@ class Arena:
     has a lock, which nothing that the garbage collector may run takes.
 
     The file begins with ``board_bytes`` for the status board. There are slots for so many tasks
-    ``in_flight`` and batches ``held`` by the consumer, of ``slot_bytes``; None takes as much as
-    costs nothing. ``budget``: bytes of real memory to stay within, None for no limit. A LoaderError
-    that names the limit, if not even the smallest slots are to be had.
+    ``in_flight`` and for what the consumer holds. ``budget``: bytes of real memory to stay within,
+    None for no limit. A LoaderError that names the limit, if not even the smallest slots are to be
+    had.
     """
 
     def __init__(
         self,
         board_bytes: int,
         in_flight: int,
-        held: int = HELD_SLOTS,
-        slot_bytes: int | None = None,
         budget: int | None = None,
     ) -> None:
         self._pid = os.getpid()
-        self.slots, start = in_flight + held, round_up(board_bytes)
-        self._map = self._reserve(start, slot_bytes)
+        self.slots, start = in_flight + HELD_SLOTS, round_up(board_bytes)
+        self._map = self._reserve(start)
         self.fd = self._file.fd
         self.mapped = len(self._map)  # the board and equal slots
         self.board = memoryview(self._map)[:board_bytes]
-        self._held = held
         self._budgeted = budget is not None
         self._limit = sys.maxsize if budget is None else budget
         self._overrun_told = False
@@ -244,18 +236,17 @@ class Arena:
         self._expected = 0  # bytes that a batch takes at most; 0: none has been seen yet
         self._excess = sys.maxsize  # a slot with more gives back what it has beyond that
 
-    def _reserve(self, start: int, nbytes: int | None) -> mmap.mmap:
+    def _reserve(self, start: int) -> mmap.mmap:
         """Make the file, and map it: slots of the largest size to be had, behind ``start``."""
         try:
             self._file = file = SharedFile()
         except OSError as error:
             text = f"no shared memory for the loader ({error}); {remedy(error)} [LL102]"
             raise LoaderError(text) from error
-        if nbytes is None:
-            nbytes = min(_LARGEST_SLOT, _LARGEST_MAP // self.slots) if file.sparse else _DISK_SLOT
-            left = address_space_left()
-            if left is not None:
-                nbytes = min(nbytes, left // _ADDRESS_SPACE_SHARE // self.slots)
+        nbytes = min(_LARGEST_SLOT, _LARGEST_MAP // self.slots) if file.sparse else _DISK_SLOT
+        left = address_space_left()
+        if left is not None:
+            nbytes = min(nbytes, left // _ADDRESS_SPACE_SHARE // self.slots)
         while True:
             self._slot_bytes = capacity = max(_SMALLEST_SLOT, round_up(nbytes))
             try:
@@ -383,17 +374,12 @@ class Arena:
         self._given.add(lease.slot)
         held = len(self._given)
         if (
-            held > self._held
+            held > HELD_SLOTS
             or (held > _HELD_WHOLE and len(stretches) > 1)
             or (self._budgeted and self._crowded())
         ):
             return copied(lease, stretches)
         return small_copied(lease, stretches) if lease.size >= DIVIDED else None
-
-    @property
-    def leased(self) -> int:
-        """Slots that batches in the consumer's hands look into."""
-        return len(self._leased)
 
     # --- the memory_budget option: what slots take of it, how much is left for tasks ---
 

@@ -55,17 +55,6 @@ from lit_loader.core.system.shared_file import map_part, round_up, write_all
 from lit_loader.describe import FailingObject, find_failing_object, message_of, short_repr
 from lit_loader.errors import TransportError
 
-__all__ = [
-    "LARGE",
-    "LEFT_OUT",
-    "Frozen",
-    "Policy",
-    "freeze",
-    "refusal",
-    "thaw",
-    "thaw_bytes",
-]
-
 LARGE: Final = 1 << 16
 """Bytes from which on a buffer is kept out of the pickle."""
 

@@ -50,8 +50,6 @@ from lit_loader.core.transport.reductions import (
 from lit_loader.describe import find_failing_object, short_repr
 from lit_loader.errors import TransportError
 
-__all__ = ["ALIGNMENT", "Divide", "SlotFull", "SlotWriter", "align", "decode", "encode"]
-
 # --- the writer: one slot of shared memory as a bump allocator, and tensors over its bytes ---
 
 # A worker hands out stretches of the slot from the front, each on a 64-byte boundary (a cache line,
@@ -120,11 +118,7 @@ class SlotWriter:
         self.memory = memory
         self.view = memory.data  # the same bytes as a memoryview, the quicker way to write a few
         self.base: int = memory.__array_interface__["data"][0]  # address of its first byte
-        self.reset()
-
-    def reset(self, start: int = 0) -> None:
-        """Forget everything handed out and begin again at byte ``start``."""
-        self.start = self.position = start
+        self.start = self.position = 0
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
         """Return an uninitialised contiguous tensor in the slot; None: no room, or no bytes."""

@@ -11,8 +11,6 @@ from typing import Final
 import numpy as np
 import torch
 
-__all__ = ["DTYPE_NAMES", "NUMPY_DTYPES", "TORCH_DTYPES"]
-
 DTYPE_NAMES: Final = {
     dtype: name for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)
 }

@@ -31,11 +31,6 @@ from lit_loader.core.transport.status_board import (
     WORKERS,
 )
 
-__all__ = [
-    *("BASE", "BEGIN", "EPOCH", "FORM", "FORMAT", "GIVEN", "HALF", "HEAD", "MAGIC", "NUMBER"),
-    *("PAGE_BYTES", "SINCE", "LoaderPage"),
-]
-
 FORMAT: Final = 5
 """Version of the board's layout, rows and page; a viewer of another version cannot read it."""
 

@@ -31,13 +31,6 @@ import numpy as np
 
 from lit_loader.core.seeding.bases import PassSeeds
 
-__all__ = [
-    *("NOT_TO_BE_HAD", "NOT_WANTED", "POSITION", "SIZE", "Message", "Need", "Reply", "Resume"),
-    *("Resumed", "Space", "Status", "Stop", "Task", "Up", "listed", "pack", "pack_indices"),
-    *("packed_reply", "packed_task", "position_of", "task_number", "unpack", "unpack_all"),
-    *("unpack_indices"),
-]
-
 SIZE: Final = 128
 
 _POSITION_BITS: Final = 40

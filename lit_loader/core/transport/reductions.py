@@ -23,8 +23,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Part", "Refusal", "is_plain", "is_plain_array", "pickle_apart", "unpickle_together"]
-
 Part: TypeAlias = "torch.Tensor | npt.NDArray[Any]"
 
 _SPARSE = {

@@ -8,9 +8,8 @@ each row: the bits of those tasks sent to the worker that another one has done. 
 more workers than there are: a pool may grow, and rows that were never written cost nothing.
 
 A row also has what only a viewer in another process asks for (`core/transport/loader_page.py`): the
-worker's process, how many tasks it has done, where the indices of its batch lie; instead of these,
-for one that stands for a worker on another machine, that machine's name. Behind these rows comes
-that of the relay, which hands batches over to them.
+worker's process, how many tasks it has done, where the indices of its batch lie. Behind these rows
+are those of workers on other machines (`remote/rows.py`).
 """
 
 from __future__ import annotations
@@ -19,19 +18,10 @@ import struct
 import time
 from typing import Final, NamedTuple
 
-__all__ = [
-    *("INDICES", "NBYTES", "NUMBER", "NUM_DONE", "OFFSET", "POSITION", "ROW", "ROW_BYTES"),
-    *("ROW_WORDS", "SINCE", "STAGE", "TOKEN", "VOID", "VOIDABLE", "WORKERS", "BoardRow", "Stage"),
-    *("StatusBoard", "board_bytes", "credit_of", "node_of"),
-]
-
 ROW_WORDS: Final = 16  # two cache lines a row: rows of different workers never share one
 TOKEN, _, WORKERS = range(3)
 STAGE, NUMBER, POSITION, SINCE, VOID = range(5)
-NUM_DONE, _PID, _STARTED, _STACKS, INDICES, OFFSET, NBYTES = range(5, 12)
-_NODE_BYTES: Final = 8 * (ROW_WORDS - INDICES)
-# In the place of a descriptor for stacks: a name follows, and no indices; or a relay's credit.
-_REMOTE, _RELAY = -1, -2
+NUM_DONE, _PID, _STARTED, STACKS, INDICES, OFFSET, NBYTES = range(5, 12)
 
 ROW_BYTES: Final = ROW_WORDS * 8
 ROW: Final = struct.Struct("@12q")
@@ -77,20 +67,6 @@ class BoardRow(NamedTuple):
     since: int  # ``time.monotonic_ns()`` when the stage, or sample, began; 0 before the worker ran
 
 
-def node_of(row: bytes) -> str | None:
-    """Read, out of a copy of a row, which machine it stands for; None: this one."""
-    words = ROW.unpack_from(row)
-    if words[_STACKS] != _REMOTE:
-        return None
-    return row[8 * INDICES :].rstrip(b"\0").decode(errors="replace")
-
-
-def credit_of(row: bytes) -> int | None:
-    """Read, out of a copy of a relay's row, at how many tasks it can be; None: it is no relay's."""
-    words = ROW.unpack_from(row)
-    return words[INDICES] if words[_STACKS] == _RELAY else None
-
-
 def board_bytes(num_workers: int) -> int:
     """Bytes of a board for ``num_workers`` workers."""
     return (num_workers + 1) * ROW_WORDS * 8
@@ -105,20 +81,22 @@ class StatusBoard:
 
     Args:
         memory: At least :func:`board_bytes` writable bytes, shared between the processes.
+
+    Attributes:
+        words: All of it, as 64-bit words.
     """
 
     def __init__(self, memory: memoryview) -> None:
-        self._memory = memory
-        self._words = memory.cast("q")
+        self.words = memory.cast("q")
 
     @property
     def token(self) -> int:
         """That of the epoch whose tasks are wanted."""
-        return self._words[TOKEN]
+        return self.words[TOKEN]
 
     @token.setter
     def token(self, value: int) -> None:
-        self._words[TOKEN] = value
+        self.words[TOKEN] = value
 
     def call_off(self, worker: int, sequence: int, off: bool) -> None:
         """Write that a task sent to ``worker`` is not wanted any more; or forget that.
@@ -126,11 +104,11 @@ class StatusBoard:
         No other of the worker's last :data:`VOIDABLE` tasks has the bit of this ``sequence``.
         """
         at, bit = (worker + 1) * ROW_WORDS + VOID, 1 << sequence % VOIDABLE
-        self._words[at] = self._words[at] | bit if off else self._words[at] & ~bit
+        self.words[at] = self.words[at] | bit if off else self.words[at] & ~bit
 
     def wants(self, worker: int, token: int, sequence: int) -> bool:
         """Whether a task of this token that was sent to ``worker`` is wanted still."""
-        words = self._words
+        words = self.words
         return (
             words[TOKEN] == token
             and not words[(worker + 1) * ROW_WORDS + VOID] >> sequence % VOIDABLE & 1
@@ -139,66 +117,35 @@ class StatusBoard:
     @property
     def workers(self) -> int:
         """How many workers there are to be: those with this number and higher ones leave."""
-        return self._words[WORKERS]
+        return self.words[WORKERS]
 
     @workers.setter
     def workers(self, value: int) -> None:
-        self._words[WORKERS] = value
-
-    def rest(self, worker: int) -> None:
-        """Write that ``worker`` has nothing in hand."""
-        self.enter(worker, Stage.IDLE, -1)
-
-    def leave(self, worker: int) -> None:
-        """Write that ``worker`` has been told to stop, and has nothing in hand any more."""
-        self.enter(worker, Stage.LEFT, -1)
+        self.words[WORKERS] = value
 
     def clear(self, worker: int) -> None:
         """Put a worker's row back to its beginning; only its tasks are counted on."""
         row = (worker + 1) * ROW_WORDS
-        self._words[row + _PID] = self._words[row + _STACKS] = self._words[row + VOID] = 0
+        self.words[row + _PID] = self.words[row + STACKS] = self.words[row + VOID] = 0
         self.enter(worker, Stage.STARTING, -1)
 
     def launched(self, worker: int, pid: int) -> None:
         """Write, in the parent, that a process has been started for ``worker``."""
         row = (worker + 1) * ROW_WORDS
-        self._words[row + _STARTED] = time.monotonic_ns()
-        self._words[row + _PID] = pid
+        self.words[row + _STARTED] = time.monotonic_ns()
+        self.words[row + _PID] = pid
 
     def stacks_of(self, worker: int) -> int:
         """The descriptor that ``worker`` writes its stacks to when it is asked to; -1: none."""
-        return max(self._words[(worker + 1) * ROW_WORDS + _STACKS] - 1, -1)
+        return max(self.words[(worker + 1) * ROW_WORDS + STACKS] - 1, -1)
 
     def shows_stacks(self, worker: int, fd: int) -> None:
         """Write where ``worker`` writes its stacks when it is asked to; -1: nowhere."""
-        self._words[(worker + 1) * ROW_WORDS + _STACKS] = fd + 1
-
-    def is_elsewhere(self, worker: int, node: str) -> None:
-        """Write that what ``worker`` stands for is on another machine; "": it is not known yet."""
-        row = (worker + 1) * ROW_WORDS
-        start = 8 * (row + INDICES)
-        name = node.encode(errors="replace")[:_NODE_BYTES].ljust(_NODE_BYTES, b"\0")
-        self._memory[start : start + _NODE_BYTES] = name
-        self._words[row + _STACKS] = _REMOTE
-
-    def is_relay(self, worker: int, credit: int) -> None:
-        """Write that ``worker`` hands tasks over to others, and at how many it can be together."""
-        row = (worker + 1) * ROW_WORDS
-        self._words[row + INDICES] = credit
-        self._words[row + _STACKS] = _RELAY
-
-    def count(self, worker: int) -> None:
-        """Count a task that ``worker`` has sent the result of."""
-        self._words[(worker + 1) * ROW_WORDS + NUM_DONE] += 1
-
-    @property
-    def words(self) -> memoryview:
-        """Give all of it, as 64-bit words, for `Progress`."""
-        return self._words
+        self.words[(worker + 1) * ROW_WORDS + STACKS] = fd + 1
 
     def enter(self, worker: int, stage: int, number: int) -> int:
         """Write that ``worker`` is in ``stage`` of task ``number`` from now on; returns "now"."""
-        words, row = self._words, (worker + 1) * ROW_WORDS
+        words, row = self.words, (worker + 1) * ROW_WORDS
         words[row + STAGE] = stage
         words[row + NUMBER] = number
         words[row + POSITION] = 0
@@ -208,9 +155,8 @@ class StatusBoard:
     def read(self, worker: int) -> BoardRow:
         """Copy a worker's row."""
         row = (worker + 1) * ROW_WORDS
-        return BoardRow(*self._words[row : row + 4].tolist())
+        return BoardRow(*self.words[row : row + 4].tolist())
 
     def release(self) -> None:
         """Let go of the memory."""
-        self._words.release()
-        self._memory = memoryview(b"")
+        self.words.release()

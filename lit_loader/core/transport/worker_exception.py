@@ -15,14 +15,6 @@ from typing import Any, Final, NamedTuple, cast
 from lit_loader.describe import class_name, message_of
 from lit_loader.errors import WorkerError
 
-__all__ = [
-    "ReaderShare",
-    "WorkerException",
-    "WorkerTraceback",
-    "describe_batch",
-    "describe_indices",
-]
-
 _SHOWN_INDICES = 32
 
 

@@ -143,7 +143,7 @@ class Worker:
 
     def _rest(self) -> None:
         self.writing = self.larger = None
-        self._board.rest(self.links.worker)
+        self._board.enter(self.links.worker, Stage.IDLE, -1)
         self._next = self._idle
 
     def _idle(self) -> bool:
@@ -167,7 +167,7 @@ class Worker:
         self._next = self._rest
 
     def _leave(self) -> None:
-        self._board.leave(self.links.worker)
+        self._board.enter(self.links.worker, Stage.LEFT, -1)
         self._next = lambda: self.process.end(0)
 
     def _look(self, task: Task) -> None:
@@ -305,8 +305,11 @@ class PoolMachine(RuleBasedStateMachine):
             return self.simulation
 
         self.num_workers, self.depth, self.turns = num_workers, depth, turns
-        with mock.patch.multiple(
-            worker_set, make_starter=make, usable_processors=lambda: processors
+        with (
+            mock.patch.multiple(
+                worker_set, make_starter=make, usable_processors=lambda: processors
+            ),
+            mock.patch("lit_loader.core.transport.arena._LARGEST_SLOT", SLOT),
         ):
             self.pool = WorkerPool(
                 None,  # type: ignore[arg-type]  # the spec is a real worker's affair
@@ -315,7 +318,6 @@ class PoolMachine(RuleBasedStateMachine):
                 depth * num_workers,
                 0,
                 turns,
-                slot_bytes=SLOT,
             )
         self.pool.of_readers = bool(turns)
 

@@ -19,11 +19,16 @@ from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader
-from lit_loader.core.executors import healer
 from lit_loader.core.executors.worker_pool import WorkerPool
-from lit_loader.core.system.cgroups import MemoryLimits
 from lit_loader.core.transport.status_board import Stage
-from lit_loader.errors import WorkerDiedError, WorkerRestartWarning, WorkerTimeoutError
+from lit_loader.data.memory import MemoryLimits
+from lit_loader.errors import (
+    StallWarning,
+    WorkerDiedError,
+    WorkerRestartWarning,
+    WorkerTimeoutError,
+)
+from lit_loader.hangs import faults
 from tests.parity.tools import Gate, wait_gone
 from tests.support.exact import loaded
 from tests.support.faults import (
@@ -216,7 +221,7 @@ GIB = 1 << 30
 def test_want_of_memory_is_named_unless_there_was_plenty(
     limits: MemoryLimits, by_the_kernel: bool
 ) -> None:
-    text = healer._killed(2 * GIB, limits)
+    text = faults._killed(2 * GIB, limits)
     assert text.startswith("most likely by the kernel" if by_the_kernel else "by another process")
     assert "(the worker had 2,048 MiB at most; " in text
     assert limits.describe() in text
@@ -447,15 +452,12 @@ class Meeting(IterableDataset[int]):
         yield from mine
 
 
-def test_readers_that_wait_for_each_other_and_one_is_replaced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Nobody knows that this is no slow sample; but it is told of."""
-    monkeypatch.setattr(healer, "_SUSPICIOUS", 1.0)
-    with DataLoader(Meeting(), num_workers=2) as loader:
+def test_readers_that_wait_for_each_other_and_one_is_replaced() -> None:
+    """Nobody knows that this is no slow sample; but it is told of, as any stall."""
+    with DataLoader(Meeting(), num_workers=2, stall_warning=2.0) as loader:
         iterator = iter(loader)
         next(iterator)
         os.kill(worker_pids(iterator)[1], signal.SIGKILL)
-        with pytest.raises(WorkerRestartWarning, match="Worker 1 .* wait for each"):
+        with pytest.raises(StallWarning, match=r"(?s)Worker 1 .* wait for each.*LL012"):
             for _ in iterator:
                 pass

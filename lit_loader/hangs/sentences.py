@@ -1,7 +1,7 @@
 """Words in which loaders and workers are spoken of.
 
-Shared by the verdict, by what is said of workers that died or hang (`core/executors/healer.py`),
-and by the viewer. Imports neither torch nor NumPy.
+Shared by the verdict, by what is said of workers that died or hang, and by the viewer. Imports
+neither torch nor NumPy.
 """
 
 from __future__ import annotations

@@ -1,20 +1,21 @@
 """Memory: how much a process, its control groups (cgroups) and the machine have, and have left.
 
-Where a process's cgroups lie is asked for processors too (`core/system/processors.py`). Files are
-read under a root directory, ``/`` on Linux; what cannot be read is None.
+Asked for by what fills memory, and by what says who has run short of it. Files are read under a
+root directory, ``/`` on Linux; what cannot be read is None.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
 from lit_loader.core.system import linux
+from lit_loader.core.system.processors import cgroup_folders
 
-__all__ = ["PAGE", "MemoryLimits", "cgroup_folders", "memory_left", "memory_limits"]
+__all__ = ["PAGE", "MemoryLimits", "memory_left", "memory_limits"]
 
 _Found = TypeVar("_Found")
 
@@ -73,7 +74,7 @@ def memory_limits(root: Path = linux.ROOT) -> MemoryLimits:
     # Of its own cgroup: those above count kills that are no concern of this process.
     own: tuple[int | None, int | None] | None = None
     nearest: tuple[int, int] | None = None
-    for folder, version in cgroup_folders("memory", process, root):
+    for folder, version in cgroup_folders("memory", root):
         usage, limit_file, cache = _FILES[version]
         used, limit = _read(folder / usage, int), _read(folder / limit_file, _limit)
         if used is None:
@@ -93,39 +94,13 @@ def memory_limits(root: Path = linux.ROOT) -> MemoryLimits:
     )
 
 
-def memory_left(root: Path = linux.ROOT) -> int | None:
+def memory_left() -> int | None:
     """Bytes that this process's cgroup and the machine have left; None: not known."""
-    limits = memory_limits(root)
+    limits = memory_limits()
     left = [] if limits.available is None else [limits.available]
     if limits.limit is not None and limits.used is not None:
         left.append(max(0, limits.limit - limits.used))
     return min(left, default=None)
-
-
-def cgroup_folders(controller: str, process: Path, root: Path) -> Iterator[tuple[Path, int]]:
-    """The folders of the cgroup of a process, and of those around it, innermost first.
-
-    Limits hold for all below, and in a container the path that the kernel gives may begin outside
-    of what is mounted: so every level is tried, down to where the controller ("memory", "cpu") is
-    mounted. The folders need not exist; each comes with the version of cgroups, 1 or 2.
-    """
-    mounts = root / "sys" / "fs" / "cgroup"
-    for line in _read(process / "cgroup", str.splitlines) or ():
-        _, _, controllers_and_path = line.partition(":")
-        controllers, separator, path = controllers_and_path.partition(":")
-        if not separator:
-            continue
-        if controllers == "":
-            # Mounted alone, or beside version 1, where it rarely has a controller.
-            top = mounts / "unified" if (mounts / "unified").is_dir() else mounts
-            version = 2
-        elif controller in controllers.split(","):
-            top, version = mounts / controller, 1
-        else:
-            continue
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        for depth in range(len(parts), -1, -1):
-            yield top.joinpath(*parts[:depth]), version
 
 
 def _limit(text: str) -> int | None:

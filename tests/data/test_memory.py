@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_loader.core.system.cgroups import MemoryLimits, memory_limits
+from lit_loader.data.memory import MemoryLimits, memory_limits
 
 GIB = 1 << 30
 BASE = "sys/fs/cgroup"
