@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import multiprocessing
 import os
 import socket
@@ -272,6 +273,11 @@ class _AddOns(Seams):
         from lit_loader.hangs.stall import stall_of
 
         return stall_of(workers)
+
+    def name_in_job(self, kind: str) -> Any:
+        from lit_loader.streams.job import Name
+
+        return Name(kind)
 
     def words(self) -> Any:
         from lit_loader.streams import advice
@@ -556,9 +562,10 @@ class DataLoader(_TorchLoader[T_co]):
 
             config = dataclasses.replace(config, batch_sampler=unnoted(config.batch_sampler))
         # An object of its own: samplers hold it, and would hold the loader in a cycle otherwise.
-        kind = type(dataset).__name__
-        seeds = LoaderSeeds(config.seed, config.generator, config.num_replicas or 1, kind)
-        self._core = LoaderCore(self, seeds, config.replica, config.num_shards, _AddOns())
+        seams = _AddOns()
+        name_in_job = functools.partial(seams.name_in_job, type(dataset).__name__)
+        seeds = LoaderSeeds(config.seed, config.generator, config.num_replicas or 1, name_in_job)
+        self._core = LoaderCore(self, seeds, config.replica, config.num_shards, seams)
 
         self.dataset = dataset
         for name, value in config.as_kwargs().items():
