@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.utils.data import get_worker_info as get_worker_info
 
+    from lit_loader.compat import old_names as old_names
     from lit_loader.compat.replacement import replace_torch as replace_torch
     from lit_loader.context import get_epoch as get_epoch
     from lit_loader.context import get_rng as get_rng
@@ -93,11 +94,16 @@ _NAMES_IN = {
 
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
 
+_ASKED_FOR_HERE = {"old_names": "lit_loader.compat.old_names"}
+"""Modules of add-ons for which the core asks this package: it imports none itself."""
+
 if not TYPE_CHECKING:  # which takes what is imported above, as itself, for public
     __all__ = sorted(["__version__", *_MODULE_OF])
 
 
 def __getattr__(name: str) -> object:
+    if name in _ASKED_FOR_HERE:
+        return importlib.import_module(_ASKED_FOR_HERE[name])
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULE_OF[name]), name)

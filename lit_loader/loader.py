@@ -889,7 +889,9 @@ class DataLoader(_TorchLoader[T_co]):
         Raises:
             LoaderError: No worker can be started, or there is no memory.
         """
-        self._core.start()
+        from lit_loader.early.early_start import start  # which few programs need
+
+        start(self._core)
 
     def resize(self, num_workers: int, prefetch_factor: int | None = None) -> None:
         """Change the number of workers now, also within an epoch.

@@ -28,10 +28,10 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import torch.distributed
 
-from lit_loader.streams import job
 from lit_loader.core.state.position import EpochPosition
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.errors import LoaderError
+from lit_loader.streams import job
 
 __all__ = ["ShardTail", "Talks", "tail_of"]
 

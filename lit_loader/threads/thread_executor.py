@@ -47,7 +47,7 @@ from lit_loader.core.batch.collate import collate_privately
 from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.timings import Timings
-from lit_loader.core.batch.worker_info import ProcessInfo, WorkerInfo, answer_threads, show
+from lit_loader.core.batch.worker_info import WorkerInfo, show
 from lit_loader.core.executors.executor import Executor, Task, failure
 from lit_loader.core.executors.outcome import Outcome, doing_task
 from lit_loader.core.seeding.find_generators import find_generators
@@ -64,7 +64,8 @@ from lit_loader.describe import PACKAGE
 from lit_loader.errors import LoaderError, WorkerError, WorkerTimeoutError
 from lit_loader.sentences import doing
 from lit_loader.streams.copies import DatasetCopies, with_own_attributes
-from lit_loader.streams.readers import Readers
+from lit_loader.streams.readers import ProcessInfo, Readers
+from lit_loader.threads.answers import answer_threads
 from lit_loader.threads.batch_memory import BatchMemory
 
 __all__ = ["ThreadExecutor"]

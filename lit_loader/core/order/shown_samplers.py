@@ -18,13 +18,11 @@ import operator
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from lit_loader.core.options.loader_config import LoaderConfig
 from lit_loader.core.order.batch_plan import BatchPlan, Shard, distributed_sampler_of
 from lit_loader.core.order.orders import (
-    BatchOrder,
     EndlessSampler,
     EpochOrder,
     OrderedSampler,
@@ -205,8 +203,8 @@ class ShardedSampler(DistributedSampler[Any]):
             length = len(source)
             positions = shard.positions(0, shard.share(length), length)
             order = source.order(source.epoch)
-            if isinstance(source, BatchOrder):
-                return (order(at)[0].tolist() for at in np.split(positions, len(positions)))
+            if source.of_batches:
+                return (order(positions[at : at + 1])[0].tolist() for at in range(len(positions)))
             return iter(order(positions).tolist())
         items = list(source)
         return iter(shard.deal(items, items[: shard.num_replicas - 1]))

@@ -134,7 +134,7 @@ class LoaderSeeds:
         self._kin = object()  # that of its copies, too
         self._name_in_job = name_in_job
         # Counted among those that share data: each rank may have others besides.
-        self._name = name_in_job() if replicas > 1 else None
+        self._name: Any = name_in_job() if replicas > 1 else None
 
     def is_kin(self, other: object) -> bool:
         """Whether another is of the same loader, or of a copy of that: samplers hold the first."""
