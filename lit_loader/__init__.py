@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from lit_loader.remote.ray_workers import RayWorkers as RayWorkers
     from lit_loader.storage.reads_ahead import read_stream as read_stream
     from lit_loader.storage.reads_declared import reads_ahead as reads_ahead
+    from lit_loader.streams import stream_options as stream_options
     from lit_loader.streams.merge_states import merge_states as merge_states
 
 __version__ = "0.4.0"
@@ -94,7 +95,10 @@ _NAMES_IN = {
 
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
 
-_ASKED_FOR_HERE = {"old_names": "lit_loader.compat.old_names"}
+_ASKED_FOR_HERE = {
+    "old_names": "lit_loader.compat.old_names",
+    "stream_options": "lit_loader.streams.stream_options",
+}
 """Modules of add-ons for which the core asks this package: it imports none itself."""
 
 if not TYPE_CHECKING:  # which takes what is imported above, as itself, for public

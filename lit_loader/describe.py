@@ -28,14 +28,10 @@ __all__ = [
     "program_stacklevel",
     "public",
     "short_repr",
-    "wrapped",
 ]
 
 PACKAGE: Final = os.path.join(os.path.dirname(__file__), "")
 """What the files of all our own frames in a traceback begin with."""
-
-_DEPTH, _ITEMS = 6, 64
-"""How deep `wrapped` looks, and into containers of how many items."""
 
 _T = TypeVar("_T")
 
@@ -186,27 +182,6 @@ def _attributes(value: Any) -> Iterator[tuple[str, object]]:
         if isinstance(part, dict):
             for attribute, child in part.items():
                 yield f".{attribute}", child
-
-
-def wrapped(dataset: Any, method: str) -> Iterator[Any]:
-    """Give a dataset, and what is wrapped in it: its attributes, those in short containers, ....
-
-    What has ``method``, by which datasets are told from all else, each once.
-    """
-    seen, level = {id(dataset)}, [dataset]
-    for _ in range(_DEPTH + 1):
-        yield from level
-        inner: list[Any] = []
-        for part in (part for each in level for part in getattr(each, "__dict__", {}).values()):
-            short = isinstance(part, (list, tuple, dict)) and len(part) <= _ITEMS
-            several = part.values() if isinstance(part, dict) else part
-            inner += several if short else [part]
-        level = []
-        for each in inner:
-            known = id(each) in seen or not hasattr(type(each), method)
-            if not known and hasattr(each, "__dict__"):
-                seen.add(id(each))
-                level.append(each)
 
 
 def annotate(error: Exception, note: str) -> None:

@@ -554,7 +554,12 @@ class DataLoader(_TorchLoader[T_co]):
             from lit_loader.streams.advice import check_split_once
 
             check_split_once(dataset, config)
-        config.check_dataset_kind(iterable)
+        if iterable or config.num_shards is not None:
+            from lit_loader.streams.stream_options import check_kind
+
+            check_kind(config, iterable)
+        if config.num_remote_workers:
+            config.remote.check_installed()
         config = config.with_samplers_for(dataset)
         certain = config.in_order and config.on_sample_error == "raise"
         if config.batch_sampler is not None and not certain and _in_lightning():

@@ -30,7 +30,8 @@ from lit_loader.data.cache_entry import MISSING, pack, unpack
 from lit_loader.data.cache_folder import Folder
 from lit_loader.data.cache_store import CacheFigures, Counter, Note, SharedStore
 from lit_loader.data.fingerprint import environment, fingerprint
-from lit_loader.describe import class_name, public, short_repr, wrapped
+from lit_loader.data.wrapped import wrapped
+from lit_loader.describe import class_name, public, short_repr
 from lit_loader.errors import OptionError, TransportError
 from lit_loader.storage.draws import Draws
 

@@ -36,7 +36,7 @@ from weakref import WeakKeyDictionary
 from lit_loader.core.state import stateful
 from lit_loader.core.state.fingerprint import has_methods
 from lit_loader.core.state.stateful import wants_arguments
-from lit_loader.describe import wrapped
+from lit_loader.data.wrapped import wrapped
 
 __all__ = [
     *("advice_if_it_sleeps", "advice_if_unseeded", "advice_on_reading_again", "begin_at_start"),

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from lit_loader.sentences import NOT_KNOWN, doing, duration
+from lit_loader.insight.units import duration
+from lit_loader.sentences import NOT_KNOWN, doing
 
 __all__ = ["STAGES", "Event", "Frame", "Loader", "Rank", "Training", "Worker", "findings"]
 

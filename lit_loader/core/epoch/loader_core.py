@@ -206,8 +206,9 @@ class LoaderCore:
         loader, auto = self.loader, self.auto
         usual = DEFAULT_PREFETCH if auto is None else auto.setting.prefetch
         depth: int = (loader.prefetch_factor or usual) * loader.num_workers
-        remote = self.seams.remote_workers(self)
-        return depth + (0 if remote is None else remote.count)
+        if loader.num_remote_workers and not self.iterable:
+            depth += loader.num_remote_workers * loader.remote.in_flight
+        return depth
 
     @property
     def size(self) -> tuple[int, int]:

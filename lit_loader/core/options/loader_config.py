@@ -123,7 +123,7 @@ class LoaderConfig:
         checks.check_fields(self)
         if self.num_remote_workers and self.remote is None:
             object.__setattr__(self, "remote", checks.remote("remote", {}))
-        self._refuse(self._conflicts(), "[LL602]")
+        self.refuse(self._conflicts(), "[LL602]")
 
     if not TYPE_CHECKING:  # which is to find what is misspelt
 
@@ -142,14 +142,14 @@ class LoaderConfig:
                 changed.append(f"{name}={short_repr(value)}")
         return f"{type(self).__name__}({', '.join(changed)})"
 
-    def _refuse(self, found: Iterator[tuple[str, ...]], number: str) -> None:
+    def refuse(self, found: Iterator[tuple[str, ...]], number: str) -> None:
         """Raise the first of conflicts: the text, and the options whose values it is to name."""
         for text, *names in found:
             values = " and ".join(f"{name}={short_repr(getattr(self, name))}" for name in names)
             raise OptionError(f"{text}, got {values} {number}")
 
     def _conflicts(self) -> Iterator[tuple[str, ...]]:
-        """Say which options rule one another out, for `_refuse`."""
+        """Say which options rule one another out, for `refuse`."""
         replaced = {
             "batch_size": self.batch_size != 1,
             "shuffle": bool(self.shuffle),
@@ -189,7 +189,15 @@ class LoaderConfig:
                     "'batch' or 'sample'",
                     *("seeding", "worker_method"),
                 )
-        yield from self._conflicts_of_ranks()
+        if (self.rank is None) != (self.num_replicas is None):
+            text = "rank and num_replicas are given together or not at all"
+            yield text, "rank", "num_replicas"
+        if self.rank is not None and self.rank >= (self.num_replicas or 0):
+            yield "rank must be less than num_replicas", "rank", "num_replicas"
+        if self.num_shards is not None:
+            from lit_loader import stream_options
+
+            yield from stream_options.conflicts(self)
         if self.max_sample_errors is not None and self.on_sample_error == "raise":
             yield (
                 "max_sample_errors needs bad samples to be passed over: set on_sample_error to "
@@ -204,90 +212,11 @@ class LoaderConfig:
             if getattr(self, name) != default:
                 yield name, default
 
-    def _conflicts_of_ranks(self) -> Iterator[tuple[str, ...]]:
-        if (self.rank is None) != (self.num_replicas is None):
-            text = "rank and num_replicas are given together or not at all"
-            yield text, "rank", "num_replicas"
-        if self.rank is not None and self.rank >= (self.num_replicas or 0):
-            yield "rank must be less than num_replicas", "rank", "num_replicas"
-        shards, replicas = self.num_shards, self.num_replicas or 1
-        if shards is None:
-            return
-        if shards % replicas:
-            fitting = [replicas * max(1, shards // replicas + more) for more in (0, 1)]
-            yield (
-                "num_shards must be a multiple of num_replicas, so that all ranks serve as many "
-                f"readers: use {' or '.join(map(str, dict.fromkeys(fitting)))}",
-                *("num_shards", "num_replicas"),
-            )
-        if self.uneven_ranks == "drop":
-            yield (
-                "uneven_ranks='drop' is for map-style datasets, since nobody knows beforehand "
-                "which reader of a stream ends first: pass 'pad', which repeats batches until all "
-                "ranks have as many, or 'keep'",
-                *("num_shards", "uneven_ranks"),
-            )
-        if self.seeding == "worker":
-            yield (
-                "num_shards makes readers that do not depend on workers: set seeding to 'batch' or "
-                "'sample'",
-                *("num_shards", "seeding"),
-            )
-
     @property
     def replica(self) -> tuple[int, int] | None:
         """This process's number among those that share the data, and how many they are."""
         ours, all_of_them = self.rank, self.num_replicas
         return None if ours is None or all_of_them is None else (ours, all_of_them)
-
-    def check_dataset_kind(self, iterable: bool) -> None:
-        """Refuses what the dataset's kind, or a missing package, rules out; call it once known.
-
-        Args:
-            iterable: Whether the dataset is a ``torch.utils.data.IterableDataset``.
-        """
-        self._refuse(self._conflicts_with(iterable), "[LL603]")
-        if self.num_remote_workers:
-            self.remote.check_installed()
-
-    def _conflicts_with(self, iterable: bool) -> Iterator[tuple[str, ...]]:
-        if not iterable:
-            if self.num_shards is not None:
-                yield (
-                    "num_shards applies to an IterableDataset; the batches of a map-style dataset "
-                    "depend on no worker anyway: leave it at None",
-                    "num_shards",
-                )
-            return
-        if self.on_sample_error == "replace":
-            yield (
-                "on_sample_error='replace' does not apply to an IterableDataset, which has no "
-                "indices to choose from: use 'skip' or 'raise'",
-                "on_sample_error",
-            )
-        if self.num_remote_workers and self.num_shards is None:
-            yield (
-                "num_remote_workers does not apply to an IterableDataset without num_shards, whose "
-                "shares belong to the workers here: pass num_shards",
-                "num_remote_workers",
-            )
-        if self.num_remote_workers and self.num_workers == 0:
-            yield (
-                "num_remote_workers make no batches of an IterableDataset, whose readers stay on "
-                "this machine: set num_workers to at least 1",
-                *("num_workers", "num_remote_workers"),
-            )
-        if self.num_workers == "auto" and self.num_shards is None:
-            yield (
-                "num_workers='auto' does not apply to an IterableDataset without num_shards, whose "
-                "data depends on the number of workers: pass num_shards, or set num_workers to a "
-                "number",
-                "num_workers",
-            )
-        for name in ("shuffle", "sampler", "batch_sampler"):
-            if getattr(self, name) is not None and getattr(self, name) is not False:
-                text = f"{name} does not apply to an IterableDataset, which decides its own order: "
-                yield f"{text}leave {name} at None", name
 
     def with_samplers_for(self, dataset: object) -> LoaderConfig:
         """Returns this config with sampler factories replaced by what they make of the dataset.
