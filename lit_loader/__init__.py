@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch.utils.data import get_worker_info as get_worker_info
 
     from lit_loader.compat import old_names as old_names
+    from lit_loader.compat import torch_samplers as torch_samplers
     from lit_loader.compat.replacement import replace_torch as replace_torch
     from lit_loader.context import get_epoch as get_epoch
     from lit_loader.context import get_rng as get_rng
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from lit_loader.core.batch.collate import default_collate as default_collate
     from lit_loader.core.batch.collate import default_convert as default_convert
     from lit_loader.core.options.loader_config import LoaderConfig as LoaderConfig
+    from lit_loader.data import transient_errors as transient_errors
     from lit_loader.data.balance import BalancedBatchSampler as BalancedBatchSampler
     from lit_loader.data.cached_dataset import CachedDataset as CachedDataset
     from lit_loader.data.mixture import MixtureDataset as MixtureDataset
@@ -98,6 +100,8 @@ _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in na
 _ASKED_FOR_HERE = {
     "old_names": "lit_loader.compat.old_names",
     "stream_options": "lit_loader.streams.stream_options",
+    "torch_samplers": "lit_loader.compat.torch_samplers",
+    "transient_errors": "lit_loader.data.transient_errors",
 }
 """Modules of add-ons for which the core asks this package: it imports none itself."""
 

@@ -316,6 +316,12 @@ class _NumWorkers:
         vars(loader)["num_workers"] = value
 
 
+def _share(sampler: Any, shard: Any) -> Any:
+    from lit_loader.compat.torch_samplers import shard_items
+
+    return shard_items(sampler, shard)
+
+
 def _in_lightning() -> bool:
     return bool(_loaded("lightning.pytorch") or _loaded("pytorch_lightning"))
 
@@ -581,7 +587,7 @@ class DataLoader(_TorchLoader[T_co]):
             self.prefetch_factor = DEFAULT_PREFETCH
         if config.batch_sampler is not None:
             self.batch_size = None
-        self.sampler, self.batch_sampler = choose_samplers(config, dataset, iterable, seeds)
+        self.sampler, self.batch_sampler = choose_samplers(config, dataset, iterable, seeds, _share)
         if config.collate_fn is None:
             plain = self.batch_sampler is None
             self.collate_fn = torch_default_convert if plain else default_collate

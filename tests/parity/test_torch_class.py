@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader
 from lit_loader.accelerator import pin_memory
-from lit_loader.core.order.shown_samplers import ShardedSampler
+from lit_loader.compat.torch_samplers import ShardedSampler
 from tests.parity.datasets import SizedStream
 from tests.parity.tools import children
 from tests.support.programs import run_python

@@ -31,7 +31,7 @@ from torch.utils.data import IterableDataset
 from lit_loader.core.batch.batch_spec import BatchSpec, TorchModes
 from lit_loader.core.batch.timings import WINDOW, BatchLog, Timings
 from lit_loader.core.epoch.epoch import Ahead, Epoch
-from lit_loader.core.epoch.epochs import Epochs, EpochStart, Said
+from lit_loader.core.epoch.epochs import DatasetEpoch, Epochs, EpochStart
 from lit_loader.core.epoch.iterator import LoaderIterator
 from lit_loader.core.epoch.seams import Seams
 from lit_loader.core.epoch.torch_surface import run_patches
@@ -44,7 +44,7 @@ from lit_loader.core.executors.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.core.options.checks import check_dataset
 from lit_loader.core.order.batch_plan import BatchPlan, distributed_sampler_of, lookahead
 from lit_loader.core.order.orders import shown_epoch
-from lit_loader.core.order.shown_samplers import ShardedSampler, ShownSamplers
+from lit_loader.core.order.shown_samplers import ShownSamplers, is_share
 from lit_loader.core.seeding.bases import Bases, LoaderSeeds
 from lit_loader.core.seeding.find_generators import find_generators
 from lit_loader.core.state.position import EpochPosition, Shards
@@ -263,7 +263,7 @@ class LoaderCore:
         if not isinstance(self.dataset, IterableDataset):
             batches = shown.batch_sampler
             given = distributed_sampler_of(shown.sampler if batches is None else batches)
-            if given is not None and not isinstance(given, ShardedSampler):
+            if given is not None and not is_share(given):
                 self.seeds.of_ranks(given.num_replicas, getattr(given, "seed", None))
             plan = shown.plan(loader.batch_size, self.seeds, self.dataset)
         self.plan, self.epochs.plan, self._planned_for = plan, plan, shown
@@ -353,7 +353,7 @@ class LoaderCore:
         """Begin the epoch that comes next; called by an iterator at its first ``next()``."""
         for advice in self.seams.advice(self):
             self.warn_once(advice)
-        start = self.epochs.begin(self.readers, iterator, self._said())
+        start = self.epochs.begin(self.readers, iterator, self._dataset_epoch())
         self.hear(start)
         return start
 
@@ -361,14 +361,15 @@ class LoaderCore:
         """Note which epoch the dataset shows: what it shows at the next pass is the program's."""
         self._heard = start.seeds.told, shown_epoch(self.dataset)
 
-    def _said(self) -> Said:
+    def _dataset_epoch(self) -> DatasetEpoch:
         """Find out whether the program has told the dataset itself an epoch since the last pass."""
         loader = self.loader
         if not callable(getattr(self.dataset, "set_epoch", None)):
-            return Said()
+            return DatasetEpoch()
         shown = shown_epoch(self.dataset)
-        itself = None if shown in self._heard else shown
-        return Said(True, itself, loader.persistent_workers and loader.num_workers > 0)
+        by_program = None if shown in self._heard else shown
+        has_copies = loader.persistent_workers and loader.num_workers > 0
+        return DatasetEpoch(True, by_program, has_copies)
 
     def lookahead(self, epoch: int, bases: Bases) -> Iterator[tuple[int, int, Any]]:
         """Foresee the batches of the epochs after this one, as far as they may be made ahead."""
@@ -405,7 +406,7 @@ class LoaderCore:
         Where no seed is set, its base is drawn by that: without workers, too.
         """
         made = self._make()
-        place = self.epochs.foresee(self._said())
+        place = self.epochs.foresee(self._dataset_epoch())
         if place is None or made not in self.runs:
             return None
         position = EpochPosition(place, self.readers)
@@ -729,6 +730,6 @@ def _is_held_here(lock: threading.RLock) -> bool:
     return True
 
 
-def _behind(sampler: object) -> object:
+def _behind(sampler: Any) -> object:
     """What a share was taken of."""
-    return sampler.source if isinstance(sampler, ShardedSampler) else sampler
+    return sampler.source if is_share(sampler) else sampler

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ from lit_loader.core.order.permutation import Permutation
 from lit_loader.core.seeding.bases import Bases, LoaderSeeds
 from lit_loader.core.state.fingerprint import Fingerprint, fingerprint_of
 from lit_loader.core.state.untrusted_state import is_epoch
-from lit_loader.describe import callers, short_repr
+from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
 __all__ = [
@@ -108,7 +107,7 @@ class EpochOrder:
 
     def __iter__(self) -> Iterator[int]:
         """Give the order of the epoch; the loader itself computes batches without this."""
-        tell_of_other_loader(self)
+        _is_iterated_elsewhere(self)
         length, order = len(self), self.order(self.epoch)
         for start in range(0, length, CHUNK):
             stop = min(start + CHUNK, length)
@@ -184,7 +183,7 @@ class ShuffledSampler(EpochOrder, RandomSampler):
         ranks. In torch's own loader it is torch's class altogether: whoever rebuilds loaders may
         set epochs that it counts itself, from 0 again after a resume, for torch's has no epochs.
         """
-        elsewhere = tell_of_other_loader(self)
+        elsewhere = _is_iterated_elsewhere(self)
         asked = self.requested_epoch is not None and not elsewhere
         fixed = asked or not isinstance(self.seed, LoaderSeeds)  # no loader's
         if fixed and self.generator is self._given_generator:
@@ -203,30 +202,11 @@ class ShuffledSampler(EpochOrder, RandomSampler):
         return seed.bases() if isinstance(seed, LoaderSeeds) else Bases.of(resolve(seed))
 
 
-def tell_of_other_loader(sampler: object) -> bool:
-    """Whether the caller is torch's own loader, which makes the batches then; warns once if so.
+def _is_iterated_elsewhere(sampler: EpochOrder) -> bool:
+    from lit_loader import torch_samplers  # a loader itself does not iterate it
 
-    Programs that rebuild the loaders they are given (accelerate's ``prepare``) take the sampler
-    along and leave workers, seeding, state and statistics behind.
-    """
-    global _told
-    if not any(module.startswith(_OTHER_LOADERS) for module, _ in callers()[:_FRAMES_TO_LOADER]):
-        return False
-    if not _told:
-        _told = True
-        warnings.warn(
-            f"lit_loader: the batches of a lit_loader.DataLoader ({type(sampler).__name__}) are "
-            "made by torch's DataLoader: the program rebuilds the loaders that it is given, as "
-            'accelerate\'s prepare() does; "Other frameworks" in the documentation says '
-            "how lit_loader's own workers are used there [LL706]",
-            stacklevel=2,
-        )
-    return True
+    return torch_samplers.tell_of_other_loader(sampler)
 
-
-_OTHER_LOADERS = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader")
-_told = False
-_FRAMES_TO_LOADER = 12  # samplers around samplers in between
 
 # An epoch's order is asked for when it is made ahead, when that is compared, and when it begins.
 _permutation = functools.lru_cache(maxsize=4)(Permutation)
