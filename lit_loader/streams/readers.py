@@ -203,13 +203,12 @@ class ProcessInfo(WorkerInfo):
 class StreamMaker:
     """The seam: what a `BatchSpec` of an iterable dataset has as its ``streams``."""
 
+    process_info = ProcessInfo
+    """What ``get_worker_info()`` answers in a process of several readers while none is read."""
+
     def begin_worker(self) -> None:
         """Begin in a worker process, before the user's code."""
         epochs_of_their_own()
-
-    def worker_info(self, spec: BatchSpec) -> type[WorkerInfo]:
-        """Give what ``get_worker_info()`` answers in a process while no reader is read."""
-        return WorkerInfo if spec.shards is None else ProcessInfo
 
     def maker(self, spec: BatchSpec, worker: int, num_workers: int) -> Reader | Readers:
         """Give what makes a process's batches, see `maker_of`."""

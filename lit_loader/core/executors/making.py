@@ -58,7 +58,7 @@ class BatchMaker:
             seed_worker(seed)
             spec = self.spec = unpack()
             reading.leave()  # what the parent was reading, of which this process may be a fork
-            kind = WorkerInfo if spec.streams is None else spec.streams.worker_info(spec)
+            kind = WorkerInfo if spec.shards is None else spec.streams.process_info
             show(kind(id=worker, num_workers=num_workers, seed=seed, dataset=spec.dataset))
             collate_privately()
             if spec.streams is not None:
