@@ -1,7 +1,7 @@
-"""What a worker is at, in words.
+"""Words in which loaders and workers are spoken of.
 
-Said of workers that died or hang (`core/executors/healer.py`), and by the viewer. Imports neither
-torch nor NumPy.
+Shared by the verdict, by what is said of workers that died or hang (`core/executors/healer.py`),
+and by the viewer. Imports neither torch nor NumPy.
 """
 
 from __future__ import annotations
@@ -10,9 +10,37 @@ from typing import Any, Final
 
 from lit_loader.core.transport.status_board import Stage
 
-__all__ = ["NOT_KNOWN", "doing"]
+__all__ = ["NOT_KNOWN", "counted", "doing", "duration", "mebibytes", "percent"]
 
 NOT_KNOWN: Final = object()
+
+
+def duration(seconds: float) -> str:
+    """Write a duration shortly: ``4.2 ms``, ``4.2 s``, ``42 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms" if seconds >= 0.01 else f"{max(seconds, 0) * 1e3:.2g} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 100:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest} s" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def mebibytes(nbytes: int | None) -> str:
+    """Write an amount of memory: ``1,024 MiB``; None: it is not known."""
+    return "unknown" if nbytes is None else f"{nbytes / 2**20:,.0f} MiB"
+
+
+def percent(part: float) -> str:
+    """Write a part of a whole: ``38 %``."""
+    return f"{100 * part:.0f} %"
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    """Write a number of things: ``3 workers``."""
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
 def doing(stage: int, batch: str | None, position: int = -1, index: Any = NOT_KNOWN) -> str:

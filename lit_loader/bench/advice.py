@@ -16,8 +16,8 @@ from typing import Final
 
 from lit_loader.bench.rounds import Spread
 from lit_loader.bench.settings import OURS, REFERENCE
-from lit_loader.insight.units import percent
 from lit_loader.insight.verdict import MADE, LoaderStatistics, cause
+from lit_loader.sentences import percent
 
 __all__ = ["FIGURES", "Point", "advise", "choose"]
 

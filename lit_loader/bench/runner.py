@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lit_loader.bench.settings import Settings, installed, require_packages
 from lit_loader.errors import OptionError
-from lit_loader.insight.units import duration
+from lit_loader.sentences import duration
 
 if TYPE_CHECKING:
     from rich.console import Console

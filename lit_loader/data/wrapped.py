@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 __all__ = ["wrapped"]
 
-_DEPTH: Final = 6
-"""Steps from the dataset that are looked at."""
-
-_ITEMS: Final = 64
-"""Items of a container, from which on it is not looked into."""
+_DEPTH, _ITEMS = 6, 64
+"""How deep `wrapped` looks, and into containers of how many items."""
 
 
 def wrapped(dataset: Any, method: str) -> Iterator[Any]:

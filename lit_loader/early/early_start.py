@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, Final
 
-from lit_loader.core.epoch.epoch import Ahead, Epoch, StreamEpoch
+from lit_loader.core.epoch.epoch import Ahead, StreamEpoch
 from lit_loader.core.epoch.epochs import EpochStart
 from lit_loader.core.executors.executor import Task
 from lit_loader.core.order.batch_plan import lookahead
@@ -81,7 +81,7 @@ class Early:
             and (not self._ahead.tasks or self._ahead.fits(start, core.plan))
         )
 
-    def hand_over(self, core: Any, epoch: Epoch) -> tuple[Any, Ahead | None] | None:
+    def hand_over(self, core: Any, epoch: Any) -> tuple[Any, Ahead | None] | None:
         """Give the workers to whoever ends them from now on; and what they are at, if anything.
 
         None: they are none that this epoch needs.

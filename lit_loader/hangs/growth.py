@@ -20,7 +20,7 @@ from lit_loader.core.system.cgroups import PAGE, memory_left, memory_limits
 from lit_loader.core.transport.loader_page import GIVEN
 from lit_loader.describe import program_stacklevel
 from lit_loader.hangs.fork_dangers import held_by
-from lit_loader.insight.units import duration, mebibytes
+from lit_loader.sentences import duration, mebibytes
 
 __all__ = ["Growth", "growing", "own_bytes"]
 

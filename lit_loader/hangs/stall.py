@@ -25,8 +25,7 @@ from lit_loader.core.transport.status_board import BoardRow, Stage
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import StallWarning
 from lit_loader.hangs import looks
-from lit_loader.insight.units import duration
-from lit_loader.sentences import doing
+from lit_loader.sentences import doing, duration
 
 __all__ = ["stall_of"]
 

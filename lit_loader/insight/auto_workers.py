@@ -20,7 +20,7 @@ from lit_loader.core.batch.timings import Timings
 from lit_loader.core.system.cgroups import memory_left
 from lit_loader.insight.controller import Bounds, Controller, Load, Setting
 from lit_loader.insight.resources import own_memory, processors_of_this_rank
-from lit_loader.insight.units import counted
+from lit_loader.sentences import counted
 
 __all__ = ["AutoWorkers"]
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from lit_loader.errors import OptionError
 from lit_loader.insight.records import LoaderTrace
-from lit_loader.insight.units import duration, percent
+from lit_loader.sentences import duration, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

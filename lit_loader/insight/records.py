@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lit_loader.core.batch.timings import Timings
-from lit_loader.insight.units import mebibytes
+from lit_loader.sentences import mebibytes
 
 __all__ = [
     "LoaderTrace",

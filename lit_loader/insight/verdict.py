@@ -36,7 +36,7 @@ from lit_loader.insight.records import (
     Surroundings,
     WorkerTimes,
 )
-from lit_loader.insight.units import counted, duration, percent
+from lit_loader.sentences import counted, duration, percent
 
 __all__ = ["MADE", "LoaderStatistics", "cause", "places", "verdict"]
 

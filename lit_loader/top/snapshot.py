@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from lit_loader.insight.units import duration
-from lit_loader.sentences import NOT_KNOWN, doing
+from lit_loader.sentences import NOT_KNOWN, doing, duration
 
 __all__ = ["STAGES", "Event", "Frame", "Loader", "Rank", "Training", "Worker", "findings"]
 

@@ -55,12 +55,12 @@ if TYPE_CHECKING:  # it is loaded for a sampler of the user's
 EpochBatches: TypeAlias = "ComputedBatches | DrawnBatches"
 
 
-class DatasetEpoch(NamedTuple):
+class Said(NamedTuple):
     """Which epoch a dataset with ``set_epoch`` is to be told; the program may have told it one."""
 
     listens: bool = False  # whether it has set_epoch
-    set_by_program: int | None = None  # on the dataset itself, since the last pass
-    has_copies: bool = False  # in workers, which were made before that
+    itself: int | None = None  # what the program has told the dataset itself since the last pass
+    stays: bool = False  # workers have copies that were made before that
 
     def told(self, start: Position, requested: int | None) -> int | None:
         """Give the epoch that workers tell their datasets in a pass; None: none.
@@ -69,14 +69,14 @@ class DatasetEpoch(NamedTuple):
         """
         if not self.listens:
             return None
-        if self.set_by_program is not None:
-            return self.set_by_program if self.has_copies else None
+        if self.itself is not None:
+            return self.itself if self.stays else None
         if requested is not None:
             return start.epoch
         return start.told
 
 
-_NOT_TOLD: Final = DatasetEpoch()
+_NOTHING: Final = Said()
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Epochs:
         self._ahead = False  # whether the last commit was of a loop that takes a batch ahead
         self._loaded: Position | None = None  # at which the next iterator begins
         self._current: _Pass | None = None
-        self.position: EpochPosition | None = None  # of the current iterator, also at its end
+        self.begun: EpochPosition | None = None  # where the current iterator is, or was at its end
         self._before: _Pass | None = None  # the pass that was current before
         self._beside: list[_Pass] = []  # those of iterators in mid-epoch that are not current
         self._looks = 0  # passes that have begun beside the current one, and are not
@@ -161,7 +161,7 @@ class Epochs:
             here = dataclasses.replace(
                 self._current, position=position, batches=None, iterator=_nobody
             )
-            copied._current, copied.position = here, position
+            copied._current, copied.begun = here, position
         return copied
 
     def set_epoch(self, epoch: int) -> None:
@@ -176,9 +176,7 @@ class Epochs:
             self.plan.sampler.take_up(position.sampler or {}, not position.batches)
         self._loaded, self._next, self._asked = position, position.epoch, None
 
-    def begin(
-        self, readers: int, iterator: object, dataset: DatasetEpoch = _NOT_TOLD
-    ) -> EpochStart:
+    def begin(self, readers: int, iterator: object, said: Said = _NOTHING) -> EpochStart:
         """Begin the epoch that comes next; with the readers of an iterable dataset, or 0."""
         self._forget_look()
         self._count()
@@ -199,7 +197,7 @@ class Epochs:
                 start = dataclasses.replace(
                     start, bases=self._seeds.count_from(start.epoch), repeats=0, passed=-1
                 )
-        start = dataclasses.replace(start, told=dataset.told(start, requested))
+        start = dataclasses.replace(start, told=said.told(start, requested))
         position = EpochPosition(start, readers)
         batches: EpochBatches | None = None
         if self.plan is not None and self.plan.is_computed:
@@ -225,7 +223,7 @@ class Epochs:
             self._become(made)
         return begun
 
-    def foresee(self, dataset: DatasetEpoch = _NOT_TOLD) -> Position | None:
+    def foresee(self, said: Said = _NOTHING) -> Position | None:
         """Give where `begin` would begin now; None: beside an iterator. Nothing changes by that.
 
         It may begin elsewhere all the same: if the program seeds generators meanwhile, say.
@@ -239,7 +237,7 @@ class Epochs:
             start = self._epoch_start(requested)
         else:
             return None
-        return dataclasses.replace(start, told=dataset.told(start, requested))
+        return dataclasses.replace(start, told=said.told(start, requested))
 
     def go_on(self, position: EpochPosition) -> None:
         """Note that an iterator which is not the current one is asked for a batch."""
@@ -262,7 +260,7 @@ class Epochs:
     def _become(self, one: _Pass | None) -> None:
         """Let this be the current pass."""
         self._before, self._current = self._current, one
-        self.position, self._looks = None if one is None else one.position, 0
+        self.begun, self._looks = None if one is None else one.position, 0
         if one is not None and one.asked is None:
             self._next = one.position.start.epoch + 1
 
@@ -278,7 +276,7 @@ class Epochs:
         if not self._commits or one is None or self._loaded is not None or not one.was_look:
             return
         self._current, self._before = self._before, None
-        self.position = None if self._current is None else self._current.position
+        self.begun = None if self._current is None else self._current.position
         if one.asked is None:
             self._next = one.position.start.epoch
         if one.loaded is not None:
@@ -377,7 +375,7 @@ class Epochs:
 
         ``looks``: how many have begun beside the same pass before.
         """
-        before = None if self.position is None else self.position.now()
+        before = None if self.begun is None else self.begun.now()
         sampler = None
         if self.plan is not None:
             left = before is not None and not (before.ended or self.plan.is_end(before.batches))
@@ -419,7 +417,7 @@ class Epochs:
     @property
     def begun_without_commits(self) -> bool:
         """Whether batches have been given out, and nothing says which of them were used."""
-        return self.position is not None and self._loaded is None and not self._commits
+        return self.begun is not None and self._loaded is None and not self._commits
 
     def now(self) -> Position:
         """The position that a state taken now has; no iterator's epoch changes by that."""

@@ -116,7 +116,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                     began, epoch = time.monotonic_ns(), self._epoch
                     if epoch is None or self._due:
                         epoch = self._begin()
-                    if self._core.epochs.position is not epoch.place:
+                    if self._core.epochs.begun is not epoch.place:
                         self._core.epochs.go_on(epoch.place)
                     epoch.place.settle()  # `Epoch.settle`, spelled out
                     if epoch.given is not None:

@@ -31,7 +31,7 @@ from torch.utils.data import IterableDataset
 from lit_loader.core.batch.batch_spec import BatchSpec, TorchModes
 from lit_loader.core.batch.timings import WINDOW, BatchLog, Timings
 from lit_loader.core.epoch.epoch import Ahead, Epoch
-from lit_loader.core.epoch.epochs import DatasetEpoch, Epochs, EpochStart
+from lit_loader.core.epoch.epochs import Epochs, EpochStart, Said
 from lit_loader.core.epoch.iterator import LoaderIterator
 from lit_loader.core.epoch.seams import Seams
 from lit_loader.core.epoch.torch_surface import run_patches
@@ -353,7 +353,7 @@ class LoaderCore:
         """Begin the epoch that comes next; called by an iterator at its first ``next()``."""
         for advice in self.seams.advice(self):
             self.warn_once(advice)
-        start = self.epochs.begin(self.readers, iterator, self._dataset_epoch())
+        start = self.epochs.begin(self.readers, iterator, self._said())
         self.hear(start)
         return start
 
@@ -361,15 +361,14 @@ class LoaderCore:
         """Note which epoch the dataset shows: what it shows at the next pass is the program's."""
         self._heard = start.seeds.told, shown_epoch(self.dataset)
 
-    def _dataset_epoch(self) -> DatasetEpoch:
+    def _said(self) -> Said:
         """Find out whether the program has told the dataset itself an epoch since the last pass."""
         loader = self.loader
         if not callable(getattr(self.dataset, "set_epoch", None)):
-            return DatasetEpoch()
+            return Said()
         shown = shown_epoch(self.dataset)
-        by_program = None if shown in self._heard else shown
-        has_copies = loader.persistent_workers and loader.num_workers > 0
-        return DatasetEpoch(True, by_program, has_copies)
+        itself = None if shown in self._heard else shown
+        return Said(True, itself, loader.persistent_workers and loader.num_workers > 0)
 
     def lookahead(self, epoch: int, bases: Bases) -> Iterator[tuple[int, int, Any]]:
         """Foresee the batches of the epochs after this one, as far as they may be made ahead."""
@@ -406,7 +405,7 @@ class LoaderCore:
         Where no seed is set, its base is drawn by that: without workers, too.
         """
         made = self._make()
-        place = self.epochs.foresee(self._dataset_epoch())
+        place = self.epochs.foresee(self._said())
         if place is None or made not in self.runs:
             return None
         position = EpochPosition(place, self.readers)
