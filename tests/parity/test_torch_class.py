@@ -294,7 +294,7 @@ def test_an_order_that_others_iterate_is_another_each_time() -> None:
 
 
 def test_the_loader_says_when_torchs_makes_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_loader.core.order.orders._told", False)
+    monkeypatch.setattr("lit_loader.compat.torch_samplers._told", False)
     loader = DataLoader(DATA, 4, shuffle=True)
     rebuilt = TorchLoader(DATA, batch_sampler=loader.batch_sampler)
     with pytest.warns(UserWarning, match="are made by torch's DataLoader") as caught:
