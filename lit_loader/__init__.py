@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.utils.data import get_worker_info as get_worker_info
 
+    from lit_loader.compat import old_names as old_names
+    from lit_loader.compat import torch_samplers as torch_samplers
     from lit_loader.compat.replacement import replace_torch as replace_torch
     from lit_loader.context import get_epoch as get_epoch
     from lit_loader.context import get_rng as get_rng
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from lit_loader.core.batch.collate import default_collate as default_collate
     from lit_loader.core.batch.collate import default_convert as default_convert
     from lit_loader.core.options.loader_config import LoaderConfig as LoaderConfig
+    from lit_loader.data import transient_errors as transient_errors
     from lit_loader.data.balance import BalancedBatchSampler as BalancedBatchSampler
     from lit_loader.data.cached_dataset import CachedDataset as CachedDataset
     from lit_loader.data.mixture import MixtureDataset as MixtureDataset
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
     from lit_loader.remote.ray_workers import RayWorkers as RayWorkers
     from lit_loader.storage.reads_ahead import read_stream as read_stream
     from lit_loader.storage.reads_declared import reads_ahead as reads_ahead
+    from lit_loader.streams import stream_options as stream_options
     from lit_loader.streams.merge_states import merge_states as merge_states
 
 __version__ = "0.4.0"
@@ -93,11 +97,21 @@ _NAMES_IN = {
 
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
 
+_ASKED_FOR_HERE = {
+    "old_names": "lit_loader.compat.old_names",
+    "stream_options": "lit_loader.streams.stream_options",
+    "torch_samplers": "lit_loader.compat.torch_samplers",
+    "transient_errors": "lit_loader.data.transient_errors",
+}
+"""Modules of add-ons for which the core asks this package: it imports none itself."""
+
 if not TYPE_CHECKING:  # which takes what is imported above, as itself, for public
     __all__ = sorted(["__version__", *_MODULE_OF])
 
 
 def __getattr__(name: str) -> object:
+    if name in _ASKED_FOR_HERE:
+        return importlib.import_module(_ASKED_FOR_HERE[name])
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULE_OF[name]), name)

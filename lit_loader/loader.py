@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import multiprocessing
 import os
 import socket
@@ -301,6 +302,11 @@ class _AddOns(Seams):
 
         return reader_states
 
+    def name_in_job(self, kind: str) -> Any:
+        from lit_loader.streams.job import Name
+
+        return Name(kind)
+
     def words(self) -> Any:
         from lit_loader.streams import advice
 
@@ -336,6 +342,12 @@ class _NumWorkers:
             vars(loader)["num_workers"] = value
         core.set_auto(value == "auto")
         vars(loader)["num_workers"] = value
+
+
+def _share(sampler: Any, shard: Any) -> Any:
+    from lit_loader.compat.torch_samplers import shard_items
+
+    return shard_items(sampler, shard)
 
 
 def _in_lightning() -> bool:
@@ -576,7 +588,12 @@ class DataLoader(_TorchLoader[T_co]):
             from lit_loader.streams.advice import check_split_once
 
             check_split_once(dataset, config)
-        config.check_dataset_kind(iterable)
+        if iterable or config.num_shards is not None:
+            from lit_loader.streams.stream_options import check_kind
+
+            check_kind(config, iterable)
+        if config.num_remote_workers:
+            config.remote.check_installed()
         config = config.with_samplers_for(dataset)
         certain = config.in_order and config.on_sample_error == "raise"
         if config.batch_sampler is not None and not certain and _in_lightning():
@@ -584,9 +601,10 @@ class DataLoader(_TorchLoader[T_co]):
 
             config = dataclasses.replace(config, batch_sampler=unnoted(config.batch_sampler))
         # An object of its own: samplers hold it, and would hold the loader in a cycle otherwise.
-        kind = type(dataset).__name__
-        seeds = LoaderSeeds(config.seed, config.generator, config.num_replicas or 1, kind)
-        self._core = LoaderCore(self, seeds, config.replica, config.num_shards, _AddOns())
+        seams = _AddOns()
+        name_in_job = functools.partial(seams.name_in_job, type(dataset).__name__)
+        seeds = LoaderSeeds(config.seed, config.generator, config.num_replicas or 1, name_in_job)
+        self._core = LoaderCore(self, seeds, config.replica, config.num_shards, seams)
 
         self.dataset = dataset
         for name, value in config.as_kwargs().items():
@@ -597,7 +615,7 @@ class DataLoader(_TorchLoader[T_co]):
             self.prefetch_factor = DEFAULT_PREFETCH
         if config.batch_sampler is not None:
             self.batch_size = None
-        self.sampler, self.batch_sampler = choose_samplers(config, dataset, iterable, seeds)
+        self.sampler, self.batch_sampler = choose_samplers(config, dataset, iterable, seeds, _share)
         if config.collate_fn is None:
             plain = self.batch_sampler is None
             self.collate_fn = torch_default_convert if plain else default_collate
@@ -910,7 +928,9 @@ class DataLoader(_TorchLoader[T_co]):
         Raises:
             LoaderError: No worker can be started, or there is no memory.
         """
-        self._core.start()
+        from lit_loader.early.early_start import start  # which few programs need
+
+        start(self._core)
 
     def resize(self, num_workers: int, prefetch_factor: int | None = None) -> None:
         """Change the number of workers now, also within an epoch.

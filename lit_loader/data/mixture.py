@@ -23,8 +23,9 @@ from lit_loader.core.options.checks import flag, is_dataset, is_list, whole_numb
 from lit_loader.core.order.orders import CHUNK, EpochOrder, Indices
 from lit_loader.core.order.permutation import Permutation
 from lit_loader.core.seeding.seeds import derive
-from lit_loader.core.state.fingerprint import Fingerprint, summarise
+from lit_loader.core.state.fingerprint import Fingerprint
 from lit_loader.core.state.untrusted_state import damaged, is_count
+from lit_loader.data.batch_order import summarise
 from lit_loader.data.weights import (
     ALL_DRAWS,
     Changes,

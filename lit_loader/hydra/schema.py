@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, get_origin, get_type_hints
 
+from lit_loader.compat.old_names import OLD_OPTIONS
 from lit_loader.core.options.loader_config import LoaderConfig
-from lit_loader.old_names import OLD_OPTIONS
 
 __all__ = ["hydra_schema"]
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from torch.utils.data import RandomSampler, WeightedRandomSampler
 
+from lit_loader.compat.old_names import PRESETS, warn
 from lit_loader.core.options.loader_config import LoaderConfig
 from lit_loader.errors import OptionError
-from lit_loader.old_names import PRESETS, warn
 
 __all__ = ["SampleList", "load_weights", "random_sampler", "weighted_sampler"]
 

@@ -22,9 +22,9 @@ from typing import Any, Final
 
 import torch.distributed
 
-from lit_loader.core.seeding import job
 from lit_loader.core.state.position import COUNT
 from lit_loader.errors import StateError
+from lit_loader.streams import job
 from lit_loader.streams.merge_states import merge_states
 
 __all__ = ["RankStates"]

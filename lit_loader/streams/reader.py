@@ -37,7 +37,7 @@ from lit_loader.core.batch.batch_loader import BEGINNING, SET_EPOCH, BatchLoader
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.fetch import OMITTED, EndOfData
 from lit_loader.core.batch.progress import Cancelled, Progress
-from lit_loader.core.batch.worker_info import show_in_place_of
+from lit_loader.core.batch.worker_info import WorkerInfo, show, shown
 from lit_loader.core.seeding.bases import PassSeeds
 from lit_loader.core.seeding.generator_state import Rewind
 from lit_loader.core.state.position import ReadPoint
@@ -340,7 +340,7 @@ class Reader(BatchLoader):
             return
         former, dataset = self._spec.dataset, copies.make()
         self._spec = dataclasses.replace(self._spec, dataset=dataset)
-        show_in_place_of(former, dataset)
+        _show_in_place_of(former, dataset)
         notes, self._watch = self._watch.notes, self._spec.watch()
         self._watch.notes += notes
         entered, self._epoch = self._epoch, None
@@ -376,3 +376,11 @@ def _pickled(state: dict[str, Any] | None) -> Any:
 def _unpickled(state: Any) -> Any:
     """Read what `_pickled` gave, or give what came from a saved state as it is."""
     return pickle.loads(state) if type(state) is bytes else state
+
+
+def _show_in_place_of(former: Any, dataset: Any) -> None:
+    """Let a reader's dataset be answered where another was."""
+    told, info = object.__getattribute__, shown()  # nobody has asked for a share
+    if type(info) is WorkerInfo and told(info, "dataset") is former:
+        rest = {name: told(info, name) for name in ("id", "num_workers", "seed")}
+        show(WorkerInfo(**rest, dataset=dataset))

@@ -33,12 +33,13 @@ from lit_loader.core.seeding.generator_state import Loan, OwnStreams
 from lit_loader.core.seeding.seeds import of_thread
 from lit_loader.core.state.position import ReadPoint
 from lit_loader.core.transport.worker_exception import ReaderShare
+from lit_loader.errors import OptionError
 from lit_loader.streams.copies import DatasetCopies
 from lit_loader.streams.iterable_fetcher import StateMeter
 from lit_loader.streams.other_streams import epochs_of_their_own
 from lit_loader.streams.reader import Reader
 
-__all__ = ["Readers", "StreamMaker"]
+__all__ = ["ProcessInfo", "Readers", "StreamMaker"]
 
 _START: Final = ReadPoint()
 
@@ -185,8 +186,25 @@ class _Begun(NamedTuple):
     batch: Any
 
 
+class ProcessInfo(WorkerInfo):
+    """What worker_init_fn finds with ``num_shards``: the process, in which no reader is."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "dataset":
+            raise OptionError(
+                "worker_init_fn asks for get_worker_info().dataset, but with num_shards each "
+                "reader has a copy of the dataset, whichever worker serves it: let the dataset "
+                "take its share itself, in __iter__, by lit_loader.get_shard() or "
+                "get_worker_info() [LL203]"
+            )
+        return super().__getattribute__(name)
+
+
 class StreamMaker:
     """The seam: what a `BatchSpec` of an iterable dataset has as its ``streams``."""
+
+    process_info = ProcessInfo
+    """What ``get_worker_info()`` answers in a process of several readers while none is read."""
 
     def begin_worker(self) -> None:
         """Begin in a worker process, before the user's code."""

@@ -28,9 +28,9 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import torch.distributed
 
-from lit_loader.core.seeding import job
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.errors import LoaderError
+from lit_loader.streams import job
 from lit_loader.streams.stream_position import StreamPosition
 
 __all__ = ["ShardTail", "Talks", "tail_of"]

@@ -47,7 +47,7 @@ from lit_loader.core.batch.collate import collate_privately
 from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.timings import Timings
-from lit_loader.core.batch.worker_info import ProcessInfo, WorkerInfo, answer_threads, show
+from lit_loader.core.batch.worker_info import WorkerInfo, show
 from lit_loader.core.executors.executor import Executor, Task, failure
 from lit_loader.core.executors.outcome import Outcome
 from lit_loader.core.seeding.find_generators import find_generators
@@ -65,7 +65,8 @@ from lit_loader.errors import LoaderError, WorkerError, WorkerTimeoutError
 from lit_loader.hangs.faults import doing_task
 from lit_loader.hangs.sentences import doing
 from lit_loader.streams.copies import DatasetCopies, with_own_attributes
-from lit_loader.streams.readers import Readers
+from lit_loader.streams.readers import ProcessInfo, Readers
+from lit_loader.threads.answers import answer_threads
 from lit_loader.threads.batch_memory import BatchMemory
 
 __all__ = ["ThreadExecutor"]

@@ -32,9 +32,9 @@ from lit_loader import (
     PackingBatchSampler,
     TokenBudgetBatchSampler,
 )
+from lit_loader.compat.old_names import PRESETS as PRESETS_BY_OLD_NAMES
 from lit_loader.data.pad import PadCollate, Padded
 from lit_loader.hydra.schema import hydra_schema
-from lit_loader.old_names import PRESETS as PRESETS_BY_OLD_NAMES
 from tests.support.samples import OfLength
 
 Compose = Callable[..., DictConfig]

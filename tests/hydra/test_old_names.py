@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import RandomSampler
 
 from lit_loader import LoaderConfig, LoaderDataModule, OptionError, PadCollate
-from lit_loader.old_names import OLD_OPTIONS, PRESETS
+from lit_loader.compat.old_names import OLD_OPTIONS, PRESETS
 from tests.support.programs import run_with_lightning
 
 SET: dict[str, Any] = {

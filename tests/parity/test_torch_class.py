@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader
 from lit_loader.accelerator import pin_memory
-from lit_loader.core.order.shown_samplers import ShardedSampler
+from lit_loader.compat.torch_samplers import ShardedSampler
 from tests.parity.datasets import SizedStream
 from tests.parity.tools import children
 from tests.support.programs import run_python
@@ -294,7 +294,7 @@ def test_an_order_that_others_iterate_is_another_each_time() -> None:
 
 
 def test_the_loader_says_when_torchs_makes_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_loader.core.order.orders._told", False)
+    monkeypatch.setattr("lit_loader.compat.torch_samplers._told", False)
     loader = DataLoader(DATA, 4, shuffle=True)
     rebuilt = TorchLoader(DATA, batch_sampler=loader.batch_sampler)
     with pytest.warns(UserWarning, match="are made by torch's DataLoader") as caught:

@@ -33,6 +33,7 @@ ADD_ONS = {
     "accelerator",
     "compat",
     "data",
+    "early",
     "hangs",
     "insight",
     "lightning",

@@ -279,7 +279,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "ranks draw orders of their own",
-        "drawn = self._job.first_ranks(drawn)",
+        "drawn = self._name.first_ranks(drawn)",
         "pass",
         "core/seeding/test_ranks.py",
     ),

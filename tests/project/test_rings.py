@@ -12,7 +12,7 @@ import pytest
 from tests.project.test_layers import PACKAGE, imports, modules
 
 BESIDE = {
-    "__init__", "context", "describe", "errors", "loader", "old_names",
+    "__init__", "context", "describe", "errors", "loader",
 }  # fmt: skip
 """Files beside the packages; all that is in ``core`` belongs to the first ring, too."""
 

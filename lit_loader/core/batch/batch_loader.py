@@ -30,8 +30,7 @@ from lit_loader.core.batch.fetch import OMITTED, MapFetcher, as_read
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.seeding import generator_lock
 from lit_loader.core.seeding.bases import UNTOLD, PassSeeds
-from lit_loader.core.seeding.drawn_tables import DrawnTables
-from lit_loader.core.seeding.find_generators import GeneratorWatch, HeldGenerators
+from lit_loader.core.seeding.find_generators import DrawnTables, GeneratorWatch, HeldGenerators
 from lit_loader.core.seeding.generator_state import Loan, OwnStreams, Rewind, drawn_since
 from lit_loader.core.seeding.global_states import GlobalStates
 from lit_loader.core.seeding.seeds import (

@@ -45,7 +45,7 @@ from lit_loader.core.executors.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.core.options.checks import check_dataset
 from lit_loader.core.order.batch_plan import BatchPlan, distributed_sampler_of, lookahead
 from lit_loader.core.order.orders import shown_epoch
-from lit_loader.core.order.shown_samplers import ShardedSampler, ShownSamplers
+from lit_loader.core.order.shown_samplers import ShownSamplers, is_share
 from lit_loader.core.seeding.bases import Bases, LoaderSeeds
 from lit_loader.core.seeding.find_generators import find_generators
 from lit_loader.core.state.position import Shards
@@ -207,8 +207,9 @@ class LoaderCore:
         loader, auto = self.loader, self.auto
         usual = DEFAULT_PREFETCH if auto is None else auto.setting.prefetch
         depth: int = (loader.prefetch_factor or usual) * loader.num_workers
-        remote = self.seams.remote_workers(self)
-        return depth + (0 if remote is None else remote.count)
+        if loader.num_remote_workers and not self.iterable:
+            depth += loader.num_remote_workers * loader.remote.in_flight
+        return depth
 
     @property
     def size(self) -> tuple[int, int]:
@@ -263,7 +264,7 @@ class LoaderCore:
         if not isinstance(self.dataset, IterableDataset):
             batches = shown.batch_sampler
             given = distributed_sampler_of(shown.sampler if batches is None else batches)
-            if given is not None and not isinstance(given, ShardedSampler):
+            if given is not None and not is_share(given):
                 self.seeds.of_ranks(given.num_replicas, getattr(given, "seed", None))
             plan = shown.plan(loader.batch_size, self.seeds, self.dataset)
         self.plan, self.epochs.plan, self._planned_for = plan, plan, shown
@@ -400,45 +401,29 @@ class LoaderCore:
         known = self.of_process.setdefault("inline", {})
         return Inline(spec, self.worker_seed(start), pin, known)
 
-    def start(self) -> None:
-        """Let workers begin before an iterator does; see ``DataLoader.start``."""
-        from lit_loader.core.epoch.early_start import Early  # which most programs do not ask for
+    def foresee(self) -> EpochStart | None:
+        """Give the pass that comes next; None: workers have nothing to do with it.
 
-        with self.lock, HeldBack():
-            if self.pool is None:
-                made = self._make()
-                # Which draws the base seed, where none is set: without workers, too.
-                place = self.epochs.foresee(self._said())
-                if place is None or made not in self.runs:
-                    return
-                position = self.seams.position(self, place)
-                start = EpochStart(place.epoch, place.bases, place.seeds, None, position)
-                if self.early is None or not self.early.fits(self, start):
-                    self._end_workers()
-                    self.early = Early(self, start)
-
-    def _early(self, epoch: Epoch) -> tuple[Any, Ahead | None] | None:
-        """Give workers that have begun early, if they are such as an epoch needs."""
-        early = self.early
-        if early is None or not epoch.is_new:
+        Where no seed is set, its base is drawn by that: without workers, too.
+        """
+        made = self._make()
+        place = self.epochs.foresee(self._said())
+        if place is None or made not in self.runs:
             return None
-        self.early = None
-        if not early.fits(self, epoch.start):
-            early.close()
-            return None
-        if self.loader.persistent_workers and self.loader.worker_method != "thread":
-            self.pool, self._started_with = early.workers, self.options()
-        return early.hand_over()  # type: ignore[no-any-return]
+        position = self.seams.position(self, place)
+        return EpochStart(place.epoch, place.bases, place.seeds, None, position)
 
     def hire(self, run: LoaderIterator[Any], epoch: Epoch) -> tuple[Executor, Ahead | None]:
         """Give workers to an iterator; and what they have begun of its epoch, if that fits."""
-        early = self._early(epoch)
+        early = None if self.early is None else self.early.hand_over(self, epoch)
         if early is None and (other := self.seams.executor(self, epoch.start)) is not None:
             return other, None
         if early is not None and isinstance(early[0], Executor):
-            return early
+            return early  # type: ignore[no-any-return]
         pool, begun = early or self._claim(run, epoch)
         loader, start = self.loader, epoch.start
+        if early is not None and loader.persistent_workers:
+            self.pool, self._started_with = pool, self.options()
         executor = PoolExecutor(pool, run.healer, self.depth, loader.memory_budget is not None)
         pool.patient = bool(loader.timeout)
         pool.page.begin_epoch(start.epoch, start.position.now().delivered)
@@ -746,6 +731,6 @@ def _is_held_here(lock: threading.RLock) -> bool:
     return True
 
 
-def _behind(sampler: object) -> object:
+def _behind(sampler: Any) -> object:
     """What a share was taken of."""
-    return sampler.source if isinstance(sampler, ShardedSampler) else sampler
+    return sampler.source if is_share(sampler) else sampler

@@ -128,6 +128,14 @@ class Seams:
         """Give what reads and writes the parts of readers in a state (`reader_states.py`)."""
         raise NotImplementedError
 
+    def name_in_job(self, kind: str) -> Any:
+        """Give what names a loader of a kind to the ranks that share its data (`streams/job.py`).
+
+        Asked when these are more than one, once for a loader. It has ``is_in_job``, and
+        ``first_ranks``, which gives the first rank's numbers on each.
+        """
+        raise NotImplementedError
+
     def words(self) -> Any:
         """Give the sentences on streams that do not keep what they promise (`advice.py`)."""
         raise NotImplementedError

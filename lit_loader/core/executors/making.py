@@ -21,7 +21,7 @@ from lit_loader.core.batch.batch_loader import maker_of
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.collate import collate_privately
 from lit_loader.core.batch.progress import Progress
-from lit_loader.core.batch.worker_info import ProcessInfo, WorkerInfo, show
+from lit_loader.core.batch.worker_info import WorkerInfo, show
 from lit_loader.core.seeding.bases import Place
 from lit_loader.core.seeding.seeds import seed_worker
 from lit_loader.core.state.position import ReadPoint
@@ -56,7 +56,7 @@ class BatchMaker:
             seed_worker(seed)
             spec = self.spec = unpack()
             reading.leave()  # what the parent was reading, of which this process may be a fork
-            kind = WorkerInfo if spec.shards is None else ProcessInfo
+            kind = WorkerInfo if spec.shards is None else spec.streams.process_info
             show(kind(id=worker, num_workers=num_workers, seed=seed, dataset=spec.dataset))
             collate_privately()
             if spec.streams is not None:

@@ -6,7 +6,6 @@ collation), so that the same mistake is answered in the same words. Imports neit
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import difflib
 import functools
@@ -14,7 +13,6 @@ import inspect
 import math
 import numbers
 import operator
-import pkgutil
 import re
 import sys
 import threading
@@ -352,28 +350,11 @@ def remote(name: str, value: Any) -> Any:
     return lit_loader.RayWorkers.taken(name, value)
 
 
-def exception_classes(name: str, value: Any) -> tuple[type[Exception], ...]:
-    """Check a list of exception classes, or of their names; gives the classes."""
-    if not is_list(value):
-        refuse(name, "a list of exception classes or of their names", value)
-    return tuple(_exception(name, item) for item in value)
+def exception_classes(name: str, value: Any) -> Any:
+    """Check a list of exception classes, or of their names, by the add-on that reads again."""
+    from lit_loader import transient_errors
 
-
-def _exception(name: str, value: Any) -> type[Exception]:
-    kind = value
-    if isinstance(value, str):
-        try:
-            kind = vars(builtins).get(value) or pkgutil.resolve_name(value)
-        except Exception as error:  # whatever importing a module of the user's raises
-            cause = " ".join(f"{type(error).__name__}: {error}".split())
-            raise OptionError(
-                f"{name} holds a name that cannot be imported ({cause:.100}): write it as "
-                f"'package.module.Class', or one of Python's own as 'OSError', got {value!r:.100} "
-                "[LL612]"
-            ) from error
-    if not (isinstance(kind, type) and issubclass(kind, Exception)):
-        refuse(name, "a list of exception classes or of their names", [value])
-    return kind
+    return transient_errors.exception_classes(name, value)
 
 
 # --- what is taken for a dataset ---

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
@@ -123,8 +123,7 @@ class LoaderConfig:
         checks.check_fields(self)
         if self.num_remote_workers and self.remote is None:
             object.__setattr__(self, "remote", checks.remote("remote", {}))
-        for message in self._conflicts():
-            raise OptionError(f"{message} [LL602]")
+        self.refuse(self._conflicts(), "[LL602]")
 
     if not TYPE_CHECKING:  # which is to find what is misspelt
 
@@ -143,8 +142,14 @@ class LoaderConfig:
                 changed.append(f"{name}={short_repr(value)}")
         return f"{type(self).__name__}({', '.join(changed)})"
 
-    def _conflicts(self) -> Iterator[str]:
-        """Say which options rule one another out."""
+    def refuse(self, found: Iterator[tuple[str, ...]], number: str) -> None:
+        """Raise the first of conflicts: the text, and the options whose values it is to name."""
+        for text, *names in found:
+            values = " and ".join(f"{name}={short_repr(getattr(self, name))}" for name in names)
+            raise OptionError(f"{text}, got {values} {number}")
+
+    def _conflicts(self) -> Iterator[tuple[str, ...]]:
+        """Say which options rule one another out, for `refuse`."""
         replaced = {
             "batch_size": self.batch_size != 1,
             "shuffle": bool(self.shuffle),
@@ -153,150 +158,65 @@ class LoaderConfig:
         }
         for name, is_set in replaced.items():
             if is_set and self.batch_sampler is not None:
-                yield (
-                    f"batch_sampler takes the place of {name}: leave {name} at "
-                    f"{getattr(LoaderConfig, name)}, got {self._shown(name)} beside a batch_sampler"
-                )
+                text = f"batch_sampler takes the place of {name}: leave {name} at "
+                yield f"{text}{getattr(LoaderConfig, name)}", name, "batch_sampler"
         if self.sampler is not None and self.shuffle:
-            yield (
-                "sampler decides the order itself: leave shuffle at None, got shuffle=True and "
-                f"{self._shown('sampler')}"
-            )
-        of_anybody = {
-            "check_determinism": self.check_determinism,
-            "num_workers='auto'": self.num_workers == "auto",
-            "num_remote_workers": self.num_remote_workers,
-        }
-        for what, given in of_anybody.items():
-            if given and self.seeding == "worker":
+            text = "sampler decides the order itself: leave shuffle at None"
+            yield text, "shuffle", "sampler"
+        for name in ("check_determinism", "num_workers", "num_remote_workers"):
+            given = getattr(self, name)
+            if given and self.seeding == "worker" and (name != "num_workers" or given == "auto"):
+                what = f"{name}='auto'" if given == "auto" else name
                 yield (
                     f"{what} needs batches that do not depend on who makes them: set seeding to "
-                    f"'batch' or 'sample', or leave {what.partition('=')[0]} at 0, got "
-                    "seeding='worker'"
+                    f"'batch' or 'sample', or leave {name} at 0",
+                    "seeding",
                 )
         if self.batch_size is None and self.drop_last:
-            yield (
-                "drop_last needs batches: set batch_size to a number or drop_last to False, "
-                "got drop_last=True and batch_size=None"
-            )
-        for name in () if self.num_workers or self.num_remote_workers else FOR_WORKERS:
-            default = getattr(LoaderConfig, name)
-            if getattr(self, name) != default:
+            text = "drop_last needs batches: set batch_size to a number or drop_last to False"
+            yield text, "drop_last", "batch_size"
+        if not (self.num_workers or self.num_remote_workers):
+            for name, default in self._differing(FOR_WORKERS):
+                text = f"{name} needs worker processes: set num_workers to at least 1 or leave "
+                yield f"{text}{name} at {default!r}", name, "num_workers"
+        if self.worker_method == "thread":
+            for name, default in self._differing(FOR_PROCESSES):
+                text = f"{name} is for worker processes: leave {name} at {default!r}, or "
+                yield f"{text}worker_method at 'multiprocessing'", name, "worker_method"
+            if self.seeding == "worker":
                 yield (
-                    f"{name} needs worker processes: set num_workers to at least 1 or leave "
-                    f"{name} at {default!r}, got {self._shown(name)} and num_workers=0"
+                    "seeding='worker' seeds global generators, which threads share: set seeding to "
+                    "'batch' or 'sample'",
+                    *("seeding", "worker_method"),
                 )
-        yield from self._conflicts_of_threads()
-        yield from self._conflicts_of_ranks()
+        if (self.rank is None) != (self.num_replicas is None):
+            text = "rank and num_replicas are given together or not at all"
+            yield text, "rank", "num_replicas"
+        if self.rank is not None and self.rank >= (self.num_replicas or 0):
+            yield "rank must be less than num_replicas", "rank", "num_replicas"
+        if self.num_shards is not None:
+            from lit_loader import stream_options
+
+            yield from stream_options.conflicts(self)
         if self.max_sample_errors is not None and self.on_sample_error == "raise":
             yield (
                 "max_sample_errors needs bad samples to be passed over: set on_sample_error to "
-                "'skip' or 'replace' or leave max_sample_errors at None, "
-                f"got {self._shown('max_sample_errors')} and on_sample_error='raise'"
+                "'skip' or 'replace' or leave max_sample_errors at None",
+                *("max_sample_errors", "on_sample_error"),
             )
 
-    def _conflicts_of_threads(self) -> Iterator[str]:
-        if self.worker_method != "thread":
-            return
-        for name in FOR_PROCESSES:
+    def _differing(self, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+        """Give those options that differ from their defaults, with these."""
+        for name in names:
             default = getattr(LoaderConfig, name)
             if getattr(self, name) != default:
-                yield (
-                    f"{name} is for worker processes: leave {name} at {default!r}, or "
-                    f"worker_method at 'multiprocessing', got {self._shown(name)} and "
-                    "worker_method='thread'"
-                )
-        if self.seeding == "worker":
-            yield (
-                "seeding='worker' seeds global generators, which threads share: set seeding to "
-                "'batch' or 'sample', got seeding='worker' and worker_method='thread'"
-            )
-
-    def _conflicts_of_ranks(self) -> Iterator[str]:
-        ranks = f"got rank={self.rank} and num_replicas={self.num_replicas}"
-        if (self.rank is None) != (self.num_replicas is None):
-            yield f"rank and num_replicas are given together or not at all, {ranks}"
-        if self.rank is not None and self.rank >= (self.num_replicas or 0):
-            yield f"rank must be less than num_replicas, {ranks}"
-        shards, replicas = self.num_shards, self.num_replicas or 1
-        if shards is None:
-            return
-        if shards % replicas:
-            fitting = [replicas * max(1, shards // replicas + more) for more in (0, 1)]
-            yield (
-                "num_shards must be a multiple of num_replicas, so that all ranks serve as many "
-                f"readers: use {' or '.join(map(str, dict.fromkeys(fitting)))}, "
-                f"got num_shards={shards} and num_replicas={replicas}"
-            )
-        if self.uneven_ranks == "drop":
-            yield (
-                "uneven_ranks='drop' is for map-style datasets, since nobody knows beforehand "
-                "which reader of a stream ends first: pass 'pad', which repeats batches until all "
-                f"ranks have as many, or 'keep', got num_shards={shards} and uneven_ranks='drop'"
-            )
-        if self.seeding == "worker":
-            yield (
-                "num_shards makes readers that do not depend on workers: set seeding to 'batch' or "
-                f"'sample', got num_shards={shards} and seeding='worker'"
-            )
-
-    def _shown(self, name: str) -> str:
-        return f"{name}={short_repr(getattr(self, name))}"
+                yield name, default
 
     @property
     def replica(self) -> tuple[int, int] | None:
         """This process's number among those that share the data, and how many they are."""
         ours, all_of_them = self.rank, self.num_replicas
         return None if ours is None or all_of_them is None else (ours, all_of_them)
-
-    def check_dataset_kind(self, iterable: bool) -> None:
-        """Refuses what the dataset's kind, or a missing package, rules out; call it once known.
-
-        Args:
-            iterable: Whether the dataset is a ``torch.utils.data.IterableDataset``.
-        """
-        for message in self._conflicts_with(iterable):
-            raise OptionError(f"{message} [LL603]")
-        if self.num_remote_workers:
-            self.remote.check_installed()
-
-    def _conflicts_with(self, iterable: bool) -> Iterator[str]:
-        if not iterable:
-            if self.num_shards is not None:
-                yield (
-                    "num_shards applies to an IterableDataset; the batches of a map-style dataset "
-                    f"depend on no worker anyway: leave it at None, got {self._shown('num_shards')}"
-                )
-            return
-        if self.on_sample_error == "replace":
-            yield (
-                "on_sample_error='replace' does not apply to an IterableDataset, which has no "
-                "indices to choose from: use 'skip' or 'raise', got on_sample_error='replace'"
-            )
-        if self.num_remote_workers and self.num_shards is None:
-            yield (
-                "num_remote_workers does not apply to an IterableDataset without num_shards, whose "
-                "shares belong to the workers here: pass num_shards, got "
-                f"{self._shown('num_remote_workers')}"
-            )
-        if self.num_remote_workers and self.num_workers == 0:
-            yield (
-                "num_remote_workers make no batches of an IterableDataset, whose readers stay on "
-                "this machine: set num_workers to at least 1, got num_workers=0 and "
-                f"{self._shown('num_remote_workers')}"
-            )
-        if self.num_workers == "auto" and self.num_shards is None:
-            yield (
-                "num_workers='auto' does not apply to an IterableDataset without num_shards, whose "
-                "data depends on the number of workers: pass num_shards, or set num_workers to a "
-                "number, got num_workers='auto'"
-            )
-        for name in ("shuffle", "sampler", "batch_sampler"):
-            if getattr(self, name) is not None and getattr(self, name) is not False:
-                yield (
-                    f"{name} does not apply to an IterableDataset, which decides its own order: "
-                    f"leave {name} at None, got {self._shown(name)}"
-                )
 
     def with_samplers_for(self, dataset: object) -> LoaderConfig:
         """Returns this config with sampler factories replaced by what they make of the dataset.

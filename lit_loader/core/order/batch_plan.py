@@ -23,7 +23,6 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 
 from lit_loader.core.order.orders import (
     CHUNK,
-    BatchOrder,
     EpochOrder,
     Indices,
     OwnSampler,
@@ -107,10 +106,11 @@ class BatchPlan:
         dataset: Any = None,
     ) -> None:
         self.source: Any = source
-        self.is_computed = isinstance(self.source, EpochOrder)  # any position is known at once
+        own = source if isinstance(source, EpochOrder) else None
+        self.is_computed = own is not None  # any position is known at once
         self.batched = batched
         self.single = batched or batch_size is None  # a batch is one item of the source
-        if batched and self.is_computed and not isinstance(source, BatchOrder):
+        if batched and own is not None and not own.of_batches:
             raise OptionError(
                 f"batch_sampler must give lists of indices, but {type(source).__name__} "
                 "gives single ones: pass it as sampler, with batch_size"
@@ -125,8 +125,8 @@ class BatchPlan:
             self.shard = Shard()
             self.rank, self.num_replicas = distributed.rank, distributed.num_replicas
         self.sampler: Any
-        if self.is_computed and watched is None:
-            self.sampler = OwnSampler(source)  # type: ignore[arg-type]  # which is computed
+        if own is not None and watched is None:
+            self.sampler = OwnSampler(own)
         else:
             from lit_loader.core.order.user_sampler import UserSampler
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -21,15 +20,14 @@ from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 from lit_loader.core.options.checks import plain, whole_number
 from lit_loader.core.order.permutation import Permutation
 from lit_loader.core.seeding.bases import Bases, LoaderSeeds
-from lit_loader.core.state.fingerprint import Fingerprint, fingerprint_of, summarise
-from lit_loader.core.state.untrusted_state import damaged, is_count, is_epoch
-from lit_loader.describe import callers, short_repr
-from lit_loader.errors import OptionError, StateError
+from lit_loader.core.state.fingerprint import Fingerprint, fingerprint_of
+from lit_loader.core.state.untrusted_state import is_epoch
+from lit_loader.describe import short_repr
+from lit_loader.errors import OptionError
 
 __all__ = [
     "CHUNK",
     "ORDER",
-    "BatchOrder",
     "EndlessSampler",
     "EpochOrder",
     "Indices",
@@ -60,6 +58,8 @@ class EpochOrder:
     requested_epoch: int | None = None
     dataset_length: int | None = None
     """Samples that it knows of a dataset; None: it asks the dataset each time."""
+    of_batches = False
+    """Whether it is an order of batches: positions lead to a list of them, each int64 indices."""
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next; an OptionError if it is none."""
@@ -107,7 +107,7 @@ class EpochOrder:
 
     def __iter__(self) -> Iterator[int]:
         """Give the order of the epoch; the loader itself computes batches without this."""
-        tell_of_other_loader(self)
+        _is_iterated_elsewhere(self)
         length, order = len(self), self.order(self.epoch)
         for start in range(0, length, CHUNK):
             stop = min(start + CHUNK, length)
@@ -151,80 +151,6 @@ class OwnSampler:
         return fingerprint_of("sampler", self.source)
 
 
-class BatchOrder(EpochOrder, Sampler[list[int]]):
-    """Mixin of batch samplers whose batches are computed, by their number in the epoch."""
-
-    def batches(self, epoch: int) -> Callable[[int], Indices]:
-        """Give one epoch's batches: a function from a batch's number to its indices, int64."""
-        raise NotImplementedError
-
-    def state_fingerprint(self) -> Fingerprint:
-        """Name what the batches depend on, besides the epoch; see `core/state/fingerprint.py`."""
-        raise NotImplementedError
-
-    @property
-    def data_source(self) -> Any:
-        """What is ordered: batches."""
-        return self
-
-    def order(self, epoch: int) -> Callable[[Indices], Any]:
-        """Give one epoch's batches: a function from their numbers to a list of arrays."""
-        # An epoch's first batches are asked for as they are made ahead, compared, and begun.
-        kept: dict[int, Callable[[int], Indices]] = self.__dict__.setdefault("_epochs", {})
-        if (batch := kept.get(epoch)) is None:
-            for old in [*kept][:-1]:
-                kept.pop(old, None)
-            batch = kept[epoch] = self.batches(epoch)
-        return lambda numbers: [batch(number) for number in numbers.tolist()]
-
-    def forget(self) -> None:
-        """Compute all batches anew, by options that have changed."""
-        self.__dict__.pop("_epochs", None)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_epochs"}
-
-    def __iter__(self) -> Iterator[Any]:
-        return _BatchIterator(self)
-
-
-class _BatchIterator(Iterator[list[int]]):
-    """The batches of one epoch for whom they are not computed; its place can be asked for."""
-
-    def __init__(self, sampler: BatchOrder) -> None:
-        self._name, self._length = type(sampler).__name__, len(sampler)
-        self._order, self._next = sampler.order(sampler.epoch), 0
-        options = sampler.state_fingerprint().items(), sampler.order_state()
-        self._of = summarise([*options, self._length, "batches"])
-
-    def __next__(self) -> list[int]:
-        if self._next >= self._length:
-            raise StopIteration
-        self._next += 1
-        batch: list[int] = self._order(np.array([self._next - 1]))[0].tolist()
-        return batch
-
-    def state_dict(self) -> dict[str, Any]:
-        """Give the place among the epoch's batches; two primitives."""
-        return {"batches": self._next, "of": self._of}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken; a StateError if it is of other batches."""
-        if not isinstance(state, Mapping):
-            raise damaged("place among the batches must be a dict", state)
-        of, batches = state.get("of"), state.get("batches")
-        if type(of) is not str or of != self._of:
-            raise StateError(
-                f"the state is of other batches than this {self._name} makes: resume with the same "
-                "lengths, seed and options (num_replicas and group among them, which without being "
-                "given follow from the number of processes)"
-                " [LL340]"
-            )
-        if not is_count(batches, self._length + 1):
-            raise damaged(f"batches must be a whole number from 0 to {self._length}", batches)
-        self._next = batches
-
-
 class OrderedSampler(EpochOrder, SequentialSampler):
     """The order of the dataset itself: 0, 1, 2, ..., for the length that it has each epoch."""
 
@@ -257,7 +183,7 @@ class ShuffledSampler(EpochOrder, RandomSampler):
         ranks. In torch's own loader it is torch's class altogether: whoever rebuilds loaders may
         set epochs that it counts itself, from 0 again after a resume, for torch's has no epochs.
         """
-        elsewhere = tell_of_other_loader(self)
+        elsewhere = _is_iterated_elsewhere(self)
         asked = self.requested_epoch is not None and not elsewhere
         fixed = asked or not isinstance(self.seed, LoaderSeeds)  # no loader's
         if fixed and self.generator is self._given_generator:
@@ -276,30 +202,11 @@ class ShuffledSampler(EpochOrder, RandomSampler):
         return seed.bases() if isinstance(seed, LoaderSeeds) else Bases.of(resolve(seed))
 
 
-def tell_of_other_loader(sampler: object) -> bool:
-    """Whether the caller is torch's own loader, which makes the batches then; warns once if so.
+def _is_iterated_elsewhere(sampler: EpochOrder) -> bool:
+    from lit_loader import torch_samplers  # a loader itself does not iterate it
 
-    Programs that rebuild the loaders they are given (accelerate's ``prepare``) take the sampler
-    along and leave workers, seeding, state and statistics behind.
-    """
-    global _told
-    if not any(module.startswith(_OTHER_LOADERS) for module, _ in callers()[:_FRAMES_TO_LOADER]):
-        return False
-    if not _told:
-        _told = True
-        warnings.warn(
-            f"lit_loader: the batches of a lit_loader.DataLoader ({type(sampler).__name__}) are "
-            "made by torch's DataLoader: the program rebuilds the loaders that it is given, as "
-            'accelerate\'s prepare() does; "Other frameworks" in the documentation says '
-            "how lit_loader's own workers are used there [LL706]",
-            stacklevel=2,
-        )
-    return True
+    return torch_samplers.tell_of_other_loader(sampler)
 
-
-_OTHER_LOADERS = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader")
-_told = False
-_FRAMES_TO_LOADER = 12  # samplers around samplers in between
 
 # An epoch's order is asked for when it is made ahead, when that is compared, and when it begins.
 _permutation = functools.lru_cache(maxsize=4)(Permutation)

@@ -6,36 +6,33 @@
 
 Programs of torch's world ask ``loader.sampler`` whether the data is sharded already (by torch's
 ``DistributedSampler``) and which indices this process reads, and set the epoch on it. So a sharded
-loader shows a `DistributedSampler` of which all of that is true; the batches
-themselves are computed by the plan from what stands behind it. Programs may change these samplers
-between two epochs, or only set an attribute of one: the loader notes what it has shown when a plan
-was made, and makes the plan anew if that has changed.
+loader shows a `DistributedSampler` of which all of that is true (`compat/torch_samplers.py`); the
+batches themselves are computed by the plan from what stands behind it. Programs may change these
+samplers between two epochs, or only set an attribute of one: the loader notes what it has shown
+when a plan was made, and makes the plan anew if that has changed.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DistributedSampler
 
 from lit_loader.core.options.loader_config import LoaderConfig
 from lit_loader.core.order.batch_plan import BatchPlan, Shard, distributed_sampler_of
 from lit_loader.core.order.orders import (
-    BatchOrder,
     EndlessSampler,
     EpochOrder,
     OrderedSampler,
     Seed,
     ShuffledSampler,
-    resolve,
 )
 from lit_loader.core.seeding.bases import LoaderSeeds
 from lit_loader.errors import OptionError
 
-__all__ = ["SHUFFLED", "ShardedSampler", "ShownSamplers", "choose_samplers", "order_name"]
+__all__ = ["SHUFFLED", "ShownSamplers", "choose_samplers", "is_share", "order_name"]
 
 SHUFFLED: Final = frozenset({ShuffledSampler.__name__, DistributedSampler.__name__})
 """Names in a state of the two orders that a `ShuffledSampler` can give."""
@@ -79,12 +76,17 @@ class ShownSamplers(NamedTuple):
 
 
 def choose_samplers(
-    config: LoaderConfig, dataset: Any, iterable: bool, seeds: LoaderSeeds
+    config: LoaderConfig,
+    dataset: Any,
+    iterable: bool,
+    seeds: LoaderSeeds,
+    share: Callable[[Any, Shard], Any],
 ) -> tuple[Iterable[Any], Iterable[Any] | None]:
     """Make what ``loader.sampler`` and ``loader.batch_sampler`` show: what this process reads.
 
     The seeds learn of a distributed sampler of the user's. An OptionError, if such a
-    sampler and the options do not mean the same processes.
+    sampler and the options do not mean the same processes. ``share`` makes what shows a rank's
+    share of what a sampler gives (`compat/torch_samplers.py`).
     """
     sampler, batch_sampler = config.sampler, config.batch_sampler
     _check_length(sampler if batch_sampler is None else batch_sampler, dataset)
@@ -101,9 +103,9 @@ def choose_samplers(
             sampler = OrderedSampler(dataset)
     if config.num_replicas is not None and not iterable and given is None:
         shard = Shard(config.rank or 0, config.num_replicas, config.uneven_ranks)
-        sampler = shard_items(sampler, shard)
+        sampler = share(sampler, shard)
         if batch_sampler is not None:
-            batch_sampler = shard_items(batch_sampler, shard)
+            batch_sampler = share(batch_sampler, shard)
     if batch_sampler is not None or config.batch_size is None:
         return sampler, batch_sampler
     batches = BatchSampler(sampler, config.batch_size, config.drop_last)
@@ -112,6 +114,11 @@ def choose_samplers(
         # tells them their epoch: without this that loader would go on in the first one's order.
         batches.set_epoch = sampler.set_epoch  # type: ignore[attr-defined]
     return sampler, batches
+
+
+def is_share(sampler: Any) -> bool:
+    """Whether a sampler shows a rank's share of another one, its ``source``."""
+    return isinstance(getattr(sampler, "shard", None), Shard)
 
 
 def order_name(source: Any) -> str:
@@ -148,92 +155,6 @@ def _check_replicas(config: LoaderConfig, sampler: DistributedSampler[Any]) -> N
         )
 
 
-# --- a rank's share, as torch's programs know it ---
-
-
-class ShardedSampler(DistributedSampler[Any]):
-    """One rank's share of the items that a sampler, or a batch sampler, gives to all ranks.
-
-    Its attributes are those of ``torch.utils.data.DistributedSampler``.
-    """
-
-    # torch's constructor is not called: it measures the dataset once and for all.
-    def __init__(self, source: Iterable[Any], shard: Shard) -> None:
-        self.source: Any = source
-        self.shard = shard
-        self.dataset: Any = source
-        if isinstance(source, EpochOrder):
-            self.dataset = self.data_source = source.data_source
-        self.num_replicas = shard.num_replicas
-        self.rank = shard.rank
-        self.shuffle = isinstance(source, ShuffledSampler)
-        self.drop_last = shard.remainder == "drop"
-
-    @property
-    def seed(self) -> int:  # type: ignore[override]
-        """Base seed of a shuffled order, 0 for others."""
-        return resolve(self.source.seed) if isinstance(self.source, ShuffledSampler) else 0
-
-    @property
-    def epoch(self) -> int:  # type: ignore[override]
-        """The epoch whose order is given."""
-        epoch = getattr(self.source, "epoch", 0)
-        return epoch if isinstance(epoch, int) else 0
-
-    @property
-    def num_samples(self) -> int:  # type: ignore[override]
-        """Items of this rank."""
-        return len(self)
-
-    @property
-    def total_size(self) -> int:  # type: ignore[override]
-        """Items of all ranks, those that some repeat or leave off counted so."""
-        return self.shard.assigned(len(self.source))
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next, if the source has one for each."""
-        set_epoch = getattr(self.source, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
-
-    def __len__(self) -> int:
-        return self.shard.share(len(self.source))
-
-    def __iter__(self) -> Iterator[Any]:
-        shard, source = self.shard, self.source
-        if isinstance(source, EpochOrder):
-            length = len(source)
-            positions = shard.positions(0, shard.share(length), length)
-            order = source.order(source.epoch)
-            if isinstance(source, BatchOrder):
-                return (order(at)[0].tolist() for at in np.split(positions, len(positions)))
-            return iter(order(positions).tolist())
-        items = list(source)
-        return iter(shard.deal(items, items[: shard.num_replicas - 1]))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.source!r}, rank={self.rank} of {self.num_replicas})"
-
-
-class ShardedOrderedSampler(ShardedSampler, SequentialSampler):
-    """A share of the dataset's own order: programs look for a ``SequentialSampler``."""
-
-
-class ShardedShuffledSampler(ShardedSampler, RandomSampler):
-    """A share of a shuffled order: programs look for a ``RandomSampler``."""
-
-    replacement = False
-    generator = None
-
-
-def shard_items(source: Iterable[Any], shard: Shard) -> ShardedSampler:
-    """Give the sampler of one rank's share of the items that a sampler gives to all ranks."""
-    if isinstance(source, OrderedSampler):
-        return ShardedOrderedSampler(source, shard)
-    kind = ShardedShuffledSampler if isinstance(source, ShuffledSampler) else ShardedSampler
-    return kind(source, shard)
-
-
 def _sharding_of(
     sampler: Any, seed: Seed
 ) -> tuple[Any, Shard, DistributedSampler[Any] | None] | None:
@@ -244,7 +165,7 @@ def _sharding_of(
     replicas, shuffle, seed, and what to do with the rest. So its order is computed as the loader's
     own is; by the loader's base seed, which is the sampler's unless another was chosen.
     """
-    if isinstance(sampler, ShardedSampler):
+    if is_share(sampler):
         return sampler.source, sampler.shard, None
     if isinstance(sampler, EpochOrder):
         return sampler, Shard(), None

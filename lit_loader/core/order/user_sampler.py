@@ -53,6 +53,8 @@ class UserSampler:
             self._owners.append(watched)
         self._epochs_seen: list[Any] = [0] * len(self._owners)
         self._named: dict[str, list[Any]] | None = {}  # generators; None: not looked for, in a copy
+        # What reads and writes each of them, and what it spawns others from.
+        self._controls: list[tuple[type, Any]] = []
         # What is iterated, in the epoch that was begun last: of one of torch's batch samplers,
         # which only cuts what its sampler gives, that sampler.
         self.opened: Opened | None = None
@@ -66,7 +68,7 @@ class UserSampler:
 
     def __getstate__(self) -> dict[str, Any]:
         # The iterator of a sampler cannot be copied; a copy goes on from the sampler itself.
-        return {**self.__dict__, "opened": None, "_named": None}
+        return {**self.__dict__, "opened": None, "_named": None, "_controls": []}
 
     # --- epochs ---
 
@@ -202,7 +204,9 @@ class UserSampler:
 
     def marks(self) -> Marks | None:
         """Note and give where the generators are; quicker than a state. None: it has none."""
-        self._left = [(kind, read()) for kind, (read, _) in self._tapes()] or None
+        if self._named is None:
+            self._generators()
+        self._left = [(kind, read()) for kind, (read, _) in self._controls] or None
         return self._left
 
     def was_seeded(self) -> bool:
@@ -220,17 +224,13 @@ class UserSampler:
 
     def bring(self, marks: Marks | None) -> None:
         """Bring the generators to where they were in the same process, if they are still such."""
-        tapes = self._tapes()
-        if marks is not None and [kind for kind, _ in marks] == [kind for kind, _ in tapes]:
-            for (_, (_, write)), (_, mark) in zip(tapes, marks, strict=True):
+        if self._named is None:
+            self._generators()
+        here = self._controls
+        if marks is not None and [kind for kind, _ in marks] == [kind for kind, _ in here]:
+            for (_, (_, write)), (_, mark) in zip(here, marks, strict=True):
                 write(mark)
             self._left = marks
-
-    def _tapes(self) -> list[tuple[type, Any]]:
-        """Give what reads and writes each generator, and what it spawns others from."""
-        named = self._generators() if self._named is None else self._named
-        found = states_of([generator for held in named.values() for generator in held])
-        return [(type(each), pair) for each in found if (pair := tape(each)) is not None]
 
     def _generators(self) -> dict[str, list[Any]]:
         """Give the generators that samplers hold, by place: the attribute ``generator`` alone."""
@@ -244,6 +244,8 @@ class UserSampler:
             for path, generator in held.pairs:
                 if generator is not first and not isinstance(generator, random.SystemRandom):
                     named.setdefault(path, []).append(generator)
+        found = states_of([generator for held in named.values() for generator in held])
+        self._controls = [(type(each), pair) for each in found if (pair := tape(each)) is not None]
         self._named = named
         return named
 

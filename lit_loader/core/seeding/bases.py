@@ -20,7 +20,7 @@
   has read before.
 - NumPy's and Python's generators have bases of their own only if the program has seeded them and
   not torch's. torch's loader, too, takes all of a worker's seeds from one draw of torch's.
-- **Ranks that share the data have the first rank's bases** (`core/seeding/job.py`).
+- **Ranks that share the data have the first rank's bases** (`streams/job.py`).
 """
 
 from __future__ import annotations
@@ -119,12 +119,17 @@ class Bases:
 class LoaderSeeds:
     """One loader's bases.
 
-    ``seed`` and ``generator`` are its options; ``replicas`` processes share the data. A
-    distributed sampler of the user's has a seed of its own, ``sampler``, which decides the order.
+    ``seed`` and ``generator`` are its options; ``replicas`` processes share the data. Where these
+    are several, ``name_in_job`` gives what the loader is known by among them (`Seams.name_in_job`).
+    A distributed sampler of the user's has a seed of its own, ``sampler``, which decides the order.
     """
 
     def __init__(
-        self, seed: int | None, generator: torch.Generator | None, replicas: int, kind: str
+        self,
+        seed: int | None,
+        generator: torch.Generator | None,
+        replicas: int,
+        name_in_job: Callable[[], Any],
     ) -> None:
         self.sampler: int | None = None
         self._seed, self._generator = seed, generator
@@ -133,9 +138,9 @@ class LoaderSeeds:
         self._place = Place()  # where the generators were when they were looked at last
         self._origin = b""  # where torch's was before the bases were drawn
         self._kin = object()  # that of its copies, too
-        self._kind = kind
+        self._name_in_job = name_in_job
         # Counted among those that share data: each rank may have others besides.
-        self._job = _name(kind) if replicas > 1 else None
+        self._name: Any = name_in_job() if replicas > 1 else None
 
     def is_kin(self, other: object) -> bool:
         """Whether another is of the same loader, or of a copy of that: samplers hold the first."""
@@ -143,8 +148,8 @@ class LoaderSeeds:
 
     def of_ranks(self, replicas: int, seed: Any) -> None:
         """Learn from a distributed sampler how many share the data, and the seed of its order."""
-        if replicas > 1 and self._job is None:
-            self._job = _name(self._kind)
+        if replicas > 1 and self._name is None:
+            self._name = self._name_in_job()
             if self._origin:  # drawn by this process for itself alone
                 self._bases = None
         self._replicas, self.sampler = replicas, seed if isinstance(seed, int) else None
@@ -176,7 +181,7 @@ class LoaderSeeds:
     def of_copy(self) -> LoaderSeeds:
         """Give those of a copy, which draws for itself: it is another loader."""
         copied = copy.copy(self)
-        if self._origin and self._job is None:
+        if self._origin and self._name is None:
             copied._bases, copied._origin = None, b""
         return copied
 
@@ -237,7 +242,7 @@ class LoaderSeeds:
         given = os.environ.get("PL_GLOBAL_SEED") if several and self._generator is None else None
         if order is None and given:
             order = int(given)
-        if several and not _in_a_job():
+        if several and not self._name.is_in_job:
             if order is None:
                 order = 0 if self._generator is None else self._generator.initial_seed()
             return Bases.of(order)
@@ -252,23 +257,11 @@ class LoaderSeeds:
             drawn.append(_DRAWS[name]() if own else drawn[0])
         if rehearsal.is_on and not within:
             drawn = [derive(each, _REHEARSAL) for each in drawn]
-        if self._job is not None:
-            drawn = self._job.first_ranks(drawn)
+        if self._name is not None:
+            drawn = self._name.first_ranks(drawn)
         main, numpy, python = drawn
         bases = Bases(main, main, numpy, python)
         return bases if order is None else replace(bases, order=order & _MASK)
-
-
-def _name(kind: str) -> Any:
-    from lit_loader.core.seeding import job  # of those who share their data
-
-    return job.Name(kind)
-
-
-def _in_a_job() -> bool:
-    from lit_loader.core.seeding import job
-
-    return job.is_there()
 
 
 class _Rehearsal:

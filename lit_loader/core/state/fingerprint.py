@@ -16,19 +16,13 @@ the place in it do not belong there, nor does what may change between two runs o
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection, Mapping
-from typing import Any, Final
-
-import numpy as np
+from collections.abc import Mapping
+from typing import Any
 
 from lit_loader.core.state.untrusted_state import PRIMITIVES
 from lit_loader.errors import OptionError
 
 Fingerprint = dict[str, int | float | str | bool | None]
-
-_SHORT: Final = 60
-"""Characters that are written out; of more a digest stands in the state, which is to stay small."""
 
 
 def fingerprint_of(name: str, thing: Any) -> Fingerprint:
@@ -53,15 +47,3 @@ def has_methods(stream: Any) -> bool:
     """Whether there are methods ``state_dict`` and ``load_state_dict``, whatever they take."""
     methods = (getattr(stream, name, None) for name in ("state_dict", "load_state_dict"))
     return all(map(callable, methods))
-
-
-def summarise(values: Collection[object]) -> str:
-    """Write values out if that is short; else their number and a digest of them."""
-    if isinstance(values, np.ndarray) and len(values) > _SHORT:  # not number by number
-        data = values.tobytes()
-    else:
-        text = ", ".join(map(str, values))
-        if len(text) <= _SHORT:
-            return text
-        data = text.encode()
-    return f"{len(values)} values, digest {hashlib.blake2b(data, digest_size=8).hexdigest()}"

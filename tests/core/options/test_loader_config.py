@@ -18,7 +18,7 @@ from torch.utils.data import RandomSampler, TensorDataset, WeightedRandomSampler
 
 import lit_loader
 from lit_loader import CachedDataset, DataLoader, LoaderConfig, OptionError
-from lit_loader.old_names import OLD_OPTIONS
+from lit_loader.compat.old_names import OLD_OPTIONS
 
 LOADER_CONF = Path(__file__).parents[3] / "conf" / "lit_loader" / "loader"
 

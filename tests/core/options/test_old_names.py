@@ -23,8 +23,8 @@ from lit_loader import (
     PackCollate,
     PadCollate,
 )
+from lit_loader.compat.old_names import NAMES, OLD_OPTIONS, UNTIL
 from lit_loader.insight.verdict import LoaderStatistics
-from lit_loader.old_names import NAMES, OLD_OPTIONS, UNTIL
 
 DATA: Any = list(range(8))
 GIVEN: dict[str, Any] = {
@@ -259,6 +259,6 @@ def test_a_program_of_today_does_without_them() -> None:
     code = (
         "import sys, lit_loader; loader = lit_loader.DataLoader([1, 2, 3], 2, share_lists=True)\n"
         "list(loader); loader.statistics(); loader.load_state_dict(loader.state_dict())\n"
-        "loader.seed = 3; list(loader); assert 'lit_loader.old_names' not in sys.modules"
+        "loader.seed = 3; list(loader); assert 'lit_loader.compat.old_names' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=200)

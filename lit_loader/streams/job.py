@@ -1,8 +1,9 @@
-"""What ranks of a job that share the data have in common: the first rank's draw.
+"""What ranks of a job that share the data have in common: its store, and the first rank's draw.
 
 By the store by which the ranks of a ``torch.distributed`` job have found each other: a table in the
-first rank's process. It is asked once for a loader, by no collective operation: whatever the
-program's process groups do meanwhile does not matter, nor when each rank comes to its first pass.
+first rank's process. A loader asks it for its seeds once (`core/seeding/bases.py`), by no
+collective operation: whatever the program's process groups do meanwhile does not matter, nor when
+each rank comes to its first pass.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.distributed import distributed_c10d
 
 from lit_loader.errors import LoaderError
 
-__all__ = ["Name", "is_there", "store"]
+__all__ = ["Name", "store"]
 
 _LONGEST_PAUSE: Final = 0.01
 """Seconds until the store is asked again."""
@@ -30,14 +31,6 @@ _FAREWELL: Final = 5.0
 _connections: dict[Any, Any] = {}
 _unread: list[str] = []  # keys of the first rank's numbers
 _counted: Counter[str] = Counter()  # loaders of each kind
-
-
-def is_there() -> bool:
-    """Whether this process is one of several of a job."""
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return False
-    return bool(distributed.get_world_size() > 1)
 
 
 def store() -> Any:
@@ -64,6 +57,14 @@ class Name:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         _counted[self._kind] = max(_counted[self._kind], self._number + 1)
+
+    @property
+    def is_in_job(self) -> bool:
+        """Whether this process is one of several of a job."""
+        distributed = torch.distributed
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return False
+        return bool(distributed.get_world_size() > 1)
 
     def first_ranks(self, numbers: Sequence[int]) -> list[int]:
         """Give the first rank's numbers on every rank; waits for them.

@@ -19,11 +19,22 @@ from lit_loader.core.epoch.epoch import Ahead
 from lit_loader.core.epoch.epochs import EpochStart
 from lit_loader.core.executors.executor import Task
 from lit_loader.core.order.batch_plan import lookahead
+from lit_loader.core.system.interrupts import HeldBack
 
-__all__ = ["Early"]
+__all__ = ["Early", "start"]
 
 _COUNTING: Final = ("num_workers", "num_remote_workers", "worker_method", "in_order")
 """Options that workers and tasks follow from, besides those that workers are started with."""
+
+
+def start(core: Any) -> None:
+    """Let a loader's workers begin before an iterator does; see ``DataLoader.start``."""
+    with core.lock, HeldBack():
+        coming: EpochStart | None = core.foresee() if core.pool is None else None
+        early = core.early
+        if coming is not None and (early is None or not early.fits(core, coming)):
+            core.end_idle_workers()
+            core.early = Early(core, coming)
 
 
 class Early:
@@ -70,8 +81,17 @@ class Early:
             and (not self._ahead.tasks or self._ahead.fits(start, core.plan))
         )
 
-    def hand_over(self) -> tuple[Any, Ahead | None]:
-        """Give the workers to whoever ends them from now on; and what they are at, if anything."""
+    def hand_over(self, core: Any, epoch: Any) -> tuple[Any, Ahead | None] | None:
+        """Give the workers to whoever ends them from now on; and what they are at, if anything.
+
+        None: they are none that this epoch needs.
+        """
+        if not epoch.is_new:
+            return None
+        core.early = None
+        if not self.fits(core, epoch.start):
+            self.close()
+            return None
         return self.workers, self._ahead if self._ahead.tasks else None
 
     def close(self) -> None:

@@ -1,0 +1,132 @@
+"""What programs of torch's world find as a loader's samplers, and do with them.
+
+A sharded loader shows a ``DistributedSampler``, where programs look whether the data is sharded;
+what it says of ranks is true. Programs that rebuild the loaders that they are given iterate these
+samplers themselves, by torch's loader.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
+
+from lit_loader.core.order.batch_plan import Shard
+from lit_loader.core.order.orders import EpochOrder, OrderedSampler, ShuffledSampler, resolve
+from lit_loader.describe import callers
+
+__all__ = ["ShardedSampler", "shard_items", "tell_of_other_loader"]
+
+
+class ShardedSampler(DistributedSampler[Any]):
+    """One rank's share of the items that a sampler, or a batch sampler, gives to all ranks.
+
+    Its attributes are those of ``torch.utils.data.DistributedSampler``.
+    """
+
+    # torch's constructor is not called: it measures the dataset once and for all.
+    def __init__(self, source: Iterable[Any], shard: Shard) -> None:
+        self.source: Any = source
+        self.shard = shard
+        self.dataset: Any = source
+        if isinstance(source, EpochOrder):
+            self.dataset = self.data_source = source.data_source
+        self.num_replicas = shard.num_replicas
+        self.rank = shard.rank
+        self.shuffle = isinstance(source, ShuffledSampler)
+        self.drop_last = shard.remainder == "drop"
+
+    @property
+    def seed(self) -> int:  # type: ignore[override]
+        """Base seed of a shuffled order, 0 for others."""
+        return resolve(self.source.seed) if isinstance(self.source, ShuffledSampler) else 0
+
+    @property
+    def epoch(self) -> int:  # type: ignore[override]
+        """The epoch whose order is given."""
+        epoch = getattr(self.source, "epoch", 0)
+        return epoch if isinstance(epoch, int) else 0
+
+    @property
+    def num_samples(self) -> int:  # type: ignore[override]
+        """Items of this rank."""
+        return len(self)
+
+    @property
+    def total_size(self) -> int:  # type: ignore[override]
+        """Items of all ranks, those that some repeat or leave off counted so."""
+        return self.shard.assigned(len(self.source))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order comes next, if the source has one for each."""
+        set_epoch = getattr(self.source, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return self.shard.share(len(self.source))
+
+    def __iter__(self) -> Iterator[Any]:
+        shard, source = self.shard, self.source
+        if isinstance(source, EpochOrder):
+            length = len(source)
+            positions = shard.positions(0, shard.share(length), length)
+            order = source.order(source.epoch)
+            if source.of_batches:
+                return (order(positions[at : at + 1])[0].tolist() for at in range(len(positions)))
+            return iter(order(positions).tolist())
+        items = list(source)
+        return iter(shard.deal(items, items[: shard.num_replicas - 1]))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.source!r}, rank={self.rank} of {self.num_replicas})"
+
+
+class ShardedOrderedSampler(ShardedSampler, SequentialSampler):
+    """A share of the dataset's own order: programs look for a ``SequentialSampler``."""
+
+
+class ShardedShuffledSampler(ShardedSampler, RandomSampler):
+    """A share of a shuffled order: programs look for a ``RandomSampler``."""
+
+    replacement = False
+    generator = None
+
+
+def shard_items(source: Iterable[Any], shard: Shard) -> ShardedSampler:
+    """Give the sampler of one rank's share of the items that a sampler gives to all ranks."""
+    if isinstance(source, OrderedSampler):
+        return ShardedOrderedSampler(source, shard)
+    kind = ShardedShuffledSampler if isinstance(source, ShuffledSampler) else ShardedSampler
+    return kind(source, shard)
+
+
+# --- samplers that others iterate ---
+
+
+def tell_of_other_loader(sampler: object) -> bool:
+    """Whether the caller is torch's own loader, which makes the batches then; warns once if so.
+
+    Programs that rebuild the loaders they are given (accelerate's ``prepare``) take the sampler
+    along and leave workers, seeding, state and statistics behind.
+    """
+    global _told
+    if not any(module.startswith(_OTHER_LOADERS) for module, _ in callers()[:_FRAMES_TO_LOADER]):
+        return False
+    if not _told:
+        _told = True
+        warnings.warn(
+            f"lit_loader: the batches of a lit_loader.DataLoader ({type(sampler).__name__}) are "
+            "made by torch's DataLoader: the program rebuilds the loaders that it is given, as "
+            'accelerate\'s prepare() does; "Other frameworks" in the documentation says '
+            "how lit_loader's own workers are used there [LL706]",
+            stacklevel=2,
+        )
+    return True
+
+
+_OTHER_LOADERS = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader")
+_told = False
+_FRAMES_TO_LOADER = 12  # samplers around samplers in between

@@ -1,0 +1,1 @@
+"""Workers that begin before an iterator does."""

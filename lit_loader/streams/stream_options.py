@@ -1,0 +1,81 @@
+"""Options that rule one another out because of `num_shards`, or of an iterable dataset.
+
+Asked by `LoaderConfig` and by the loader; imports neither torch nor Hydra, as they.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["check_kind", "conflicts"]
+
+
+def conflicts(config: Any) -> Iterator[tuple[str, ...]]:
+    """Say what does not go together with a number of shards, for `LoaderConfig.refuse`."""
+    shards, replicas = config.num_shards, config.num_replicas or 1
+    if shards % replicas:
+        fitting = [replicas * max(1, shards // replicas + more) for more in (0, 1)]
+        yield (
+            "num_shards must be a multiple of num_replicas, so that all ranks serve as many "
+            f"readers: use {' or '.join(map(str, dict.fromkeys(fitting)))}",
+            *("num_shards", "num_replicas"),
+        )
+    if config.uneven_ranks == "drop":
+        yield (
+            "uneven_ranks='drop' is for map-style datasets, since nobody knows beforehand "
+            "which reader of a stream ends first: pass 'pad', which repeats batches until all "
+            "ranks have as many, or 'keep'",
+            *("num_shards", "uneven_ranks"),
+        )
+    if config.seeding == "worker":
+        yield (
+            "num_shards makes readers that do not depend on workers: set seeding to 'batch' or "
+            "'sample'",
+            *("num_shards", "seeding"),
+        )
+
+
+def check_kind(config: Any, iterable: bool) -> None:
+    """Refuse what an iterable dataset rules out, or num_shards one that is not: an OptionError."""
+    config.refuse(_conflicts_with(config, iterable), "[LL603]")
+
+
+def _conflicts_with(config: Any, iterable: bool) -> Iterator[tuple[str, ...]]:
+    if not iterable:
+        if config.num_shards is not None:
+            yield (
+                "num_shards applies to an IterableDataset; the batches of a map-style dataset "
+                "depend on no worker anyway: leave it at None",
+                "num_shards",
+            )
+        return
+    if config.on_sample_error == "replace":
+        yield (
+            "on_sample_error='replace' does not apply to an IterableDataset, which has no "
+            "indices to choose from: use 'skip' or 'raise'",
+            "on_sample_error",
+        )
+    if config.num_remote_workers and config.num_shards is None:
+        yield (
+            "num_remote_workers does not apply to an IterableDataset without num_shards, whose "
+            "shares belong to the workers here: pass num_shards",
+            "num_remote_workers",
+        )
+    if config.num_remote_workers and config.num_workers == 0:
+        yield (
+            "num_remote_workers make no batches of an IterableDataset, whose readers stay on "
+            "this machine: set num_workers to at least 1",
+            *("num_workers", "num_remote_workers"),
+        )
+    if config.num_workers == "auto" and config.num_shards is None:
+        yield (
+            "num_workers='auto' does not apply to an IterableDataset without num_shards, whose "
+            "data depends on the number of workers: pass num_shards, or set num_workers to a "
+            "number",
+            "num_workers",
+        )
+    for name in ("shuffle", "sampler", "batch_sampler"):
+        if getattr(config, name) is not None and getattr(config, name) is not False:
+            text = f"{name} does not apply to an IterableDataset, which decides its own order: "
+            yield f"{text}leave {name} at None", name
