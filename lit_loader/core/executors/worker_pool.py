@@ -416,10 +416,10 @@ class WorkerPool:
                     self._idle = bool(self._idle_workers())
                 # Else nobody could take a copy: a short time costs more than a long one.
                 patience = _STRAGGLING if self._idle else _FOR_EVER
-                came = self.pipes.wait(min(left, patience), self.waits.left(), self._look)
+                came = self._wait(min(left, patience))
                 if came is None and self._idle:
                     self._copy_for_the_idle()
-                    came = left > patience and self.pipes.wait(left)
+                    came = left > patience and self._wait(left)
             except Ended as ended:
                 self._dead = ended.sentinel
                 self._read_all()  # what it and others had finished comes out before
@@ -436,6 +436,9 @@ class WorkerPool:
                 else:
                     self._handle(message)
         return ready.popleft()
+
+    def _wait(self, seconds: float) -> bool | None:
+        return self.pipes.wait(seconds, self.waits.left(), self._look)
 
     def _look(self) -> None:
         self.waits.look(self.workers.pids)
