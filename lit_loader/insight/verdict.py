@@ -485,7 +485,8 @@ def _lock_of_threads(statistics: LoaderStatistics) -> str:
 def _interpreter(statistics: LoaderStatistics) -> str:
     """Advice where threads wait for the interpreter's lock, which one of them holds; else ""."""
     each = statistics.handover / max(1, statistics.batches)
-    if each < HELD or statistics.processor_fraction * _busy(statistics, 1) > ALONE:
+    crowded = statistics.queued_fraction >= ELSEWHERE  # then the loop waits for a processor, too
+    if each < HELD or crowded or statistics.processor_fraction * _busy(statistics, 1) > ALONE:
         return ""
     return (
         "worker threads hold the interpreter's lock (the loop waited "
