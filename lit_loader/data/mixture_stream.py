@@ -47,6 +47,8 @@ from lit_loader.errors import OptionError, StateError
 
 __all__ = ["MixtureStream"]
 
+_TOLD: Final[set[str]] = set()  # by this process
+
 STRATEGIES: Final = ("first_exhausted", "all_exhausted_without_replacement", "repeat")
 
 
@@ -252,7 +254,9 @@ class _Mixing(Iterator[Any]):
                 else:
                     source.ended = True
                 self._ended = self._strategy == "first_exhausted" or self._all_ended()
-                if self._strategy == "repeat" and source.ended:
+                # By "first_exhausted" a reader without a share of it has no epoch at all.
+                unequal = self._strategy == "first_exhausted" and self._readers > 1
+                if source.ended and (self._strategy == "repeat" or (unequal and not source.taken)):
                     self._tell_of_nothing(self._history.names[number])
                 continue
             self._draws += 1
@@ -283,22 +287,26 @@ class _Mixing(Iterator[Any]):
         return min(weighed)[1] if weighed else self._timeline.source(self._draws)
 
     def _tell_of_nothing(self, name: str) -> None:
-        """Warn of a source that has nothing to be repeated here: its weight is not kept."""
+        """Warn of a source that has nothing here: its weight is not kept, or the epoch ends."""
         readers, whom = self._readers, ""
         if readers > 1:
             whom = f" for one or more of the {readers} readers"
-        text = (
-            f"source {name!r} has no sample{whom}, so stopping_strategy='repeat' has nothing to "
-            "repeat: the source comes less often than its weight says, and the epoch may be "
-            "shorter than epoch_length; leave it out, give it more samples, or use fewer readers "
-            "(num_shards; without it, workers × ranks) [LL312]"
+        what = (
+            "has nothing to repeat: the source comes less often than its weight says, and the "
+            "epoch may be shorter than epoch_length"
         )
-        if self._ended:
-            warnings.warn(
-                f"lit_loader: {text}", stacklevel=program_stacklevel()
-            )  # no batch comes to go with
-        else:
+        if self._strategy != "repeat":
+            what = "ends the epoch of such a reader: what it has of the other sources is left out"
+        text = (
+            f"source {name!r} has no sample{whom}, so stopping_strategy={self._strategy!r} {what}; "
+            "leave it out, give it more samples or files, or use fewer readers (num_shards; "
+            "without it, workers × ranks) [LL312]"
+        )
+        if not self._ended:
             reading.warn(text)
+        elif self._readers == 1 or text not in _TOLD:  # no batch comes to go with, to be told once
+            _TOLD.add(text)
+            warnings.warn(f"lit_loader: {text}", stacklevel=program_stacklevel())
 
     def _all_ended(self) -> bool:
         return not any(

@@ -123,6 +123,7 @@ class Recorder:
             queued += waited - since[1]
             active += ran + waited - sum(since) > ACTIVE * seconds
         return {
+            "worker_looks": waits.looks,
             "lock_fraction": waits.locked / looks,
             "page_fraction": waits.paging / looks,
             "running_threads": max(0, running) / max(1, seconds),

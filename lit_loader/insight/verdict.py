@@ -48,6 +48,7 @@ MOST: Final = 0.5  # part of a sum that makes one summand its cause
 ELSEWHERE: Final = 0.3  # part of a worker's time from which on it waits for something
 BUSY: Final = 0.7  # part of the time from which on a worker, or thread, counts as busy
 OFTEN: Final = 0.1  # part of the looks at workers that makes what they wait for the cause
+ENOUGH: Final = 20  # looks at workers of which none found one at a lock, so that there is none
 
 SLOWER: Final = 3  # times the mean sample's time from which on a sample is named
 
@@ -61,10 +62,14 @@ HELD: Final = 0.8 * sys.getswitchinterval()
 """Seconds that a thread waits for the interpreter's lock, on the mean, where others compute with
 it; where they let go of it, hardly any."""
 
-ALONE: Final = 1.2  # processors that threads may use together which take turns
+ALONE: Final = 1.2  # processors that workers may use together which take turns
 
 LARGE: Final = 4e6  # bytes of a batch whose copying takes the time
 QUICK: Final = 1e-3  # seconds of work on a batch below which handing it over takes longer
+
+INSTANT: Final = 0.25e-3
+"""Seconds of work on a batch below which handing it over takes a good part of the time, however
+busy workers are."""
 
 FEW: Final = 0.1
 """Part of the batches that remote workers must have made for their way to be judged."""
@@ -148,8 +153,8 @@ class LoaderStatistics:
             `lit_loader.read_stream` reads; 0 where the dataset uses neither.
         state: The part of ``fetch`` in which the ``state_dict`` of a stream was asked and written
             down; 0 where it has none.
-        lock_fraction: Part of the looks at workers, taken while the consumer waited, that found
-            them waiting for a lock that they share (Linux); 0: none, or no look was taken.
+        worker_looks: Looks at what workers slept at, taken while the consumer waited (Linux).
+        lock_fraction: Part of these that found a worker waiting for a lock that the workers share.
         page_fraction: Likewise for memory that comes from a disk: swap, or a mapped file.
         running_threads: Threads of the training process that ran, on the mean over ``seconds``
             (Linux); 0: not measured.
@@ -203,6 +208,7 @@ class LoaderStatistics:
     queued_fraction: float = 0.0
     read: StageTimes = field(default_factory=StageTimes)
     state: StageTimes = field(default_factory=StageTimes)
+    worker_looks: int = 0
     lock_fraction: float = 0.0
     page_fraction: float = 0.0
     running_threads: float = 0.0
@@ -325,10 +331,11 @@ def cause(statistics: LoaderStatistics) -> str:
         _kept_waiting(statistics),
         _stragglers(statistics),
         _network(statistics),
+        _small(statistics, INSTANT),
         _workers(statistics, everywhere),
         _parent(statistics),
         _crowded(statistics),
-        _small(statistics),
+        _small(statistics, QUICK),
     ):
         if found:
             return found
@@ -478,7 +485,8 @@ def _lock_of_threads(statistics: LoaderStatistics) -> str:
 def _interpreter(statistics: LoaderStatistics) -> str:
     """Advice where threads wait for the interpreter's lock, which one of them holds; else ""."""
     each = statistics.handover / max(1, statistics.batches)
-    if each < HELD or statistics.processor_fraction * _busy(statistics, 1) > ALONE:
+    crowded = statistics.queued_fraction >= ELSEWHERE  # then the loop waits for a processor, too
+    if each < HELD or crowded or statistics.processor_fraction * _busy(statistics, 1) > ALONE:
         return ""
     return (
         "worker threads hold the interpreter's lock (the loop waited "
@@ -557,10 +565,17 @@ def _workers(statistics: LoaderStatistics, num_workers: int) -> str:
         return text + storage
     computing, cheaper = statistics.processor_fraction, _cheaper(statistics, stage)
     queued = statistics.queued_fraction
+    waiting = computing and 1 - computing - queued >= ELSEWHERE
     few = processors is not None and computing * busy * num_workers < BUSY * processors
     if statistics.num_workers_reason:
         text += cheaper
-    elif computing and 1 - computing - queued >= ELSEWHERE and few:
+    elif waiting and few and _may_take_turns(statistics, busy * num_workers):
+        text = text.removesuffix(": ") + (
+            f", but they computed for {percent(computing)}, all together as much as one processor "
+            "can: either they wait for storage or network, and more workers help, or for a lock "
+            "that they share, and more do not; compare the samples a second with one worker more"
+        )
+    elif waiting and few:
         other = f"mark what waits with lit_loader.{_marked(statistics)}"
         text = text.removesuffix(": ") + (
             ", mostly waiting for storage, network or each other (they computed for "
@@ -580,6 +595,13 @@ def _workers(statistics: LoaderStatistics, num_workers: int) -> str:
         text += f"{cheaper}; with {counted(processors, 'processor')} more workers help only if "
         text += "they wait for files or network"
     return text + (_slowest(statistics) if stage == "fetch" else "")
+
+
+def _may_take_turns(statistics: LoaderStatistics, busy: float) -> bool:
+    """Whether so many busy workers may be one behind another at a lock which no look has shown."""
+    together = busy * (statistics.processor_fraction + statistics.queued_fraction)
+    sure = statistics.worker_looks >= ENOUGH and not statistics.lock_fraction
+    return not sure and statistics.num_workers > 1 and 1 / ALONE < together < ALONE
 
 
 def _marked(statistics: LoaderStatistics) -> str:
@@ -639,13 +661,14 @@ def _crowded(statistics: LoaderStatistics) -> str:
     )
 
 
-def _small(statistics: LoaderStatistics) -> str:
+def _small(statistics: LoaderStatistics, quick: float) -> str:
     """Advice where batches are made faster than they can be handed over; else ""."""
     made = sum(_made(statistics).values()) / statistics.batches
-    if made >= QUICK or statistics.wait.p50 >= QUICK:
+    if made >= quick or statistics.wait.p50 + statistics.decode.p50 >= QUICK:
         return ""
+    part = "most" if _busy(statistics, statistics.num_workers) < MOST else "much"
     return (
-        f"a batch is made in {duration(made)}, so handing it over takes most of the time: make "
+        f"a batch is made in {duration(made)}, so handing it over takes {part} of the time: make "
         "batches larger, or try num_workers=0"
     )
 

@@ -304,8 +304,9 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
             _check_source(split, source, self.shared_key is not None)
         short = {"batch_size": batch_size, "num_workers": num_workers, "pin_memory": pin_memory}
         short = {name: check_option(name, x) for name, x in short.items() if x is not None}
-        common = _config("loader", loader, LoaderConfig(), short)
         given = {"train": train, "val": val, "test": test, "predict": predict}
+        loader = _where_workers_are(loader, short, given)
+        common = _config("loader", loader, LoaderConfig(), short)
         self.datasets: dict[str, DatasetSource] = dict(datasets)
         self.configs = {name: _config(name, given[name], common) for name in SPLITS}
         self._single = _single_loaders(loaders or {}, self.configs)
@@ -694,6 +695,34 @@ def _config(
         return common.merged(**options) if options else common
     except OptionError as error:
         raise OptionError(f"{name}: {error.text}") from None
+
+
+def _where_workers_are(
+    loader: Options | None, short: Mapping[str, Any], given: dict[str, Options | None]
+) -> Options | None:
+    """Hand options for workers on to the splits that have some, where the common options have none.
+
+    An OptionError: the common options reach no split.
+    """
+    if not isinstance(loader, Mapping):
+        return loader
+    if loader and all(isinstance(own, LoaderConfig) for own in given.values()):
+        name = next(iter(loader))
+        raise OptionError(
+            f"loader={{{name!r}: ...}} reaches no split, for each has a LoaderConfig of its own: "
+            f"set it there; in Hydra loader.{name}= (at the root, not data.loader.{name}) is for "
+            "every split [LL720]"
+        )
+    with_workers = {
+        split: own
+        for split, own in given.items()
+        if isinstance(own, Mapping) and own.get("num_workers")
+    }
+    if not with_workers or {**loader, **short}.get("num_workers"):
+        return loader
+    handed_on = {name: loader[name] for name in FOR_WORKERS if name in loader}
+    given.update({split: {**handed_on, **own} for split, own in with_workers.items()})
+    return {name: value for name, value in loader.items() if name not in handed_on}
 
 
 def _of_workers(options: Mapping[str, Any]) -> bool:

@@ -32,8 +32,8 @@ _COUNTED: Final = (
 )
 _KEPT: Final = ("cache_bytes", "cache_bytes_missing")
 _AS_THE_LOADER: Final = (
-    *("num_workers", "num_workers_reason", "lock_fraction", "page_fraction", "running_threads"),
-    *("queued_threads", "active_threads", "surroundings"),
+    *("num_workers", "num_workers_reason", "worker_looks", "lock_fraction", "page_fraction"),
+    *("running_threads", "queued_threads", "active_threads", "surroundings"),
 )
 
 

@@ -25,7 +25,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import queue
@@ -55,7 +54,6 @@ from lit_loader.core.seeding.global_states import GlobalStates
 from lit_loader.core.seeding.seeds import of_thread
 from lit_loader.core.system.processors import ProcessorClock
 from lit_loader.core.system.shared_file import HeldFile, map_part, nameless_file, round_up
-from lit_loader.core.system.worker_waits import LONG
 from lit_loader.core.transport.loader_page import PAGE_BYTES, LoaderPage
 from lit_loader.core.transport.messages import POSITION, listed, position_of
 from lit_loader.core.transport.status_board import ROW_WORDS, Stage, StatusBoard, board_bytes
@@ -233,7 +231,7 @@ class ThreadExecutor(Executor):
         self._timeout, stall = loader.timeout, loader.stall_warning
         self._stall_of = core.seams.stall
         self._stall_limits = [stall, _SECOND_STALL * stall] if stall else []
-        # Seconds between two looks while nothing comes; none: nobody looks.
+        # Seconds between two looks for hangs and stalls while nothing comes; none: nobody looks.
         self._looks = [min(each / 4, _LONGEST_LOOK) for each in (self._timeout, stall) if each]
         self._stopping = self._told = False
         self._waits, self._submitter, self._before = 0, 0, GlobalStates.now()
@@ -256,11 +254,7 @@ class ThreadExecutor(Executor):
         before = self._mark() if not desk.done and timeout is None else None
         if len(desk.workers) < desk.wanted:
             self._start()
-        began = time.monotonic_ns()
         outcome = self._take(timeout)
-        waits, now = self._waits_of_threads, time.monotonic_ns()
-        if now - began > LONG and now >= waits.due:
-            waits.look(now, self._fetching(), threads=True)
         # A fork counts as a use; it moves none.
         after = None if before is None or outcome is None else GlobalStates.now()
         if before is not None and after is not None and after._replace(uses=before.uses) != before:
@@ -272,7 +266,7 @@ class ThreadExecutor(Executor):
         return outcome
 
     def _take(self, timeout: float | None) -> Outcome | None:
-        desk, stall = self._desk, None
+        desk, stall, waits = self._desk, None, self._waits_of_threads
         now, waited = time.monotonic(), 0.0
         self.waiting = True
         while not desk.done and not self._stopping:
@@ -283,9 +277,13 @@ class ThreadExecutor(Executor):
             self._look_for_a_hang(waited)
             if self._stall_limits:
                 stall = self._look_for_a_stall(waited, stall)
-            looks = [*self._looks, *([] if timeout is None else [timeout - waited])]
-            with contextlib.suppress(queue.Empty):
-                desk.bell.get(timeout=min(looks, default=None))
+            left = waits.left()
+            looks = [left, *self._looks, *([] if timeout is None else [timeout - waited])]
+            try:
+                desk.bell.get(timeout=min(looks))
+            except queue.Empty:
+                if min(looks) == left:
+                    waits.look(self._fetching(), threads=True)
         self.waiting = False
         if desk.bell.qsize():  # that of an outcome which nobody has waited for
             desk.bell.get()

@@ -274,6 +274,24 @@ def test_a_source_without_a_share_is_left_out_and_told_once(workers: int) -> Non
     assert [each.filename for each in caught] == [__file__]
 
 
+def test_a_reader_without_a_share_of_a_source_has_no_epoch_and_it_is_told() -> None:
+    """By "first_exhausted" nearly all of the others' samples would be left out in silence."""
+    sources = MixtureStream({"few": Held(0, 1), "many": Held(100, 60)})
+    line = "source 'few' has no sample for one or more of the 4 readers, so stopping_strategy='firs"
+    with (
+        DataLoader(sources, 5, num_shards=4) as loader,
+        pytest.warns(UserWarning, match=line) as caught,
+    ):
+        assert len(numbers(loader)) < 15
+    assert [each.filename for each in caught] == [__file__]
+    whole = MixtureStream(
+        {"few": Held(0, 1), "many": Held(100, 60)},
+        stopping_strategy="all_exhausted_without_replacement",
+    )
+    with DataLoader(whole, 5, num_shards=4) as loader:
+        assert len(numbers(loader)) == 61
+
+
 def test_a_mixture_of_nothing() -> None:
     nothing = MixtureStream([Held(0, 0)], epoch_length=5, stopping_strategy="repeat")
     with pytest.warns(

@@ -210,6 +210,11 @@ def test_refused_while_composing(application: Compose, override: str, message: s
         ),
         (["data.num_workers=-1"], "got num_workers=-1"),
         (
+            ["++data.loader.batch_size=4"],  # as Hydra proposes
+            "reaches no split, for each has a LoaderConfig of its own: set it there; in Hydra "
+            "loader.batch_size= (at the root, not data.loader.batch_size) is for every split",
+        ),
+        (
             ["+lit_loader/sampler@data.train=balanced"],
             "an iterable (batch_size missing: give it to the callable, in Hydra as "
             "data.train.batch_sampler.batch_size=…), got batch_sampler=",

@@ -221,6 +221,30 @@ def test_workers_that_wait(computing: float, queued: float, cores: int, expected
 
 
 @pytest.mark.parametrize(
+    ("computing", "workers", "looks", "locked", "sure"),
+    [
+        (0.5, 2, 100, 0.0, True),  # no look has found a lock
+        (0.5, 2, 100, 0.05, False),
+        (0.5, 2, 5, 0.0, False),
+        (0.25, 4, 0, 0.0, False),
+        (0.25, 2, 0, 0.0, True),  # one processor could do more
+        (0.5, 4, 0, 0.0, True),  # one could not do it
+        (0.5, 1, 0, 0.0, True),
+    ],
+)
+def test_workers_that_may_be_one_behind_another(
+    computing: float, workers: int, looks: int, locked: float, sure: bool
+) -> None:
+    """Together they compute as much as one processor can: that need not be by chance."""
+    busy = [0.95] * workers
+    fields = {"processor_fraction": computing, "lock_fraction": locked, "worker_looks": looks}
+    found = verdict(among(run(0.9, *busy, **fields), workers, processors=4))
+    assert ("mostly waiting for storage, network or each other" in found) == sure
+    assert ("add workers" in found) == sure
+    assert ("or for a lock that they share" in found) != sure
+
+
+@pytest.mark.parametrize(
     ("fields", "expected"),
     [
         ({"lock_fraction": 0.4}, "workers waited for a lock that they share (40 % of the looks"),

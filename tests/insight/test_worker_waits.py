@@ -49,10 +49,7 @@ def asleep(lock: Any, file: Path) -> None:
     [(at_a_lock, 3), (at_a_locked_file, 3), (at_a_locked_range, 3), (at_its_own_thread, 0),
      (asleep, 0)],
 )  # fmt: skip
-def test_what_a_process_waits_for(
-    target: Callable[..., None], locked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker_waits, "PAUSE", 0)
+def test_what_a_process_waits_for(target: Callable[..., None], locked: int, tmp_path: Path) -> None:
     lock, path = FORK.Lock(), tmp_path / "file"
     with lock, path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -68,15 +65,30 @@ def test_what_a_process_waits_for(
             time.sleep(0.05)
         waits = WorkerWaits()
         for _ in range(3):
-            waits.look(1, [process.pid])
+            waits.look([process.pid])
         process.kill()
         process.join()
         process.close()
     assert (waits.looks, waits.locked, waits.paging) == (3, locked, 0)
 
 
-def test_looks_have_pauses_and_gone_processes_count_as_not_waiting() -> None:
+def test_gone_processes_count_as_not_waiting() -> None:
     waits = WorkerWaits()
-    for now in (1, PAUSE, PAUSE + 1, 3 * PAUSE):
-        waits.look(now, [0, 2**22 + 1])
-    assert (waits.looks, waits.locked) == (6, 0)
+    waits.look([0, 2**22 + 1])
+    assert (waits.looks, waits.locked) == (2, 0)
+
+
+def test_looks_have_pauses_which_no_loop_keeps_in_time_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 10**12
+    monkeypatch.setattr(worker_waits.time, "monotonic_ns", lambda: now)
+    waits, pauses = WorkerWaits(), set[int]()
+    for _ in range(20):
+        left = waits.left()
+        assert PAUSE / 2 <= 1e9 * left <= 1.5 * PAUSE
+        now += int(1e9 * left) // 2
+        assert waits.left() < left  # until then it is the same look
+        now += int(1e9 * left)
+        pauses.add(round(20 * 1e9 * left / PAUSE))
+    assert len(pauses) > 10

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 import lit_loader
-from lit_loader import LoaderDataModule, OptionError
+from lit_loader import LoaderConfig, LoaderDataModule, OptionError
+from lit_loader.lightning.datamodule import SPLITS
 from tests.parity.tools import wait_gone
 from tests.support import lightning_runs
 from tests.support.lightning_runs import Noting, Parallel, needs_2_6, quiet_trainer
@@ -94,6 +95,9 @@ REFUSED: dict[str, Any] = {
         lambda: trained(num_workers=-1),
     "unknown option 'prefetch_factor': it is an option of the loaders: pass "
     "loader={'prefetch_factor': ...}, in": lambda: trained(prefetch_factor=4),
+    "loader={'batch_size': ...} reaches no split, for each has a LoaderConfig of its own: set it "
+    "there; in Hydra loader.batch_size= (at the root, not data.loader.batch_size)":
+        lambda: trained(loader={"batch_size": 4}, **dict.fromkeys(SPLITS, LoaderConfig())),
     "loaders has an unknown split 'vall': use 'train'": lambda: trained(loaders={"vall": {}}),
     "loaders['val'][1]: unknown option 'batchsize': did you mean 'batch_size'?":
         lambda: trained(loaders={"val": {1: {"batchsize": 4}}}),
@@ -176,6 +180,16 @@ def test_a_split_without_workers_below_common_options_for_workers() -> None:
     assert of_workers(data, "train") == (2, 4, True)
     with pytest.raises(OptionError, match="val: .* needs worker processes"):
         trained(loader=common, val={"num_workers": 0, "prefetch_factor": 3})
+
+
+def test_common_options_for_workers_where_only_splits_have_some() -> None:
+    common = {"prefetch_factor": 4, "persistent_workers": True, "batch_size": 8}
+    data = trained(loader=common, train={"num_workers": 2, "persistent_workers": False})
+    assert of_workers(data, "train") == (2, 4, False)
+    assert of_workers(data, "val") == (0, None, False)
+    assert {config.batch_size for config in data.configs.values()} == {8}
+    with pytest.raises(OptionError, match="loader: .* needs worker processes"):
+        trained(loader=common)
 
 
 def test_options_of_single_loaders() -> None:

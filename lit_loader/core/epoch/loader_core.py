@@ -51,7 +51,6 @@ from lit_loader.core.seeding.find_generators import find_generators
 from lit_loader.core.state.position import Shards
 from lit_loader.core.system.interrupts import HeldBack, let_handlers_through
 from lit_loader.core.system.processors import AS_TORCH_SAYS, times_of_threads
-from lit_loader.core.system.worker_waits import LONG
 from lit_loader.core.transport import loader_page
 from lit_loader.core.transport.loader_page import LoaderPage
 from lit_loader.describe import program_stacklevel
@@ -425,7 +424,7 @@ class LoaderCore:
         if early is not None and loader.persistent_workers:
             self.pool, self._started_with = pool, self.options()
         executor = PoolExecutor(pool, run.healer, self.depth, loader.memory_budget is not None)
-        pool.patient = bool(loader.timeout)
+        pool.patient, pool.waits = bool(loader.timeout), self.log.waits
         pool.page.begin_epoch(start.epoch, start.position.now().delivered)
         if begun is not None:
             executor.adopt(begun.tasks)
@@ -649,8 +648,6 @@ class LoaderCore:
             self.seams.sum_up(self)
         if log.threads is None and len(log.records) >= _FEW:
             log.threads = times_of_threads()
-        if record.wait > LONG and pool is not None:  # so there is time to look at its workers
-            log.waits.look(record.arrived, pool.workers.pids)
         auto = self.auto
         if auto is None or record.worker < 0 or not auto.add(record, again) or pool is None:
             return  # what this process has made itself says nothing of workers

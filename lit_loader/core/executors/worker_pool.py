@@ -49,6 +49,7 @@ from lit_loader.core.executors.pipes import Ended, Pipes
 from lit_loader.core.executors.worker_set import WorkerSet, explain_limit
 from lit_loader.core.seeding.bases import PassSeeds
 from lit_loader.core.system.interrupts import HeldBack
+from lit_loader.core.system.worker_waits import WorkerWaits
 from lit_loader.core.transport.arena import Arena, Slot
 from lit_loader.core.transport.loader_page import PAGE_BYTES, LoaderPage
 from lit_loader.core.transport.messages import (
@@ -226,6 +227,7 @@ class WorkerPool:
         # Whether the first batch of an epoch waits until all workers have left the one
         # before: then one that hangs there is found.
         self.patient = False
+        self.waits = WorkerWaits()  # what the workers sleep at meanwhile
         try:
             with HeldBack():
                 arena = Arena(size, in_flight, memory_budget)
@@ -409,10 +411,10 @@ class WorkerPool:
                     self._idle = bool(self._idle_workers())
                 # Else nobody could take a copy: a short time costs more than a long one.
                 patience = _STRAGGLING if self._idle else _FOR_EVER
-                came = self.pipes.wait(min(left, patience))
+                came = self._wait(min(left, patience))
                 if came is None and self._idle:
                     self._copy_for_the_idle()
-                    came = left > patience and self.pipes.wait(left)
+                    came = left > patience and self._wait(left)
             except Ended as ended:
                 self._dead = ended.sentinel
                 self._read_all()  # what it and others had finished comes out before
@@ -429,6 +431,12 @@ class WorkerPool:
                 else:
                     self._handle(message)
         return ready.popleft()
+
+    def _wait(self, seconds: float) -> bool | None:
+        return self.pipes.wait(seconds, self.waits.left(), self._look)
+
+    def _look(self) -> None:
+        self.waits.look(self.workers.pids)
 
     def _watch(self) -> None:
         """Tell of a stall; called when nothing has come for a second, or less, of waiting."""

@@ -3,24 +3,27 @@
 A worker that waits shows in its statistics as one that is busy. Whether it waits for storage, for a
 lock that it shares with the other workers, or for memory that comes back from a disk, only the
 kernel knows: ``/proc/PID/syscall`` says in which call a process sleeps. The consumer's process
-looks while it has nothing else to do, a few times a second.
+looks while it has nothing else to do, a few times a second: in the midst of a wait. At a batch's
+arrival, which ends one, a lock has just changed hands, and nobody waits for it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import platform
+import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
 from lit_loader.core.system import linux
 
-LONG: Final = 1_000_000
-"""Nanoseconds that the consumer must have waited for a batch for a look to be worth it."""
 
 PAUSE: Final = 30_000_000
-"""Nanoseconds between two looks, each of which costs some 20 microseconds a worker."""
+"""Nanoseconds between two looks, on the mean, each of which costs some 20 microseconds a worker."""
+
+_GOLDEN: Final = 0.618
+"""Of such steps no two come to nearly the same part of one: no loop's batches keep in time."""
 
 _CALLS: Final = {"x86_64": ("202", "73", "72"), "aarch64": ("98", "32", "25")}
 """By machine: the numbers of futex, flock and fcntl."""
@@ -36,18 +39,22 @@ class WorkerWaits:
         looks: At workers.
         locked: How many of them waited for a lock that processes, or the threads, share.
         paging: How many of them waited for a page of memory: from swap, or of a mapped file.
-        due: When the next look is due, by ``time.monotonic_ns()``.
     """
 
     def __init__(self) -> None:
         self.looks = self.locked = self.paging = 0
-        self.due = 0
+        self._due, self._part = 0, 0.0
 
-    def look(self, now: int, pids: Collection[int], *, threads: bool = False) -> None:
-        """Look at the workers, if it is time to: at processes, or at ``threads`` by native ids."""
-        if now < self.due or not pids:
-            return
-        self.due = now + PAUSE
+    def left(self) -> float:
+        """Seconds until the next look, if the consumer waits for so long."""
+        now = time.monotonic_ns()
+        if now >= self._due:
+            self._part = (self._part + _GOLDEN) % 1
+            self._due = now + int(PAUSE * (0.5 + self._part))
+        return (self._due - now) / 1e9
+
+    def look(self, pids: Collection[int], *, threads: bool = False) -> None:
+        """Look at the workers: at processes, or at ``threads`` by native ids."""
         for pid in pids:
             found = _sleeps_at(pid, threads)
             self.looks += 1
