@@ -18,7 +18,6 @@ from typing import Final
 
 from lit_loader.core.system import linux
 
-
 PAUSE: Final = 30_000_000
 """Nanoseconds between two looks, on the mean, each of which costs some 20 microseconds a worker."""
 
