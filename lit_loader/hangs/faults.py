@@ -147,6 +147,8 @@ def _doing(row: BoardRow, task: Any) -> str:
 
 def doing_task(row: BoardRow, indices: Any) -> str:
     """Say what a worker is at: ``fetching index 17 (sample 2 of batch 3, indices [...])``."""
+    if isinstance(indices, ReadPoint):  # where a reader is to begin
+        indices = None
     batch = f"batch {position_of(row.number)}, {describe_indices(indices)}"
     known = isinstance(indices, list) and 0 <= row.position < len(indices)
     index = indices[row.position] if known else NOT_KNOWN

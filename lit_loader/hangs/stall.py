@@ -191,7 +191,14 @@ def _advice(pool: Any, rows: dict[int, BoardRow], slow: bool, locked: bool) -> s
     if all(row.stage == Stage.STARTING for row in rows.values()) and not pool.workers.forks:
         return "They still start: what they import, or unpickle, takes long."
     advice = "Look at the stacks."
-    if pool.workers.forks and locked and any(map(pool.is_at_its_first, rows)):
+    if pool.of_readers and any(pool.is_at_its_first(w) and pool.is_successor(w) for w in rows):
+        advice += (
+            " This comes after a worker was replaced: if readers of this dataset wait for each "
+            "other where they begin (a barrier in __iter__), the new one waits there alone, and "
+            "for ever; with timeout=… (seconds) the loop ends with its stack, and "
+            "max_worker_restarts=0 raises at a worker's death [LL012]."
+        )
+    elif pool.workers.forks and locked and any(map(pool.is_at_its_first, rows)):
         native = Counter(looks.threads_of("self"))
         threads = native - Counter({name: native[name] for name in _UNNAMED})
         threads |= Counter(pool.workers.beside)
@@ -202,13 +209,6 @@ def _advice(pool: Any, rows: dict[int, BoardRow], slow: bool, locked: bool) -> s
             "ever. With "
             "timeout=… (seconds) lit_loader replaces such a worker, from the program as it is "
             "then; or set multiprocessing_context='forkserver' or 'spawn'."
-        )
-    elif pool.of_readers and any(pool.is_at_its_first(w) and pool.is_successor(w) for w in rows):
-        advice += (
-            " This comes after a worker was replaced: if readers of this dataset wait for each "
-            "other where they begin (a barrier in __iter__), the new one waits there alone, and "
-            "for ever; with timeout=… (seconds) the loop ends with its stack, and "
-            "max_worker_restarts=0 raises at a worker's death [LL012]."
         )
     else:
         advice += " With timeout=… (seconds) lit_loader replaces a worker that hangs."

@@ -19,7 +19,7 @@ BESIDE = {
 ASSEMBLED = {"loader", "__init__"}
 """What puts the rings together."""
 
-MOST_LINES = 18_800
+MOST_LINES = 17_730
 MOST_MODULES = 77
 MOST_FILES = {
     "remote": (r"remote", 14),

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from lit_loader.core.batch.progress import Progress
 from lit_loader.core.epoch.seams import Seams
 from lit_loader.core.executors.executor import Executor, Inline, Task
 from lit_loader.core.executors.outcome import Outcome
+from lit_loader.errors import WorkerRestartWarning
 from lit_loader.loader import _AddOns
 from tests.parity.tools import Gate
+from tests.support.faults import Faults, Strike
 from tests.support.samples import Call, Rows, ints
 
 EXPECTED: list[Any] = list(DataLoader(Rows(12), 4))
@@ -240,6 +243,23 @@ def test_workers_are_looked_at_once_a_second(monkeypatch: pytest.MonkeyPatch) ->
     with with_seams(looks, num_workers=2, multiprocessing_context="fork") as loader:
         list(loader)
     assert set(looks.found) <= {1, 2} and looks.found
+
+
+class Said(Seams):
+    def explain(self, pool: Any, death: Any, task: Any, waited: Any = None) -> str:
+        return f"Batch {task.number} has ended a worker by signal {-death.exitcode}."
+
+
+@pytest.mark.parametrize(
+    ("seams", "text"),
+    [(Said(), "Batch 2 has ended a worker by signal 9"), (Seams(), "exit code -9")],
+    ids=["toy", "none"],
+)
+def test_why_a_worker_died_may_be_told_otherwise(seams: Seams, text: str, tmp_path: Path) -> None:
+    faults = Faults(tmp_path, Strike("SIGKILL", "collating", 2))
+    told = pytest.warns(WorkerRestartWarning, match=text)
+    with with_seams(seams, num_workers=1, worker_init_fn=faults) as loader, told:
+        assert [*map(torch.Tensor.tolist, loader)] == [*map(torch.Tensor.tolist, EXPECTED)]
 
 
 @pytest.mark.parametrize("method", ["multiprocessing", "thread"])

@@ -61,10 +61,6 @@ _OR_SHUFFLED = (
     ". In Lightning, which shuffles a training loader on several ranks, and not on one: resume "
     "with as many ranks, or train with shuffle=True from the beginning"
 )
-_DIGITS: Final = 16
-"""Of a mark."""
-_MAX_READ = 2**32
-"""Batches of one reader are below it: their numbers, of all readers, are below `MAX_BATCHES`."""
 
 
 @dataclass(frozen=True)
