@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["Seams"]
-
 
 class Seams:
     """What may be added to a loader; knows no loader, and is asked with its core."""
