@@ -20,12 +20,6 @@ import numpy as np
 from lit_loader.describe import program_stacklevel, public
 from lit_loader.errors import OptionError
 
-__all__ = [
-    *("NOBODY", "READERS", "WORKERS", "get_epoch", "get_rng", "get_shard", "in_read", "note"),
-    *("read_apart", "reading", "reading_here", "share"),
-]
-
-
 _Context = AbstractContextManager[object]
 _Place = tuple[int, tuple[int, int], int, Any, int]
 

@@ -14,8 +14,6 @@ from torch.utils.data._utils import worker as torch_worker  # reach: torch: get_
 
 from lit_loader.context import WORKERS, get_rng, reading, reading_here
 
-__all__ = ["WorkerInfo", "show", "shown"]
-
 
 class WorkerInfo(torch_worker.WorkerInfo):
     """Torch's, which notes that a dataset (or worker_init_fn) asks whose share it is to give."""

@@ -47,8 +47,6 @@ from lit_loader.core.seeding.bases import Bases, LoaderSeeds, PassSeeds
 from lit_loader.core.state.position import EpochPosition, Position
 from lit_loader.describe import program_stacklevel
 
-__all__ = ["EpochBatches", "EpochStart", "Epochs"]
-
 if TYPE_CHECKING:  # it is loaded for a sampler of the user's
     from lit_loader.core.order.drawn_batches import DrawnBatches
 

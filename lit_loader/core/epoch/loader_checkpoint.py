@@ -23,8 +23,6 @@ from lit_loader.core.state.loader_state import LoaderState
 from lit_loader.core.state.position import COUNT, Position
 from lit_loader.core.state.untrusted_state import brief
 
-__all__ = ["load_state", "state_of", "take_state"]
-
 
 def take_state(core: LoaderCore) -> dict[str, Any]:
     """Give the state of a loader as a new dict of primitives."""

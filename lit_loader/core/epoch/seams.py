@@ -19,8 +19,6 @@ from typing import Any
 
 from lit_loader.core.state.position import EpochPosition, Position
 
-__all__ = ["Seams"]
-
 
 class Seams:
     """What may be added to a loader; knows no loader, and is asked with its core."""

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import dataloader
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # reach: torch: base class
 
-__all__ = ["TorchSurface", "run_patches"]
-
 
 class TorchSurface(_BaseDataLoaderIter):
     """Nothing of torch's class runs, its ``__init__`` included. `LoaderIterator` has the rest."""

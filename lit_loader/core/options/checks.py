@@ -25,23 +25,6 @@ from typing import Any, Final, NoReturn, TypeVar
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
-__all__ = [
-    *(
-        "MANY",
-        "START_METHODS",
-        "check_dataset",
-        "check_fields",
-        "checked",
-        "count",
-    ),
-    *("exception_classes", "filled_text", "flag", "function", "generator", "indices"),
-    *("is_dataset", "is_factory", "is_iterable", "is_list", "known_keywords", "known_options"),
-    *("memory_size", "number", "one_of", "or_none", "path", "plain", "positive", "refuse"),
-    "remote",
-    "renamed",
-    *("reseeding", "seconds", "start_method", "text", "undeferred", "whole_number", "workers"),
-]
-
 _Init = TypeVar("_Init", bound=Callable[..., None])
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -343,18 +326,18 @@ def generator(name: str, value: Any) -> Any:
     return value
 
 
-def remote(name: str, value: Any) -> Any:
-    """Check where remote workers come from, or make it of a mapping: it has its own checks."""
-    import lit_loader  # the face, which has the add-on's class when it is asked for
+def by_add_on(thing: str, check: str) -> Callable[[str, Any], Any]:
+    """Give the check of an add-on's option, which is imported for it: the method of a public name.
 
-    return lit_loader.RayWorkers.taken(name, value)
+    Or a function of one of the modules that the package gives when it is asked for them.
+    """
 
+    def ask(name: str, value: Any) -> Any:
+        import lit_loader
 
-def exception_classes(name: str, value: Any) -> Any:
-    """Check a list of exception classes, or of their names, by the add-on that reads again."""
-    from lit_loader import transient_errors
+        return getattr(getattr(lit_loader, thing), check)(name, value)
 
-    return transient_errors.exception_classes(name, value)
+    return ask
 
 
 # --- what is taken for a dataset ---

@@ -22,11 +22,6 @@ from lit_loader.core.options.checks import checked, count, flag, or_none, positi
 from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError
 
-__all__ = [
-    *("AT_FIRST", "FIXED", "FOR_WORKERS", "LoaderConfig", "UNEVEN_RANKS", "SHOWN_OTHERWISE"),
-    *("SampleErrorPolicy", "Seeding", "UnevenRanks", "WorkerMethod", "check_option"),
-]
-
 SampleErrorPolicy: TypeAlias = Literal["raise", "skip", "replace"]
 Seeding: TypeAlias = Literal["batch", "sample", "worker"]
 WorkerMethod: TypeAlias = Literal["multiprocessing", "thread"]
@@ -107,7 +102,7 @@ class LoaderConfig:
     sample_retries: int = checked(0, count)
     retry_backoff: float = checked(0.1, seconds)
     transient_errors: Sequence[type[Exception] | str] | None = checked(
-        None, or_none(checks.exception_classes)
+        None, or_none(checks.by_add_on("transient_errors", "exception_classes"))
     )
     memory_budget: int | str | None = checked(
         None, or_none(partial(checks.memory_size, low=1, below=math.inf))
@@ -117,12 +112,12 @@ class LoaderConfig:
     share_lists: bool = checked(False, flag)
     concurrent_reads: int = checked(16, partial(count, below=checks.MANY))
     num_remote_workers: int = checked(0, count)
-    remote: Any = checked(None, or_none(checks.remote))
+    remote: Any = checked(None, or_none(checks.by_add_on("RayWorkers", "taken")))
 
     def __post_init__(self) -> None:
         checks.check_fields(self)
         if self.num_remote_workers and self.remote is None:
-            object.__setattr__(self, "remote", checks.remote("remote", {}))
+            object.__setattr__(self, "remote", check_option("remote", {}))
         self.refuse(self._conflicts(), "[LL602]")
 
     if not TYPE_CHECKING:  # which is to find what is misspelt

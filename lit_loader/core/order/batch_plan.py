@@ -32,8 +32,6 @@ from lit_loader.core.order.orders import (
 from lit_loader.core.seeding.bases import Bases, LoaderSeeds
 from lit_loader.errors import OptionError, StateError
 
-__all__ = ["BatchPlan", "ComputedBatches", "Shard", "distributed_sampler_of", "lookahead"]
-
 _FIRST_CHUNK: Final = 256
 """Indices that are computed at first, and twice as many each time up to `CHUNK`: an epoch's first
 batch does not wait for those of the next hundred."""

@@ -53,8 +53,6 @@ from lit_loader.core.system.interrupts import is_interruption
 from lit_loader.describe import program_stacklevel, short_repr
 from lit_loader.errors import OptionError
 
-__all__ = ["DrawnBatches"]
-
 _NOWHERE: Final = -1
 _SAMPLER_STREAM = 0x5A3F  # keeps a sampler's seeds apart from those of the batches it makes
 _T = TypeVar("_T")

@@ -25,21 +25,6 @@ from lit_loader.core.state.untrusted_state import is_epoch
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
-__all__ = [
-    "CHUNK",
-    "ORDER",
-    "EndlessSampler",
-    "EpochOrder",
-    "Indices",
-    "OrderedSampler",
-    "OwnSampler",
-    "Seed",
-    "ShuffledSampler",
-    "epoch_number",
-    "resolve",
-    "shown_epoch",
-]
-
 Seed = int | Callable[[], int]
 Indices = npt.NDArray[np.int64]
 

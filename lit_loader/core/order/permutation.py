@@ -20,8 +20,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MAX_LENGTH", "TABLE_LENGTH", "Permutation"]
-
 MAX_LENGTH = 2**62
 TABLE_LENGTH = 1024
 """Up to this many elements the order is stored (8 KiB at most), beyond it is computed."""

@@ -32,8 +32,6 @@ from lit_loader.core.order.orders import (
 from lit_loader.core.seeding.bases import LoaderSeeds
 from lit_loader.errors import OptionError
 
-__all__ = ["SHUFFLED", "ShownSamplers", "choose_samplers", "is_share", "order_name"]
-
 SHUFFLED: Final = frozenset({ShuffledSampler.__name__, DistributedSampler.__name__})
 """Names in a state of the two orders that a `ShuffledSampler` can give."""
 

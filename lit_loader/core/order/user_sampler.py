@@ -24,8 +24,6 @@ from lit_loader.core.state.stateful import Opened
 from lit_loader.core.state.untrusted_state import alike, resuming
 from lit_loader.errors import StateError
 
-__all__ = ["SAMPLER", "Marks", "UserSampler"]
-
 Marks = list[tuple[type, Any]]
 
 SAMPLER = "sampler"

@@ -48,8 +48,6 @@ from lit_loader.core.seeding.global_states import (
 )
 from lit_loader.core.seeding.seeds import derive, extend
 
-__all__ = ["UNTOLD", "Bases", "LoaderSeeds", "PassSeeds", "Place", "rehearsal"]
-
 _MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
 _REPEATS: Final = 0x5EC0  # keeps a later pass of an epoch apart from what else is derived for it
 _ANEW: Final = 0xA4E3  # … and bases that follow from others

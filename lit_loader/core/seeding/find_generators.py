@@ -38,12 +38,6 @@ import torch.utils.data
 
 from lit_loader.core.seeding.seeds import derive
 
-__all__ = [
-    *("ADVICE", "CLOSED", "DrawnTables", "GLOBAL_GENERATORS", "GeneratorWatch", "HeldGenerators"),
-    *("controls", "find_generators"),
-    *("instance_dict", "is_leaf", "root_of", "set_children", "states_of"),
-]
-
 GLOBAL_GENERATORS: Final[tuple[Any, ...]] = (
     random.seed.__self__,  # type: ignore[attr-defined]
     np.random.rand.__self__,  # type: ignore[attr-defined]
