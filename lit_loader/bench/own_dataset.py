@@ -71,4 +71,16 @@ def in_users_words(error: BaseException) -> str:
         return f"{text}: {_LENGTHLESS}"
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_OTHERS)]
-    return f"{text} ({own[-1].filename}:{own[-1].lineno}, in {own[-1].name})" if own else text
+    if not own:
+        return text
+    return f"{text} ({own[-1].filename}:{own[-1].lineno}, in {own[-1].name}{_of_sample(error)})"
+
+
+def _of_sample(error: BaseException) -> str:
+    """Which sample was read, as the user's own ``__getitem__`` calls it; "": that is not known."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        if code.co_name == "__getitem__" and not code.co_filename.startswith(_OTHERS):
+            names = code.co_varnames[1 : min(2, code.co_argcount)]  # what comes after self
+            return "".join(f", {name}={frame.f_locals.get(name)!r:.60}" for name in names)
+    return ""

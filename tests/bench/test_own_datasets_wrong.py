@@ -79,7 +79,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         (["dataset=needs_more.Numbers"], ["No module named 'not_there_at_all'", "needs_more.py:1"]),
         (["dataset=mine_for_bench.NoFolder"], ["no folder data/train", "in __init__"]),
         (["dataset=mine_for_bench.NoLength"], ["has no len()", "give the dataset __len__"]),
-        (["dataset=mine_for_bench.BadSample"], ["no image in 0.jpg", "in __getitem__"]),
+        (["dataset=mine_for_bench.BadSample"], ["no image in 0.jpg", "in __getitem__, index=0)"]),
     ],
     ids=range(8),
 )
