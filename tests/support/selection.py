@@ -106,6 +106,7 @@ LINUX: Final = {
     "core/executors/test_recovery.py::test_the_launcher_is_killed": _LAUNCHER,
     "top/": "/proc says what there is to be seen",
     "core/executors/test_fork_safety.py": _LAUNCHER,
+    "core/executors/test_few_batches.py": _LAUNCHER,
     "core/executors/test_launcher.py": _LAUNCHER,
 }
 """Beginning of a test's name to what is Linux's in it."""

@@ -521,6 +521,11 @@ class LoaderCore:
             and loader.memory_budget is None
             and self.plan is not None
             and self.plan.is_steady,
+            batches=len(self.plan)
+            if self.plan is not None
+            and self.plan.is_computed
+            and not (loader.persistent_workers or self.auto)
+            else None,
         )
         pool.of_readers = self.iterable
         return pool

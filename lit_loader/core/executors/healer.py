@@ -150,6 +150,11 @@ class Healer:
             f"{message}\nIt has been replaced and nothing is lost (restart {self._charged} of at "
             f"most {budget} in this epoch)."
         )
+        if (starter := pool.workers.starter) is not None and starter.late:
+            notice += (
+                " The new worker is a fork of this program as it is now: what you have changed"
+            )
+            notice += " in the dataset since the epoch began is in its batches."
         self._replace(pool, death.worker, notice)
         return None
 

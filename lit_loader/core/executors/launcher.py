@@ -8,28 +8,22 @@
        ╰───── pidfd: "it has ended" ──────────────┼───────────────────╯
               "fate" ═════════════════════════════╯ exit code, peak memory
 
-Forking a process copies the locks that its other threads hold, and nothing in the copy will ever
-release them. A training process has many threads (autograd, OpenMP, loggers, the pin-memory thread)
-when a dead worker must be replaced in the middle of an epoch. So it forks once, when the pool is
-made, a process that has one thread only and never does anything else than fork. A worker made by it
-later is the same as one made at first: the same dataset, the same module state, nothing in motion.
+A fork copies the locks that other threads hold, and nothing in the copy will ever release them. A
+training process has many threads when a dead worker must be replaced in mid-epoch. So it forks
+once, when the pool is made, a process with one thread that does nothing else than fork. A worker
+made by it later is the same as a first one: the same dataset and module state, nothing in motion.
+Before its first request it does what every worker does first: if the fork has copied a held lock,
+it is stuck there, and not its workers. What is done then: `README.md`.
 
-- Before it takes a request, the launcher does once what every worker does first: if the fork has
-  copied a held lock, it is stuck there, and not its workers.
-- A launcher that is stuck, or was killed, is forked again. The third time in a row it is an error,
-  which names the stacks.
-- A worker that hangs in its first batch may wait for a lock of a library's that was held when the
-  launcher was forked: so will all workers from here. `other_starter` gives another origin.
-- The launcher does one thing at a time: it waits for a request, or for its parent's death.
-- Like workers, it leaves signals that are sent to a whole job to the parent. When that ends, so
-  does the launcher.
+It costs as much as a worker. So for an epoch of a few batches workers are forked from the parent
+itself, if it has no other threads, and the launcher when one has to be replaced. The new one has
+what the program has changed meanwhile, and the message says so.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import multiprocessing
 import os
 import pickle
@@ -46,17 +40,16 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-import numpy as np
 import torch
 
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.executors.payload import Links, Payload
 from lit_loader.core.executors.process_start import (
     Permit,
+    begin_fork,
     main_is_importable,
     permit,
     quiet_start,
-    renew_locks,
 )
 from lit_loader.core.executors.starters import (
     DirectStarter,
@@ -74,7 +67,15 @@ from lit_loader.core.system.signals import reset_signals
 from lit_loader.core.system.stack_dumps import DUMP_SIGNAL, StackFile, write_stacks_to
 from lit_loader.errors import LoaderError
 
-__all__ = ["ATTEMPTS", "Launcher", "make_starter", "other_starter"]
+__all__ = ["ATTEMPTS", "FEW_BATCHES", "Launcher", "make_starter", "other_starter"]
+
+FEW_BATCHES: Final = 64
+"""Batches that workers make in all, up to which no launcher is forked ahead for them."""
+
+_HARMLESS: Final = frozenset(
+    ("rich.live", "tensorboard.summary.writer.event_file_writer", "tqdm._monitor")
+)
+"""Modules whose threads show how a program gets on, and hold no lock that a worker needs."""
 
 ATTEMPTS: Final = 3
 """Forks in a row of which nothing comes, before it is an error."""
@@ -102,11 +103,17 @@ _forking: Final = threading.RLock()
 """Held while a launcher is forked: filelock, which many programs import, refuses two at a time."""
 
 
-def make_starter(context: BaseContext, links: Links, spec: BatchSpec) -> Starter:
-    """Choose where workers come from: on Linux, if they are to be forked, from a launcher."""
-    if context.get_start_method() == "fork" and _has_pidfds():
-        return Launcher(context, links, Payload(spec))
-    return DirectStarter(context, Payload(spec))
+def make_starter(context: BaseContext, links: Links, spec: BatchSpec, brief: bool) -> Starter:
+    """Choose where workers come from: on Linux, if they are to be forked, from a launcher.
+
+    ``brief``: they are all started at once, and make no more than :data:`FEW_BATCHES` batches.
+    """
+    direct = DirectStarter(context, Payload(spec))
+    if not direct.forks or not _has_pidfds():
+        return direct
+    others = {*threading.enumerate()} - {threading.current_thread()}
+    alone = all(type(thread).__module__ in _HARMLESS for thread in others)
+    return Launcher(context, links, direct.payload, direct if brief and alone else None)
 
 
 def other_starter(before: Starter, context: BaseContext, links: Links) -> Starter | None:
@@ -177,11 +184,15 @@ class LaunchedWorker(WorkerProcess):
 class Launcher(Starter):
     """Starts the launcher (its process id: ``pid``; 0: none) and asks it for workers.
 
-    For one thread at a time.
+    The first ones come from ``direct``, if there is such. For one thread at a time.
     """
 
-    def __init__(self, context: BaseContext, links: Links, payload: Payload) -> None:
+    def __init__(
+        self, context: BaseContext, links: Links, payload: Payload, direct: Any = None
+    ) -> None:
         super().__init__(payload)
+        self._direct: DirectStarter | None = direct
+        self.late = direct is not None
         self._context = context
         self._links = links
         self._stacks = StackFile(links.stacks.fd)
@@ -193,11 +204,21 @@ class Launcher(Starter):
         """Have a worker forked, by another launcher if need be."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
+                if self._direct is not None:
+                    self._direct._start(links, started)
+                    if len(started) == links.num_workers:
+                        self._direct = None
+                    return
                 if self._requests is None or wait_for([self._pidfd], 0):
                     # At first; and if it was killed. That is as it would be without one.
                     self._discard()
                     self._fork()
-                self._ask_for(links, started)
+                with permit() as given:  # of which the launcher has no copy
+                    request = links.worker, links.num_workers, links.token
+                    pid, error = self._ask(request, [links.control.fd, given.waiting.fd])
+                    if error:
+                        raise OSError(error, os.strerror(error))
+                    started.append(LaunchedWorker(self, pid))
                 return
             except _Lost as lost:
                 if attempt == ATTEMPTS:
@@ -207,20 +228,12 @@ class Launcher(Starter):
                         f"multiprocessing_context='forkserver' [LL016]; {lost}"
                     ) from None
                 self.notices.append(f"{lost}\nAnother one was forked, and nothing is lost.")
-            except OSError as error:
+            except OSError as why:
                 raise LoaderError(
-                    f"Worker {links.worker} cannot be started ({error.strerror}): "
+                    f"Worker {links.worker} cannot be started ({why.strerror}): "
                     "raise the limits (ulimit -n, ulimit -u), see that memory is left, or use "
                     "fewer workers [LL017]"
-                ) from error
-
-    def _ask_for(self, links: Links, started: list[WorkerProcess]) -> None:
-        with permit() as given:  # of which the launcher has no copy
-            request = links.worker, links.num_workers, links.token
-            pid, error = self._ask(request, [links.control.fd, given.waiting.fd])
-            if error:
-                raise OSError(error, os.strerror(error))
-            started.append(LaunchedWorker(self, pid))
+                ) from why
 
     def _ask(self, request: object, fds: Sequence[int] = ()) -> Any:
         """Send a request, and wait for the answer; _Lost: there is none, and no launcher."""
@@ -265,12 +278,10 @@ class Launcher(Starter):
         """Fork the launcher; its first answer says that it is ready."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent, threads = os.getpid(), threading.active_count() > 1
-        interval, collecting = sys.getswitchinterval(), gc.isenabled()
-        gc.disable()  # it would finalise, in the copy, what waits for threads
+        interval = sys.getswitchinterval()
         try:
-            if threads and interval < _UNDISTURBED:
-                sys.setswitchinterval(_UNDISTURBED)
-            with theirs, quiet_start(self._context), _forking:
+            sys.setswitchinterval(max(interval, _UNDISTURBED))
+            with theirs, quiet_start(self._context) as self._collects, _forking:
                 # A thread that waits for its turn by now asks soon for the lock of torch's
                 # generator, which is waited for; one that comes later does not. Nothing comes
                 # between this and the fork.
@@ -283,26 +294,22 @@ class Launcher(Starter):
                     _forking.release()
                     sys.setswitchinterval(interval)
                     ours.close()
-                    self._serve(theirs, parent, collecting, threads)
+                    self._serve(theirs, parent, threads)
             self._requests, self.pid, self._pidfd = ours, pid, linux.open_process(pid)
         except BaseException:
             ours.close()
             raise
         finally:
-            if threads and interval < _UNDISTURBED:
-                sys.setswitchinterval(interval)
-            if collecting:
-                gc.enable()
+            sys.setswitchinterval(interval)
 
     def fate(self, pid: int) -> tuple[int | None, int]:
         """Learn the exit code and the peak memory of a worker that has ended; None, 0: unknown."""
         if self._requests is None:
             return None, 0
         try:
-            found: tuple[int | None, int] = self._ask(pid)
+            return self._ask(pid)  # type: ignore[no-any-return]
         except _Lost:
             return None, 0
-        return found
 
     def _discard(self) -> int | None:
         """Kill the launcher; the workers that it has started live on. Returns its exit code."""
@@ -332,21 +339,14 @@ class Launcher(Starter):
             wait_for([self._pidfd], _ENDING)
         self._discard()
 
-    def _serve(
-        self, requests: socket.socket, parent: int, collecting: bool, threads: bool
-    ) -> NoReturn:
+    def _serve(self, requests: socket.socket, parent: int, threads: bool) -> NoReturn:
         """Be the launcher."""
         try:
-            renew_locks()
+            begin_fork(self._collects)
             reset_signals()
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(_STUCK)
             write_stacks_to(self._links.stacks.fd)
-            # What is the parent's stays the parent's: the workers' garbage collectors neither touch
-            # (and so copy) the pages of its objects nor finalise its garbage.
-            gc.freeze()
-            if collecting:
-                gc.enable()
             # This process may have children, whatever the parent was.
             multiprocessing.current_process().daemon = False
             rehearse(self.payload.open(), threads)
@@ -371,19 +371,14 @@ def rehearse(spec: BatchSpec, threads: bool) -> None:
     with contextlib.suppress(Exception):
         seed_worker(0)
     if threads:
+        generator: Any
         for generator in find_generators(spec.dataset, spec.collate_fn).generators:
+            # Nothing is drawn: with ``seeding="worker"`` its place counts.
             with contextlib.suppress(Exception):
-                _take_lock(generator)
-
-
-def _take_lock(generator: Any) -> None:
-    """Take a generator's lock, and draw nothing: with ``seeding="worker"`` its place counts."""
-    if isinstance(generator, torch.Generator):
-        generator.get_state()
-    elif isinstance(generator, np.random.RandomState):
-        generator.random_sample(0)
-    elif isinstance(generator, np.random.BitGenerator):
-        generator.random_raw(0)
+                if isinstance(generator, torch.Generator):
+                    generator.get_state()
+                else:  # NumPy's; others have no lock
+                    (getattr(generator, "random_raw", None) or generator.random_sample)(0)
 
 
 class _Server:
@@ -444,13 +439,8 @@ class _Server:
 
     def _fate(self, pid: int) -> tuple[int | None, int]:
         """Let go of a child that has ended; returns its exit code and peak memory."""
-        process, peak, code = self._workers.pop(pid, None), 0, None
+        process = self._workers.pop(pid, None)
         if process is None:
             return None, 0  # a worker of a launcher before this one
-        # Starting another process may have reaped it, and then has kept its exit code.
-        with contextlib.suppress(ChildProcessError):
-            _, status, usage = os.wait4(pid, 0)
-            peak = usage.ru_maxrss * 1024
-            code = os.waitstatus_to_exitcode(status)
-        reap(process)
-        return process.exitcode if code is None else code, peak
+        peak = reap(process)
+        return process.exitcode, peak

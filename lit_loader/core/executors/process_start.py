@@ -3,13 +3,14 @@
 And how it ends with its parent: `follow_parent`.
 
 `quiet_start` is around every start. The new process calls `reset_signals` first; if it was forked,
-`renew_locks` before. A fork copies the locks that other threads hold, and nobody in the copy gives
+`begin_fork` before. A fork copies the locks that other threads hold, and nobody in the copy gives
 them back.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import logging
 import multiprocessing
@@ -38,7 +39,7 @@ from lit_loader.errors import LoaderError
 
 __all__ = [
     *("Permit", "await_end_of_fork_server", "default_context", "follow_parent"),
-    *("importable_main", "main_is_importable", "permit", "quiet_start", "renew_locks"),
+    *("begin_fork", "importable_main", "main_is_importable", "permit", "quiet_start"),
     "sentinel_of",
 ]
 
@@ -117,8 +118,10 @@ def permit(forks: bool = False) -> Iterator[Permit]:
 
 
 @contextlib.contextmanager
-def quiet_start(context: BaseContext) -> Iterator[None]:
+def quiet_start(context: BaseContext) -> Iterator[bool]:
     """Start a process with signals held back until it has called :func:`reset_signals`.
+
+    Gives what a fork is to call :func:`begin_fork` with.
 
     Without, a Ctrl-C in that moment would run the parent's handler in the child. Helper processes
     of multiprocessing are started beforehand, or they would keep the signals blocked for good.
@@ -135,12 +138,16 @@ def quiet_start(context: BaseContext) -> Iterator[None]:
         resource_tracker.ensure_running()
     held = SENT_TO_ALL | (handled() if method == "fork" else set())
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    collects = gc.isenabled()
+    gc.disable()  # it would finalise, in a fork, what waits for threads
     try:
         with unguarded_fork(), _no_warning_of_threads():
             if method == "fork":
                 await_draws()
-            yield
+            yield collects
     finally:
+        if collects:
+            gc.enable()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -206,8 +213,8 @@ def _no_warning_of_threads() -> Iterator[None]:
 
 
 # reach: torch: the accelerators' locks, which a fork copies held; other versions keep theirs
-def renew_locks() -> None:
-    """Make locks new that others may have held, in a process just forked.
+def begin_fork(collects: bool) -> None:
+    """Keep the collector from the parent's objects, and make locks new that others may have held.
 
     - Of standard streams, and of the files that logs go to (Python makes those of logging new): a
       thread holds one while it writes, and one that waits for input all the time. What the buffers
@@ -215,6 +222,9 @@ def renew_locks() -> None:
     - Of accelerators: ``torch.manual_seed`` takes them, also where there is none.
     - Of ``numpy.random``.
     """
+    gc.freeze()  # else it copies their pages, and finalises its garbage
+    if collects:
+        gc.enable()
     for stream in _streams():
         buffer = getattr(stream, "buffer", stream)
         for kind in (io.BufferedWriter, io.BufferedReader):
@@ -230,10 +240,9 @@ def renew_locks() -> None:
 
 def _streams() -> Iterator[Any]:
     yield from (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
-    # A copy: in the parent, other threads may have been making loggers.
-    for logger in (logging.root, *list(logging.root.manager.loggerDict.values())):
-        for handler in getattr(logger, "handlers", ()):  # a placeholder has none
-            yield getattr(handler, "stream", None)
+    # reach: python: the handlers, without a look at hundreds of loggers, which copies their pages.
+    for handler in [*logging._at_fork_reinit_lock_weakset]:  # type: ignore[attr-defined]
+        yield getattr(handler, "stream", None)
 
 
 def follow_parent(parent: int) -> None:

@@ -25,26 +25,18 @@ from lit_loader.core.executors.payload import Links, Payload
 from lit_loader.core.executors.process_start import (
     Permit,
     await_end_of_fork_server,
+    begin_fork,
     importable_main,
     permit,
     quiet_start,
-    renew_locks,
 )
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.system.linux import open_process
 from lit_loader.errors import LoaderError
 
 __all__ = [
-    "STOP_GRACE",
-    "DirectStarter",
-    "RelayExit",
-    "Notice",
-    "Starter",
-    "WorkerProcess",
-    "end_processes",
-    "other_threads",
-    "reap",
-    "run_worker",
+    *("STOP_GRACE", "DirectStarter", "Notice", "RelayExit", "Starter", "WorkerProcess"),
+    *("end_processes", "other_threads", "reap", "run_worker"),
 ]
 
 STOP_GRACE: Final = 2.0
@@ -149,25 +141,35 @@ def other_threads() -> list[str]:
 class _ForkedProcess(getattr(multiprocessing.context, "ForkProcess", BaseProcess)):  # type: ignore[misc]
     """A process that is forked from one with other threads."""
 
+    collects: bool  # as `quiet_start` says
+
     def _bootstrap(self, *arguments: Any, **options: Any) -> Any:
-        renew_locks()
+        begin_fork(self.collects)
         # reach: python: before multiprocessing's own beginning, which needs the streams
         return super()._bootstrap(*arguments, **options)
 
 
-def reap(process: BaseProcess) -> None:
+def reap(process: BaseProcess) -> int:
     """Wait for a child that has ended, and let go of it, also where its exit status is lost.
 
     A program may ignore SIGCHLD, or wait for all of its children: then ``multiprocessing`` takes
-    such a child to be running, for good.
+    such a child to be running, for good. Returns its peak memory in bytes; 0: not known.
     """
+    # reach: python: what `multiprocessing` waits by, which keeps the exit code and not the memory
+    popen: Any = process._popen  # type: ignore[attr-defined]
+    peak = 0
+    if popen.returncode is None:
+        with contextlib.suppress(ChildProcessError):  # a fork server's, or others have waited
+            _, status, usage = os.wait4(popen.pid, 0)
+            popen.returncode = os.waitstatus_to_exitcode(status)
+            peak = usage.ru_maxrss * 1024
     process.join()
     if process.exitcode is None:
         # close() would refuse, and terminate(), which multiprocessing calls at the program's end,
         # would send a signal to another process that has its id by now.
-        # reach: python: the exit code of a process that others have waited for
-        process._popen.returncode = _UNKNOWN  # type: ignore[attr-defined]
+        popen.returncode = _UNKNOWN
         process.join()
+    return peak
 
 
 class DirectWorker(WorkerProcess):
@@ -182,16 +184,17 @@ class DirectWorker(WorkerProcess):
         with contextlib.suppress(OSError):
             pidfd = open_process(pid)
         super().__init__(pid, pidfd, process.sentinel)
+        self._peak = 0
 
     def _ended(self) -> tuple[int | None, int]:
         code = self._process.exitcode
         # What multiprocessing makes of a fork server that is gone.
-        return None if code == _UNKNOWN else code, 0
+        return None if code == _UNKNOWN else code, self._peak
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for the end, and for as long as that takes."""
         super().join()
-        reap(self._process)
+        self._peak = reap(self._process) or self._peak
 
     def close(self) -> None:
         """Let go of it, when a fork server has said, too, that it has ended."""
@@ -207,16 +210,12 @@ class Starter:
 
     forks = True  # so that a worker is what this process is
     again = False  # whether it has taken the place of another one, whose workers hang
+    late = False  # whether those to come are forked from this program as it is by then
 
     def __init__(self, payload: Payload) -> None:
         self.notices: deque[Notice] = deque()  # messages for the consumer
         self.beside: list[str] = []  # the threads that there were when a process was forked
         self.payload = payload
-
-    @property
-    def shared_data(self) -> int:
-        """Bytes of the dataset in a file that all workers map; forked ones need none."""
-        return self.payload.shared_bytes
 
     def start_all(self, links: Sequence[Links]) -> list[WorkerProcess]:
         """Start workers, each connected as these say: all or none.
@@ -248,11 +247,7 @@ class Starter:
 
 
 class DirectStarter(Starter):
-    """Starts workers as children of this process.
-
-    That is as clean as a launcher under "spawn" and "forkserver", which begin with a new
-    interpreter.
-    """
+    """Starts workers as children of this process, or of Python's fork server."""
 
     def __init__(self, context: BaseContext, payload: Payload) -> None:
         super().__init__(payload)
@@ -281,7 +276,7 @@ class DirectStarter(Starter):
 
     def _start_process(self, links: Links, started: list[WorkerProcess]) -> None:
         with permit(self.forks) as given:
-            process: BaseProcess = self._kind(
+            process: Any = self._kind(
                 target=run_worker,
                 args=(given, links, self.payload),
                 name=f"lit_loader worker {links.worker}",
@@ -289,7 +284,7 @@ class DirectStarter(Starter):
             )
             if self.forks:
                 self.beside = other_threads()
-            with importable_main(), quiet_start(self._context):
+            with importable_main(), quiet_start(self._context) as process.collects:
                 process.start()
             # When the program exits, multiprocessing would send each SIGTERM and wait for its end.
             # This private set of its is the only way to be left alone.

@@ -166,6 +166,7 @@ class WorkerPool:
         stall: Called with the pool at half of that; gives what tells of it, see `Seams.stall`.
         steady: The order is the same in each epoch. So batch ``n`` is rather for worker
             ``n % num_workers``, while that has room: what a dataset keeps there is found again.
+        batches: How many the workers make before they end; None: nobody knows.
 
     Raises:
         LoaderError: No worker can be started from here, or there is no memory.
@@ -184,6 +185,7 @@ class WorkerPool:
         stall_warning: float = 0.0,
         stall: Any = None,
         steady: bool = False,
+        batches: int | None = None,
     ) -> None:
         if multiprocessing.current_process().daemon:
             raise LoaderError(
@@ -249,7 +251,7 @@ class WorkerPool:
 
                     self._homes = ReaderHomes(turns, num_workers)
                 board.token, board.workers = self.token, num_workers
-                workers.prepare(spec, num_workers, context, seed, remote, relay)
+                workers.prepare(spec, num_workers, context, seed, remote, relay, batches)
                 self.notices = workers.notices  # for the consumer, of how workers were started
                 self._start_more()
         except BaseException as error:

@@ -18,16 +18,11 @@ from multiprocessing.context import BaseContext
 from typing import Any, Final
 
 from lit_loader.core.batch.batch_spec import BatchSpec
-from lit_loader.core.executors.launcher import make_starter, other_starter
+from lit_loader.core.executors.launcher import FEW_BATCHES, make_starter, other_starter
 from lit_loader.core.executors.outcome import WorkerDeath
 from lit_loader.core.executors.payload import Links
 from lit_loader.core.executors.pipes import Pipes
-from lit_loader.core.executors.starters import (
-    Notice,
-    Starter,
-    WorkerProcess,
-    end_processes,
-)
+from lit_loader.core.executors.starters import Notice, Starter, WorkerProcess, end_processes
 from lit_loader.core.system import linux
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.system.processors import usable_processors
@@ -74,6 +69,7 @@ class WorkerSet:
         seed: int,
         remote: Any,
         relay: int,
+        batches: int | None = None,  # as in `WorkerPool`
     ) -> None:
         """Get ready to start them, by their base seed; and the relay, whose number is given."""
         self.num_workers = num_workers  # how many there are to be
@@ -94,7 +90,8 @@ class WorkerSet:
         self.relay = None if remote is None else relay  # who stands for those elsewhere
         self.num_remote_workers = 0 if remote is None else spec.num_remote_workers
         self._context = context
-        self.starter = make_starter(context, self._links, spec)
+        brief = batches is not None and batches <= FEW_BATCHES and num_workers <= self._at_once
+        self.starter = make_starter(context, self._links, spec, brief)
         self.notices = self.starter.notices
         if remote is not None:
             remote.prepare(self._links, spec, self.notices)
@@ -127,8 +124,8 @@ class WorkerSet:
 
     @property
     def shared_data(self) -> int:
-        """Bytes of the dataset that they share."""
-        return 0 if self.starter is None else self.starter.shared_data
+        """Bytes of the dataset in a file that all of them map; forked ones need none."""
+        return 0 if self.starter is None else self.starter.payload.shared_bytes
 
     def is_wanted(self, worker: int) -> bool:
         """Whether there is to be a worker with this number."""

@@ -136,7 +136,7 @@ def stuck(*_):
 
 launcher.DEADLINE, launcher._STUCK = 10**5, 5
 launcher.rehearse = stuck
-list(DataLoader(range(4), num_workers=1, multiprocessing_context="fork"))
+list(DataLoader(range(99), num_workers=1, multiprocessing_context="fork"))
 """
 
 
