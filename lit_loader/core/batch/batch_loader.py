@@ -20,7 +20,6 @@ are always seeded: they cannot be read again.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from operator import is_
 from typing import Any, Final, TypeAlias
 
 from lit_loader.context import reading
@@ -121,7 +120,7 @@ class BatchLoader:
     def go_on_from(self, learned: Learned | None) -> None:
         """Know what the pass before has learned, in this process, of the same objects.
 
-        What they make on first use is there: so the first batch is made as all that follow.
+        What they make on first use is there: so the first batch need not be seeded.
         """
         watch, quiet, made = learned or (None, 0, False)
         if watch is not None and watch.is_of(self._watch):
@@ -173,15 +172,13 @@ class BatchLoader:
             self._enter(seeds, epoch, progress)
         if self._first or self._tables is not None:
             return self._load_watched(indices, number, progress)
-        known = self._watch.attributes() if self._goes_on else None
         if self.quiet < QUIET or self._watch.held.needs_seeds:
             batch = self._make(indices, number, progress)
         else:
             batch = self._make_unseeded(indices, number, progress)
-        if known is not None:
-            self._goes_on, now = False, self._watch.attributes()
-            rebound = len(known) != len(now) or not all(map(is_, known, now))
-            if rebound and self._watch.search(first_batch=True):
+        if self._goes_on:
+            self._goes_on = False
+            if self._watch.search(first_batch=True):  # it makes one in each pass
                 batch = self._noted(self._make_again(indices, number, progress))
         return batch
 

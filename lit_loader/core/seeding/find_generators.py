@@ -709,10 +709,6 @@ class GeneratorWatch:
         mine, others = self.roots, other.roots
         return len(mine) == len(others) and all(map(operator.is_, mine, others))
 
-    def attributes(self) -> list[Any]:
-        """Give what the dataset and its transforms have for attributes now."""
-        return [value for each in self.objects for value in instance_dict(each).values()]
-
     def search(self, late: bool = False, first_batch: bool = False) -> bool:
         """Search; returns whether there are generators that were not known.
 

@@ -352,16 +352,15 @@ class NewInEachEpoch(Data):
 
     def __init__(self) -> None:
         super().__init__("torch", "late ones")
-        self.epoch = -1
-        self.rng: Any = None
+        self.epoch, self.kept = -1, dict[str, Any]()
 
     def __len__(self) -> int:
         return SIZE * 3
 
     def __getitem__(self, index: int) -> tuple[int, float]:
         if self.epoch != get_epoch():
-            self.epoch, self.rng = get_epoch(), np.random.default_rng()
-        return index, self.rng.random()
+            self.epoch, self.kept["rng"] = get_epoch(), np.random.default_rng()
+        return index, self.kept["rng"].random()
 
 
 def test_a_generator_that_is_made_anew_in_each_pass_is_seeded_in_each() -> None:
