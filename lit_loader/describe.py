@@ -17,19 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, MethodType
 from typing import Any, Final, NamedTuple, TypeVar
 
-__all__ = [
-    "PACKAGE",
-    "FailingObject",
-    "annotate",
-    "callers",
-    "class_name",
-    "find_failing_object",
-    "message_of",
-    "program_stacklevel",
-    "public",
-    "short_repr",
-]
-
 PACKAGE: Final = os.path.join(os.path.dirname(__file__), "")
 """What the files of all our own frames in a traceback begin with."""
 

@@ -223,6 +223,11 @@ class _AddOns(Seams):
 
         return RemoteWorkers(loader.remote, loader.num_remote_workers, core.log.nodes)
 
+    def name_in_job(self, kind: str) -> Any:
+        from lit_loader.streams.job import Name
+
+        return Name(kind)
+
     def auto(self, core: Any) -> Any:
         from lit_loader.insight.auto_workers import AutoWorkers
 
@@ -273,11 +278,6 @@ class _AddOns(Seams):
         from lit_loader.hangs.stall import stall_of
 
         return stall_of(workers)
-
-    def name_in_job(self, kind: str) -> Any:
-        from lit_loader.streams.job import Name
-
-        return Name(kind)
 
     def words(self) -> Any:
         from lit_loader.streams import advice

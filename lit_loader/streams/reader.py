@@ -340,6 +340,14 @@ class Reader(BatchLoader):
             self._enter(*entered, progress)
 
 
+def _show_in_place_of(former: Any, dataset: Any) -> None:
+    """Let a reader's dataset be answered where another was."""
+    told, info = object.__getattribute__, shown()  # nobody has asked for a share
+    if type(info) is WorkerInfo and told(info, "dataset") is former:
+        rest = {name: told(info, name) for name in ("id", "num_workers", "seed")}
+        show(WorkerInfo(**rest, dataset=dataset))
+
+
 def _are_known(point: ReadPoint, found: dict[int, str]) -> bool:
     """Whether the batches that were read again are those that were given out, by their marks."""
     return all(
@@ -348,11 +356,3 @@ def _are_known(point: ReadPoint, found: dict[int, str]) -> bool:
         for mark in point.marks
         if mark.digest
     )
-
-
-def _show_in_place_of(former: Any, dataset: Any) -> None:
-    """Let a reader's dataset be answered where another was."""
-    told, info = object.__getattribute__, shown()  # nobody has asked for a share
-    if type(info) is WorkerInfo and told(info, "dataset") is former:
-        rest = {name: told(info, name) for name in ("id", "num_workers", "seed")}
-        show(WorkerInfo(**rest, dataset=dataset))

@@ -60,6 +60,14 @@ class Seams:
         """Give a pool's workers on other machines (`remote/starter.py`); None: there are none."""
         return None
 
+    def name_in_job(self, kind: str) -> Any:
+        """Give what names a loader of a kind to the ranks that share its data (`streams/job.py`).
+
+        Asked when these are more than one, once for a loader. It has ``is_in_job``, and
+        ``first_ranks``, which gives the first rank's numbers on each.
+        """
+        raise NotImplementedError
+
     def auto(self, core: Any) -> Any:
         """Give what sets the number of workers where that is ``"auto"`` (`AutoWorkers`)."""
         raise NotImplementedError
@@ -97,14 +105,6 @@ class Seams:
         Asked at half of ``stall_warning``. ``workers`` are a `WorkerPool`, or a list of threads.
         """
         return None
-
-    def name_in_job(self, kind: str) -> Any:
-        """Give what names a loader of a kind to the ranks that share its data (`streams/job.py`).
-
-        Asked when these are more than one, once for a loader. It has ``is_in_job``, and
-        ``first_ranks``, which gives the first rank's numbers on each.
-        """
-        raise NotImplementedError
 
     def words(self) -> Any:
         """Give the sentences on streams that do not keep what they promise (`advice.py`)."""

@@ -22,8 +22,6 @@ from typing import Any
 from lit_loader.core.state.untrusted_state import PRIMITIVES
 from lit_loader.errors import OptionError
 
-__all__ = ["Fingerprint", "fingerprint_of", "has_methods"]
-
 Fingerprint = dict[str, int | float | str | bool | None]
 
 
