@@ -35,7 +35,7 @@ from lit_loader.core.seeding.seeds import of_thread
 
 __all__ = [
     *("GlobalStates", "StatesKept", "documented", "note_use", "numpy_memory"),
-    *("numpy_place", "python_place", "python_state", "set_python_state"),
+    *("python_state", "set_python_state"),
 ]
 
 _numpy: Any = np.random  # its stubs do not know all of its functions
@@ -168,19 +168,6 @@ def python_state() -> Any:
     return (memory, _PYTHON.gauss_next) if memory else random.getstate()
 
 
-def python_place() -> tuple[int, int, float | None]:
-    """Give the first word of Python's generator, the place in its words, and what is in reserve."""
-    memory = _python_memory()
-    if memory:
-        place, word = _PLACE_AND_WORD.unpack_from(memory)
-        return word, place, _PYTHON.gauss_next
-    _, words, reserve = random.getstate()
-    return words[0], words[-1], reserve
-
-
-_PLACE_AND_WORD: Final = struct.Struct("iI")
-
-
 def set_python_state(state: Any) -> None:
     """Set Python's generator to a state that was read."""
     random.setstate(documented(state))
@@ -219,28 +206,6 @@ def numpy_memory() -> bytes:
         memory = _view_of(bits)
         _view = bits, memory, (_python_some, memory[-4 - _SOME :], *_torch_views)
     return bytes(_view[1])
-
-
-def numpy_place() -> tuple[int, int, float] | None:
-    """Give the same of NumPy's generator, as `python_place`; None: it is one of another kind.
-
-    What is in reserve lies in no memory that is documented, and asking for it takes 35 us. There is
-    nothing where the words are those behind a seed, which the second one shows: it follows from the
-    first.
-    """
-    memory = numpy_memory()
-    if memory:
-        word, second, place = (*_TWO_WORDS.unpack_from(memory), *_ONE_WORD.unpack_from(memory, -4))
-        if place == _WORDS and second == (1_812_433_253 * (word ^ word >> 30) + 1) % 2**32:
-            return word, place, 0.0
-    state = _numpy.get_state(legacy=False)
-    if "key" not in state["state"]:
-        return None
-    return int(state["state"]["key"][0]), state["state"]["pos"], state["gauss"]
-
-
-_ONE_WORD: Final = struct.Struct("I")
-_TWO_WORDS: Final = struct.Struct("2I")
 
 
 def _view_of(bits: Any) -> memoryview:

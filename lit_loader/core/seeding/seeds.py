@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 __all__ = [
     *("BatchRng", "await_draws", "canonical_pickle", "derive", "extend", "extend_each"),
     *("index_number", "of_thread", "renew_numpy_generator", "sample_seed", "seed_globals"),
-    *("seed_streams", "seed_worker", "tensor_bytes", "undrawn_places"),
+    *("seed_streams", "seed_worker", "tensor_bytes"),
 ]
 
 # --- what `lit_loader.get_rng` gives: it follows from the sample alone ---
@@ -275,15 +275,6 @@ class _OfThread(threading.local):
 
 
 of_thread: Final = _OfThread()
-
-
-def undrawn_places() -> tuple[tuple[int, int, float | None], tuple[int, int, float]]:
-    """Give the places where Python's and NumPy's would be, if this thread had them.
-
-    As `global_states.python_place` and ``numpy_place`` do. Python's words begin alike for each
-    seed, NumPy's with the seed.
-    """
-    return (2**31, 624, None), (of_thread.seeds[1], 624, 0.0)
 
 
 def seed_globals(seed: int, numpy: int | None = None, python: int | None = None) -> None:

@@ -1,9 +1,8 @@
-"""Whether a Mersenne Twister was begun from a seed, or from the system's entropy, by its words.
+"""Whether a Mersenne Twister was just begun from a seed, and not from entropy, by its words.
 
-Nothing else of a ``random.Random`` says so, and who shuffles by one that was begun from entropy
-gives shares that overlap. A seed has few words: ``init_by_array`` adds them, again and again, to
-the 624 of the state; entropy has as many as the state. Both steps can be taken back, as can the
-twist that follows after 624 draws. Source: M. Matsumoto, T. Nishimura, mt19937ar.c, 2002.
+Nothing else of a ``random.Random`` says so. A seed has few words: ``init_by_array`` adds them,
+again and again, to the 624 of the state; entropy has as many as the state. Both steps can be taken
+back. Source: M. Matsumoto, T. Nishimura, mt19937ar.c, 2002.
 """
 
 from __future__ import annotations
@@ -12,24 +11,12 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
-__all__ = ["begun_from_a_seed", "was_just_seeded"]
+__all__ = ["was_just_seeded"]
 
 _SIZE: Final = 624
 _ALL: Final = 0xFFFF_FFFF
-_TOP: Final = 0x8000_0000
-_MOST_TWISTS: Final = 64  # that are taken back: 40,000 draws, 50 ms
 _LONGEST_SEED: Final = 100  # words; that of a string has 16 and its own
 _WORDS: Final = 2 * _LONGEST_SEED  # that show it
-
-
-def begun_from_a_seed(words: Sequence[int]) -> bool:
-    """Say whether a state of 624 words follows from a seed; False too after very many draws."""
-    state = list(words)
-    for _ in range(_MOST_TWISTS):
-        if was_just_seeded(state):
-            return True
-        _untwist(state)
-    return False
 
 
 def was_just_seeded(words: Sequence[int]) -> bool:
@@ -63,14 +50,3 @@ def _is_of_few_words(state: list[int]) -> bool:
         first[i - 3] - (base[i] ^ _mixed(first[i - 4], 1664525)) & _ALL for i in range(4, _WORDS)
     ]
     return any(added[n:] == added[:-n] for n in range(1, _LONGEST_SEED))
-
-
-def _untwist(state: list[int]) -> None:
-    """Take the state back to where it was 624 draws before; but for 31 bits that have no effect."""
-    for i in reversed(range(_SIZE)):
-        word = state[i] ^ state[(i + 397) % _SIZE]
-        found = (word ^ 0x9908B0DF if word & _TOP else word) << 1 & _TOP
-        word = state[i - 1] ^ state[(i + 396) % _SIZE]
-        if word & _TOP:
-            word, found = word ^ 0x9908B0DF, found | 1
-        state[i] = found | word << 1 & ~_TOP & _ALL
