@@ -58,7 +58,7 @@ QUEUED: Final = 0.3
 OURS: Final = 0.75
 """Part of the processors that a program has, below which others are what its threads wait for."""
 
-HELD: Final = 0.8 * sys.getswitchinterval()
+HELD: Final = 0.5 * sys.getswitchinterval()
 """Seconds that a thread waits for the interpreter's lock, on the mean, where others compute with
 it; where they let go of it, hardly any."""
 
