@@ -58,7 +58,7 @@ QUEUED: Final = 0.3
 OURS: Final = 0.75
 """Part of the processors that a program has, below which others are what its threads wait for."""
 
-HELD: Final = 0.8 * sys.getswitchinterval()
+HELD: Final = 0.5 * sys.getswitchinterval()
 """Seconds that a thread waits for the interpreter's lock, on the mean, where others compute with
 it; where they let go of it, hardly any."""
 
@@ -702,9 +702,10 @@ def _besides(statistics: LoaderStatistics, transfer: StageTimes | None) -> Itera
     share = transfer.total / statistics.seconds if transfer and statistics.seconds else 0.0
     share = min(1.0, share)  # of a few batches, the last one's is behind their time
     if share >= MUCH:
-        unpinned = statistics.surroundings.device and not statistics.pin.total
-        advice = ": pin_memory=True makes it cheaper" if unpinned else ""
-        yield f"bringing batches to the device took {percent(share)} of the time{advice}"
+        device = statistics.surroundings.device
+        what = "bringing batches to the device" if device else "the way from a batch to its step"
+        advice = ": pin_memory=True makes it cheaper" if device and not statistics.pin.total else ""
+        yield f"{what} took {percent(share)} of the time{advice}"
     if statistics.tokens:
         yield f"{_number(statistics.tokens_per_second)} tokens a second"
     if statistics.worker_growth:

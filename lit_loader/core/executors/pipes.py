@@ -21,7 +21,6 @@ import termios
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 
 from lit_loader.core.transport.messages import SIZE, Message, Stop, pack, unpack_all
@@ -191,15 +190,11 @@ class Pipes:
             return []
         return unpack_all(data)
 
-    def wait(
-        self, timeout: float, pause: float = _LONGEST_WAIT, look: Callable[[], object] = list
-    ) -> bool | None:
+    def wait(self, timeout: float) -> bool | None:
         """Wait for something to happen.
 
         Args:
             timeout: Seconds at most.
-            pause: Seconds after which, if nothing has come, ``look`` is called, once.
-            look: Called then.
 
         Returns:
             True: see what there is. None: nothing has come, for ``timeout`` seconds or for one.
@@ -218,10 +213,7 @@ class Pipes:
                 raise PoolClosed
             try:
                 self.waiting = True
-                ready = poll.poll(1000 * min(longest, pause))
-                if pause < longest and not ready:
-                    look()
-                    ready = poll.poll(1000 * (longest - pause))
+                ready = poll.poll(1000 * longest)
                 self.waiting = False
             finally:
                 for pipe in blocked:

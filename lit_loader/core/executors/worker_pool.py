@@ -228,8 +228,7 @@ class WorkerPool:
         self.token = 1  # that of the epoch whose tasks are wanted
         # Whether the first batch of an epoch waits until all workers have left the one
         # before: then one that hangs there is found.
-        self.patient = False
-        self.waits = WorkerWaits()  # what the workers sleep at meanwhile
+        self.patient, self.waits = False, WorkerWaits()
         try:
             with HeldBack():
                 arena = Arena(size, in_flight, memory_budget)
@@ -435,10 +434,11 @@ class WorkerPool:
         return ready.popleft()
 
     def _wait(self, seconds: float) -> bool | None:
-        return self.pipes.wait(seconds, self.waits.left(), self._look)
-
-    def _look(self) -> None:
-        self.waits.look(self.workers.pids)
+        pause = self.waits.left()
+        if (came := self.pipes.wait(min(seconds, pause))) is None and pause < seconds:
+            self.waits.look(self.workers.pids)
+            came = self.pipes.wait(seconds - pause)
+        return came
 
     def _watch(self) -> None:
         """Tell of a stall; called when nothing has come for a second, or less, of waiting."""
