@@ -425,7 +425,7 @@ def storm():
 thread = threading.Thread(target=storm)
 thread.start()
 pids = set()
-for _ in range(15):
+for _ in range(8):
     with DataLoader(range(2), num_workers=2, multiprocessing_context=method) as loader:
         assert [int(batch) for batch in loader] == [0, 1]
     pids.update(os.read(ran[0], 1 << 16).split())

@@ -55,7 +55,7 @@ THINNED: Final = {
     "core/order/test_users_samplers.py::test_it_is_told_what_the_program_tells_and_no_more": 2,
     "insight/test_controller.py::test_as_good_as_the_best_fixed_number": 3,
     "parity/test_batches.py::test_workers_take_turns": 3,
-    "early/test_early_start.py::test_no_byte_is_another_for_it": 7,
+    "early/test_early_start.py::test_no_byte_is_another_for_it": 12,
     "insight/test_exactness_check.py::test_what_is_not_exact_is_told_once": 2,
     "faults/test_fault_matrix.py::test_what_ends_or_stops_a_worker": 4,
     "core/epoch/test_next_epoch.py::test_epochs_are_what_they_are": 2,
