@@ -69,8 +69,8 @@ from lit_loader.errors import LoaderError
 
 __all__ = ["ATTEMPTS", "FEW_BATCHES", "Launcher", "make_starter", "other_starter"]
 
-FEW_BATCHES: Final = 64
-"""Batches that workers make in all, up to which no launcher is forked ahead for them."""
+FEW_BATCHES: Final = 32
+"""Batches of an epoch up to which no launcher is forked ahead; with more it costs little."""
 
 _HARMLESS: Final = frozenset(
     ("rich.live", "tensorboard.summary.writer.event_file_writer", "tqdm._monitor")
