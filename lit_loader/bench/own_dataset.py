@@ -79,7 +79,7 @@ def in_users_words(error: BaseException) -> str:
 def _of_sample(error: BaseException) -> str:
     """Which sample was read, as the user's own ``__getitem__`` calls it; "": that is not known."""
     for frame, _ in traceback.walk_tb(error.__traceback__):  # reach: python: the user's own frame
-        code = frame.f_code
+        code = frame.f_code  # reach: python: the user's own frame
         if code.co_name == "__getitem__" and not code.co_filename.startswith(_OTHERS):
             names = code.co_varnames[1 : min(2, code.co_argcount)]  # what comes after self
             return "".join(f", {name}={frame.f_locals.get(name)!r:.60}" for name in names)

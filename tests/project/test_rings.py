@@ -22,7 +22,7 @@ ASSEMBLED = {"loader", "__init__"}
 MOST_LINES = 17_100
 MOST_MODULES = 75
 MOST_FILES = {
-    "remote": (r"remote", 10),
+    "remote": (r"remote", 11),
     "reads": (r"reads?_ahead|concurrent_reads|read_stream", 8),
     "shards": (r"num_shards|uneven_ranks", 6),
     "auto": (r"\bauto\b|AutoWorkers", 5),

@@ -300,7 +300,7 @@ class PoolMachine(RuleBasedStateMachine):
         turns=st.one_of(st.just(0), st.integers(1, 5)),
     )
     def begin(self, num_workers: int, depth: int, turns: int = 0, processors: int = 3) -> None:
-        def make(context: Any, links: Any, spec: Any) -> Simulation:
+        def make(context: Any, links: Any, spec: Any, brief: bool) -> Simulation:
             self.simulation = Simulation(links, turns)
             return self.simulation
 

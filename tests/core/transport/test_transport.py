@@ -151,10 +151,10 @@ class TestNarrowPipes:
             second = iter(loader)
             wait = Pipes.wait
 
-            def open_gate(pipes: Any, timeout: Any) -> bool:
+            def open_gate(pipes: Any, *how: Any) -> bool:
                 if not opened:
                     opened.append(gate.open())
-                return wait(pipes, timeout)
+                return wait(pipes, *how)
 
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Pipes, "wait", open_gate)
