@@ -19,7 +19,7 @@ BESIDE = {
 ASSEMBLED = {"loader", "__init__"}
 """What puts the rings together."""
 
-MOST_LINES = 17_100
+MOST_LINES = 16_950
 MOST_MODULES = 75
 MOST_FILES = {
     "remote": (r"remote", 11),
