@@ -51,6 +51,17 @@ class Samples(Dataset[Any]):
         return torch.zeros(self.nbytes, dtype=torch.uint8)
 
 
+class Ready(Samples):
+    """Gives the same tensor each time, so that reading it costs nothing."""
+
+    def __init__(self, nbytes: int, length: int) -> None:
+        super().__init__(nbytes=nbytes, length=length)
+        self.sample = torch.zeros(nbytes, dtype=torch.uint8)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.sample
+
+
 class Stream(IterableDataset[Any]):
     """The same, one after the other."""
 
@@ -312,7 +323,7 @@ PROGRAMS: dict[str, Program] = {
         ("return tensors or arrays",)
     ),
     "large batches": Program(
-        Samples(nbytes=4_000_000, length=240), W1, NONE, ("send less: a batch has 32 MB",)
+        Ready(4_000_000, length=240), W1, NONE, ("send less: a batch has 32 MB",)
     ),
     # Worker threads.
     "worker threads sleep": Program(
