@@ -83,9 +83,10 @@ def test_slow_is_not_stuck() -> None:
         time.sleep(0.1)
         return index
 
-    loader = DataLoader(Call(sample, 40), 20, num_workers=1, stall_warning=1.5)
+    # Looked at once a second.
+    loader = DataLoader(Call(sample, 50), 25, num_workers=1, stall_warning=1.5)
     with pytest.warns(StallWarning) as caught:
-        assert [len(batch) for batch in loader] == [20, 20]
+        assert [len(batch) for batch in loader] == [25, 25]
     [warning] = caught
     assert "its workers are slow, and get on" in str(warning.message)
     assert warning.filename == __file__

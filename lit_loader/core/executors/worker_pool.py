@@ -437,7 +437,7 @@ class WorkerPool:
         pause = self.waits.left()
         if (came := self.pipes.wait(min(seconds, pause))) is None and pause < seconds:
             self.waits.look(self.workers.pids)
-            came = self.pipes.wait(seconds - pause)
+            came = self.pipes.wait(min(seconds, _LONGEST_LOOK) - pause)
         return came
 
     def _watch(self) -> None:

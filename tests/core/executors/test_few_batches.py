@@ -31,9 +31,10 @@ OPTIONS: dict[str, Any] = {"batch_size": 1, "num_workers": 2}
 
 @pytest.fixture(autouse=True)
 def ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a program on two processors, which has no thread of pytest's."""
+    """As in a program on two processors, which has no thread of pytest's or of other tests."""
     monkeypatch.setattr(worker_set, "usable_processors", lambda: 2.0)
-    monkeypatch.setattr(launcher, "_HARMLESS", launcher._HARMLESS | {"threading"})
+    threads = {type(thread).__module__ for thread in threading.enumerate()}
+    monkeypatch.setattr(launcher, "_HARMLESS", launcher._HARMLESS | threads)
 
 
 PROGRAM = """
@@ -111,7 +112,7 @@ def waiting() -> Iterator[None]:
 @contextmanager
 def progress_bar() -> Iterator[None]:
     """The thread of one."""
-    thread = TMonitor(type("tqdm", (), {"_instances": ()}), 10)
+    thread = TMonitor(type("tqdm", (), {"_instances": ()}), 10_000)
     yield
     thread.exit()
 
