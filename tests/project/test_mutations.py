@@ -285,9 +285,21 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a dataset that begins to draw late draws without a seed",
-        "            if self._untouched():\n                if self._loan",
+        "            if GlobalStates.now() == before:\n                if self._loan",
         "            if True:\n                if self._loan",
         "core/batch/test_unseeded_batches.py",
+    ),
+    Mutation(
+        "a generator that is made anew in each pass is not seeded",
+        "if self._watch.search(first_batch=True):  # it makes one in each pass",
+        "if False:",
+        "core/batch/test_unseeded_batches.py",
+    ),
+    Mutation(
+        "a worker is forked beside a thread that may hold a lock",
+        "direct if brief and alone else None",
+        "direct if brief else None",
+        "core/executors/test_few_batches.py",
     ),
     Mutation(
         "the program's own generators are left moved",
@@ -379,7 +391,7 @@ MUTATIONS: Final = (
     # --- threads ---
     Mutation(
         "a draw from a global generator in a thread is not told",
-        "now._replace(uses=before.uses) != before:",
+        "after._replace(uses=before.uses) != before:",
         "False:",
         "threads",
     ),
@@ -465,8 +477,8 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "pin_memory fails where there is no accelerator",
-        "        if index is None:\n            warn(",
-        "        if False:\n            warn(",
+        "        if index is None:\n            if _TOLD:",
+        "        if False:\n            if _TOLD:",
         "accelerator parity/test_arguments.py",
     ),
     Mutation(

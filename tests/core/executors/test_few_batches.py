@@ -104,17 +104,21 @@ class Waiting(threading.Thread):
 def waiting() -> Iterator[None]:
     thread = Waiting()
     thread.start()
-    yield
-    thread.done.set()
-    thread.join()
+    try:
+        yield
+    finally:
+        thread.done.set()
+        thread.join()
 
 
 @contextmanager
 def progress_bar() -> Iterator[None]:
     """The thread of one."""
     thread = TMonitor(type("tqdm", (), {"_instances": ()}), 10_000)
-    yield
-    thread.exit()
+    try:
+        yield
+    finally:
+        thread.exit()
 
 
 def test_a_thread_may_hold_a_lock_that_of_a_progress_bar_does_not() -> None:
