@@ -26,7 +26,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 import torch.distributed
@@ -364,10 +364,6 @@ def _saved_by_lightning() -> Any:
     return saved_by_lightning
 
 
-_ADVISED: Final[set[str]] = set()
-"""Advice on the number of workers that this process was given: once, however many loaders ask."""
-
-
 @public
 class DataLoader(_TorchLoader[T_co]):
     """Loads batches of a dataset, in worker processes if you want them.
@@ -696,10 +692,7 @@ class DataLoader(_TorchLoader[T_co]):
         """Warn if there are more workers than processors that this process may use."""
         advice = advice_if_too_many(self.num_workers)
         processes = self.worker_method == "multiprocessing"
-        if advice in _ADVISED or not processes or self._core.auto is not None:
-            return
-        if advice is not None:
-            _ADVISED.add(advice)
+        if advice is not None and processes and self._core.auto is None:
             self._core.warn_once(advice)
 
     @property
