@@ -421,6 +421,7 @@ PARTICULAR = "table|token budget|bad samples, (S[ho]|read)|drawing, hidden|first
 """What the default run has no other test of."""
 
 
+@pytest.mark.filterwarnings("ignore:.*stay idle")  # a worker beside a single reader
 @pytest.mark.parametrize("name", some(9, first=1, also=PARTICULAR))
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_stopped_behind_each_batch_and_resumed_twice(name: str, workers: int) -> None:

@@ -436,7 +436,9 @@ class WorkerPool:
     def _wait(self, seconds: float) -> bool | None:
         pause = self.waits.left()
         if (came := self.pipes.wait(min(seconds, pause))) is None and pause < seconds:
+            self.pipes.waiting = True  # an exception that comes now breaks into nothing
             self.waits.look(self.workers.pids)
+            self.pipes.waiting = False
             came = self.pipes.wait(min(seconds, _LONGEST_LOOK) - pause)
         return came
 
