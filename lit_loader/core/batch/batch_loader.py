@@ -296,7 +296,7 @@ class BatchLoader:
             tables = DrawnTables(watch.objects)
         self._tables = None
         batch = self._make(indices, number, progress)
-        self._first = False
+        self._first = self._goes_on = False
         if tables is not None:
             found = tables.after_batch(lambda: self._drawn_in(number))
             self._tables = tables if found is None else None
