@@ -94,7 +94,7 @@ class WorkerTimeoutError(LoaderError, TimeoutError):
 
 
 class SampleErrorsError(LoaderError):
-    """An epoch has more bad samples than ``max_sample_errors`` allows, or none that is good.
+    """An epoch has more bad samples than the options allow, or none that is good.
 
     Attributes:
         errors: The last of them (at most 100), as `data/sample_errors.py`'s ``SampleError``.

@@ -245,7 +245,7 @@ class _AddOns(Seams):
     def sample_errors(self, core: Any, before: int) -> Any:
         from lit_loader.data.sample_errors import SampleErrorLog
 
-        return SampleErrorLog(core.loader.max_sample_errors, before)
+        return SampleErrorLog(core.loader.max_sample_errors, before, core.log)
 
     def sum_up(self, core: Any) -> None:
         from lit_loader.insight.recorder import Recorder

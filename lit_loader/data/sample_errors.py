@@ -15,12 +15,15 @@ import logging
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 from lit_loader.context import reading
+from lit_loader.core.batch.batch_spec import BatchWithReport
 from lit_loader.core.batch.fetch import NothingLeft
 from lit_loader.core.batch.progress import Progress
+from lit_loader.core.batch.timings import BatchLog
+from lit_loader.core.state.position import EpochPosition
 from lit_loader.describe import PACKAGE, annotate, class_name, message_of, short_repr
 from lit_loader.errors import OptionError, SampleErrorsError, StateError
 
@@ -220,27 +223,30 @@ class Attempts:
 class SampleErrorLog:
     """The sample errors of one epoch, on the consumer's side; each index counts once.
 
-    More than ``limit`` bad samples are an error; None: any number is tolerated.
+    More than ``limit`` bad samples are an error; None: any number is tolerated. ``before`` a resume
+    there were so many. ``log`` counts those of all epochs.
     """
 
-    def __init__(self, limit: int | None, before: int = 0) -> None:
-        self._limit = limit
+    def __init__(self, limit: int | None, before: int, log: BatchLog) -> None:
+        self._limit, self._log = limit, log
         self._seen: set[Any] = set()
         self._first: SampleError | None = None
         self._omitted = 0  # batches so far of which nothing was left
         self.count, self.retries = before, 0
         self.errors: deque[SampleError] = deque(maxlen=KEPT_ERRORS)  # the last of them
 
-    def new(self, errors: Sequence[SampleError]) -> list[SampleError]:
-        """Return those of a batch's bad samples that no batch before it has had."""
-        return [error for error in errors if _is_new(error.index, self._seen)]
-
-    def record(self, number: int, errors: Sequence[SampleError], retries: int) -> None:
-        """Note the :meth:`new` bad samples, and retries, of a batch given out or omitted now.
+    def note(self, number: int, made: BatchWithReport, place: EpochPosition) -> None:
+        """Note the bad samples of a batch that is given out or omitted now.
 
         Called in the order in which batches are given out, so that the limit is passed at the
         same batch for any number of workers: a SampleErrorsError.
         """
+        errors = [error for error in made.errors if _is_new(error.index, self._seen)]
+        self._log.counts["sample_errors"] += len(errors)
+        self._log.counts["sample_retries"] += made.retries
+        for error in errors:
+            self._log.note("bad sample", str(error))
+        place.skipped(len(errors))
         for error in errors[: max(0, KEPT_ERRORS - self.count)]:
             _log.warning("bad sample in batch %d, %s", number, error)
         if self.count <= KEPT_ERRORS < self.count + len(errors):
@@ -248,7 +254,7 @@ class SampleErrorLog:
         if errors and self._first is None:
             self._first = errors[0]
         self.count += len(errors)
-        self.retries += retries
+        self.retries += made.retries
         self.errors.extend(errors)
         if errors and self._limit is not None and self.count > self._limit:
             shown = "".join(f"\n  {error}" for error in self.errors)
@@ -258,17 +264,11 @@ class SampleErrorLog:
                 f"{self.count}: fix them or raise max_sample_errors; they are{which} "
                 f"[LL211]:{shown}"
             )
-
-    def omit(self, number: int, errors: Sequence[SampleError]) -> None:
-        """Note that nothing is left of a batch, with all of its bad samples.
-
-        SampleErrorsError: others were to take their places, of which none could be read either.
-        """
-        self._omitted += 1
-        if errors and errors[0].action == NOT_REPLACED:
+        self._omitted += made.omitted
+        if made.omitted and made.errors and made.errors[0].action == NOT_REPLACED:
             raise self._failed(
                 f"no sample of batch {number} could be read, nor any that was drawn in its place",
-                errors[0],
+                made.errors[0],
             )
 
     def end(self, epoch: int, delivered: int) -> SampleErrorsError | None:

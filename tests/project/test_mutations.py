@@ -446,7 +446,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a bad sample is not counted",
-        "log.sample_errors += len(errors)",
+        'self._log.counts["sample_errors"] += len(errors)',
         "pass",
         "insight/test_statistics.py::test_sample_errors_are_counted",
     ),

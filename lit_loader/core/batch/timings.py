@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -98,6 +98,7 @@ class BatchLog:
 
     Attributes:
         records: Of the batches given out last, which nobody has summed up.
+        counts: What add-ons count, by their names.
         worker_growth: Bytes a batch by which the workers' memory grows.
         last: Of the batch given out last.
         events: Of restarts and bad samples: moment, kind and text.
@@ -109,8 +110,8 @@ class BatchLog:
     """
 
     def __init__(self) -> None:
-        self.worker_restarts = self.sample_errors = self.sample_retries = 0
-        self.worker_growth = 0.0
+        self.worker_restarts, self.worker_growth = 0, 0.0
+        self.counts: Counter[str] = Counter()
         self.records: list[Timings] = []
         self.last: Timings | None = None
         self.events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS)

@@ -532,16 +532,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             return  # it has been taken back, and is given again
         self._noted = number
         if made.errors or made.retries or made.omitted:
-            log, seen = self._core.log, self.sample_errors
-            errors = seen.new(made.errors)
-            log.sample_errors += len(errors)
-            log.sample_retries += made.retries
-            for error in errors:
-                log.note("bad sample", str(error))
-            self._epoch.place.skipped(len(errors))  # type: ignore[union-attr]
-            seen.record(number, errors, made.retries)
-            if made.omitted:
-                seen.omit(number, made.errors)
+            self.sample_errors.note(number, made, self._epoch.place)  # type: ignore[union-attr]
         for note in made.notes:
             self._core.tell(note)
 
