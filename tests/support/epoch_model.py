@@ -16,11 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from lit_loader.core.seeding.seeds import derive
+
 GENERATORS = ("torch", "numpy", "python")
 
 Root = tuple[Any, ...]
 """What numbers follow from: ("seed", number); ("places", generator, its place, ...), from where it
-was drawn; ("anew", generators, a root), of which is known only that nothing else has it."""
+was drawn; ("anew", generators, a root) and ("beside", a look, a root), of which is known only that
+nothing else has it."""
 
 
 def source(root: Root) -> Root:
@@ -41,6 +44,8 @@ class Place(NamedTuple):
     ended: bool = False
     asked: int | None = None  # the epoch that was set last
     sampler: Any = None  # where the generator of the program's sampler was at the pass's start
+    look: int = 0  # names a pass that began beside another one, by where that one was
+    later: tuple[int, int] | None = None  # `counted` of what began beside it and was no look
 
     @property
     def anchor(self) -> int:
@@ -49,11 +54,19 @@ class Place(NamedTuple):
 
     def next_at(self, epoch: int) -> Place:
         """Give the start of a pass that follows."""
-        repeats, passed = self.repeats, self.epoch
-        if not (self.ended or self.given > 1):  # a look, which is no pass
-            repeats, passed = repeats - (self.epoch <= self.passed), self.passed
+        repeats, passed = self.counted()
         repeats += epoch <= passed
-        return self._replace(epoch=epoch, repeats=repeats, passed=passed, given=0, ended=False)
+        return self._replace(
+            epoch=epoch, repeats=repeats, passed=passed, given=0, ended=False, look=0, later=None
+        )
+
+    def counted(self, used: bool = False) -> tuple[int, int]:
+        """Give ``repeats`` and ``passed`` for what follows; a look that was not used is no pass."""
+        if self.later is not None:
+            return self.later
+        if self.ended or self.given > (not used):
+            return self.repeats, self.epoch
+        return self.repeats - (self.epoch <= self.passed), self.passed
 
 
 @dataclass(eq=False)
@@ -87,13 +100,14 @@ class Model:
     seed: int | None = None
     sampler: Any = None
     run: Callable[[Any], Sequence[Any]] | None = None
+    length: int | None = None  # batches of an epoch, where the loader can know
     bases: tuple[Root, tuple[Root, ...], int] | None = None
     next_epoch: int = 0
     request: list[int] | None = None  # an epoch; an object, by which its passes know it
     loaded: Place | None = None
     current: Pass | None = None
     beside: list[Pass] = field(default_factory=list)  # others in mid-epoch
-    looks: int = 0  # how many have begun beside the current one, and are not
+    looks: tuple[Any, int] = (), 0  # where the current one was at the last look, and which it was
     looked: Mapping[str, Any] = field(default_factory=dict)  # the generators, when last looked at
     origin: Any = None  # where torch's was when the bases were drawn from it
 
@@ -153,15 +167,17 @@ class Model:
 
     def become(self, one: Pass) -> None:
         """Let this be the current one."""
-        self.current, self.looks = one, 0
+        self.current = one
         if one.request is None:
-            self.next_epoch = one.place.epoch + 1
+            self.next_epoch = max(one.place.epoch, *(one.place.later or ())[1:], -1) + 1
 
     def begin(self, now: Mapping[str, Any], fresh: set[str]) -> tuple[Pass, set[str]]:
         """Begin at an iterator's first ``next()``; also say which generators are drawn from."""
         self.count()
         requested = None if self.request is None else self.request[0]
         beside = self.loaded is None and self.current is not None and self.current.is_midway
+        if beside and self.current is not None and self.current.place.given == self.length:
+            beside = False
         drew = set[str]()
         if self.loaded is not None:
             place = self.loaded
@@ -171,13 +187,14 @@ class Model:
         else:
             is_all, is_drawn, drew = self.renew(now, fresh)
             if is_all:
-                self.next_epoch = self.looks = 0
-            counted = self.next_epoch + (self.looks if beside else 0)
-            epoch = counted if requested is None else requested
+                self.next_epoch = 0
+            epoch = self.next_epoch if requested is None else requested
             if is_drawn:
                 assert self.bases is not None
                 self.bases = (*self.bases[:2], epoch)
             place = self.start(epoch)
+            if beside and requested is None and not is_all:
+                place = place._replace(look=self.look())
             if is_drawn:
                 place = place._replace(repeats=0, passed=-1)
         if requested is not None:
@@ -185,19 +202,31 @@ class Model:
         begun = Pass(place, self.request)
         if beside:
             self.beside.append(begun)
-            self.looks += 1
         else:
             self.beside = [] if self.loaded else [each for each in self.beside if each.is_midway]
             self.become(begun)
         self.loaded = None
         return begun, drew
 
+    def look(self) -> int:
+        """Name a pass that begins beside the current one."""
+        assert self.current is not None
+        at = self.current.place
+        where = at.look, at.epoch, at.given
+        self.looks = where, self.looks[1] + 1 if self.looks[0] == where else 0
+        return derive(*where, self.looks[1])
+
     def ask(self, one: Pass) -> None:
         """Let an iterator that has begun be asked for a batch."""
         if one in self.beside and one.looked:
             self.beside.remove(one)
-            if self.current is not None and self.current.is_midway:
-                self.beside.append(self.current)
+            current, place = self.current, one.place
+            if current is not None:
+                later = current.place.counted(used=current.is_midway)
+                if later != (place.repeats, place.epoch):
+                    one.place = place._replace(later=later)
+                if current.is_midway:
+                    self.beside.append(current)
             self.become(one)
 
     def give(self, one: Pass) -> None:
@@ -244,9 +273,14 @@ class Model:
 
     def columns(self, place: Place) -> list[tuple[str, Root, int, int]]:
         """Give what the columns of a pass's batches follow from: order, then each generator."""
-        drawn = zip(GENERATORS, place.drawn, strict=True)
+        order, roots = place.order, place.drawn
+        if place.look:  # what the program has seeded for this pass alone is not changed by it
+            order = ("beside", place.look, order)
+            if place.first != place.epoch:
+                roots = tuple(("beside", place.look, root) for root in roots)
+        drawn = zip(GENERATORS, roots, strict=True)
         return [
-            ("order", place.order, place.epoch, 0),
+            ("order", order, place.epoch, 0),
             *((name, root, place.epoch - place.first, place.repeats) for name, root in drawn),
         ]
 

@@ -208,7 +208,7 @@ class Ahead:
         if self._coming is None:
             self._coming = foresee(start.epoch, start.bases)
         for epoch, batch, indices in self._coming:
-            seeds = start.seeds.ahead(epoch - start.epoch)
+            seeds = start.following.ahead(epoch - start.epoch)
             task = Task(task_number(epoch, batch), indices, epoch, seeds, own=True)
             self.tasks[task.number] = task
             return task
@@ -221,7 +221,7 @@ class Ahead:
         before the next one was.
         """
         at, foreseen = start.position.start, self.start.position.start
-        if start.seeds != self.start.seeds.ahead(start.epoch - self.start.epoch):
+        if start.seeds != self.start.following.ahead(start.epoch - self.start.epoch):
             return False
         if plan is None:  # the readers' turns follow from where these are
             return (start.epoch, at.readers) == (self.start.epoch, foreseen.readers)

@@ -44,6 +44,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from lit_loader.core.order.batch_plan import BatchPlan, ComputedBatches
 from lit_loader.core.seeding.bases import Bases, LoaderSeeds, PassSeeds
+from lit_loader.core.seeding.seeds import derive
 from lit_loader.core.state.position import EpochPosition, Position
 from lit_loader.describe import program_stacklevel
 
@@ -86,6 +87,12 @@ class EpochStart:
     seeds: PassSeeds  # and what is drawn
     batches: EpochBatches | None  # from the position on; None for an iterable dataset
     position: EpochPosition  # where to begin; the iterator keeps it up to date
+
+    @property
+    def following(self) -> PassSeeds:
+        """What is drawn in the passes that follow, at this one's epoch; see `PassSeeds.ahead`."""
+        start = self.position.start
+        return dataclasses.replace(start, look=0).seeds if start.look else self.seeds
 
 
 @dataclass
@@ -148,7 +155,8 @@ class Epochs:
         self.begun: EpochPosition | None = None  # where the current iterator is, or was at its end
         self._before: _Pass | None = None  # the pass that was current before
         self._beside: list[_Pass] = []  # those of iterators in mid-epoch that are not current
-        self._looks = 0  # passes that have begun beside the current one, and are not
+        # Where the current one was when another began beside it last, and how many had there.
+        self._looks: tuple[tuple[int, ...], int] = (), 0
 
     def with_seeds(self, seeds: LoaderSeeds) -> Epochs:
         """Give a copy, which goes on from here by itself; both have the same samplers."""
@@ -185,17 +193,21 @@ class Epochs:
         self._count()
         loaded, requested, current = self._loaded, self._requested(), self._current
         beside = loaded is None and current is not None and current.goes_on
+        if beside and self.plan is not None and self.plan.is_computed:  # one has given all it had
+            beside = not self.plan.is_end(current.position.now().delivered)  # type: ignore[union-attr]
         given = None
         if loaded is not None:
             start, given = self._begin_loaded(loaded, requested)
         else:
             renewed = self._seeds.renew()
             if renewed == "all":
-                self._next = self._looks = 0
+                self._next = 0
             if current is not None and not beside:
                 self._warn_if_lost(current)
                 self._leave(current)
-            start = self._epoch_start(requested, looks=self._looks if beside else 0)
+            start = self._epoch_start(requested)
+            if beside and current is not None and requested is None and renewed != "all":
+                start = dataclasses.replace(start, look=self._look_at(current))
             if renewed:  # for this pass
                 start = dataclasses.replace(
                     start, bases=self._seeds.count_from(start.epoch), repeats=0, passed=-1
@@ -204,7 +216,7 @@ class Epochs:
         position = place(start)
         batches: EpochBatches | None = None
         if self.plan is not None and self.plan.is_computed:
-            batches = ComputedBatches(self.plan, start.epoch, start.bases)
+            batches = ComputedBatches(self.plan, start.epoch, start.own_bases)
         elif self.plan is not None:
             left = bool((start.sampler or {}).get("left"))
             batches = _drawn(self.plan, start, start.batches, given, left)
@@ -220,7 +232,7 @@ class Epochs:
         # All at once: nothing is called any more that a signal handler could raise in.
         self._loaded, self._asked = None, asked or self._asked
         if beside:
-            self._beside, self._looks = [*going_on, made], self._looks + 1
+            self._beside = [*going_on, made]
         else:
             self._beside = going_on if loaded is None else []
             self._become(made)
@@ -240,6 +252,8 @@ class Epochs:
             start = self._epoch_start(requested)
         else:
             return None
+        if start.look:  # workers foresee the orders of passes that follow one another
+            return None
         return dataclasses.replace(start, told=said.told(start, requested))
 
     def go_on(self, position: EpochPosition) -> None:
@@ -247,8 +261,12 @@ class Epochs:
         found = [each for each in self._beside if each.position is position]
         if not found or not position.since:  # its first one
             return
-        current = self._current
+        current, start = self._current, position.start
         self._beside.remove(found[0])
+        if current is not None:
+            later = current.position.now().counted(used=current.goes_on)
+            if later != (start.later or (start.repeats, start.epoch)):
+                position.start = dataclasses.replace(start, later=later)
         if current is not None and current.goes_on:
             self._beside.append(current)
             if self.plan is not None and self.plan.sampler.has_generators:
@@ -263,9 +281,10 @@ class Epochs:
     def _become(self, one: _Pass | None) -> None:
         """Let this be the current pass."""
         self._before, self._current = self._current, one
-        self.begun, self._looks = None if one is None else one.position, 0
+        self.begun = None if one is None else one.position
         if one is not None and one.asked is None:
-            self._next = one.position.start.epoch + 1
+            start = one.position.start
+            self._next = max(start.epoch, -1 if start.later is None else start.later[1]) + 1
 
     def _count(self) -> None:
         """Take the epoch that was asked for as begun, if the current pass is of it and counts."""
@@ -373,11 +392,19 @@ class Epochs:
         """Whether the program may have told a sampler of its own another epoch than was counted."""
         return loaded.requested is None and self.plan is not None and self.plan.sampler.is_programs
 
-    def _epoch_start(self, requested: int | None, looks: int = 0) -> Position:
-        """The start of an epoch: of that which was asked for, or else of the next one.
+    def _look_at(self, one: _Pass) -> int:
+        """Name a pass that begins beside another, by where that one is; no two have the same.
 
-        ``looks``: how many have begun beside the same pass before.
+        After a resume they have the names again that they would have had.
         """
+        now = one.position.now()
+        where = now.look, now.epoch, now.delivered
+        count = self._looks[1] + 1 if self._looks[0] == where else 0
+        self._looks = where, count
+        return derive(*where, count)
+
+    def _epoch_start(self, requested: int | None) -> Position:
+        """The start of an epoch: of that which was asked for, or else of the next one."""
         before = None if self.begun is None else self.begun.now()
         sampler = None
         if self.plan is not None:
@@ -386,7 +413,7 @@ class Epochs:
         epoch = requested
         if epoch is None:
             requested = None if before is None else before.requested
-            epoch = self._next + looks
+            epoch = self._next
         start = Position(epoch, self._seeds.bases(), sampler=sampler, requested=requested)
         if before is None:
             return start

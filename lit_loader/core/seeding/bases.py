@@ -12,6 +12,8 @@
 - **What is drawn differs from pass to pass**, also if a program sets the same epoch again: passes
   that begin at no later epoch than the one before are counted (``repeats``). So (epoch, repeats) is
   another one for each pass, and a single number says so in a state.
+- **A pass that begins beside another one, in mid-epoch,** may turn out to be a look, and moves no
+  position then. So it has bases of its own (`Position.look`), and is like no other pass.
 - **A generator that the program has seeded for a pass counts**: one that is found freshly seeded as
   a pass begins, and was not as the one before began, gives other bases, and counting begins again.
   So does torch's if it is where it was when the bases were drawn: the program has put it back.
@@ -51,6 +53,7 @@ from lit_loader.core.seeding.seeds import derive, extend
 _MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
 _REPEATS: Final = 0x5EC0  # keeps a later pass of an epoch apart from what else is derived for it
 _ANEW: Final = 0xA4E3  # … and bases that follow from others
+_BESIDE: Final = 0xBE51  # … and those of a pass that begins beside another
 _REHEARSAL: Final = 0x4EA5
 
 UNTOLD: Final = -(2**63)
@@ -102,6 +105,11 @@ class Bases:
         """Give those of one seed."""
         seed &= _MASK
         return cls(seed, seed, seed, seed)
+
+    def beside(self, look: int) -> Bases:
+        """Give those of a pass that begins beside another one; see `Position.look`."""
+        order, *drawn = (extend(base, _BESIDE, look) for base in (self.order, *self.drawn))
+        return replace(self, order=order, torch=drawn[0], numpy=drawn[1], python=drawn[2])
 
     @property
     def drawn(self) -> tuple[int, int, int]:

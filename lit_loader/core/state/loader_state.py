@@ -167,6 +167,10 @@ class LoaderState:
             state["passed"] = position.passed
         if position.unreadable:
             state["unreadable"] = position.unreadable
+        if position.look:
+            state["look"] = position.look
+        if position.later is not None:
+            state["later"] = list(position.later)
         bases = position.bases
         if bases != Bases.of(bases.order):
             state["bases"] = [*bases.drawn, bases.first, bases.older]
@@ -210,6 +214,8 @@ class LoaderState:
         told = field("told", lambda value: value is None or is_epoch(value), asked)
         told = epoch if version < VERSION else told
         unreadable = field("unreadable", is_count, count, 0)
+        look = field("look", lambda value: is_count(value, 2**64), count, 0)
+        later = field("later", _is_later, "a count and an epoch")
         batches = _checked_batches(batches)
         ahead = _checked_ahead(state.get("ahead", ()), batches)
         sampler = state.get("sampler")
@@ -223,7 +229,8 @@ class LoaderState:
             readers, numbers = reader_states().checked(state, fingerprint, version)
         position = Position(
             *(epoch, bases, batches, ahead, sampler, readers, False),
-            *(requested, since, repeats, passed, told, unreadable),
+            *(requested, since, repeats, passed, told, unreadable, look),
+            None if later is None else (later[0], later[1]),
         )
         return cls(position, samples, fingerprint, numbers)
 
@@ -302,6 +309,13 @@ def _checked_bases(bases: Any, seed: Any, version: int) -> Bases:
     ):
         raise damaged("bases must be three seeds, an epoch and a bool", bases)
     return Bases(order, *bases)
+
+
+def _is_later(value: Any) -> bool:
+    if value is None:
+        return True
+    pair = isinstance(value, (list, tuple)) and len(value) == 2
+    return pair and is_count(value[0]) and (value[1] == -1 or is_epoch(value[1]))
 
 
 def _checked_ahead(ahead: Any, batches: int) -> tuple[int, ...]:

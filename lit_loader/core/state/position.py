@@ -95,6 +95,11 @@ class Position:
     passed: int = -1
     told: int | None = None  # the epoch that the dataset is told; None: it is told none
     unreadable: int = 0  # samples of the epoch so far that were skipped or replaced
+    # Names a pass that has begun beside another one in mid-epoch, by where that one was; else 0.
+    look: int = 0
+    # ``repeats`` and ``passed`` of what has begun beside it, and was more than a look, for passes
+    # that follow; None: nothing was.
+    later: tuple[int, int] | None = None
 
     @property
     def anchor(self) -> int:
@@ -107,9 +112,18 @@ class Position:
         return self.batches + len(self.ahead)
 
     @property
+    def own_bases(self) -> Bases:
+        """What its pass follows from, other than those that follow."""
+        if not self.look:
+            return self.bases
+        own = self.bases.beside(self.look)
+        # What the program has seeded for this pass alone decides what is drawn.
+        return replace(self.bases, order=own.order) if self.bases.first == self.epoch else own
+
+    @property
     def seeds(self) -> PassSeeds:
         """What is drawn in its pass follows from these."""
-        bases, told = self.bases, UNTOLD if self.told is None else self.told
+        bases, told = self.own_bases, UNTOLD if self.told is None else self.told
         return PassSeeds(*bases.drawn, bases.first, self.repeats, told, bases.older)
 
     def passes(self, epoch: int, used: bool = False) -> dict[str, Any]:
@@ -117,10 +131,16 @@ class Position:
 
         One that has given a single batch was a look, and is no pass, unless that was ``used``.
         """
-        repeats, passed = self.repeats, self.epoch
-        if not (self.ended or self.delivered > (not used)):
-            repeats, passed = repeats - (self.epoch <= self.passed), self.passed
+        repeats, passed = self.counted(used)
         return {"repeats": repeats + (epoch <= passed), "passed": passed}
+
+    def counted(self, used: bool = False) -> tuple[int, int]:
+        """Give ``repeats``, and the epoch of the last pass, for passes that follow."""
+        if self.later is not None:
+            return self.later
+        if self.ended or self.delivered > (not used):
+            return self.repeats, self.epoch
+        return self.repeats - (self.epoch <= self.passed), self.passed
 
 
 class EpochPosition:

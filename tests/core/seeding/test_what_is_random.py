@@ -293,6 +293,80 @@ SEEDED: dict[Program, Any] = {
     all_are_seeded: (1, 1, 1),
 }
 
+# --- passes of one loader within each other ---
+
+
+def a_pass_in_each_step(make: Make) -> tuple[int, int]:
+    loader = make(Augmented(), batch_size=4, shuffle=True)
+    passes = [rows(loader) for _ in loader]
+    return distinct(map(tuple, passes)), distinct(tuple(row[0] for row in each) for each in passes)
+
+
+def looks_in_each_step(make: Make) -> int:
+    loader = make(Augmented(), batch_size=4, shuffle=True)
+    return distinct(tuple(rows([next(iter(loader))])) for _ in range(3) for _ in loader)
+
+
+def orders_of_looks(make: Make) -> int:
+    loader = make(Indices(200), batch_size=8, shuffle=True)
+    epochs = [
+        (batch, *(next(iter(loader)) for _ in range(2))) for _ in range(2) for batch in loader
+    ]
+    return distinct(indices([batch]) for batches in epochs for batch in batches)
+
+
+def begun_and_left_in_each_step(make: Make) -> int:
+    loader = make(Augmented(), batch_size=4, shuffle=True)
+    found = []
+    for _ in loader:
+        for number, batch in enumerate(loader):
+            found.append(tuple(rows([batch])))
+            if number == 1:
+                break
+    return distinct(found)
+
+
+def two_endless_ones_in_turns(make: Make) -> int:
+    loader = make(Augmented(), batch_size=4, shuffle=True)
+
+    def endless() -> Iterator[Any]:
+        while True:
+            yield from loader
+
+    one, other = endless(), endless()
+    turns = [one, other, one, one, other] * 9
+    return distinct(tuple(rows([next(each)])) for each in turns)
+
+
+def an_epoch_beside_an_iterator_that_is_kept(make: Make) -> int:
+    loader = make(Augmented(), batch_size=4, shuffle=True)
+    kept = iter(loader)  # as a tutorial shows some images
+    first = noise([next(kept)])
+    epochs = [noise(loader) for _ in range(3)]
+    assert not any(shared(first, each) for each in epochs)
+    return distinct(epochs)
+
+
+def seed_before_a_pass_in_each_step(make: Make) -> int:
+    loader = make(Augmented(), batch_size=4, shuffle=True)
+
+    def evaluate() -> tuple[Any, ...]:
+        torch.manual_seed(3)
+        return tuple(rows(loader))
+
+    return distinct(evaluate() for _ in loader)
+
+
+WITHIN: dict[Program, Any] = {
+    a_pass_in_each_step: (6, 6),
+    looks_in_each_step: 18,
+    orders_of_looks: 150,
+    begun_and_left_in_each_step: 12,
+    two_endless_ones_in_turns: 45,
+    an_epoch_beside_an_iterator_that_is_kept: 3,
+    seed_before_a_pass_in_each_step: 1,
+}
+
 HOW: dict[str, dict[str, Any]] = {
     "in the process": {},
     "workers": {"num_workers": 2},
@@ -334,6 +408,44 @@ def test_it_varies_and_is_independent(program: Program, wanted: Any, made: Make)
 def test_what_the_program_seeds_is_fixed(program: Program, wanted: Any, made: Make) -> None:
     assert program(made) == wanted
     assert program(made) == wanted
+
+
+@pytest.mark.parametrize(("program", "wanted"), named(WITHIN))
+def test_passes_within_each_other_are_new(
+    program: Program, wanted: Any, made: Make, how: dict[str, Any]
+) -> None:
+    if how.get("persistent_workers") and type(made(Indices(), 4)) is TorchLoader:
+        pytest.skip("torch's persistent workers have one iterator")
+    torch.seed()
+    assert program(made) == wanted
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resume_goes_on_beside_what_had_begun_within(workers: int) -> None:
+    """The passes that follow are those that would have followed, and so are looks."""
+
+    def loader() -> DataLoader[Tensor]:
+        return DataLoader(Augmented(), 4, shuffle=True, seed=1, num_workers=workers)
+
+    def step(loader: Any, number: int) -> list[Any]:
+        return [rows(loader) if number % 2 else rows([next(iter(loader))])]
+
+    def train(loader: Any, stop: int, state: Any = None, begin: int = 0) -> list[Any]:
+        found = []
+        for number, batch in enumerate(loader, begin):
+            found += [rows([batch]), *step(loader, number)]
+            if state is not None and number == stop:
+                state.update(loader.state_dict())
+                break
+        return found
+
+    state: dict[str, Any] = {}
+    with loader() as whole, loader() as before, loader() as after:
+        expected = train(whole, 6) + train(whole, 6)
+        found = train(before, 2, state)
+        after.load_state_dict(state)
+        found += train(after, 6, begin=3) + train(after, 6)
+    assert found == expected
 
 
 # --- as with torch's, and better ---
