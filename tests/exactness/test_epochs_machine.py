@@ -129,8 +129,7 @@ class Epochs(RuleBasedStateMachine):
         self.loaders = [self.loader]
         sampler = self.loader.batch_sampler.place if self.kind.drawing else None
         run = (lambda place: drawn(place)[1]) if self.kind.drawing else None
-        length = len(self.loader) if self.kind.shuffled else None
-        self.model = Model(self.seed, sampler, run, length, looked=generators())
+        self.model = Model(self.seed, sampler, run, looked=generators())
         self.names = set()
 
     @rule(workers=NUMBERS, persistent=st.booleans(), same=st.booleans())

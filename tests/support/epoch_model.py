@@ -45,7 +45,7 @@ class Place(NamedTuple):
     asked: int | None = None  # the epoch that was set last
     sampler: Any = None  # where the generator of the program's sampler was at the pass's start
     look: int = 0  # names a pass that began beside another one, by where that one was
-    later: tuple[int, int] | None = None  # `counted` of what began beside it and was no look
+    later: tuple[int, int] | None = None  # `repeats`, `passed` of what began beside it, no look
 
     @property
     def anchor(self) -> int:
@@ -54,19 +54,13 @@ class Place(NamedTuple):
 
     def next_at(self, epoch: int) -> Place:
         """Give the start of a pass that follows."""
-        repeats, passed = self.counted()
+        repeats, passed = self.later or (self.repeats, self.epoch)
+        if self.later is None and not (self.ended or self.given > 1):  # a look, which is no pass
+            repeats, passed = repeats - (self.epoch <= self.passed), self.passed
         repeats += epoch <= passed
         return self._replace(
             epoch=epoch, repeats=repeats, passed=passed, given=0, ended=False, look=0, later=None
         )
-
-    def counted(self, used: bool = False) -> tuple[int, int]:
-        """Give ``repeats`` and ``passed`` for what follows; a look that was not used is no pass."""
-        if self.later is not None:
-            return self.later
-        if self.ended or self.given > (not used):
-            return self.repeats, self.epoch
-        return self.repeats - (self.epoch <= self.passed), self.passed
 
 
 @dataclass(eq=False)
@@ -75,6 +69,7 @@ class Pass:
 
     place: Place
     request: object  # of the epoch, which it follows; None: it was counted to
+    number: int  # in the order in which passes have begun
     looked: int = 0
     alive: bool = True
 
@@ -100,13 +95,14 @@ class Model:
     seed: int | None = None
     sampler: Any = None
     run: Callable[[Any], Sequence[Any]] | None = None
-    length: int | None = None  # batches of an epoch, where the loader can know
     bases: tuple[Root, tuple[Root, ...], int] | None = None
     next_epoch: int = 0
     request: list[int] | None = None  # an epoch; an object, by which its passes know it
     loaded: Place | None = None
     current: Pass | None = None
     beside: list[Pass] = field(default_factory=list)  # others in mid-epoch
+    passes: int = 0  # that have begun
+    newest: tuple[int, int, int] = (-1, 0, -1)  # that was no look: number, `repeats`, epoch
     looks: tuple[Any, int] = (), 0  # where the current one was at the last look, and which it was
     looked: Mapping[str, Any] = field(default_factory=dict)  # the generators, when last looked at
     origin: Any = None  # where torch's was when the bases were drawn from it
@@ -176,8 +172,6 @@ class Model:
         self.count()
         requested = None if self.request is None else self.request[0]
         beside = self.loaded is None and self.current is not None and self.current.is_midway
-        if beside and self.current is not None and self.current.place.given == self.length:
-            beside = False
         drew = set[str]()
         if self.loaded is not None:
             place = self.loaded
@@ -199,7 +193,8 @@ class Model:
                 place = place._replace(repeats=0, passed=-1)
         if requested is not None:
             place = place._replace(asked=requested)
-        begun = Pass(place, self.request)
+        begun = Pass(place, self.request, self.passes)
+        self.passes += 1
         if beside:
             self.beside.append(begun)
         else:
@@ -220,13 +215,15 @@ class Model:
         """Let an iterator that has begun be asked for a batch."""
         if one in self.beside and one.looked:
             self.beside.remove(one)
-            current, place = self.current, one.place
-            if current is not None:
-                later = current.place.counted(used=current.is_midway)
-                if later != (place.repeats, place.epoch):
-                    one.place = place._replace(later=later)
-                if current.is_midway:
-                    self.beside.append(current)
+            for each in filter(None, (self.current, one)):
+                if each.counts or each.is_midway or not each.place.look:
+                    self.newest = max(
+                        self.newest, (each.number, each.place.repeats, each.place.epoch)
+                    )
+            if self.newest[0] > one.number:
+                one.place = one.place._replace(later=self.newest[1:])
+            if self.current is not None and self.current.is_midway:
+                self.beside.append(self.current)
             self.become(one)
 
     def give(self, one: Pass) -> None:

@@ -102,6 +102,7 @@ class _Pass:
     position: EpochPosition
     batches: EpochBatches | None
     iterator: Callable[[], object]  # a weak reference
+    number: int  # in the order in which passes have begun
     asked: tuple[int] | None  # by `set_epoch`; None: it was counted to
     loaded: Position | None  # the position that it has taken
     # Until the first commit: what was committed in the pass before, if that has batches which are
@@ -155,6 +156,8 @@ class Epochs:
         self.begun: EpochPosition | None = None  # where the current iterator is, or was at its end
         self._before: _Pass | None = None  # the pass that was current before
         self._beside: list[_Pass] = []  # those of iterators in mid-epoch that are not current
+        self._passes = 0  # that have begun
+        self._newest = -1, 0, -1  # the last that was no look: its number, ``repeats``, epoch
         # Where the current one was when another began beside it last, and how many had there.
         self._looks: tuple[tuple[int, ...], int] = (), 0
 
@@ -193,8 +196,6 @@ class Epochs:
         self._count()
         loaded, requested, current = self._loaded, self._requested(), self._current
         beside = loaded is None and current is not None and current.goes_on
-        if beside and self.plan is not None and self.plan.is_computed:  # one has given all it had
-            beside = not self.plan.is_end(current.position.now().delivered)  # type: ignore[union-attr]
         given = None
         if loaded is not None:
             start, given = self._begin_loaded(loaded, requested)
@@ -227,10 +228,11 @@ class Epochs:
         elif asked != (requested,):  # on a sampler
             asked = (requested,)
         earlier = self._unused() if self._ahead and not beside else None
-        made = _Pass(position, batches, weakref.ref(iterator), asked, loaded, earlier)
+        number = self._passes
+        made = _Pass(position, batches, weakref.ref(iterator), number, asked, loaded, earlier)
         going_on = [each for each in self._beside if each.goes_on]
         # All at once: nothing is called any more that a signal handler could raise in.
-        self._loaded, self._asked = None, asked or self._asked
+        self._loaded, self._asked, self._passes = None, asked or self._asked, number + 1
         if beside:
             self._beside = [*going_on, made]
         else:
@@ -261,12 +263,15 @@ class Epochs:
         found = [each for each in self._beside if each.position is position]
         if not found or not position.since:  # its first one
             return
-        current, start = self._current, position.start
-        self._beside.remove(found[0])
-        if current is not None:
-            later = current.position.now().counted(used=current.goes_on)
-            if later != (start.later or (start.repeats, start.epoch)):
-                position.start = dataclasses.replace(start, later=later)
+        current, one = self._current, found[0]
+        self._beside.remove(one)
+        for each in filter(None, (current, one)):
+            if each.counts or each.goes_on or not each.position.start.look:
+                start = each.position.start
+                self._newest = max(self._newest, (each.number, start.repeats, start.epoch))
+        number, *later = self._newest
+        if number > one.number:
+            position.start = dataclasses.replace(position.start, later=(later[0], later[1]))
         if current is not None and current.goes_on:
             self._beside.append(current)
             if self.plan is not None and self.plan.sampler.has_generators:
@@ -276,7 +281,7 @@ class Epochs:
                     "workers; use a loader for each, or shuffle=True [LL307]",
                     stacklevel=program_stacklevel(),
                 )
-        self._become(found[0])
+        self._become(one)
 
     def _become(self, one: _Pass | None) -> None:
         """Let this be the current pass."""

@@ -131,16 +131,10 @@ class Position:
 
         One that has given a single batch was a look, and is no pass, unless that was ``used``.
         """
-        repeats, passed = self.counted(used)
+        repeats, passed = self.later or (self.repeats, self.epoch)
+        if self.later is None and not (self.ended or self.delivered > (not used)):
+            repeats, passed = repeats - (self.epoch <= self.passed), self.passed
         return {"repeats": repeats + (epoch <= passed), "passed": passed}
-
-    def counted(self, used: bool = False) -> tuple[int, int]:
-        """Give ``repeats``, and the epoch of the last pass, for passes that follow."""
-        if self.later is not None:
-            return self.later
-        if self.ended or self.delivered > (not used):
-            return self.repeats, self.epoch
-        return self.repeats - (self.epoch <= self.passed), self.passed
 
 
 class EpochPosition:

@@ -137,15 +137,19 @@ def test_a_consumer_that_does_not_ask_for_the_end() -> None:
 
 
 def test_an_iterator_whose_rest_was_taken_over_is_at_its_end() -> None:
-    with many(4) as loader:
+    def passes(loader: DataLoader[Any]) -> list[Any]:
         old = iter(loader)
-        for _ in range(4):
-            next(old)
+        given = [next(old) for _ in range(4)]
         new = iter(loader)
         first = next(new)
         with pytest.raises(StopIteration):
             next(old)
-        assert lists([first, *new]) == lists(list(epoch(single(4), 1)))
+        return [lists(given), lists([first, *new]), lists([*loader])]
+
+    with many(4) as loader:
+        found = passes(loader)
+    assert found == passes(single(4))
+    assert found[0] != found[1] != found[2] == lists(list(epoch(single(4), 2)))
 
 
 def epoch(loader: DataLoader[Any], number: int) -> DataLoader[Any]:
