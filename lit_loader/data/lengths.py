@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +18,7 @@ from lit_loader.data.batch_order import BatchOrder, summarise
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError, StateError
 
-__all__ = ["LengthsSampler", "of_each_sample", "processes"]
+__all__ = ["LengthsSampler", "halved", "in_order", "of_each_sample", "processes"]
 
 _TOO_LONG: Final = ("raise", "skip", "truncate")
 """What becomes of a sample that is too long."""
@@ -53,6 +54,22 @@ class LengthsSampler(BatchOrder):
         self.num_replicas = processes() if given is None else given
         self._lengths: Indices = of_each_sample(name, lengths, "lengths", "ui").astype(np.int64)
         self.dataset_length = len(self._lengths)
+
+    def plan(self, epoch: int) -> tuple[Indices, Indices]:
+        """Give what an epoch's batches hold.
+
+        Args:
+            epoch: Epoch number.
+
+        Returns:
+            The samples' indices, batch behind batch, and the places among them where batches begin
+            and end: batch ``i`` is ``samples[starts[i] : starts[i + 1]]``. Both int64.
+        """
+        raise NotImplementedError
+
+    def batches(self, epoch: int) -> Callable[[int], Indices]:  # noqa: D102
+        samples, starts = self.plan(epoch)
+        return lambda number: samples[starts[number] : starts[number + 1]]
 
     def _fitting(self, tokens: Indices, most: int) -> Indices:
         """Give the samples, int64, that are not left out for having more than ``most`` tokens."""
@@ -104,6 +121,25 @@ class LengthsSampler(BatchOrder):
                 f"num_replicas={theirs} of the sampler, or at the start of an epoch{since} [LL316]"
             )
         return items
+
+
+def in_order(samples: Indices, starts: Indices, order: Indices) -> tuple[Indices, Indices]:
+    """Bring batches, as `LengthsSampler.plan` gives them, into another order."""
+    sizes = np.diff(starts)[order]
+    begins = np.concatenate([[0], np.cumsum(sizes)])
+    places = np.arange(begins[-1]) + np.repeat(starts[:-1][order] - begins[:-1], sizes)
+    return samples[places], begins
+
+
+def halved(starts: Indices, missing: int, weights: Indices) -> Indices:
+    """Cut so many of the batches in two, those of most weight; fewer, if they are single samples.
+
+    ``starts``: where batches begin and end, as of `LengthsSampler.plan`.
+    """
+    sizes = np.diff(starts)
+    largest = np.argsort(-np.where(sizes > 1, weights, -1), kind="stable")[:missing]
+    largest = largest[sizes[largest] > 1]
+    return np.sort(np.concatenate([starts, starts[largest] + sizes[largest] // 2]))
 
 
 def of_each_sample(name: str, source: Any, attribute: str, kinds: str) -> npt.NDArray[Any]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ from lit_loader.core.order.orders import Indices
 from lit_loader.core.order.permutation import Permutation
 from lit_loader.core.seeding.seeds import derive
 from lit_loader.core.state.fingerprint import Fingerprint
-from lit_loader.data.lengths import LengthsSampler
+from lit_loader.data.lengths import LengthsSampler, halved, in_order
 from lit_loader.data.pad import PadCollate
 from lit_loader.describe import public
 from lit_loader.errors import LoaderError
@@ -128,23 +128,7 @@ class PackingBatchSampler(LengthsSampler):
             f"seed={self.seed})"
         )
 
-    def batches(self, epoch: int) -> Callable[[int], Indices]:  # noqa: D102
-        samples, starts = self.plan(epoch)
-        return lambda number: samples[starts[number] : starts[number + 1]]
-
-    def plan(self, epoch: int) -> tuple[Indices, Indices]:
-        """Give what an epoch's packs hold.
-
-        Args:
-            epoch: Epoch number.
-
-        Returns:
-            The samples' indices, pack behind pack, and the places among them where packs begin and
-            end: pack ``i`` is ``samples[starts[i] : starts[i + 1]]``. Both int64.
-
-        Raises:
-            LoaderError: The epoch needs more packs than a pass has; make ``window`` larger.
-        """
+    def plan(self, epoch: int) -> tuple[Indices, Indices]:  # noqa: D102
         most, window = self._number, self._window
         samples, starts = self._packed(epoch, window)
         while len(starts) - 1 > most and not self.drop_last:
@@ -158,12 +142,9 @@ class PackingBatchSampler(LengthsSampler):
             samples, starts = self._packed(epoch, window)
         if self.shuffle:
             order = Permutation(len(starts) - 1, derive(self.seed, epoch, _PACKS))
-            samples, starts = _in_order(samples, starts, order.take(0, len(starts) - 1))
+            samples, starts = in_order(samples, starts, order.take(0, len(starts) - 1))
         while missing := max(0, most - (len(starts) - 1)):
-            sizes = np.diff(starts)
-            several = int((sizes > 1).sum())  # samples, which can be parted
-            largest = np.argsort(-sizes, kind="stable")[: min(missing, several)]
-            starts = np.sort(np.concatenate([starts, starts[largest] + sizes[largest] // 2]))
+            starts = halved(starts, missing, np.diff(starts))
         starts = starts[: most + 1]
         return samples[: starts[-1]], starts
 
@@ -253,14 +234,6 @@ def best_fit(lengths: Indices, room: int) -> tuple[Indices, Indices]:
     packs = np.empty_like(order)
     np.put_along_axis(packs, order, chosen.T, axis=1)
     return packs, (left < room).sum(axis=1)
-
-
-def _in_order(samples: Indices, starts: Indices, order: Indices) -> tuple[Indices, Indices]:
-    """Bring packs into another order."""
-    sizes = np.diff(starts)[order]
-    begins = np.concatenate([[0], np.cumsum(sizes)])
-    places = np.arange(len(samples)) + np.repeat(starts[:-1][order] - begins[:-1], sizes)
-    return samples[places], begins
 
 
 # --- a pack as one sequence ---

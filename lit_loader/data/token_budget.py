@@ -16,7 +16,7 @@ one goes on with samples of the next bucket, which are shorter.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from lit_loader.core.order.permutation import Permutation
 from lit_loader.core.seeding.seeds import derive
 from lit_loader.core.state.fingerprint import Fingerprint
 from lit_loader.data.balance import deal
-from lit_loader.data.lengths import LengthsSampler
+from lit_loader.data.lengths import LengthsSampler, halved, in_order
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 
@@ -162,10 +162,6 @@ class TokenBudgetBatchSampler(LengthsSampler):
         """Give the number of batches, on all ranks together; the same in every epoch."""
         return len(self._cuts) - 1
 
-    def batches(self, epoch: int) -> Callable[[int], Numbers]:  # noqa: D102
-        samples, starts = self.plan(epoch)
-        return lambda number: samples[starts[number] : starts[number + 1]]
-
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({len(self._lengths):,} samples in {len(self):,} batches, "
@@ -173,16 +169,7 @@ class TokenBudgetBatchSampler(LengthsSampler):
             f"num_replicas={self.num_replicas}, seed={self.seed})"
         )
 
-    def plan(self, epoch: int) -> tuple[Numbers, Numbers]:
-        """Give what an epoch's batches hold.
-
-        Args:
-            epoch: Epoch number.
-
-        Returns:
-            The samples' indices, batch behind batch, and the places among them where batches begin
-            and end: batch ``i`` is ``samples[starts[i] : starts[i + 1]]``. Both int64.
-        """
+    def plan(self, epoch: int) -> tuple[Numbers, Numbers]:  # noqa: D102
         cuts, samples = self._cuts, self._longest_first
         if not self.shuffle:
             return self._dealt(samples)[: cuts[-1]], cuts
@@ -195,10 +182,7 @@ class TokenBudgetBatchSampler(LengthsSampler):
         groups = Permutation(len(groups), derive(self.seed, epoch, _BATCHES)).at(groups)
         batches = (groups[:, None] * replicas + np.arange(replicas)).ravel()
         batches = np.concatenate([batches, np.arange(len(batches), count, dtype=np.int64)])
-        sizes = np.diff(cuts)[batches]
-        starts = np.concatenate([[0], np.cumsum(sizes)])
-        places = np.arange(starts[-1]) + np.repeat(cuts[:-1][batches] - starts[:-1], sizes)
-        return samples[places], starts
+        return in_order(samples, cuts, batches)
 
     def statistics(self) -> TokenBudgetStatistics:
         """Sum up the batches of the epoch that comes next; computes the whole epoch.
@@ -269,19 +253,11 @@ class TokenBudgetBatchSampler(LengthsSampler):
         if self.drop_last:
             cuts = cuts[: len(cuts) - (not full)]
             return np.array(cuts[: len(cuts) - (len(cuts) - 1) % self.num_replicas], np.int64)
-        return self._evened(np.array(cuts, np.int64), np.array(caps, np.int64)[bucket])
-
-    def _evened(self, cuts: Numbers, longest: Numbers) -> Numbers:
-        """Halve the largest batches until their number is a multiple of the ranks'."""
-        while missing := -(len(cuts) - 1) % self.num_replicas:
-            sizes = np.diff(cuts)
-            padded = np.where(sizes > 1, sizes * longest[cuts[:-1]], 0)
-            largest = np.argsort(-padded, kind="stable")[:missing]
-            largest = largest[sizes[largest] > 1]
-            if not len(largest):
-                break  # fewer samples than ranks: the loader's uneven_ranks decides
-            cuts = np.sort(np.concatenate([cuts, cuts[largest] + sizes[largest] // 2]))
-        return cuts
+        starts, longest = np.array(cuts, np.int64), np.array(caps, np.int64)[bucket]
+        # With fewer samples than ranks the loader's uneven_ranks decides.
+        while (missing := -(len(starts) - 1) % self.num_replicas) and len(starts) <= length:
+            starts = halved(starts, missing, np.diff(starts) * longest[starts[:-1]])
+        return starts
 
     def _runs(self) -> list[tuple[int, Numbers]]:
         """Find what is dealt: batches in a row of one step that have as many samples.
