@@ -179,7 +179,6 @@ def _use(chosen: Point, points: Sequence[Point], samples: float) -> str:
 
 
 def _rate(spread: Spread | None, samples: float) -> str:
-    """Samples a second, with their range over the rounds."""
     if spread is None:
         return "not measured"
     text = f"{samples / spread.median:,.0f} samples/s"
@@ -227,7 +226,6 @@ def _other_kind(chosen: Point, points: Sequence[Point], samples: float) -> list[
 
 
 def _doubts(chosen: Point, load: float, cores: float) -> list[str]:
-    """Why the advice may be wrong."""
     spread, reasons = chosen.figure(OURS), []
     if spread is not None and len(chosen.rounds) < 2:
         reasons.append("there was one round only")

@@ -26,8 +26,6 @@ _POOL: Final = 64  # different samples: fetching stays cheap, memory stays small
 
 
 class _Sized(Dataset[Any]):
-    """A dataset of a given length."""
-
     def __init__(self, length: int) -> None:
         self._length = length
 

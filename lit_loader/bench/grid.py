@@ -108,7 +108,6 @@ class Grid:
                 raise OptionError(f"{self._title} cannot be loaded: {reasons[0]}")
 
     def _load(self, point: Point, name: str, open_: Open, seconds: float) -> dict[str, float]:
-        """`FIGURES` of one setting."""
         options = _options(self._config, point, self._dataset, ours=name == OURS)
         setup = Setup(
             self._config.batch_size, point.num_workers, point.prefetch_factor, options=options

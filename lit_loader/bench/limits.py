@@ -46,7 +46,6 @@ class Limit:
         return {"": 1e6 * max(self._make() / self._cores, copy_seconds(self._nbytes))}
 
     def _make(self) -> float:
-        """Make batches in this process; seconds for one."""
         size, collate = self._setup.batch_size, self._setup.collate_fn
         begin = time.perf_counter()
         for number in itertools.islice(self._numbers, self._batches):

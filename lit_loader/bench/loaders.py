@@ -210,8 +210,6 @@ def _without_stderr() -> Iterator[None]:
 
 
 class _EndlessSampler:
-    """A sampler, epoch after epoch."""
-
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
 

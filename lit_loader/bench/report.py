@@ -101,7 +101,6 @@ def _rows(measurement: Measurement) -> Iterator[list[str | Text]]:
 
 
 def _number(value: float) -> str:
-    """A number with about three digits, thousands separated."""
     if value >= 100 or value == 0:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
@@ -164,7 +163,6 @@ def _workers(point: Point) -> str:
 
 
 def _rates(spread: Spread | None, samples: float) -> tuple[str, str]:
-    """Samples a second, and their range over the rounds."""
     if spread is None:
         return "–", ""
     return _number(samples / spread.median), _range(

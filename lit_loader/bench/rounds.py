@@ -85,7 +85,6 @@ class Measurement:
         return self._ratio(LIMIT, name)
 
     def _ratio(self, upper: str, lower: str) -> Spread | None:
-        """One's figure over another's, of the rounds in which both were measured."""
         both = [figures for figures in self.rounds if upper in figures and figures.get(lower)]
         return Spread.of([figures[upper] / figures[lower] for figures in both])
 

@@ -137,7 +137,6 @@ def _measure(session: Session, console: Console, grid: Grid | None) -> bool:
 
 
 def _plan(settings: Settings) -> dict[str, Rows]:
-    """The rows that are measured, by case."""
     from lit_loader.bench.cases import ROWS
 
     wanted = settings.rows

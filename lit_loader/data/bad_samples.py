@@ -122,7 +122,6 @@ class TolerantMapFetcher(MapFetcher):
         return [sample for sample in samples if sample is not BAD]
 
     def _replace(self, samples: list[Any], batch: Any, progress: Progress) -> None:
-        """Put other samples into the places of the bad ones."""
         errors = self._attempts.errors
         good = [place for place, sample in enumerate(samples) if sample is not BAD]
         others: Sequence[Any] = range(len(self._dataset))
@@ -224,7 +223,6 @@ class GoodSamples:
             del error  # its traceback holds this frame
 
     def _ask(self, _: None) -> Any:
-        """Return the source's next sample, or why there is none."""
         try:
             sample = next(self._source, _REACHED)
         except Exception as error:

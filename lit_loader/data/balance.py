@@ -46,7 +46,6 @@ _COMPARED = 64
 
 
 def _shuffled(length: int, seed: int, epoch: int) -> Permutation:
-    """Give the order that a loader with this seed shuffles by."""
     return Permutation(length, Bases.of(seed).order_seed(epoch, length))
 
 

@@ -99,7 +99,6 @@ class SharedStore:
         self._map(self._found_or_made(label) if label and shared else self._made())
 
     def _made(self) -> HeldFile:
-        """Make the file, for this process and those that it starts."""
         fd, sparse = nameless_file(_NAME)
         file = HeldFile(fd)
         if sparse:

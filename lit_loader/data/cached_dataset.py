@@ -1,12 +1,5 @@
 """`CachedDataset`: each sample is made once, and kept for all workers and epochs.
 
-::
-
-    dataset[i] ─▶ in memory? ─▶ on disk? ─▶ made by the wrapped dataset ─▶ drew random numbers?
-                      │            │                                         │no            │yes
-                      ▼            ▼                                         ▼              ▼
-                  a copy of it  a copy, kept in memory as well          kept, given      an error
-
 What changes from epoch to epoch comes behind it: ``CachedDataset(decoded, "4 GB").map(augment)``.
 """
 

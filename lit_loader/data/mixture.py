@@ -1,11 +1,6 @@
 """`MixtureDataset`, `MixtureSampler`: several map-style datasets as one, mixed by weights.
 
-And what both kinds of mixtures have: named sources::
-
-    draw ─▶ data/weights.py: its source, and how many draws of that source came before
-    that ─▶ pass, place = divmod(count, len(source)) ─▶ that pass's own shuffle ─▶ index
-
-The draws of all epochs are one endless sequence, of which epoch ``e`` is part number ``e``: so a
+And what both kinds of mixtures have: named sources. The draws of all epochs are one endless sequence, of which epoch ``e`` is part number ``e``: so a
 source that is larger than its share of an epoch is gone through to its end before anything of it
 comes again. Everything is computed from a seed: any draw is reached at once, nothing is stored.
 """
@@ -168,7 +163,6 @@ def named_sources(datasets: Any) -> tuple[list[str], list[Any]]:
 
 
 def _made(name: str, source: Any) -> Any:
-    """The dataset that a source is, or that a factory makes."""
     if not is_dataset(source) and not callable(source):
         raise OptionError(
             f"datasets[{name!r}] must be a dataset, or a factory without arguments, got "
@@ -179,7 +173,6 @@ def _made(name: str, source: Any) -> Any:
 
 
 def _length(name: str, dataset: Any) -> int:
-    """The samples of a source."""
     if not hasattr(type(dataset), "__len__"):
         raise OptionError(
             f"datasets[{name!r}] must have a length, got {type(dataset).__name__}: a "

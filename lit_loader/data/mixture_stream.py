@@ -194,8 +194,6 @@ def _check_distinct(names: Sequence[str], datasets: Sequence[Any]) -> None:
 
 
 class _Mixing(Iterator[Any]):
-    """One reader's pass over a `MixtureStream`."""
-
     def __init__(self, stream: MixtureStream) -> None:
         # Not get_shard(): that would count as if the sources had asked for their shares.
         index, count = share()
@@ -225,7 +223,6 @@ class _Mixing(Iterator[Any]):
             self._sources.append(None if dataset is None else _Source(dataset, number))
 
     def _go_on_by_own(self) -> None:
-        """Draw by this stream's own weights from here on."""
         self._until = None
         self._begin_by(self._history.going_on(self._own, self._draws), self._sources)
 
@@ -267,7 +264,6 @@ class _Mixing(Iterator[Any]):
         raise StopIteration
 
     def _next_source(self) -> int:
-        """Give the source that is drawn from next."""
         if self._measure is None:
             return self._timeline.source(self._draws)
         changes = self._history.changes
@@ -369,8 +365,6 @@ class _Mixing(Iterator[Any]):
 
 
 class _Measure:
-    """Counts the tokens of a sample."""
-
     def __init__(self, tokens: str | Callable[[Any], int]) -> None:
         self._tokens = tokens
 

@@ -117,8 +117,6 @@ class _Piece(NamedTuple):
 
 
 class _Packer(Iterator[dict[str, Tensor]]):
-    """One reader's pass over a `PackedStream`."""
-
     def __init__(self, stream: PackedStream) -> None:
         self._stream = stream
         self._opened: Opened | None = None

@@ -1,10 +1,5 @@
 """`PackingBatchSampler` and `PackCollate`: several samples in one sequence, without padding.
 
-::
-
-    shuffled order ─ windows ─ best fit, longest first ─▶ packs ─ shuffled ─▶ a batch is a pack
-    a pack's samples ─ PackCollate ─▶ Packed: all tokens in a row, and where each sample begins
-
 How many packs a window needs depends on what is in it, but every epoch has the same number of them:
 Lightning asks for the length once. It is that of epoch 0 and a few more. An epoch that needs fewer
 has some packs cut in two; one that needs more is packed in larger windows, which waste less.
@@ -171,7 +166,6 @@ class PackingBatchSampler(LengthsSampler):
 
     @functools.cached_property
     def _number(self) -> int:
-        """Find the number of packs that every epoch has."""
         packs, ranks = len(self._packed(0, self._window)[1]) - 1, self.num_replicas
         windows = -(-len(self._kept) // self._window)
         margin = math.ceil(_SPREAD * math.sqrt(windows)) if self.shuffle and windows > 1 else 0

@@ -150,7 +150,6 @@ class PadCollate:
         return self._join([tensor.to(dtype) for tensor in tensors], value, place)
 
     def _join(self, tensors: list[Tensor], value: float, place: str) -> Any:
-        """Make one of tensors that differ in their first dimension alone."""
         lengths = [len(tensor) for tensor in tensors]
         longest = -(-max(lengths) // self.pad_to_multiple_of) * self.pad_to_multiple_of
         values = tensors[0].new_full((len(tensors), longest, *tensors[0].shape[1:]), value)
@@ -181,6 +180,5 @@ def _check_fits(value: float, dtype: torch.dtype, place: str) -> None:
 
 
 def _few(items: Sequence[Any], of: Any) -> str:
-    """The different values of ``of(item)``, the first few of them, for messages."""
     distinct = list(dict.fromkeys(map(of, items)))
     return ", ".join(map(str, distinct[:4])) + (", …" if len(distinct) > 4 else "")

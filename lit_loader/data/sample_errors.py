@@ -1,9 +1,6 @@
 """Samples that cannot be read: how often they are tried, what is noted of them, what is too many.
 
-::
-
-    worker  Attempts ─SampleError─▶ BatchWithReport ─▶ parent  SampleErrorLog, in delivered order
-
+A worker's `Attempts` give `SampleError`s, which the parent notes in its `SampleErrorLog`.
 A *bad sample* is one whose reading raises an ``Exception``: ``dataset[index]``, ``__getitems__``,
 ``next()`` of an iterator, and nothing else.
 """

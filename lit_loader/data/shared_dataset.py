@@ -1,14 +1,4 @@
-"""`shared_dataset`: one process of a machine builds a dataset, the others map its arrays.
-
-::
-
-    lock ─▶ found? ──yes──▶ let go of, mapped
-              │no              ▲
-              ▼                │
-            built, pickled, published
-
-Who has to wait for the lock is told when its holder lets go or ends.
-"""
+"""`shared_dataset`: one process of a machine builds a dataset, the others map its arrays."""
 
 from __future__ import annotations
 
@@ -164,7 +154,6 @@ def _alone(factory: Callable[[], Any], key: str, why: str) -> Any:
 
 
 def _mapped(fd: int, factory: Callable[[], Any], key: str) -> Any:
-    """Map what another process has built."""
     try:
         size = os.fstat(fd).st_size
         dataset = thaw(fd, held=True)

@@ -59,7 +59,6 @@ class SharedLists:
         self._look(dataset, type(dataset).__name__, _DEPTH)
 
     def _look(self, value: Any, path: str, depth: int) -> None:
-        """Find lists among the parts of an object."""
         if depth == 0 or id(value) in self._seen or is_leaf(value):
             return
         self._seen.add(id(value))
@@ -109,7 +108,6 @@ class SharedLists:
 
 
 def _is_plain(records: Any, depth: int = _NESTED) -> bool:
-    """Whether all records are strings, numbers, or tuples, dicts and lists of them."""
     kinds = set(map(type, records))
     if kinds <= _SCALARS:
         return True

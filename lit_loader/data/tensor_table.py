@@ -77,7 +77,6 @@ def _source(chosen: Any) -> Any:
 
 
 def _take(tensor: torch.Tensor, rows: torch.Tensor, empty: Empty | None) -> torch.Tensor:
-    """Return rows of a tensor, contiguous."""
     shape, out = (len(rows), *tensor.shape[1:]), None
     if empty is not None and tensor.element_size() * math.prod(shape) >= DIRECT_BYTES:
         out = empty(shape, tensor.dtype)
@@ -105,7 +104,6 @@ def table_of(dataset: Any) -> Table | None:
 
 
 def _tensors_of(dataset: Any) -> tuple[torch.Tensor, ...]:
-    """Return a table's tensors, or raise that it is none."""
     if type(dataset) is TensorDataset:
         tensors = dataset.tensors
         if tensors and type(tensors) is tuple and all(map(_has_rows, tensors)):

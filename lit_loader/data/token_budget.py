@@ -1,12 +1,7 @@
 """`TokenBudgetBatchSampler`: batches of samples of different lengths, bounded by their tokens.
 
-::
-
-    lengths ─ sorted, longest first ─▶ buckets of similar lengths ─▶ cuts between batches   (once)
-    epoch ─▶ samples change places within their buckets ─▶ dealt among the batches of a step
-          ─▶ cut ─▶ steps, shuffled
-
-The cuts depend on the buckets alone: a batch takes as many samples as the longest of the bucket in
+Samples are sorted into buckets of similar lengths, and cut into batches, once. In an epoch they
+change places within their buckets, and are dealt among the batches of a step. The cuts depend on the buckets alone: a batch takes as many samples as the longest of the bucket in
 which it begins allows. So every epoch has the same number of batches, of the same sizes, whatever
 is shuffled. (Lightning asks for the length once: an epoch with more batches would be cut off there,
 and one with fewer would end without validation.) A bucket does not end in a small batch: its last

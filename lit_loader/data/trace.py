@@ -1,11 +1,7 @@
 """`note` and `trace`: what the samples of a batch are made of, by the names that a dataset gives.
 
-::
-
-    dataset ─ note(name) ─▶ nothing, while a program trains
-                          ╰▶ Notes, while `trace` reads the batch again, in this process
-
-Nothing is kept and nothing is sent: a batch is a function of its place, so it is read once more.
+What a dataset notes is kept while `trace` reads the batch again, in this process. Else nothing is
+kept and nothing is sent: a batch is a function of its place, so it is read once more.
 """
 
 from __future__ import annotations
@@ -64,5 +60,4 @@ def _notes() -> Iterator[list[Any]]:
 
 
 def _names_alone(samples: Any) -> int:
-    """What is left of a batch whose samples nobody needs."""
     return 0

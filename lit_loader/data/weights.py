@@ -1,12 +1,7 @@
 """Which source each draw of a mixture comes from: weights, also ones that change.
 
-::
-
-    weights ─▶ exact shares ─▶ blocks of draws ─▶ Schedule.at(block): source of each draw,
-                                                  and how many draws of that source came before
-    [(0, weights), (5000, weights)] ─▶ Timeline: a Schedule from each of these draws on
-
-What has been drawn of a source by then is counted on, so that none of its samples comes twice in a
+A `Schedule` draws by weights, block by block; a `Timeline` has one from each draw on at which they
+change. What has been drawn of a source by then is counted on, so that none of its samples comes twice in a
 pass, whatever the weights were.
 """
 
@@ -312,6 +307,5 @@ _FRACTION = re.compile(r"\d{1,1200}(/[1-9]\d{0,1199})?")
 
 
 def _placed(weights: Sequence[Any], of: Sequence[str], names: Sequence[str]) -> list[Any]:
-    """Give weights of some sources for all of these; 0 for the others."""
     known = dict(zip(of, weights, strict=True))
     return [known.get(name, 0) for name in names]

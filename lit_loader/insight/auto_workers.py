@@ -1,12 +1,6 @@
 """`AutoWorkers`: ``num_workers="auto"``: measures, has it decided, and says what is to be done.
 
-One a loader, from iterator to iterator::
-
-    records of batches ─Load─▶ Controller ─Setting─▶ the iterator resizes its workers
-                                 ▲
-                   Bounds: processors, memory
-
-Left out are batches that were begun before all workers were up, and an iterator's first one.
+One a loader, from iterator to iterator. Left out are batches that were begun before all workers were up, and an iterator's first one.
 """
 
 from __future__ import annotations
@@ -171,7 +165,6 @@ class AutoWorkers:
 
 
 def _most_on(processors: float) -> int:
-    """Workers that there may be on so many processors."""
     return max(MOST, 8 * math.ceil(processors))
 
 

@@ -115,7 +115,6 @@ class ExactnessCheck:
             yield number, batch.batch if type(batch) is BatchWithReport else batch
 
     def _by_workers(self, start: EpochStart) -> Iterator[tuple[int, Any]]:
-        """Make batches again in worker processes that are started for it."""
         core, numbers, workers = self._core, [*self._made], 1
         # The first one at first, and again as the last: one alone is made twice.
         order = [numbers[0], *reversed(numbers)]

@@ -1,9 +1,7 @@
-"""Draws where the time of a training loop went: two panels a loader, as PNG, by matplotlib.
+"""Draws where the time of a training loop went, as PNG, by matplotlib.
 
-Used by ``LoaderMonitor(plot=…)``. The kept records of each loader come in, a picture goes out::
-
-    time per batch in the training process
-    time per batch in the workers
+Used by ``LoaderMonitor(plot=…)``. Two panels a loader: time per batch in the training process, and
+in the workers.
 """
 
 from __future__ import annotations
@@ -82,7 +80,6 @@ def draw(loaders: Sequence[LoaderTrace]) -> Figure:
 
 
 def _consumer(loader: LoaderTrace) -> list[dict[str, int]]:
-    """What each batch took the trainer, by stages."""
     steps = {step.given: step for step in loader.steps if step.given}
     found = []
     for record, following in itertools.zip_longest(loader.records, loader.records[1:]):

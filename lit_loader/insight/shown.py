@@ -79,7 +79,6 @@ def _name(dataset: object) -> str:
 
 
 def _length(plan: Any) -> int | None:
-    """Batches of an epoch; None: not known."""
     try:
         return None if plan is None else len(plan)
     except Exception as error:  # a sampler of the user's, perhaps without a length

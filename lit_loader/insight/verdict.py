@@ -431,7 +431,6 @@ def _lazily(statistics: LoaderStatistics) -> str:
 
 
 def _no_workers(statistics: LoaderStatistics) -> str:
-    """Advice for a loader without workers; else ""."""
     here = bool(statistics.workers) and all(each.worker < 0 for each in statistics.workers)
     if (statistics.num_workers and not here) or statistics.remote_batches:
         return ""
@@ -736,7 +735,6 @@ def _chosen(statistics: LoaderStatistics) -> str:
 
 
 def _made(statistics: LoaderStatistics) -> dict[str, float]:
-    """Seconds that workers spent in each of their stages."""
     stages = {name: getattr(statistics, name).total for name in MADE}
     return {**stages, "fetch": stages["fetch"] - stages["state"]}
 
@@ -751,7 +749,6 @@ def _busy(statistics: LoaderStatistics, num_workers: int) -> float:
 
 
 def _slowest(statistics: LoaderStatistics) -> str:
-    """The slowest samples, as far as they are slower than others."""
     mean = statistics.fetch.total / statistics.samples if statistics.samples else 0.0
     named = [
         each

@@ -1,20 +1,14 @@
 """`ReadAhead`: what a process reads ahead for the samples of its next batches; `read_stream`.
 
-::
-
-    announce(batch, indices) ─▶ pending ─ there is room ─▶ begun ─▶ read, or an exception
-                                  │                          │             │
-    take(dataset, index) ◀─ now ──╯      ◀── waited for ─────╯─────────────╯
-    end(batch): what nobody has asked for is cancelled, or dropped when it comes
+Actors: the thread that makes batches announces and takes; threads of `_Background`, or the event
+loop, read. What a batch is going to be made of is *announced*, and *pending* until there is room;
+then it is *begun*, and *under way* until it has come. A sample *takes* what was begun for it, or
+reads. When its batch ends, what nobody has taken is dropped.
 
 - Read is for one sample of one batch, so a sample that comes twice is read twice, and what a sample
   does to what it was given is seen by no other.
 - Room: at most ``reads`` are under way, as many again wait to be taken, and they hold no more bytes
   than ``limit``. What has come makes room for the next, whatever the batch's thread is at.
-- Of an epoch nothing is begun before the dataset has been told of it (:meth:`ReadAhead.enter`).
-- A method's first read is done when it is asked for, by the thread that makes the batch, and the
-  generators are compared. One that draws is never read ahead: threads share global generators. One
-  that draws later is told where it draws while a sample waits, and nothing else does.
 - An exception is raised where the sample asks, and is taken with that: a retry reads anew.
 """
 
@@ -137,8 +131,6 @@ def _read(result: ReadResult, read: Call, arguments: tuple[Any, ...]) -> None:
 
 @dataclass(eq=False)
 class _Read:
-    """One read of one sample."""
-
     key: Key
     call: tuple[Call, Any, Any]
     epoch: Any
@@ -240,7 +232,6 @@ class ReadAhead:
             self._begin_more()
 
     def _calls(self, index: Any) -> Iterator[tuple[Call, Any, Any]]:
-        """Give what a sample is known to read."""
         try:
             yield from reads_of(self._dataset, index)
         except Exception as error:  # of an index, the sample raises it as well
@@ -260,7 +251,7 @@ class ReadAhead:
             self._begun -= begun
             self._under_way -= begun  # what goes on may hang, and holds up nobody
             for result in begun:
-                result.drop()
+                result.claim()  # so that nobody gives it
             if made and (begun or self._asked):
                 self._in_vain = 0 if self._found else self._in_vain + 1
                 if self._in_vain == IN_VAIN and self.reads:
@@ -525,7 +516,6 @@ class _Stream:
         return True
 
     def _may(self, ahead: bool) -> None:
-        """Note whether reads may be made ahead."""
         self._ahead = self._ahead if ahead else None
 
     def _given(self, key: Any, call: Call, *arguments: Any) -> tuple[Any, Any]:
@@ -541,4 +531,4 @@ class _Stream:
 
     def __del__(self) -> None:
         for _, result in self._coming:
-            result.drop()
+            result.claim()

@@ -124,10 +124,7 @@ def _call(read: Call, dataset: Any, args: tuple[Any, ...], options: dict[str, An
     [index] = args
     try:
         return ahead.take(read, dataset, index)
-    except (
-        CancelledError,
-        asyncio.CancelledError,
-    ) as error:  # by the read itself: the loader cancels none it waits for
+    except (CancelledError, asyncio.CancelledError) as error:  # the loader cancels none
         raise LoaderError(
             f"{read.__qualname__}({index!r}) was cancelled by itself [LL422]"
         ) from error
@@ -260,31 +257,21 @@ class ReadResult:
     ``arrived`` is called with what is given and this, in the thread that read, before it is given.
     """
 
-    __slots__ = ("_given", "_unclaimed", "arrived", "cancel")
+    __slots__ = ("_given", "_unclaimed", "arrived", "running")
 
     def __init__(self) -> None:
         self._unclaimed = [None]  # emptied by whoever is first to claim
         self._given: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
         self.arrived: Callable[[Any, BaseException | None, ReadResult], object] | None = None
-        self.cancel: Callable[[], object] | None = None
+        self.running: object = None  # keeps a coroutine's task, to which the loop has no reference
 
     def claim(self) -> bool:
-        """Take it upon oneself to give the value; returns False if somebody else has."""
+        """Take it upon oneself to give the value, or drop it; False: somebody else has."""
         try:
             self._unclaimed.pop()
         except IndexError:
             return False
         return True
-
-    @property
-    def claimed(self) -> bool:
-        """Whether somebody has."""
-        return not self._unclaimed
-
-    def drop(self) -> None:
-        """Say that nobody waits for it."""
-        if self.claim() and self.cancel is not None:
-            self.cancel()
 
     def give(self, value: Any, error: BaseException | None = None) -> None:
         """Give the value, or what is raised in its place; by the one who has claimed that."""
@@ -326,16 +313,9 @@ def read_now(read: Call, arguments: tuple[Any, ...], options: Mapping[str, Any] 
 def read_in_loop(
     result: ReadResult, read: Call, arguments: tuple[Any, ...], options: Mapping[str, Any] = _NONE
 ) -> None:
-    """Begin to read by a coroutine, which is cancelled when the result is dropped."""
-    loop = _loop()
-
-    def begin() -> None:
-        task = loop.create_task(_await(result, read, arguments, options))
-        result.cancel = functools.partial(loop.call_soon_threadsafe, task.cancel)
-        if result.claimed:  # dropped before
-            task.cancel()
-
-    loop.call_soon_threadsafe(begin)
+    """Begin to read by a coroutine."""
+    coroutine = _await(result, read, arguments, options)
+    result.running = asyncio.run_coroutine_threadsafe(coroutine, _loop())
 
 
 async def _await(
@@ -351,7 +331,7 @@ async def _await(
         failed.__cause__ = error
     except BaseException as error:
         failed = error
-    if result.claim():  # not before, so that it can be dropped
+    if result.claim():  # not before: it may be dropped
         result.give(value, failed)
     del result, failed  # its traceback holds this frame
 

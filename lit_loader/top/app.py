@@ -206,7 +206,6 @@ def _pressed(seconds: float) -> str:
 
 
 def _workers(trainings: Sequence[Training]) -> list[Worker]:
-    """The workers that have processes here."""
     loaders = [loader for training in trainings for loader in training.loaders()]
     return [worker for loader in loaders for worker in loader.workers if worker.pid is not None]
 

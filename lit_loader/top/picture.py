@@ -84,7 +84,6 @@ _Column = tuple[str, int, Callable[[Any], str | Text]]
 
 
 def _table(first: Sequence[str], columns: Sequence[_Column], width: int) -> Table:
-    """A table with those columns for which there is room."""
     table = Table(box=None, header_style="underline", pad_edge=False, padding=(0, 1))
     for name in [*first, *(name for name, least, _ in columns if width >= least)]:
         table.add_column(
@@ -144,7 +143,6 @@ _LOADER: Final[Sequence[_Column]] = (
 
 
 def _loaders(training: Training, width: int) -> Table:
-    """A line for each loader of each rank."""
     ranks = len(training.ranks) > 1
     room = width - 20 if ranks and width < 100 else width
     table = _table(("rank", "pid") if ranks else (), _LOADER, room)

@@ -1,9 +1,4 @@
-"""A worker's Python stacks: asked for by a signal, read from the worker's own file.
-
-::
-
-    viewer ─ `ask` of `hangs/looks.py` ─▶ text ─ `parse` ─▶ the user's part of it
-"""
+"""A worker's Python stacks, as `ask` of `hangs/looks.py` reads them: the user's part of them."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""`Watch`: looks at trainings again and again.
-
-::
-
-    boards, /proc ─▶ look ─▶ Training ▸ Rank ▸ Loader ▸ Worker (top/snapshot.py)
-                      ▲ │
-                      ╰─┴ processor times at the last look
-"""
+"""`Watch`: looks at trainings again and again, at boards and ``/proc``."""
 
 from __future__ import annotations
 
@@ -206,7 +199,6 @@ def _process_of(board: Board, row: WorkerRow) -> processes.Process | None:
 
 
 def _remote(number: int, row: WorkerRow) -> Worker:
-    """A remote worker."""
     stage = "remote" if row.stage in Stage.BUSY else "idle" if row.node else "starting"
     worker = Worker(number, None, stage, row.batch, made=row.made, node=row.node)
     worker.seconds = (time.monotonic_ns() - row.since) / 1e9 if row.since else None
