@@ -1,8 +1,9 @@
 """`MixtureDataset`, `MixtureSampler`: several map-style datasets as one, mixed by weights.
 
-And what both kinds of mixtures have: named sources. The draws of all epochs are one endless sequence, of which epoch ``e`` is part number ``e``: so a
-source that is larger than its share of an epoch is gone through to its end before anything of it
-comes again. Everything is computed from a seed: any draw is reached at once, nothing is stored.
+And what both kinds of mixtures have: named sources. The draws of all epochs are one endless
+sequence, of which epoch ``e`` is part number ``e``: so a source that is larger than its share of an
+epoch is gone through to its end before anything of it comes again. Everything is computed from a
+seed: any draw is reached at once, nothing is stored.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """`TokenBudgetBatchSampler`: batches of samples of different lengths, bounded by their tokens.
 
 Samples are sorted into buckets of similar lengths, and cut into batches, once. In an epoch they
-change places within their buckets, and are dealt among the batches of a step. The cuts depend on the buckets alone: a batch takes as many samples as the longest of the bucket in
-which it begins allows. So every epoch has the same number of batches, of the same sizes, whatever
-is shuffled. (Lightning asks for the length once: an epoch with more batches would be cut off there,
-and one with fewer would end without validation.) A bucket does not end in a small batch: its last
-one goes on with samples of the next bucket, which are shorter.
+change places within their buckets, and are dealt among the batches of a step. The cuts depend on
+the buckets alone: a batch takes as many samples as the longest of the bucket in which it begins
+allows. So every epoch has the same number of batches, of the same sizes, whatever is shuffled.
+(Lightning asks for the length once: an epoch with more batches would be cut off there, and one with
+fewer would end without validation.) A bucket does not end in a small batch: its last one goes on
+with samples of the next bucket, which are shorter.
 """
 
 from __future__ import annotations

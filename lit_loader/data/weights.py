@@ -1,8 +1,8 @@
 """Which source each draw of a mixture comes from: weights, also ones that change.
 
 A `Schedule` draws by weights, block by block; a `Timeline` has one from each draw on at which they
-change. What has been drawn of a source by then is counted on, so that none of its samples comes twice in a
-pass, whatever the weights were.
+change. What has been drawn of a source by then is counted on, so that none of its samples comes
+twice in a pass, whatever the weights were.
 """
 
 from __future__ import annotations

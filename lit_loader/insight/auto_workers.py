@@ -1,6 +1,7 @@
 """`AutoWorkers`: ``num_workers="auto"``: measures, has it decided, and says what is to be done.
 
-One a loader, from iterator to iterator. Left out are batches that were begun before all workers were up, and an iterator's first one.
+One a loader, from iterator to iterator. Left out are batches that were begun before all workers
+were up, and an iterator's first one.
 """
 
 from __future__ import annotations
