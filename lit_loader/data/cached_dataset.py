@@ -125,7 +125,7 @@ class CachedDataset(Dataset[T_co]):
         key: str | None = None,
     ) -> None:
         check_dataset(dataset)
-        _check_is_finite(dataset)
+        _check_is_fixed(dataset)
         self.dataset: Any = dataset
         self.memory = memory_size("memory", memory)
         self.directory = None if directory is None else path("directory", directory)
@@ -342,23 +342,15 @@ class CachedDataset(Dataset[T_co]):
             self._open()
 
 
-def _check_is_finite(dataset: Any) -> None:
-    name = type(dataset).__name__
-    if isinstance(dataset, IterableDataset):
+def _check_is_fixed(dataset: Any) -> None:
+    kind = type(dataset)
+    indexed = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
+    told = ", which has set_epoch" if callable(getattr(dataset, "set_epoch", None)) else ""
+    if isinstance(dataset, IterableDataset) or not indexed or told:
         raise OptionError(
-            "CachedDataset keeps samples by their index, which an IterableDataset does not have: "
-            f"use a map-style dataset, or cache what it reads, got {name}"
-            " [LL631]"
-        )
-    if not (hasattr(type(dataset), "__getitem__") and hasattr(type(dataset), "__len__")):
-        raise OptionError(
-            f"dataset must have __getitem__ and __len__ to be cached, got {name} [LL630]"
-        )
-    if callable(getattr(dataset, "set_epoch", None)):
-        raise OptionError(
-            "dataset must give the same samples in every epoch to be cached, and it has set_epoch: "
-            f"cache what lies below it, got {name}"
-            " [LL629]"
+            "dataset must have __getitem__ and __len__, and the same samples in every epoch, to be "
+            f"cached, got {kind.__name__}{told}: cache a map-style dataset that lies below it "
+            "[LL629]"
         )
 
 

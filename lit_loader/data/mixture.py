@@ -148,14 +148,10 @@ class MixtureDataset(Dataset[Any]):
 
 def named_sources(datasets: Any) -> tuple[list[str], list[Any]]:
     """Give the names and the datasets of a mapping or sequence; factories are called."""
-    listed, kind = isinstance(datasets, Mapping) or is_list(datasets), type(datasets).__name__
-    if listed and not datasets:
-        kind = f"an empty {kind}"
-    if not listed or not datasets:
+    if not (isinstance(datasets, Mapping) or is_list(datasets)) or not datasets:
         raise OptionError(
             "datasets must be a list of datasets, or a mapping from name to dataset, with at "
-            f"least one, got {kind}"
-            " [LL642]"
+            f"least one, got {short_repr(datasets)} [LL642]"
         )
     if not isinstance(datasets, Mapping):
         datasets = {str(number): dataset for number, dataset in enumerate(datasets)}
@@ -222,17 +218,10 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         shuffle: bool = True,
         seed: int = 0,
     ) -> None:
-        if not isinstance(data_source, MixtureDataset):
+        if not isinstance(data_source, MixtureDataset) or not len(data_source):
             raise OptionError(
-                "data_source must be a MixtureDataset, which knows its sources, got "
-                f"{type(data_source).__name__}: put the datasets into one"
-                " [LL639]"
-            )
-        if not len(data_source):
-            raise OptionError(
-                f"all sources of the mixture are empty ({short_repr(data_source.names)}): there is "
-                "nothing to draw from, look at how the datasets are made"
-                " [LL638]"
+                "data_source must be a MixtureDataset, which knows its sources, with at least one "
+                f"sample, got {short_repr(data_source)} [LL639]"
             )
         self.epoch_length = len(data_source)
         if epoch_length is not None:

@@ -108,25 +108,14 @@ class Schedule:
 def named_weights(weights: Weights, names: Sequence[str]) -> list[float]:
     """Give each source's weight; OptionError where weights and sources do not fit."""
     if isinstance(weights, Mapping):
-        if set(weights) != set(names):
-            raise OptionError(
-                f"weights must name the datasets {', '.join(map(repr, names))}, got "
-                f"{', '.join(map(repr, weights))}"
-                " [LL674]"
-            )
-        return [plain(weights[name]) for name in names]
-    if isinstance(weights, str) or not hasattr(weights, "__len__"):
-        raise OptionError(
-            "weights must be a list of numbers, one for each dataset, or a mapping from name to "
-            f"number, got weights={short_repr(weights)}"
-            " [LL673]"
-        )
-    if len(weights) != len(names):
-        raise OptionError(
-            f"weights must be one for each of the {len(names)} datasets, got {len(weights)} weights"
-            " [LL672]"
-        )
-    return list(map(plain, weights))
+        if set(weights) == set(names):
+            return [plain(weights[name]) for name in names]
+    elif hasattr(weights, "__len__") and len(weights) == len(names):
+        return list(map(plain, weights))
+    raise OptionError(
+        f"weights must be one number for each of the datasets {', '.join(map(repr, names))}, in a "
+        f"list or by name, got weights={short_repr(weights)} [LL672]"
+    )
 
 
 def exact_weights(weights: Sequence[Any]) -> list[Fraction]:

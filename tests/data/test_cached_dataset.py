@@ -207,7 +207,7 @@ def test_random_numbers_are_refused(source: str, named: str, first: int) -> None
 def test_the_epoch_is_refused() -> None:
     with pytest.raises(OptionError, match="asks for lit_loader.get_epoch"):
         CachedDataset(Drawing("epoch"), "1 MB")[0]
-    with pytest.raises(OptionError, match="it has set_epoch"):
+    with pytest.raises(OptionError, match="got _Told, which has set_epoch"):
         CachedDataset(_Told(), "1 MB")
 
 
@@ -260,7 +260,7 @@ def test_what_cannot_be_kept_is_made_each_time(caplog: pytest.LogCaptureFixture)
 def test_refusals(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for arguments, message in {
-        (Counting(), 1000): "IterableDataset",
+        (Counting(), 1000): "to be cached, got Counting",
         (Rows(), "much"): "memory must be a number of bytes, or text such as '2 GB'",
         (Rows(), -1): "memory must be a whole number",
         (Rows(), 0): "memory=0 keeps nothing without a directory",

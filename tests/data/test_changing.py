@@ -97,7 +97,7 @@ def test_ranks_and_resume_see_the_same(weights: Any) -> None:
         ),
         ([(0, FIRST), (0, THEN)], "and their draws must rise, got draws [0, 0]"),
         ([(0, FIRST), (1.5, THEN)], "weights' draw must be a whole number of at least 0"),
-        ([(0, FIRST), (9, {"a": 1})], "weights must name the datasets 'a', 'b', 'c', got 'a'"),
+        ([(0, FIRST), (9, {"a": 1})], "the datasets 'a', 'b', 'c', in a list or by name, got weig"),
         ([(0, FIRST), (9, {"a": 0, "b": 0, "c": 0})], "at least one of them above 0"),
     ],
 )

@@ -177,7 +177,7 @@ def test_any_place_of_a_huge_mixture_is_reached_at_once() -> None:
     ("make", "message"),
     [
         (lambda: MixtureDataset({}), "datasets must be a list of datasets, or a mapping from name"),
-        (lambda: MixtureDataset(Rows(3)), "with at least one, got Rows"),  # type: ignore
+        (lambda: MixtureDataset(Rows(3)), "with at least one, got <tests."),  # type: ignore
         (lambda: MixtureDataset([3]), "datasets['0'] must be a dataset, or a factory without"),
         (
             lambda: MixtureDataset({"a": iter([1])}),
@@ -185,16 +185,15 @@ def test_any_place_of_a_huge_mixture_is_reached_at_once() -> None:
         ),
         (
             lambda: MixtureSampler(MixtureDataset({"a": [], "b": range(0)})),
-            "all sources of the mixture are empty (['a', 'b']): there is nothing to draw from, "
-            "look at how the datasets are made",
+            "with at least one sample, got MixtureDataset(lengths={'a': 0, 'b': 0}",
         ),
         (
             lambda: mixture(5),
-            "weights must be a list of numbers, one for each dataset, or a mapping from name to "
-            "number, got weights=5",
+            "weights must be one number for each of the datasets 'a', 'b', 'c', in a list or by "
+            "name, got weights=5",
         ),
-        (lambda: mixture([1, 2]), "weights must be one for each of the 3 datasets, got 2 weights"),
-        (lambda: mixture({"a": 1, "d": 2}), "weights must name the datasets 'a', 'b', 'c', got '"),
+        (lambda: mixture([1, 2]), "in a list or by name, got weights=[1, 2]"),
+        (lambda: mixture({"a": 1, "d": 2}), "or by name, got weights={'a': 1, 'd': 2}"),
         (lambda: MixtureDataset([range(0)], [1]), "source '0' is empty: leave it out or give"),
         (lambda: mixture(["3", "1", "1"]), "weights must be finite numbers of at least 0, and at"),
         (lambda: mixture([1, -1, 1]), "weights must be finite numbers of at least 0, and at leas"),
