@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["DeviceCopy", "Move", "Staged"]
-
 Move = Callable[[Any, torch.device], Any]
 
 

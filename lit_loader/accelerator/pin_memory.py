@@ -28,8 +28,6 @@ import torch
 from lit_loader.core.batch.collate import like
 from lit_loader.errors import LoaderError, PinMemoryError
 
-__all__ = ["PinMemoryThread", "Pinning", "find_accelerator", "pin_batch", "pin_tensor"]
-
 T = TypeVar("T")
 
 

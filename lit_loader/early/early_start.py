@@ -1,11 +1,5 @@
 """`Early`: workers, and the first batches, begin before an iterator does: ``loader.start()``.
 
-::
-
-    loader.start() ─▶ Early: workers are at the first tasks of the epoch that comes next
-    first next()   ─▶ does its epoch begin as was foreseen? ─ yes: the iterator has them
-                                                             ╰ no: they end, and others are started
-
 No epoch begins by it, and no position changes. Where the tasks cannot be foreseen (a sampler of the
 user's has to be drawn from), workers start and make nothing yet.
 """
@@ -20,8 +14,6 @@ from lit_loader.core.epoch.epochs import EpochStart
 from lit_loader.core.executors.executor import Task
 from lit_loader.core.order.batch_plan import lookahead
 from lit_loader.core.system.interrupts import HeldBack
-
-__all__ = ["Early", "start"]
 
 _COUNTING: Final = ("num_workers", "num_remote_workers", "worker_method", "in_order")
 """Options that workers and tasks follow from, besides those that workers are started with."""

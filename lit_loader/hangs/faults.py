@@ -18,8 +18,6 @@ from lit_loader.core.transport.worker_exception import describe_indices
 from lit_loader.data.memory import MemoryLimits, memory_limits
 from lit_loader.hangs.sentences import NOT_KNOWN, doing
 
-__all__ = ["doing_task", "explain", "fewer_workers"]
-
 _CAUSES: dict[int, str] = {
     signal.SIGSEGV: (
         "by a crash in native code that the dataset or collate_fn calls: update or leave out that "
@@ -55,7 +53,7 @@ def fewer_workers(pool: Any, death: WorkerDeath) -> FewerWorkers | None:
         return None
     fewer = pool.num_workers - 1
     text = f"num_workers goes from {pool.num_workers} to {fewer}, "
-    return FewerWorkers.of(text + "so that there is memory for the others [LL050]", fewer)
+    return FewerWorkers(text + "so that there is memory for the others [LL050]", fewer)
 
 
 def _kills_before(pool: Any) -> int | None:

@@ -26,8 +26,6 @@ from typing import Any, Final, NamedTuple
 from lit_loader.core.seeding.find_generators import CLOSED, instance_dict, is_leaf, root_of
 from lit_loader.core.system import linux
 
-__all__ = ["Holding", "fork_dangers", "held_by", "thread_dangers"]
-
 _OBJECTS: Final = 300
 """That are looked at; each takes 1 to 3 us."""
 

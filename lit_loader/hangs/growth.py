@@ -22,8 +22,6 @@ from lit_loader.describe import program_stacklevel
 from lit_loader.hangs.fork_dangers import held_by
 from lit_loader.hangs.sentences import duration, mebibytes
 
-__all__ = ["Growth", "growing", "own_bytes"]
-
 EVERY: Final = 10.0
 """Seconds from one look to the next."""
 

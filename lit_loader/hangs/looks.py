@@ -24,8 +24,6 @@ from typing import Final, NamedTuple
 from lit_loader.core.system import linux
 from lit_loader.core.system.stack_dumps import SHOW_SIGNAL, SHOWN
 
-__all__ = ["LOCK", "NoStacks", "Use", "ask", "sleeps_at", "threads_of", "use_of"]
-
 _PATIENCE: Final = 1.0  # seconds that a worker has to write
 
 _PAUSE: Final = 0.02
@@ -123,7 +121,6 @@ def ask(pid: int, fd: int) -> str:
 
 
 def _catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal."""
     status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     return bool(int(status.partition("\nSigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
 

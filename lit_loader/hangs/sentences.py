@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from lit_loader.core.transport.status_board import Stage
 
-__all__ = ["NOT_KNOWN", "counted", "doing", "duration", "mebibytes", "percent"]
-
 NOT_KNOWN: Final = object()
 
 

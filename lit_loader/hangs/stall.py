@@ -1,12 +1,7 @@
 """`Stall`: no worker sends a batch for a long time, and the consumer waits: what each is at.
 
-::
-
-    pool.receive ─ nothing has come ─▶ at half the time: Stall, what processor time each has had
-                                   ─▶ at ``stall_warning``: tell, a StallWarning
-                                   ─▶ ten times as long: tell, for the last time
-
-Worker threads likewise (`ThreadStall`). A program in which all goes well never loads this.
+Looked at from half of ``stall_warning`` on, told at that and once more at ten times as much. Worker
+threads likewise (`ThreadStall`). A program in which all goes well never loads this.
 """
 
 from __future__ import annotations
@@ -26,8 +21,6 @@ from lit_loader.errors import StallWarning
 from lit_loader.hangs import looks
 from lit_loader.hangs.faults import doing_task
 from lit_loader.hangs.sentences import doing, duration
-
-__all__ = ["stall_of"]
 
 _BUSY: Final = 0.05
 """Part of the time: a worker that got a processor for more of it computes, and does not sleep."""
@@ -136,7 +129,6 @@ class ThreadStall:
 
 
 def _task(worker: Any) -> str:
-    """Where the kernel has a thread of this process."""
     return f"self/task/{worker.thread.native_id}"
 
 
@@ -183,7 +175,6 @@ def _use(pid: int | str) -> looks.Use | None:
 
 
 def _advice(pool: Any, rows: dict[int, BoardRow], slow: bool, locked: bool) -> str:
-    """Say what to do."""
     if slow:
         return _SLOW
     if not rows:

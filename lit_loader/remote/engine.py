@@ -12,8 +12,6 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from lit_loader import __version__
 
-__all__ = ["Engine", "Failure", "Handle", "Hello", "Role", "UnreachableError", "versions"]
-
 _PACKAGES: Final = ("torch", "numpy", "pillow")
 
 

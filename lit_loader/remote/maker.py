@@ -1,9 +1,5 @@
 """`Maker`: makes batches in a remote worker, each as one piece of memory.
 
-::
-
-    order: Task, indices ─▶ fetch ▶ collate ▶ encode into scratch memory ─▶ answer: Reply, batch
-
 What `core/executors/main.py` is for a process of this machine; both have a `BatchMaker`. It knows
 of no engine, and imports none.
 """
@@ -37,8 +33,6 @@ from lit_loader.core.transport.messages import (
     unpack_indices,
 )
 from lit_loader.remote.engine import Role
-
-__all__ = ["Maker"]
 
 _SCRATCH: Final = 64 << 20
 """Bytes that batches are written into at first; pages that are not touched cost nothing."""
@@ -103,7 +97,6 @@ class Maker:
         return self._scratch[: SIZE + used]
 
     def _encode(self, batch: Any, writer: SlotWriter) -> tuple[int, int, int]:
-        """Write the batch into the scratch memory, or into more of it."""
         while True:
             try:
                 at, nbytes = encode(batch, writer)

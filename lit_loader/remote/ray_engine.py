@@ -3,7 +3,7 @@
 ::
 
     join ─ ray.init, ray.put(dataset) ─▶ one object, that the actors of a node share
-    hire ─ RemoteWorker as an actor (SPREAD, no restarts or retries of Ray's) ─▶ RayHandle
+    hire ─ RemoteWorker as an actor (SPREAD, no restarts or retries of Ray's) ─▶ _RayHandle
     hello, make, ping, watch ─ methods ─▶ Future; a batch is one buffer in the object store
 
 Nothing waits but :meth:`RayEngine.join`. Runs in the relay alone (`remote/relay.py`), `join` and
@@ -27,8 +27,6 @@ import numpy as np
 
 from lit_loader.remote.engine import Failure, Hello, Role, UnreachableError, versions
 from lit_loader.remote.ray_workers import RayWorkers
-
-__all__ = ["RayEngine", "RayHandle", "RemoteWorker"]
 
 _SMALL: Final = 64 << 10
 """Bytes of an answer that goes as it is, and not through object stores."""
@@ -74,34 +72,29 @@ class RemoteWorker:
         return answer.tobytes() if answer.size <= _SMALL else answer
 
 
-class RayHandle:
+class _RayHandle:
     """A remote worker, which does one order after the other, as the relay has it."""
 
-    def __init__(self, actor: Any, ended: Callable[[RayHandle], None]) -> None:
+    def __init__(self, actor: Any, ended: Callable[[_RayHandle], None]) -> None:
         self._actor = actor
         self._ended = ended
         self._make = actor.make.remote
 
     def hello(self) -> Future[Any]:
-        """Have it say what it is, once it is up."""
         return self._actor.hello.remote().future()  # type: ignore[no-any-return]
 
     def make(self, order: bytes) -> Future[Any]:
-        """Have it make a batch, behind what it has been given before."""
         return self._make(order).future()  # type: ignore[no-any-return]
 
     def ping(self) -> Future[Any]:
-        """Have it give a sign of life, whatever it is at."""
         ping = self._actor.ping.options(concurrency_group=_SIGNS)
         return ping.remote().future()  # type: ignore[no-any-return]
 
     def watch(self) -> Future[Any]:
-        """Be told of its end: an exception, while it is at nothing, too."""
         stay = self._actor.stay.options(concurrency_group=_STAYS)
         return stay.remote().future()  # type: ignore[no-any-return]
 
     def end(self) -> None:
-        """End its process."""
         import ray
 
         self._ended(self)
@@ -114,7 +107,7 @@ class RayEngine:
 
     def __init__(self, config: RayWorkers) -> None:
         self._config = config
-        self._handles: set[RayHandle] = set()
+        self._handles: set[_RayHandle] = set()
         self._payload: Any = None
         self._actor: Any = None
 
@@ -159,9 +152,9 @@ class RayEngine:
             label_selector=None if config.label_selector is None else dict(config.label_selector),
         )(RemoteWorker)
 
-    def hire(self, role: Role) -> RayHandle:
+    def hire(self, role: Role) -> _RayHandle:
         """Ask for a worker, which comes up whenever there is room for it."""
-        handle = RayHandle(self._actor.remote(self._payload, role), self._handles.discard)
+        handle = _RayHandle(self._actor.remote(self._payload, role), self._handles.discard)
         self._handles.add(handle)
         return handle
 
@@ -186,7 +179,6 @@ class RayEngine:
 
 
 def _not_joined(config: RayWorkers, error: Exception) -> str:
-    """Say why a cluster was not joined, and what to do."""
     from ray.exceptions import RuntimeEnvSetupError
 
     cause = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"

@@ -67,8 +67,6 @@ from lit_loader.remote import rows
 from lit_loader.remote.crew import Crew, Job, Member
 from lit_loader.remote.engine import Engine, Hello, Role, UnreachableError, versions
 
-__all__ = ["Relay", "relay_main"]
-
 _LEAVING: Final = 8.0
 """Seconds that the engine has to end its workers."""
 
@@ -307,7 +305,6 @@ class Relay:
         self._reply(job, reply._replace(worker=worker, slot=slot, offset=offset, began=job.began))
 
     def _fail(self, job: Job, error: Exception) -> None:
-        """Report an exception of the relay's own in the batch's place."""
         where = f"batch {position_of(job.task.number)}, in the process for remote workers"
         packed = WorkerException.capture(error, where).pack(job.task.capacity)
         answer = pack(Reply(Status.FAILED, 0, 0, 0, 0, len(packed), 0)) + packed

@@ -18,8 +18,6 @@ from lit_loader.core.transport.status_board import (
     StatusBoard,
 )
 
-__all__ = ["count", "credit_of", "node_of", "show_credit", "show_node"]
-
 _NODE_BYTES: Final = 8 * (ROW_WORDS - INDICES)
 # In the place of a descriptor for stacks: a name follows, and no indices; or a relay's credit.
 _REMOTE, _RELAY = -1, -2

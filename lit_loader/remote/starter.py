@@ -1,10 +1,5 @@
 """`RemoteWorkers`: starts the relay, which is one worker to the pool, and another if it dies.
 
-::
-
-    pool ─ start ──▶ the relay: one process ─▶ remote workers
-         ◀─ notices ──── what it has to say ─╯
-
 Used by `core/epoch/loader_core.py`, which gives it to the pool. After a few relays that died in a
 row there are no remote workers any more, and the workers of this machine go on; if there are none,
 that is an error.
@@ -36,8 +31,6 @@ from lit_loader.errors import LoaderError
 from lit_loader.remote.engine import Role
 from lit_loader.remote.relay import relay_main
 from lit_loader.remote.rows import show_node
-
-__all__ = ["RemoteWorkers"]
 
 _MACHINES: Final = Policy(
     "cannot be pickled, as remote workers need [LL025]",
@@ -124,8 +117,6 @@ class RemoteWorkers:
 
 
 class _Relay(DirectWorker):
-    """A relay, from this side."""
-
     def __init__(
         self,
         process: BaseProcess,

@@ -13,8 +13,6 @@ from lit_loader.context import reading_here
 from lit_loader.core.batch.worker_info import shown
 from lit_loader.core.seeding.seeds import of_thread
 
-__all__ = ["answer_threads"]
-
 
 def answer_threads() -> None:
     """Have torch's functions answer each worker thread, and what reads for it, from now on.

@@ -16,8 +16,6 @@ from typing import Final
 import numpy as np
 import torch
 
-__all__ = ["BatchMemory"]
-
 _LARGE: Final = 2**17
 """Bytes of the smallest tensor that has a mapping."""
 

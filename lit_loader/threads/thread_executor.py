@@ -67,8 +67,6 @@ from lit_loader.streams.readers import ProcessInfo, Readers
 from lit_loader.threads.answers import answer_threads
 from lit_loader.threads.batch_memory import BatchMemory
 
-__all__ = ["ThreadExecutor"]
-
 _GRACE: Final = 0.5
 """Seconds that `close` waits at most for threads that are in the midst of a sample."""
 
@@ -311,7 +309,6 @@ class ThreadExecutor(Executor):
         self._start()
 
     def _start(self) -> None:
-        """Start the threads that are missing."""
         desk, threads = self._desk, torch.get_num_threads()
         with self._lock:
             for number in range(desk.wanted):
@@ -441,8 +438,6 @@ class ThreadExecutor(Executor):
 
 
 class _Worker:
-    """One thread."""
-
     def __init__(self, desk: _Desk, number: int) -> None:
         self.number, self.desk = number, desk
         self._indices: Any = None  # of its batch, for messages

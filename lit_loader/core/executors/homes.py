@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-__all__ = ["ReaderHomes"]
-
 _BEGINS: Final = -1
 _UNKNOWN: Final = -2
 

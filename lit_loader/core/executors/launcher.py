@@ -67,8 +67,6 @@ from lit_loader.core.system.signals import reset_signals
 from lit_loader.core.system.stack_dumps import DUMP_SIGNAL, StackFile, write_stacks_to
 from lit_loader.errors import LoaderError
 
-__all__ = ["ATTEMPTS", "FEW_BATCHES", "Launcher", "make_starter", "other_starter"]
-
 FEW_BATCHES: Final = 32
 """Batches of an epoch up to which no launcher is forked ahead; with more it costs little."""
 
@@ -161,7 +159,7 @@ def _has_pidfds() -> bool:
 
 
 class _Lost(Exception):
-    """The launcher is gone, or does not get on."""
+    pass
 
 
 class LaunchedWorker(WorkerProcess):
@@ -340,7 +338,6 @@ class Launcher(Starter):
         self._discard()
 
     def _serve(self, requests: socket.socket, parent: int, threads: bool) -> NoReturn:
-        """Be the launcher."""
         try:
             begin_fork(self._collects)
             reset_signals()
@@ -382,8 +379,6 @@ def rehearse(spec: BatchSpec, threads: bool) -> None:
 
 
 class _Server:
-    """Answers requests, in the launcher."""
-
     def __init__(self, requests: socket.socket, watch: int, links: Links, payload: Payload) -> None:
         self._requests = requests
         self._watch = watch

@@ -86,7 +86,7 @@ def worker_main(links: Links, payload: Payload) -> None:
 
 
 class _Broken(Exception):
-    """The worker's start went wrong."""
+    pass
 
 
 class _Worker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -98,28 +99,17 @@ class Outcome:
         self.timings.pin = time.monotonic_ns() - began
 
 
+@dataclasses.dataclass(eq=False)
 class WorkerDeath(Exception):
     """A worker has ended that was not asked to."""
 
-    # What the relay (`RelayExit`) says of its end; None: it is another worker's.
-    relay_exit: RelayExit | None = None
-
-    def __init__(
-        self,
-        worker: int,
-        pid: int,
-        exitcode: int | None,
-        row: BoardRow,
-        stack: str = "",
-        peak_memory: int = 0,
-    ) -> None:
-        super().__init__(worker, pid, exitcode, row)
-        self.worker = worker
-        self.pid = pid
-        self.exitcode = exitcode  # as in :attr:`multiprocessing.Process.exitcode`; None: not known
-        self.row = row  # its last row of the status board
-        self.stack = stack  # the Python stacks it wrote, or ""
-        self.peak_memory = peak_memory  # bytes that were resident at most; 0: not known
+    worker: int
+    pid: int
+    exitcode: int | None  # as in :attr:`multiprocessing.Process.exitcode`; None: not known
+    row: BoardRow  # its last row of the status board
+    stack: str = ""  # the Python stacks it wrote, or ""
+    peak_memory: int = 0  # bytes that were resident at most; 0: not known
+    relay_exit: RelayExit | None = None  # what the relay says of its end; None: another worker's
 
 
 class FewerWorkers(str):
@@ -131,10 +121,9 @@ class FewerWorkers(str):
 
     workers: int
 
-    @classmethod
-    def of(cls, text: str, workers: int) -> FewerWorkers:
+    def __new__(cls, text: str, workers: int) -> FewerWorkers:
         """Make one of this text."""
-        notice = cls(text)
+        notice = super().__new__(cls, text)
         notice.workers = workers
         return notice
 

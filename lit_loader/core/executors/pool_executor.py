@@ -1,10 +1,5 @@
 """`PoolExecutor`: worker processes as an executor, for one epoch of one iterator.
 
-::
-
-    submit ─▶ WorkerPool … workers … ─▶ receive ─▶ outcome
-                            ╰─ a death, or a hang ─▶ Healer: another worker, or the error
-
 The pool may live on, for the next iterator. What dies is replaced here, within the budget of the
 iterator's `Healer`.
 """

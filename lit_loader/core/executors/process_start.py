@@ -37,12 +37,6 @@ from lit_loader.core.system.shared_file import Descriptor
 from lit_loader.core.system.signals import SENT_TO_ALL, handled
 from lit_loader.errors import LoaderError
 
-__all__ = [
-    *("Permit", "await_end_of_fork_server", "default_context", "follow_parent"),
-    *("begin_fork", "importable_main", "main_is_importable", "permit", "quiet_start"),
-    "sentinel_of",
-]
-
 _ENDING: Final = 5.0
 """Seconds that a fork server is given which refuses connections, and so is about to end."""
 

@@ -34,11 +34,6 @@ from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.system.linux import open_process
 from lit_loader.errors import LoaderError
 
-__all__ = [
-    *("STOP_GRACE", "DirectStarter", "Notice", "RelayExit", "Starter", "WorkerProcess"),
-    *("end_processes", "other_threads", "reap", "run_worker"),
-]
-
 STOP_GRACE: Final = 2.0
 """Seconds that a worker has to finish the sample it is in, before it is killed."""
 
@@ -306,7 +301,6 @@ def end_processes(processes: Sequence[WorkerProcess], results: int) -> None:
 
 
 def _join(processes: list[WorkerProcess], timeout: float | None, results: int) -> None:
-    """Wait until all have ended, or the time is up."""
     deadline = None if timeout is None else time.monotonic() + timeout
     waiting = {process.sentinel for process in processes}
     while waiting:

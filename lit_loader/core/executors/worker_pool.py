@@ -330,7 +330,6 @@ class WorkerPool:
         )
 
     def _assign_waiting(self) -> None:
-        """Send what waits for a worker, as far as there is one."""
         waiting = self._unassigned
         for _ in range(len(waiting)):
             task = waiting.popleft()
@@ -344,7 +343,6 @@ class WorkerPool:
                     return
 
     def _idle_workers(self) -> list[_Worker]:
-        """Workers that have nothing, and could be given another's task."""
         if self._homes is not None or len(self._by_number) < 2:
             return []
         return [w for w in [*self._by_number.values()] if not w.queue and not w.leaving]
@@ -549,7 +547,6 @@ class WorkerPool:
                 self._assign_waiting()
 
     def _grant(self, need: Need) -> None:
-        """Grant a worker the larger slot that its batch needs."""
         with self._lock:
             copy, offset, capacity = self._copies[need.slot], 0, NOT_WANTED
             if self._is_wanted(copy.task):
@@ -667,7 +664,6 @@ class WorkerPool:
         self._start_more()
 
     def _start_more(self) -> None:
-        """Start the workers that come next, and give them tasks."""
         workers = self.workers
         with HeldBack(), self._lock:
             try:
@@ -699,7 +695,7 @@ class WorkerPool:
         self._set_credit()
         text = f"num_workers stays at {there} instead of {wanted}, and nothing is lost [LL107]"
         text += f": {error}"
-        self.notices.append(FewerWorkers.of(text, there))
+        self.notices.append(FewerWorkers(text, there))
         self._divide()
 
     def _divide(self) -> None:

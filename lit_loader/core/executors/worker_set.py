@@ -192,16 +192,8 @@ class WorkerSet:
             each for each in self.processes.items() if each[1].sentinel == sentinel
         )
         process.join()
-        death = WorkerDeath(
-            worker,
-            process.pid or 0,
-            process.exitcode,
-            self.board.read(worker),
-            self._stacks.take(),
-            process.peak_memory,
-        )
-        death.relay_exit = process.relay_exit
-        return death
+        how = process.exitcode, self.board.read(worker), self._stacks.take()
+        return WorkerDeath(worker, process.pid or 0, *how, process.peak_memory, process.relay_exit)
 
     def end(self, worker: int) -> WorkerDeath:
         """End a worker, having it write its stacks if it can."""

@@ -127,14 +127,12 @@ class HeldBack:
                 late = late or error
 
     def _stand_in(self, number: int) -> None:
-        """Handle a signal here, if Python handles it."""
         handler = signal.getsignal(number)
         if callable(handler):
             self.handlers[number] = _without_substitutes(number, handler)
             signal.signal(number, self._run)
 
     def _put_one_back(self, number: int) -> None:
-        """Have a signal's handler again."""
         if self._run == signal.getsignal(number):  # else the work has set another
             signal.signal(number, self.handlers[number])
 
@@ -157,7 +155,6 @@ def _trip(number: int) -> None:
 
 
 def _without_substitutes(number: int, handler: Any) -> Any:
-    """The user's own handler."""
     while isinstance(owner := getattr(handler, "__self__", None), HeldBack):
         handler = owner.handlers[number]
     return handler

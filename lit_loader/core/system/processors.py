@@ -82,7 +82,6 @@ def times_of_threads() -> dict[str, tuple[int, int]]:
 
 
 def _quota(folder: Path) -> float | None:
-    """Processors that a cgroup may use; None: no limit of its own."""
     with contextlib.suppress(OSError, ValueError):
         quota, period = (folder / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)

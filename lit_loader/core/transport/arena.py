@@ -480,7 +480,6 @@ class Arena:
 
 
 def _memory_of(slots: Iterable[Slot]) -> int:
-    """Bytes of real memory behind slots, at most."""
     return sum([slot.touched for slot in slots])
 
 

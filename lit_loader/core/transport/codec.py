@@ -215,7 +215,6 @@ def lay_out(
 
 
 def _row(part: Part, byte: int, nbytes: int) -> _Row:
-    """Return the row of a part, which lies at ``byte`` in the slot."""
     if isinstance(part, np.ndarray):
         dtype = part.dtype
         # What is not builtin comes back as void of the same size; its pickle gives the dtype.
@@ -443,7 +442,6 @@ def _flat(batch: object) -> tuple[_Form | None, _Others | None, list[Part]]:
 
 
 def _with_others(parts: list[Any], others: _Others) -> list[Any]:
-    """Return all values in their order."""
     if type(others) is list:
         return others
     rest, count = iter(parts), len(parts) + len(others)

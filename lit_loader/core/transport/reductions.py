@@ -128,7 +128,6 @@ class _Pickler(pickle.Pickler):
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
-    """Reduce an exact ``torch.Tensor`` that is in some way not plain."""
     _refuse_uncarried(tensor)
     if tensor.__dict__:
         return _adorned(tensor, _given)
@@ -150,7 +149,6 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
 
 
 def _reduce_subclass(tensor: torch.Tensor) -> Any:
-    """Reduce an instance of a subclass of ``torch.Tensor``."""
     kind = type(tensor)
     # reach: torch: attributes are read without __torch_function__
     with torch._C.DisableTorchFunctionSubclass():  # attributes are read here, nothing is computed

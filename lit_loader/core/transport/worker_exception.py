@@ -78,7 +78,6 @@ def describe_batch(number: int, indices: Any, progress: Any) -> str:
 
 
 def _portable(value: Any) -> bool:
-    """Whether ``value`` survives the journey."""
     try:
         pickle.loads(pickle.dumps(value))
     except Exception:
