@@ -102,7 +102,8 @@ def _killed(peak: int, limits: MemoryLimits, before: int | None = None) -> str:
     """
     own = f"the worker had {peak / 2**20:,.0f} MiB at most; " if peak else ""
     known = before is not None and (limits.oom_kills or 0) > before
-    cause = "by another process or a person (kill -9, a scheduler): memory was not short [LL004]"
+    cause = "by another process (kill -9, a scheduler) or by the dataset itself: memory was "
+    cause += "not short [LL004]"
     if known or not limits.ample(peak):
         cause = (
             f"{'' if known else 'most likely '}by the kernel for want of memory: use fewer "

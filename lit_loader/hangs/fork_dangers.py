@@ -237,7 +237,8 @@ def _database(connection: Any) -> str | None:
 def _shared_position(path: str, again: str) -> str:
     return (
         f"lit_loader: {path} is open, and its file has one position for all forked workers: "
-        f"they read each other's bytes. {_open_again(path, again)}\nOr read by "
+        "those that read it without opening it again read each other's bytes. "
+        f"{_open_again(path, again)}\nOr read by "
         "os.pread(file, length, offset), which uses no position. [LL021]"
     )
 

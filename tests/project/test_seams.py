@@ -338,11 +338,8 @@ def test_bad_samples_may_be_counted_otherwise() -> None:
         def sample_errors(self, core: Any, before: int) -> Any:
             return self
 
-        def new(self, errors: Any) -> Any:
-            return errors
-
-        def record(self, number: int, errors: Any, retries: int) -> None:
-            self.count += len(errors)
+        def note(self, number: int, made: Any, place: Any) -> None:
+            self.count += len(made.errors)
 
         def end(self, epoch: int, delivered: int) -> None:
             """Note that the epoch is over."""

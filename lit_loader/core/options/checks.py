@@ -136,6 +136,11 @@ def flag(name: str, value: Any) -> bool:
     refuse(name, "True or False", value)
 
 
+def flag_or_none(name: str, value: Any) -> bool:
+    """Check True or False; None is False, as torch's loader takes it."""
+    return value is not None and flag(name, value)
+
+
 def whole_number(
     name: str, value: Any, low: int | None = None, below: float = math.inf, of: str = ""
 ) -> int:

@@ -60,8 +60,9 @@ class LoaderConfig:
     """Every option of ``lit_loader.DataLoader`` except the dataset, validated on construction.
 
     Each is an argument of `lit_loader.DataLoader`, whose docstring says what it means. Immutable;
-    `merged` makes a changed copy. Flags are normalised to ``bool`` (0 is False, other whole numbers
-    are True) and whole numbers, NumPy's too, to ``int``.
+    `merged` makes a changed copy. Flags are normalised to ``bool``: 0 is
+    False, other whole numbers are True, None is False where torch takes it. Whole numbers, NumPy's
+    too, are normalised to ``int``.
 
     Raises:
         OptionError: An option or a combination is refused; the message is one line.
@@ -73,14 +74,14 @@ class LoaderConfig:
     batch_sampler: Any = checked(None, or_none(checks.indices))
     num_workers: int | Literal["auto"] = checked(0, checks.workers)
     collate_fn: Callable[..., Any] | None = checked(None, or_none(checks.function))
-    pin_memory: bool = checked(False, flag)
-    drop_last: bool = checked(False, flag)
+    pin_memory: bool = checked(False, checks.flag_or_none)
+    drop_last: bool = checked(False, checks.flag_or_none)
     timeout: float = checked(0, seconds)
     worker_init_fn: Callable[..., Any] | None = checked(None, or_none(checks.function))
     multiprocessing_context: Any = checked(None, or_none(checks.start_method))
     generator: Any = checked(None, or_none(checks.generator))
     prefetch_factor: int | None = checked(None, or_none(partial(positive, below=checks.MANY)))
-    persistent_workers: bool = checked(False, flag)
+    persistent_workers: bool = checked(False, checks.flag_or_none)
     pin_memory_device: str = checked("", checks.text)
     in_order: bool = checked(True, flag)
     worker_method: WorkerMethod = checked(
