@@ -54,7 +54,7 @@ def test_options_by_position(loader_class):
     assert loader.batch_size == 4
 
 
-@pytest.mark.parametrize("name", ["pin_memory", "persistent_workers", "drop_last", "shuffle"])
+@pytest.mark.parametrize("name", ["pin_memory", "persistent_workers", "shuffle"])
 def test_none_is_false(loader_class, name):
     """As it comes out of a program's arguments, or a file of options."""
     loader = loader_class([0, 1, 2], batch_size=2, **{name: None})

@@ -75,7 +75,7 @@ class LoaderConfig:
     num_workers: int | Literal["auto"] = checked(0, checks.workers)
     collate_fn: Callable[..., Any] | None = checked(None, or_none(checks.function))
     pin_memory: bool = checked(False, checks.flag_or_none)
-    drop_last: bool = checked(False, checks.flag_or_none)
+    drop_last: bool = checked(False, flag)
     timeout: float = checked(0, seconds)
     worker_init_fn: Callable[..., Any] | None = checked(None, or_none(checks.function))
     multiprocessing_context: Any = checked(None, or_none(checks.start_method))
