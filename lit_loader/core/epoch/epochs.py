@@ -400,11 +400,13 @@ class Epochs:
     def _look_at(self, one: _Pass) -> int:
         """Name a pass that begins beside another, by where that one is; no two have the same.
 
-        After a resume they have the names again that they would have had.
+        After a resume they have the names again that they would have had. Where ranks share the
+        data, looks at one place have one name: one rank may look alone, and go on as the others do.
         """
         now = one.position.now()
         where = now.look, now.epoch, now.delivered
-        count = self._looks[1] + 1 if self._looks[0] == where else 0
+        again = self._looks[0] == where and not self._seeds.of_job
+        count = self._looks[1] + 1 if again else 0
         self._looks = where, count
         return derive(*where, count)
 

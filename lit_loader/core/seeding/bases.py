@@ -160,6 +160,11 @@ class LoaderSeeds:
                 self._bases = None
         self._replicas, self.sampler = replicas, seed if isinstance(seed, int) else None
 
+    @property
+    def of_job(self) -> bool:
+        """Whether several processes share the data, and must have the same orders."""
+        return self._replicas > 1
+
     def choose(self, option: str, value: Any) -> None:
         """Take another ``seed`` or ``generator``, for the passes that begin from now on."""
         setattr(self, f"_{option}", value)

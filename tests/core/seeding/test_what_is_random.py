@@ -420,6 +420,24 @@ def test_passes_within_each_other_are_new(
     assert program(made) == wanted
 
 
+def test_a_look_of_one_rank_within_an_epoch_leaves_the_ranks_their_shares() -> None:
+    """As where rank 0 alone shows some images, before all evaluate on the training data."""
+    shares: list[list[tuple[int, ...]]] = []
+    for rank in range(2):
+        loader = DataLoader(Indices(), 4, shuffle=True, seed=1, rank=rank, num_replicas=2)
+        found = []
+        for step, batch in enumerate(loader):
+            found.append(tuple(batch.tolist()))
+            if rank == 0:
+                next(iter(loader)), next(iter(loader))
+            if step == 1:
+                found.append(indices(loader))
+        shares.append([*found, indices(loader)])
+    for one, other in zip(*shares, strict=True):
+        assert not {*one} & {*other}
+    assert all({*shares[0][at], *shares[1][at]} == {*range(N)} for at in (2, -1))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_resume_goes_on_beside_what_had_begun_within(workers: int) -> None:
     """The passes that follow are those that would have followed, and so are looks."""
