@@ -208,7 +208,7 @@ class Epochs:
                 self._leave(current)
             start = self._epoch_start(requested)
             if beside and current is not None and requested is None and renewed != "all":
-                start = dataclasses.replace(start, look=self._look_at(current))
+                start = dataclasses.replace(start, **self._look_at(current))
             if renewed:  # for this pass
                 start = dataclasses.replace(
                     start, bases=self._seeds.count_from(start.epoch), repeats=0, passed=-1
@@ -266,7 +266,12 @@ class Epochs:
         current, one = self._current, found[0]
         self._beside.remove(one)
         for each in filter(None, (current, one)):
-            if each.counts or each.goes_on or not each.position.start.look:
+            alone = not self._seeds.of_job
+            if (
+                each is one
+                or each.counts
+                or (alone and (each.goes_on or not each.position.start.look))
+            ):
                 start = each.position.start
                 self._newest = max(self._newest, (each.number, start.repeats, start.epoch))
         number, *later = self._newest
@@ -397,18 +402,30 @@ class Epochs:
         """Whether the program may have told a sampler of its own another epoch than was counted."""
         return loaded.requested is None and self.plan is not None and self.plan.sampler.is_programs
 
-    def _look_at(self, one: _Pass) -> int:
-        """Name a pass that begins beside another, by where that one is; no two have the same.
+    def _look_at(self, one: _Pass) -> dict[str, Any]:
+        """Tell a pass that begins beside another one from all others.
 
-        After a resume they have the names again that they would have had. Where ranks share the
-        data, looks at one place have one name: one rank may look alone, and go on as the others do.
+        By where that one is, so after a resume they are those that they would have been. Where
+        ranks share the data one rank may look alone, and must have the orders of the others.
         """
         now = one.position.now()
         where = now.look, now.epoch, now.delivered
-        again = self._looks[0] == where and not self._seeds.of_job
-        count = self._looks[1] + 1 if again else 0
-        self._looks = where, count
-        return derive(*where, count)
+        self._looks = where, self._looks[1] + 1 if self._looks[0] == where else 0
+        if self._seeds.of_job and self.plan is None:  # see `_epoch_start`
+            return {}
+        if self._seeds.of_job:
+            return {"repeats": now.repeats + derive(*where, self._looks[1]) % 2**32}
+        return {"look": derive(*where, self._looks[1])}
+
+    def _number(self) -> int:
+        """The next epoch, unless one is asked for.
+
+        Where ranks share the data a look takes no epoch's number, for one rank may look alone.
+        """
+        one = self._current
+        if self._seeds.of_job and one is not None and not (one.counts or one.asked or one.loaded):
+            return one.position.start.epoch
+        return self._next
 
     def _epoch_start(self, requested: int | None) -> Position:
         """The start of an epoch: of that which was asked for, or else of the next one."""
@@ -420,11 +437,13 @@ class Epochs:
         epoch = requested
         if epoch is None:
             requested = None if before is None else before.requested
-            epoch = self._next
+            epoch = self._number()
         start = Position(epoch, self._seeds.bases(), sampler=sampler, requested=requested)
         if before is None:
             return start
-        return dataclasses.replace(start, told=before.told, **before.passes(epoch, self._commits))
+        # Readers of a stream must draw alike on all ranks before their first sample.
+        used = self._commits or (self._seeds.of_job and self.plan is not None)
+        return dataclasses.replace(start, told=before.told, **before.passes(epoch, used))
 
     def _requested(self) -> int | None:
         """The epoch that was asked for, on a sampler perhaps; None: none is.

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     Dataset,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     Sampler,
@@ -436,6 +437,34 @@ def test_a_look_of_one_rank_within_an_epoch_leaves_the_ranks_their_shares() -> N
     for one, other in zip(*shares, strict=True):
         assert not {*one} & {*other}
     assert all({*shares[0][at], *shares[1][at]} == {*range(N)} for at in (2, -1))
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("kind", ["sampler", "options"])
+def test_a_look_of_one_rank_before_training_leaves_the_ranks_their_shares(
+    kind: str, kept: bool
+) -> None:
+    """Also where nobody calls set_epoch; as with torch's, looks have the epoch's first samples."""
+    data, iterators = Augmented(), list[Any]()
+    shares = []
+    for rank in range(2):
+        options: dict[str, Any] = {"shuffle": True, "rank": rank, "num_replicas": 2, "seed": 1}
+        if kind == "sampler":
+            options = {"sampler": DistributedSampler(data, 2, rank, seed=1)}
+        loader, looks = DataLoader(data, 4, **options), list[Any]()
+        for _ in range(3 * (1 - rank)):
+            iterators.append(iter(loader))
+            looks.append(rows([next(iterators[-1])]))
+            if not kept:
+                iterators.clear()
+        epochs = [rows(loader) for _ in range(3)]
+        if looks:
+            assert len({row[0] for look in looks for row in look}) == 4
+            assert distinct(row[1] for batch in [*looks, epochs[0][:4]] for row in batch) == 16
+        shares.append([{row[0] for row in epoch} for epoch in epochs])
+        assert distinct(map(frozenset, shares[-1])) == 3
+    for one, other in zip(*shares, strict=True):
+        assert not one & other and one | other == {*range(N)}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
