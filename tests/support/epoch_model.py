@@ -44,6 +44,7 @@ class Place(NamedTuple):
     ended: bool = False
     asked: int | None = None  # the epoch that was set last
     sampler: Any = None  # where the generator of the program's sampler was at the pass's start
+    looked: bool = False  # whether a pass has begun beside it
     look: int = 0  # names a pass that began beside another one, by where that one was
     later: tuple[int, int] | None = None  # `repeats`, `passed` of what began beside it, no look
 
@@ -59,7 +60,14 @@ class Place(NamedTuple):
             repeats, passed = repeats - (self.epoch <= self.passed), self.passed
         repeats += epoch <= passed
         return self._replace(
-            epoch=epoch, repeats=repeats, passed=passed, given=0, ended=False, look=0, later=None
+            epoch=epoch,
+            repeats=repeats,
+            passed=passed,
+            given=0,
+            ended=False,
+            looked=False,
+            look=0,
+            later=None,
         )
 
 
@@ -188,7 +196,10 @@ class Model:
                 self.bases = (*self.bases[:2], epoch)
             place = self.start(epoch)
             if beside and requested is None and not is_all:
-                place = place._replace(look=self.look())
+                assert self.current is not None
+                if self.current.place.looked:
+                    place = place._replace(look=self.look())
+                self.current.place = self.current.place._replace(looked=True)
             if is_drawn:
                 place = place._replace(repeats=0, passed=-1)
         if requested is not None:

@@ -196,7 +196,9 @@ class Epochs:
         self._count()
         loaded, requested, current = self._loaded, self._requested(), self._current
         beside = loaded is None and current is not None and current.goes_on
-        given = None
+        if current is not None and current.iterator() is iterator:  # that is begun anew
+            beside = False
+        given = outer = None
         if loaded is not None:
             start, given = self._begin_loaded(loaded, requested)
         else:
@@ -207,8 +209,11 @@ class Epochs:
                 self._warn_if_lost(current)
                 self._leave(current)
             start = self._epoch_start(requested)
-            if beside and current is not None and requested is None and renewed != "all":
-                start = dataclasses.replace(start, **self._look_at(current))
+            if beside and requested is None and renewed != "all":
+                assert current is not None
+                outer = dataclasses.replace(current.position.start, looked=True)
+                if current.position.start.looked:  # else it is as if that one's iterator were gone
+                    start = dataclasses.replace(start, **self._look_at(current))
             if renewed:  # for this pass
                 start = dataclasses.replace(
                     start, bases=self._seeds.count_from(start.epoch), repeats=0, passed=-1
@@ -230,9 +235,12 @@ class Epochs:
         earlier = self._unused() if self._ahead and not beside else None
         number = self._passes
         made = _Pass(position, batches, weakref.ref(iterator), number, asked, loaded, earlier)
-        going_on = [each for each in self._beside if each.goes_on]
+        others = [each for each in self._beside if each.iterator() is not iterator]
+        going_on = [each for each in others if each.goes_on]
         # All at once: nothing is called any more that a signal handler could raise in.
         self._loaded, self._asked, self._passes = None, asked or self._asked, number + 1
+        if outer is not None and current is not None:
+            current.position.start = outer
         if beside:
             self._beside = [*going_on, made]
         else:

@@ -13,7 +13,7 @@
   that begin at no later epoch than the one before are counted (``repeats``). So (epoch, repeats) is
   another one for each pass, and a single number says so in a state.
 - **A pass that begins beside another one, in mid-epoch,** may turn out to be a look, and moves no
-  position then. So it has bases of its own (`Position.look`), and is like no other pass.
+  position then. So, but for the first, it has bases of its own (`Position.look`).
 - **A generator that the program has seeded for a pass counts**: one that is found freshly seeded as
   a pass begins, and was not as the one before began, gives other bases, and counting begins again.
   So does torch's if it is where it was when the bases were drawn: the program has put it back.

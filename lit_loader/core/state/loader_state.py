@@ -167,6 +167,8 @@ class LoaderState:
             state["passed"] = position.passed
         if position.unreadable:
             state["unreadable"] = position.unreadable
+        if position.looked:
+            state["looked"] = True
         if position.look:
             state["look"] = position.look
         if position.later is not None:
@@ -214,6 +216,7 @@ class LoaderState:
         told = field("told", lambda value: value is None or is_epoch(value), asked)
         told = epoch if version < VERSION else told
         unreadable = field("unreadable", is_count, count, 0)
+        looked = field("looked", lambda value: type(value) is bool, "True or False", False)
         look = field("look", lambda value: is_count(value, 2**64), count, 0)
         later = field("later", _is_later, "a count and an epoch")
         batches = _checked_batches(batches)
@@ -229,7 +232,7 @@ class LoaderState:
             readers, numbers = reader_states().checked(state, fingerprint, version)
         position = Position(
             *(epoch, bases, batches, ahead, sampler, readers, False),
-            *(requested, since, repeats, passed, told, unreadable, look),
+            *(requested, since, repeats, passed, told, unreadable, looked, look),
             None if later is None else (later[0], later[1]),
         )
         return cls(position, samples, fingerprint, numbers)

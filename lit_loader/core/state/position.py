@@ -95,7 +95,8 @@ class Position:
     passed: int = -1
     told: int | None = None  # the epoch that the dataset is told; None: it is told none
     unreadable: int = 0  # samples of the epoch so far that were skipped or replaced
-    # Names a pass that has begun beside another one in mid-epoch, by where that one was; else 0.
+    looked: bool = False  # whether another one has begun beside it, while it was in mid-epoch
+    # Names a pass that has begun beside another one, but for the first such, by where that one was.
     look: int = 0
     # ``repeats`` and ``passed`` of what has begun beside it, and was more than a look, for passes
     # that follow; None: nothing was.
