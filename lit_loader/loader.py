@@ -174,11 +174,12 @@ class _AddOns(Seams):
         return advice_before_epoch(core)
 
     def idle(self, core: Any) -> str | None:
-        if not core.shards or core.auto is not None:
+        remote = core.loader.num_remote_workers
+        if not core.iterable or not (remote or (core.shards and core.auto is None)):
             return None
         from lit_loader.streams.advice import advice_if_idle
 
-        return advice_if_idle(core.shards, core.loader.num_workers)
+        return advice_if_idle(core.shards, core.loader.num_workers, remote)
 
     def position(self, core: Any, start: Position) -> EpochPosition:
         if not core.iterable:

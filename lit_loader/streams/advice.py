@@ -116,10 +116,14 @@ def check_split_once(dataset: Any, config: Any) -> None:
         )
 
 
-def advice_if_idle(shards: Shards, num_workers: int) -> str | None:
-    """Say so if there are more workers on this rank than readers."""
-    readers = len(shards.mine)
-    if num_workers <= readers:
+def advice_if_idle(shards: Shards | None, num_workers: int, num_remote_workers: int) -> str | None:
+    """Say so if there are more workers on this rank than readers, or any elsewhere."""
+    if num_remote_workers:
+        return (
+            f"num_remote_workers={num_remote_workers} make no batches of an IterableDataset: its "
+            "readers stay on this machine [LL509]"
+        )
+    if shards is None or num_workers <= (readers := len(shards.mine)):
         return None
     each = f"{readers} reader" + ("s" if readers > 1 else "")
     where = f" on each of the {shards.replicas} ranks" if shards.replicas > 1 else ""

@@ -116,6 +116,10 @@ class _Pass:
         """Whether its iterator lives, in the middle of its epoch."""
         return not self.position.ended and self.iterator() is not None
 
+    def goes_on_without(self, iterator: object) -> bool:
+        """Whether it goes on while this iterator begins; not if that is its own, begun anew."""
+        return self.goes_on and self.iterator() is not iterator
+
     @property
     def counts(self) -> bool:
         """Whether it is more than a first batch."""
@@ -195,9 +199,7 @@ class Epochs:
         self._forget_look()
         self._count()
         loaded, requested, current = self._loaded, self._requested(), self._current
-        beside = loaded is None and current is not None and current.goes_on
-        if current is not None and current.iterator() is iterator:  # that is begun anew
-            beside = False
+        beside = loaded is None and current is not None and current.goes_on_without(iterator)
         given = outer = None
         if loaded is not None:
             start, given = self._begin_loaded(loaded, requested)
@@ -235,8 +237,7 @@ class Epochs:
         earlier = self._unused() if self._ahead and not beside else None
         number = self._passes
         made = _Pass(position, batches, weakref.ref(iterator), number, asked, loaded, earlier)
-        others = [each for each in self._beside if each.iterator() is not iterator]
-        going_on = [each for each in others if each.goes_on]
+        going_on = [each for each in self._beside if each.goes_on_without(iterator)]
         # All at once: nothing is called any more that a signal handler could raise in.
         self._loaded, self._asked, self._passes = None, asked or self._asked, number + 1
         if outer is not None and current is not None:
@@ -274,13 +275,9 @@ class Epochs:
         current, one = self._current, found[0]
         self._beside.remove(one)
         for each in filter(None, (current, one)):
-            alone = not self._seeds.of_job
-            if (
-                each is one
-                or each.counts
-                or (alone and (each.goes_on or not each.position.start.look))
-            ):
-                start = each.position.start
+            start = each.position.start
+            no_look = each is one or each.counts
+            if no_look or (not self._seeds.of_job and (each.goes_on or not start.look)):
                 self._newest = max(self._newest, (each.number, start.repeats, start.epoch))
         number, *later = self._newest
         if number > one.number:

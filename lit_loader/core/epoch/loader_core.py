@@ -307,12 +307,7 @@ class LoaderCore:
         check_dataset(self.dataset, loading=True)
         self.follow_samplers()
         pin = self.seams.pin_memory(self)
-        if loader.num_remote_workers and self.iterable:
-            self.warn_once(
-                f"num_remote_workers={loader.num_remote_workers} make no batches of an "
-                "IterableDataset: its readers stay on this machine [LL509]"
-            )
-        elif loader.num_remote_workers:
+        if loader.num_remote_workers and not self.iterable:
             self.log.first_remote = MOST_WORKERS
         if (idle := self.seams.idle(self)) is not None:
             self.warn_once(idle)

@@ -40,28 +40,6 @@ ELASTIC = frozenset({"batch_size", "num_replicas"})
 _OF_STREAMS: Final = "EndlessSampler"
 """The order of an iterable dataset in a fingerprint, as torch's loader shows it: none."""
 
-_ADVICE = {
-    "dataset_length": "resume with the dataset that the state was taken from, or at the end of an "
-    "epoch; or begin this epoch from its start: make the loader with the seed in "
-    "state['fingerprint'], and call set_epoch(state['epoch']) instead of load_state_dict",
-    "num_workers": "an iterable dataset's position belongs to its workers: resume with as many",
-    "num_shards": "they are what the data is divided into: resume with as many",
-    "rank": "an iterable dataset's state is one rank's: save one on each rank, and load it there",
-    "order": "resume with the same sampler or shuffle option",
-    "sampler": "resume with a sampler made with the same options",
-    "dataset": "resume with a dataset made with the same options",
-    "seed": "pass the state's seed as the loader's seed option",
-}
-_WRAPPED_ADVICE = (
-    "Lightning wraps a sampler of your own to divide it among its ranks, and not on one: resume "
-    "with as many ranks. For another number of them begin with num_replicas= and rank= of the "
-    "loader, and Trainer(use_distributed_sampler=False)"
-)
-_OR_SHUFFLED = (
-    ". In Lightning, which shuffles a training loader on several ranks, and not on one: resume "
-    "with as many ranks, or train with shuffle=True from the beginning"
-)
-
 
 @dataclass(frozen=True)
 class LoaderState:
@@ -255,11 +233,9 @@ class LoaderState:
             both_nan = theirs != theirs and ours != ours
             if theirs != ours and not both_nan:
                 shown = " ".join(name.split())[:80]
-                advice = _ADVICE.get(name.partition(".")[0], f"resume with the same {shown}")
-                if name == "order" and "DistributedSamplerWrapper" in (theirs, ours):
-                    advice = _WRAPPED_ADVICE
-                if sorted(map(str, (theirs, ours))) == ["DistributedSampler", "OrderedSampler"]:
-                    advice += _OR_SHUFFLED
+                from lit_loader import state_advice
+
+                advice = state_advice.advice(name, shown, theirs, ours)
                 raise StateError(
                     f"state was taken with {shown}={brief(theirs)}, but this loader has "
                     f"{shown}={brief(ours)}: {advice} [LL301]"
