@@ -218,7 +218,9 @@ def test_what_ends_or_stops_a_worker(
     lowest, highest = restarts(cell)
     # Of a batch that another worker made as well, nobody may miss the copy of the one that died.
     assert lowest * (not made_twice) <= len(texts) <= highest
-    if cell.fault == "lock" and cell.method == "fork" and texts:
+    # Persistent workers that begin the second epoch ahead have made batches in the first one.
+    is_first = not (cell.persistent and cell.kind == "ahead")
+    if cell.fault == "lock" and cell.method == "fork" and texts and is_first:
         assert any("by a worker from this program as it is now" in text for text in texts)
     if (cell.kind, cell.point) == ("shards", "fetching") and highest:
         assert any(re.search(r"the next samples of shard \d of 3", text) for text in texts)
