@@ -128,8 +128,12 @@ class _Pass:
     @property
     def was_look(self) -> bool:
         """Whether its iterator is gone, and has given one batch at most, which was not used."""
-        used = self.committed is not None and self.committed.since
-        return not (self.counts or used or self.iterator() is not None)
+        return not (self.counts or self.is_used or self.iterator() is not None)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a batch of it was committed."""
+        return self.committed is not None and self.committed.since > 0
 
 
 def _drawn(
@@ -416,11 +420,10 @@ class Epochs:
         now = one.position.now()
         where = now.look, now.epoch, now.delivered
         self._looks = where, self._looks[1] + 1 if self._looks[0] == where else 0
-        if self._seeds.of_job and self.plan is None:  # see `_epoch_start`
-            return {}
-        if self._seeds.of_job:
-            return {"repeats": now.repeats + derive(*where, self._looks[1]) % 2**32}
-        return {"look": derive(*where, self._looks[1])}
+        name = derive(*where, self._looks[1])
+        if self._seeds.of_job:  # readers of a stream draw alike, see `_epoch_start`
+            return {} if self.plan is None else {"repeats": now.repeats + name % 2**32}
+        return {"look": name}
 
     def _number(self) -> int:
         """The next epoch, unless one is asked for.
@@ -428,7 +431,8 @@ class Epochs:
         Where ranks share the data a look takes no epoch's number, for one rank may look alone.
         """
         one = self._current
-        if self._seeds.of_job and one is not None and not (one.counts or one.asked or one.loaded):
+        takes_one = one is None or one.counts or one.is_used or one.asked or one.loaded
+        if one is not None and self._seeds.of_job and not takes_one:
             return one.position.start.epoch
         return self._next
 

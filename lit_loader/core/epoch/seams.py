@@ -75,10 +75,7 @@ class Seams:
         raise NotImplementedError
 
     def sample_errors(self, core: Any, before: int) -> Any:
-        """Give an epoch's log of bad samples (`SampleErrorLog`), with those before a resume.
-
-        It has two methods: ``note`` for a batch that has some, and ``end``.
-        """
+        """Give an epoch's log of bad samples (``note``, ``end``), with those before a resume."""
         raise NotImplementedError
 
     def sum_up(self, core: Any) -> None:

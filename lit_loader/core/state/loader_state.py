@@ -291,10 +291,9 @@ def _checked_bases(bases: Any, seed: Any, version: int) -> Bases:
 
 
 def _is_later(value: Any) -> bool:
-    if value is None:
-        return True
-    pair = isinstance(value, (list, tuple)) and len(value) == 2
-    return pair and is_count(value[0]) and (value[1] == -1 or is_epoch(value[1]))
+    if isinstance(value, (list, tuple)) and len(value) == 2:
+        return is_count(value[0]) and (value[1] == -1 or is_epoch(value[1]))
+    return value is None
 
 
 def _checked_ahead(ahead: Any, batches: int) -> tuple[int, ...]:

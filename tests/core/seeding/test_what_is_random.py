@@ -465,6 +465,17 @@ def test_a_look_of_one_rank_before_training_leaves_the_ranks_their_shares(
         assert not one & other and one | other == {*range(N)}
 
 
+def test_a_job_that_trains_on_one_batch_an_epoch_and_commits_it_gets_others() -> None:
+    loader = DataLoader(Indices(), 4, shuffle=True, seed=1, rank=0, num_replicas=2)
+    epochs = []
+    for _ in range(3):
+        for batch in loader:
+            epochs.append(indices([batch]))
+            loader.commit()
+            break
+    assert distinct(epochs) == 3
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_resume_goes_on_beside_what_had_begun_within(workers: int) -> None:
     """The passes that follow are those that would have followed, and so are looks."""
