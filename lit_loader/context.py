@@ -39,7 +39,7 @@ class _Reading:
         self.epoch = 0
         self.shard = (0, 1)
         self.shard_asked = NOBODY  # for what a dataset has asked which share it is to give
-        self.maker: Any = None  # the `BatchLoader`; None: this is outside of a loader
+        self.maker: Any = None  # the `BatchBuilder`; None: this is outside of a loader
         self.asked = ""  # by which function a sample has asked for what differs between epochs
         self.again = False  # this is another attempt at a sample
         self.notes: list[Any] | None = None  # what samples are made of, where that is asked for

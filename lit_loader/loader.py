@@ -51,8 +51,8 @@ from lit_loader.core.options.loader_config import (
     WorkerMethod,
     check_option,
 )
-from lit_loader.core.order.orders import epoch_number
-from lit_loader.core.order.shown_samplers import choose_samplers
+from lit_loader.core.sampling.orders import epoch_number
+from lit_loader.core.sampling.sampler_view import choose_samplers
 from lit_loader.core.seeding.bases import LoaderSeeds
 from lit_loader.core.state.position import EpochPosition, Position
 from lit_loader.core.system.processors import advice_if_too_many
@@ -65,8 +65,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 if TYPE_CHECKING:
     from lit_loader.accelerator.device_copy import Move
-    from lit_loader.insight.recorder import Recorder
-    from lit_loader.insight.verdict import LoaderStatistics
+    from lit_loader.profiling.recorder import Recorder
+    from lit_loader.profiling.verdict import LoaderStatistics
     from lit_loader.remote.ray_workers import RayWorkers
 
     _TorchLoader = TorchLoader
@@ -196,14 +196,14 @@ class _AddOns(Seams):
     def end_policy(self, core: Any, start: Any) -> Any:
         if core.shards is None:
             return None
-        from lit_loader.streams.tail import tail_of
+        from lit_loader.streams.uneven_ranks import tail_of
 
         return tail_of(core, start)
 
     def observer(self, core: Any, in_process: bool) -> Any:
         if not core.loader.check_determinism:
             return None
-        from lit_loader.insight.exactness_check import check_of
+        from lit_loader.profiling.exactness_check import check_of
 
         return check_of(core, in_process)
 
@@ -239,7 +239,7 @@ class _AddOns(Seams):
         return RemoteWorkers(loader.remote, loader.num_remote_workers, core.log.nodes)
 
     def auto(self, core: Any) -> Any:
-        from lit_loader.insight.auto_workers import AutoWorkers
+        from lit_loader.profiling.auto_workers import AutoWorkers
 
         return AutoWorkers()
 
@@ -249,18 +249,18 @@ class _AddOns(Seams):
         return SampleErrorLog(core.loader.max_sample_errors, before, core.log)
 
     def sum_up(self, core: Any) -> None:
-        from lit_loader.insight.recorder import Recorder
+        from lit_loader.profiling.recorder import Recorder
 
         Recorder.of(core.log).flush()
 
     def statistics(self, core: Any, memory: bool) -> LoaderStatistics:
-        from lit_loader.insight.recorder import statistics_of
+        from lit_loader.profiling.recorder import statistics_of
 
         caches = _loaded("lit_loader.data.cached_dataset")
         return statistics_of(core, memory, caches.figures_of(core.dataset) if caches else {})
 
     def figures(self, core: Any, epoch: int, now: int) -> dict[str, Any]:
-        from lit_loader.insight.shown import ShownLoader
+        from lit_loader.profiling.shown import ShownLoader
 
         shown: ShownLoader = core.of_process.setdefault("shown", ShownLoader())
         return shown.figures(core, epoch, now)
@@ -273,31 +273,31 @@ class _AddOns(Seams):
     def shared_by_fork(self, core: Any, num_workers: int) -> Iterable[str]:
         if not _has_what_forks_share():
             return ()
-        from lit_loader.hangs.fork_dangers import fork_dangers
+        from lit_loader.diagnostics.fork_dangers import fork_dangers
 
         return fork_dangers(core.dataset, core.loader.worker_init_fn, num_workers > 1)
 
     def look_at_workers(self, core: Any, pool: Any, now: float) -> None:
         if pool.growth is None and now >= pool.began + _SETTLING:
-            from lit_loader.hangs.growth import Growth
+            from lit_loader.diagnostics.growth import Growth
 
             pool.growth = Growth()
         core.log.worker_growth = pool.growth.look(pool, core.dataset, now) if pool.growth else 0.0
 
     def stall(self, workers: Any) -> Any:
-        from lit_loader.hangs.stall import stall_of
+        from lit_loader.diagnostics.stall import stall_of
 
         return stall_of(workers)
 
     def explain(self, *facts: Any) -> str:
-        from lit_loader.hangs import faults
+        from lit_loader.diagnostics import death_messages
 
-        return faults.explain(*facts)
+        return death_messages.explain(*facts)
 
     def fewer_workers(self, pool: Any, death: Any) -> Any:
-        from lit_loader.hangs import faults
+        from lit_loader.diagnostics import death_messages
 
-        return faults.fewer_workers(pool, death)
+        return death_messages.fewer_workers(pool, death)
 
     def reader_states(self) -> Any:
         from lit_loader.streams import reader_states
@@ -305,7 +305,7 @@ class _AddOns(Seams):
         return reader_states
 
     def name_in_job(self, kind: str) -> Any:
-        from lit_loader.streams.job import Name
+        from lit_loader.streams.rank_store import Name
 
         return Name(kind)
 
@@ -855,7 +855,7 @@ class DataLoader(_TorchLoader[T_co]):
             IndexError: The epoch has fewer batches.
             OptionError: A number is refused, or there is no such rank.
         """
-        from lit_loader.insight.ledger import indices_of
+        from lit_loader.profiling.ledger import indices_of
 
         return indices_of(self._core, epoch, batch, rank)
 
@@ -873,7 +873,7 @@ class DataLoader(_TorchLoader[T_co]):
             TypeError: The dataset is iterable, or the sampler is your own.
             OptionError: A number is refused, or the epoch has fewer batches.
         """
-        from lit_loader.insight.ledger import state_at
+        from lit_loader.profiling.ledger import state_at
 
         return state_at(self._core, epoch, batch)
 
@@ -901,7 +901,7 @@ class DataLoader(_TorchLoader[T_co]):
         from lit_loader.data.trace import trace  # which few programs need
 
         if state is None:
-            from lit_loader.insight.ledger import state_before
+            from lit_loader.profiling.ledger import state_before
 
             state = state_before(self._core, epoch, batch)
         return trace(self, batch, epoch, state)
@@ -964,7 +964,7 @@ class DataLoader(_TorchLoader[T_co]):
     @property
     def recorder(self) -> Recorder:
         """What collects the times of each batch; its ``listener`` is given them, for monitors."""
-        from lit_loader.insight.recorder import Recorder
+        from lit_loader.profiling.recorder import Recorder
 
         return Recorder.of(self._core.log)
 

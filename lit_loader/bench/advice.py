@@ -4,7 +4,7 @@ Used by `bench/grid.py`. The setting: the fewest workers, then the fewest batche
 within 5 % of the fastest, which is named too; where the training step's time is known, that keep up
 with it. No workers only if any are slower; threads, or "auto", only where processes, or fixed
 numbers, do not come as near. What bounds it is the verdict on our loader's statistics
-(`insight/verdict.py`).
+(`profiling/verdict.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Final
 
 from lit_loader.bench.rounds import Spread
 from lit_loader.bench.settings import OURS, REFERENCE
-from lit_loader.hangs.sentences import percent
-from lit_loader.insight.verdict import MADE, LoaderStatistics, cause
+from lit_loader.diagnostics.sentences import percent
+from lit_loader.profiling.verdict import MADE, LoaderStatistics, cause
 
 __all__ = ["FIGURES", "Point", "advise", "choose"]
 

@@ -182,7 +182,7 @@ class ParquetGroups(_Sized):
     def __getitem__(self, index: int) -> torch.Tensor:
         import pyarrow.parquet as pq
 
-        # Opened for each sample, by one thread: a reader carried over a fork would hang.
+        # OpenStream for each sample, by one thread: a reader carried over a fork would hang.
         with pq.ParquetFile(self._path) as file:
             table = file.read_row_group(index % file.num_row_groups, use_threads=False)
         return torch.from_numpy(np.stack([column.to_numpy() for column in table.columns]))

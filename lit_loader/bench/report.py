@@ -20,8 +20,8 @@ from lit_loader.bench.advice import Point
 from lit_loader.bench.grid import Grid
 from lit_loader.bench.rounds import LIMIT, Measurement, Spread
 from lit_loader.bench.settings import CASES, OURS, Settings
+from lit_loader.diagnostics.sentences import counted
 from lit_loader.errors import OptionError
-from lit_loader.hangs.sentences import counted
 
 __all__ = ["FORMAT", "compare", "header", "read", "show_case", "show_grid", "write"]
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lit_loader.bench.settings import Settings, installed, require_packages
+from lit_loader.diagnostics.sentences import duration
 from lit_loader.errors import OptionError
-from lit_loader.hangs.sentences import duration
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
-from lit_loader.core.order.batch_plan import Shard
-from lit_loader.core.order.orders import EpochOrder, OrderedSampler, ShuffledSampler, resolve
+from lit_loader.core.sampling.batch_plan import Shard
+from lit_loader.core.sampling.orders import EpochOrder, OrderedSampler, ShuffledSampler, resolve
 from lit_loader.describe import callers
 
 __all__ = ["ShardedSampler", "shard_items", "tell_of_other_loader"]

@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_loader.core.options.checks import flag, or_none, whole_number
-from lit_loader.core.order.orders import Indices
-from lit_loader.core.order.permutation import Permutation
+from lit_loader.core.sampling.orders import Indices
+from lit_loader.core.sampling.permutation import Permutation
 from lit_loader.core.seeding.bases import Bases
 from lit_loader.core.state.fingerprint import Fingerprint
-from lit_loader.core.state.untrusted_state import damaged, is_count
+from lit_loader.core.state.state_validation import damaged, is_count
 from lit_loader.data.batch_order import BatchOrder, summarise
 from lit_loader.data.lengths import of_each_sample, processes
 from lit_loader.describe import public

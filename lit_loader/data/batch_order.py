@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 from torch.utils.data import Sampler
 
-from lit_loader.core.order.orders import EpochOrder, Indices
+from lit_loader.core.sampling.orders import EpochOrder, Indices
 from lit_loader.core.state.fingerprint import Fingerprint
-from lit_loader.core.state.untrusted_state import damaged, is_count
+from lit_loader.core.state.state_validation import damaged, is_count
 from lit_loader.errors import StateError
 
 __all__ = ["BatchOrder", "summarise"]

@@ -216,7 +216,7 @@ class SharedStore:
             start = os.lseek(self._fd, len(entry), os.SEEK_CUR) - len(entry)
             _check_whole(os.pwrite(self._fd, entry.data, start), entry)
             return start
-        # Opened anew, for a position of its own.
+        # OpenStream anew, for a position of its own.
         fd = os.open(f"{_OPENED}/{self._fd}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
             while True:

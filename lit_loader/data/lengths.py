@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 
 from lit_loader.core.options.checks import flag, one_of, or_none, positive, whole_number
-from lit_loader.core.order.orders import Indices
+from lit_loader.core.sampling.orders import Indices
 from lit_loader.core.state.fingerprint import Fingerprint
-from lit_loader.core.state.untrusted_state import damaged, is_count
+from lit_loader.core.state.state_validation import damaged, is_count
 from lit_loader.data.batch_order import BatchOrder, summarise
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError, StateError

@@ -16,11 +16,11 @@ import numpy as np
 from torch.utils.data import Dataset, Sampler
 
 from lit_loader.core.options.checks import flag, is_dataset, is_list, whole_number
-from lit_loader.core.order.orders import CHUNK, EpochOrder, Indices
-from lit_loader.core.order.permutation import Permutation
+from lit_loader.core.sampling.orders import CHUNK, EpochOrder, Indices
+from lit_loader.core.sampling.permutation import Permutation
 from lit_loader.core.seeding.seeds import derive
 from lit_loader.core.state.fingerprint import Fingerprint
-from lit_loader.core.state.untrusted_state import damaged, is_count
+from lit_loader.core.state.state_validation import damaged, is_count
 from lit_loader.data.batch_order import summarise
 from lit_loader.data.weights import (
     ALL_DRAWS,

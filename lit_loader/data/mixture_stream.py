@@ -30,8 +30,8 @@ from lit_loader.core.options.checks import known_keywords, one_of, whole_number
 from lit_loader.core.seeding.generator_state import preserved
 from lit_loader.core.seeding.seeds import derive
 from lit_loader.core.state.fingerprint import Fingerprint
-from lit_loader.core.state.stateful import Opened, checked_parts
-from lit_loader.core.state.untrusted_state import damaged, is_count
+from lit_loader.core.state.state_validation import damaged, is_count
+from lit_loader.core.state.stateful import OpenStream, checked_parts
 from lit_loader.data.mixture import announce_epoch, named_sources
 from lit_loader.data.weights import (
     Changes,
@@ -397,7 +397,7 @@ class _Source:
 
     def __init__(self, dataset: Any, number: int) -> None:
         self._dataset, self._number = dataset, number
-        self._opened: Opened | None = None
+        self._opened: OpenStream | None = None
         self._loaded: Any = None
         self._again = 0
         self.draws = False  # with its first sample, or before it
@@ -409,7 +409,7 @@ class _Source:
         if self._opened is None and not self.taken:
             with (beginning := reading.beginning(self._number)):
                 before = reading.drawn()
-                self._opened = Opened(self._dataset, _KEY, role=_ROLE)
+                self._opened = OpenStream(self._dataset, _KEY, role=_ROLE)
                 if not isinstance(beginning, nullcontext):  # iter() draws alike after a resume
                     before = reading.drawn()
                 sample = next(self._opened.iterator)
@@ -453,7 +453,7 @@ class _Source:
         beginning = reading.beginning(self._number)
         with preserved(), reading.aside(), beginning:
             before = reading.drawn()
-            self._opened = Opened(self._dataset, _KEY, self._loaded, role=_ROLE)
+            self._opened = OpenStream(self._dataset, _KEY, self._loaded, role=_ROLE)
             if self._loaded:
                 # It began in another batch; what a buffer has in reserve would hide that.
                 drew = reading.drawn() != before
@@ -463,13 +463,13 @@ class _Source:
                 self._read_one_again(self._opened)
         self._loaded = None  # not sooner: a source that refuses it is asked again
 
-    def _read_again(self, opened: Opened) -> None:
+    def _read_again(self, opened: OpenStream) -> None:
         """Read what has been given before; a sample that raised then may raise again."""
         with preserved(), reading.aside():
             while self._again:
                 self._read_one_again(opened)
 
-    def _read_one_again(self, opened: Opened) -> None:
+    def _read_one_again(self, opened: OpenStream) -> None:
         try:
             next(opened.iterator)
         except StopIteration:

@@ -24,8 +24,8 @@ from torch.utils.data import IterableDataset
 from lit_loader.context import note, reading
 from lit_loader.core.options.checks import whole_number
 from lit_loader.core.state.fingerprint import Fingerprint, fingerprint_of
-from lit_loader.core.state.stateful import Opened, checked_parts
-from lit_loader.core.state.untrusted_state import damaged, is_count
+from lit_loader.core.state.state_validation import damaged, is_count
+from lit_loader.core.state.stateful import OpenStream, checked_parts
 from lit_loader.data.mixture import announce_epoch
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError, StateError
@@ -119,7 +119,7 @@ class _Piece(NamedTuple):
 class _Packer(Iterator[dict[str, Tensor]]):
     def __init__(self, stream: PackedStream) -> None:
         self._stream = stream
-        self._opened: Opened | None = None
+        self._opened: OpenStream | None = None
         self._loaded: Any = None
         self._pieces: list[_Piece] = []
         self._skipped = 0  # tokens of the document that comes next, given already
@@ -159,7 +159,7 @@ class _Packer(Iterator[dict[str, Tensor]]):
 
     def _next_document(self) -> _Piece:
         if self._opened is None:
-            self._opened = Opened(self._stream.documents, _KEY, self._loaded, role="documents")
+            self._opened = OpenStream(self._stream.documents, _KEY, self._loaded, role="documents")
             self._loaded = None
         before, notes, tokens = self._opened.state(), reading.notes, reading.tokens
         mark = len(notes or ())

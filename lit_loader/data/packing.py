@@ -18,8 +18,8 @@ from torch import Tensor
 
 from lit_loader.context import note, reading
 from lit_loader.core.options.checks import or_none, positive
-from lit_loader.core.order.orders import Indices
-from lit_loader.core.order.permutation import Permutation
+from lit_loader.core.sampling.orders import Indices
+from lit_loader.core.sampling.permutation import Permutation
 from lit_loader.core.seeding.seeds import derive
 from lit_loader.core.state.fingerprint import Fingerprint
 from lit_loader.data.lengths import LengthsSampler, halved, in_order

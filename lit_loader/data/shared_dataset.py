@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from lit_loader.core.options.checks import filled_text, is_dataset, seconds
-from lit_loader.core.transport.carrier import Frozen, Policy, freeze, thaw
+from lit_loader.core.transport.dataset_pickle import Frozen, Policy, freeze, thaw
 from lit_loader.data import memory_files
 from lit_loader.data.fingerprint import environment, fingerprint
 from lit_loader.data.memory import memory_left

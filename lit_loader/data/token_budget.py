@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lit_loader.core.options.checks import or_none, plain, positive
-from lit_loader.core.order.permutation import Permutation
+from lit_loader.core.sampling.permutation import Permutation
 from lit_loader.core.seeding.seeds import derive
 from lit_loader.core.state.fingerprint import Fingerprint
 from lit_loader.data.balance import deal

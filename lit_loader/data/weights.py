@@ -21,10 +21,10 @@ from typing import Any, Final
 import numpy as np
 
 from lit_loader.core.options.checks import is_list, plain, whole_number
-from lit_loader.core.order.orders import Indices
-from lit_loader.core.order.permutation import Permutation
+from lit_loader.core.sampling.orders import Indices
+from lit_loader.core.sampling.permutation import Permutation
 from lit_loader.core.seeding.seeds import derive
-from lit_loader.core.state.untrusted_state import damaged, is_count
+from lit_loader.core.state.state_validation import damaged, is_count
 from lit_loader.data.batch_order import summarise
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError

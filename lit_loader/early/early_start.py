@@ -12,7 +12,7 @@ from typing import Any, Final
 from lit_loader.core.epoch.epoch import Ahead
 from lit_loader.core.epoch.epochs import EpochStart
 from lit_loader.core.executors.executor import Task
-from lit_loader.core.order.batch_plan import lookahead
+from lit_loader.core.sampling.batch_plan import lookahead
 from lit_loader.core.system.interrupts import HeldBack
 
 _COUNTING: Final = ("num_workers", "num_remote_workers", "worker_method", "in_order")

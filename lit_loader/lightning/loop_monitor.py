@@ -20,10 +20,10 @@ from typing import Any, Final
 import numpy as np
 
 from lit_loader.core.batch.timings import WINDOW, BatchLog, Timings
-from lit_loader.insight.recorder import Recorder, Stopwatch
-from lit_loader.insight.records import LoaderTrace, StageTimes, StepRecord
-from lit_loader.insight.verdict import LoaderStatistics, verdict
 from lit_loader.loader import DataLoader
+from lit_loader.profiling.recorder import Recorder, Stopwatch
+from lit_loader.profiling.records import LoaderTrace, StageTimes, StepRecord
+from lit_loader.profiling.verdict import LoaderStatistics, verdict
 
 __all__ = ["LoaderReport", "LoopMonitor"]
 

@@ -16,10 +16,10 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lit_loader.core.options.checks import flag, plain, refuse, whole_number
 from lit_loader.describe import public
-from lit_loader.insight.chrome_trace import write_trace
-from lit_loader.insight.plot import check_matplotlib, write_plot
 from lit_loader.lightning.loop_monitor import LoaderReport, LoopMonitor
 from lit_loader.lightning.names import Callback
+from lit_loader.profiling.chrome_trace import write_trace
+from lit_loader.profiling.plot import check_matplotlib, write_plot
 
 __all__ = ["LoaderMonitor"]
 

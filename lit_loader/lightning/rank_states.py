@@ -24,7 +24,7 @@ import torch.distributed
 
 from lit_loader.core.state.position import COUNT
 from lit_loader.errors import StateError
-from lit_loader.streams import job
+from lit_loader.streams import rank_store
 from lit_loader.streams.merge_states import merge_states
 
 __all__ = ["RankStates"]
@@ -57,7 +57,7 @@ class RankStates:
         distributed = torch.distributed
         if not partial or not (distributed.is_available() and distributed.is_initialized()):
             return [*states]
-        store = job.store()
+        store = rank_store.store()
         place = f"lit_loader/{self.fits}/{epoch}/{step}/{self._times}"
         ranks: int = partial[0]["fingerprint"]["num_replicas"]
         own = partial[0]["readers"][0][0] % ranks

@@ -32,11 +32,10 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import IterableDataset
 
-from lit_loader.core.order.orders import EpochOrder
+from lit_loader.core.sampling.orders import EpochOrder
 from lit_loader.core.seeding.bases import rehearsal
 from lit_loader.describe import public
 from lit_loader.errors import StateError
-from lit_loader.insight import resources
 from lit_loader.lightning.names import Callback, combined
 from lit_loader.lightning.rank_states import RankStates
 from lit_loader.lightning.sampler_advice import advise_on_batch_sampler
@@ -52,6 +51,7 @@ from lit_loader.lightning.trainer_progress import (
     recount_batches,
     states_in,
 )
+from lit_loader.profiling import resources
 
 if TYPE_CHECKING:
     from lit_loader.loader import DataLoader

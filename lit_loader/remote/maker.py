@@ -1,6 +1,6 @@
 """`Maker`: makes batches in a remote worker, each as one piece of memory.
 
-What `core/executors/main.py` is for a process of this machine; both have a `BatchMaker`. It knows
+What `core/executors/main.py` is for a process of this machine; both have a `WorkerSetup`. It knows
 of no engine, and imports none.
 """
 
@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lit_loader.core.batch.batch_loader import make_batch
+from lit_loader.core.batch.batch_builder import make_batch
 from lit_loader.core.batch.batch_spec import USUAL_MODES
 from lit_loader.core.batch.progress import Progress
-from lit_loader.core.executors.making import BatchMaker
-from lit_loader.core.transport.carrier import thaw_bytes
+from lit_loader.core.executors.worker_setup import WorkerSetup
 from lit_loader.core.transport.codec import SlotFull, SlotWriter, encode
+from lit_loader.core.transport.dataset_pickle import thaw_bytes
 from lit_loader.core.transport.messages import (
     SIZE,
     Reply,
@@ -46,7 +46,7 @@ class Maker:
         who = f"in remote worker {role.worker} (node {platform.node()}, pid {os.getpid()})"
         unpack_spec = partial(thaw_bytes, payload.data)
         torch.set_num_threads(1)
-        self._maker = BatchMaker(who, role.worker, role.num_workers, role.seed, unpack_spec)
+        self._maker = WorkerSetup(who, role.worker, role.num_workers, role.seed, unpack_spec)
 
     def make(self, order: bytes) -> NDArray[np.uint8]:
         """Make a batch, or write down why there is none.

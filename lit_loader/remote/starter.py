@@ -25,7 +25,7 @@ from lit_loader.core.executors.payload import Links, freeze_spec
 from lit_loader.core.executors.process_start import importable_main, quiet_start
 from lit_loader.core.executors.starters import DirectWorker, Notice, RelayExit
 from lit_loader.core.system.shared_file import Descriptor, nameless_file, write_all
-from lit_loader.core.transport.carrier import LEFT_OUT, Policy
+from lit_loader.core.transport.dataset_pickle import LEFT_OUT, Policy
 from lit_loader.core.transport.status_board import Stage, StatusBoard
 from lit_loader.errors import LoaderError
 from lit_loader.remote.engine import Role

@@ -274,7 +274,7 @@ class ReadAhead:
         progress = self.progress if mine else None
         if progress is not None:
             progress.read_begins()
-        result = self._claim(key_of(method, dataset, index))
+        result = self._claim_pool(key_of(method, dataset, index))
         try:
             if result not in self._begun:
                 return self._now(method, dataset, index)
@@ -292,7 +292,7 @@ class ReadAhead:
             if mine and not self._pending and self.look_ahead:
                 self.look_ahead()
 
-    def _claim(self, key: Key | None) -> ReadResult:
+    def _claim_pool(self, key: Key | None) -> ReadResult:
         """Take the earliest read for a sample out of what is known; else one that is not begun."""
         with self._lock:
             self._asked += 1

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch.distributed
 
 from lit_loader.context import WORKERS
-from lit_loader.core.order.batch_plan import distributed_sampler_of
+from lit_loader.core.sampling.batch_plan import distributed_sampler_of
 from lit_loader.core.state.position import Shards
 from lit_loader.errors import OptionError
 from lit_loader.streams.other_streams import (

@@ -36,7 +36,7 @@ from torch.utils.data import Dataset
 
 from lit_loader.core.seeding.find_generators import GLOBAL_GENERATORS, instance_dict
 from lit_loader.core.system.interrupts import let_handlers_through
-from lit_loader.core.transport.carrier import refusal
+from lit_loader.core.transport.dataset_pickle import refusal
 from lit_loader.describe import find_failing_object
 from lit_loader.streams.other_streams import shared_epoch
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from lit_loader.core.batch.fetch import OMITTED, EndOfData, NothingLeft
 from lit_loader.core.batch.progress import Progress
-from lit_loader.core.state.stateful import ITERATOR, Opened
+from lit_loader.core.state.stateful import ITERATOR, OpenStream
 
 __all__ = ["IterableFetcher", "StateMeter"]
 
@@ -22,7 +22,7 @@ class IterableFetcher:
     """Reads samples of an iterable dataset, which is iterated at once, in its order.
 
     ``state`` is what :meth:`state` gave where reading is to go on, ``good`` what passes over bad
-    samples (None: every exception is raised). For ``before_iter`` and errors see `Opened`.
+    samples (None: every exception is raised). For ``before_iter`` and errors see `OpenStream`.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class IterableFetcher:
         before_iter: Callable[[], object] | None = None,
         good: Any = None,
     ) -> None:
-        self.opened = Opened(dataset, "dataset", state, before_iter)
+        self.opened = OpenStream(dataset, "dataset", state, before_iter)
         self._good = good
         self._iterator: Any = good.of(self.opened.iterator) if good else self.opened.iterator
         self._batch_size = batch_size

@@ -10,7 +10,7 @@ from typing import Any
 from lit_loader.core.state.loader_state import LoaderState
 from lit_loader.core.state.position import COUNT
 from lit_loader.core.state.sampler_state import DIGEST
-from lit_loader.core.state.untrusted_state import alike, brief
+from lit_loader.core.state.state_validation import alike, brief
 from lit_loader.describe import public
 from lit_loader.errors import StateError
 from lit_loader.streams import reader_states

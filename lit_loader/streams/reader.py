@@ -33,7 +33,7 @@ from typing import Any, Final
 from torch.utils.data import IterDataPipe
 
 from lit_loader.context import READERS, WORKERS, reading
-from lit_loader.core.batch.batch_loader import BEGINNING, SET_EPOCH, BatchLoader
+from lit_loader.core.batch.batch_builder import BEGINNING, SET_EPOCH, BatchBuilder
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.fetch import OMITTED, EndOfData
 from lit_loader.core.batch.progress import Cancelled, Progress
@@ -41,8 +41,8 @@ from lit_loader.core.batch.worker_info import WorkerInfo, show, shown
 from lit_loader.core.seeding.bases import PassSeeds
 from lit_loader.core.seeding.generator_state import Rewind
 from lit_loader.core.state.position import ReadPoint
-from lit_loader.core.state.stateful import Opened
-from lit_loader.core.state.untrusted_state import resuming
+from lit_loader.core.state.state_validation import resuming
+from lit_loader.core.state.stateful import OpenStream
 from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.errors import StateError, TransportError
 from lit_loader.streams import datapipes
@@ -65,7 +65,7 @@ _ITER, _FIRST_NEXT = 1, 2  # stages of a beginning; 0 is that of set_epoch
 _log = logging.getLogger("lit_loader.generator_watch")
 
 
-class Reader(BatchLoader):
+class Reader(BatchBuilder):
     """Makes the batches of one reader, of so many of its rank.
 
     Copies of the dataset are made when they may be needed, if there is nothing that makes them.
@@ -99,7 +99,7 @@ class Reader(BatchLoader):
     def load(
         self, indices: Any, number: int, epoch: int, seeds: PassSeeds, progress: Progress
     ) -> Any:
-        """Make the next batch, a `BatchWithReport`; see `BatchLoader.load`.
+        """Make the next batch, a `BatchWithReport`; see `BatchBuilder.load`.
 
         ``indices`` is a :class:`ReadPoint`, by which the epoch's first call finds the place to
         begin at; None is its start. Raises EndOfData, or Cancelled.
@@ -357,7 +357,7 @@ def _are_known(point: ReadPoint, found: dict[int, str]) -> bool:
     )
 
 
-def _is_composed(opened: Opened) -> bool:
+def _is_composed(opened: OpenStream) -> bool:
     """Whether it is made of others, which begin one after the other (`MixtureStream`)."""
     return any(hasattr(thing, "unproven") for thing in opened.asked.values())
 

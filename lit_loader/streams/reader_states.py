@@ -15,8 +15,8 @@ from typing import Any, Final
 from lit_loader.core.state.fingerprint import Fingerprint
 from lit_loader.core.state.loader_state import VERSION, LoaderState, copied
 from lit_loader.core.state.position import COUNT, Mark, Position, ReadPoint, Shards
+from lit_loader.core.state.state_validation import PRIMITIVES, brief, damaged, is_count
 from lit_loader.core.state.stateful import ITERATOR, checked_parts
-from lit_loader.core.state.untrusted_state import PRIMITIVES, brief, damaged, is_count
 from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.errors import StateError
 

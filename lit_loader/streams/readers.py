@@ -45,7 +45,7 @@ _START: Final = ReadPoint()
 
 
 class Readers:
-    """Makes batches by a spec that says which readers there are; used as a `BatchLoader` is."""
+    """Makes batches by a spec that says which readers there are; used as a `BatchBuilder` is."""
 
     reads_table = False
     quiet = -1  # they are always seeded
@@ -102,7 +102,7 @@ class Readers:
         return None
 
     def lend(self, own: OwnStreams | None) -> Loan:
-        """See `BatchLoader.lend`."""
+        """See `BatchBuilder.lend`."""
         return Loan(own)
 
     def load(

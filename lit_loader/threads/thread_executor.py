@@ -40,7 +40,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from lit_loader.context import NOBODY, read_apart, reading, reading_here
-from lit_loader.core.batch.batch_loader import BatchLoader, maker_of
+from lit_loader.core.batch.batch_builder import BatchBuilder, maker_of
 from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.collate import collate_privately
 from lit_loader.core.batch.fetch import EndOfData
@@ -54,14 +54,14 @@ from lit_loader.core.seeding.global_states import GlobalStates
 from lit_loader.core.seeding.seeds import of_thread
 from lit_loader.core.system.processors import ProcessorClock
 from lit_loader.core.system.shared_file import HeldFile, map_part, nameless_file, round_up
-from lit_loader.core.transport.loader_page import PAGE_BYTES, LoaderPage
 from lit_loader.core.transport.messages import POSITION, listed, position_of
 from lit_loader.core.transport.status_board import ROW_WORDS, Stage, StatusBoard, board_bytes
+from lit_loader.core.transport.viewer_page import PAGE_BYTES, ViewerPage
 from lit_loader.core.transport.worker_exception import describe_batch
 from lit_loader.describe import PACKAGE
+from lit_loader.diagnostics.death_messages import doing_task
+from lit_loader.diagnostics.sentences import doing
 from lit_loader.errors import LoaderError, WorkerError, WorkerTimeoutError
-from lit_loader.hangs.faults import doing_task
-from lit_loader.hangs.sentences import doing
 from lit_loader.streams.copies import DatasetCopies, with_own_attributes
 from lit_loader.streams.readers import ProcessInfo, Readers
 from lit_loader.threads.answers import answer_threads
@@ -103,7 +103,7 @@ class _Maker:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()  # held while it makes one
-        self.loader: BatchLoader | Readers | None = None
+        self.loader: BatchBuilder | Readers | None = None
         self.private = False  # whether its dataset is a copy
         self.reading: Any = None  # what it reads: its own, whichever thread serves it
         self.thread: Any = None  # the `_Worker` that is at it
@@ -142,7 +142,7 @@ class _Desk:
         self.board: StatusBoard
         self.notes: list[str] = []  # what the user is to be warned of
         if count > 1 and not spec.iterable:
-            from lit_loader.hangs.fork_dangers import thread_dangers
+            from lit_loader.diagnostics.fork_dangers import thread_dangers
 
             self.notes += thread_dangers(spec.dataset, spec.worker_init_fn)
         self.copies: DatasetCopies | None = None
@@ -223,7 +223,7 @@ class ThreadExecutor(Executor):
             memory = memoryview(bytearray(nbytes))
         desk.board = StatusBoard(memory)
         desk.board.workers = count
-        self.page = LoaderPage(memory)
+        self.page = ViewerPage(memory)
         self.page.begin_epoch(start.epoch, start.position.now().delivered)
         self._waits_of_threads = core.log.waits
         self._timeout, stall = loader.timeout, loader.stall_warning

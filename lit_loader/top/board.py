@@ -12,7 +12,13 @@ import zlib
 from array import array
 from typing import Any, Final, NamedTuple
 
-from lit_loader.core.transport.loader_page import (
+from lit_loader.core.transport.status_board import (
+    ROW,
+    ROW_BYTES,
+    WORKERS,
+    Stage,
+)
+from lit_loader.core.transport.viewer_page import (
     BASE,
     BEGIN,
     EPOCH,
@@ -24,12 +30,6 @@ from lit_loader.core.transport.loader_page import (
     MAGIC,
     NUMBER,
     SINCE,
-)
-from lit_loader.core.transport.status_board import (
-    ROW,
-    ROW_BYTES,
-    WORKERS,
-    Stage,
 )
 from lit_loader.remote.rows import credit_of, node_of
 
@@ -88,7 +88,7 @@ class BoardView(NamedTuple):
     epoch: int
     batches: int  # of that epoch that were given out
     ready: int  # that are made and were not asked for, about
-    page: dict[str, Any]  # as `LoaderPage.write` has it
+    page: dict[str, Any]  # as `ViewerPage.write` has it
     rows: list[WorkerRow]  # up to the last that there has been
 
 

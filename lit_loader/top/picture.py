@@ -19,7 +19,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lit_loader.hangs.sentences import duration
+from lit_loader.diagnostics.sentences import duration
 from lit_loader.top.snapshot import Loader, Training, Worker
 
 __all__ = ["KEYS", "picture"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from lit_loader.hangs.sentences import NOT_KNOWN, doing, duration
+from lit_loader.diagnostics.sentences import NOT_KNOWN, doing, duration
 
 __all__ = ["STAGES", "Event", "Frame", "Loader", "Rank", "Training", "Worker", "findings"]
 
@@ -66,7 +66,7 @@ class Event:
 
 @dataclass
 class Loader:
-    """A loader: first what it has written itself (`insight/shown.py`), then what is live."""
+    """A loader: first what it has written itself (`profiling/shown.py`), then what is live."""
 
     role: str = ""
     dataset: str = ""

@@ -1,4 +1,4 @@
-"""A worker's Python stacks, as `ask` of `hangs/looks.py` reads them: the user's part of them."""
+"""A worker's Python stacks, as `diagnostics/looks.py` reads them: the user's part of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from lit_loader.hangs.looks import NoStacks, ask
+from lit_loader.diagnostics.looks import NoStacks, ask
 from lit_loader.top.snapshot import Frame
 
 __all__ = ["NoStacks", "ask", "parse"]

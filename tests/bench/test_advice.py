@@ -9,8 +9,8 @@ import pytest
 
 from lit_loader.bench import machine
 from lit_loader.bench.advice import Point, advise, choose
-from lit_loader.insight.records import StageTimes, WorkerTimes
-from lit_loader.insight.verdict import LoaderStatistics
+from lit_loader.profiling.records import StageTimes, WorkerTimes
+from lit_loader.profiling.verdict import LoaderStatistics
 
 
 def point(num_workers: int, seconds: float, cpu: float, fetch: float = 0.01) -> Point:

@@ -118,8 +118,8 @@ def test_what_a_setting_cannot_do_is_a_line_below_the_table(
 def test_busy_is_the_same_in_the_table_and_below_it(bench: Any) -> None:
     """The table's has no start of the workers in it, as the line below has none."""
     from lit_loader.bench.advice import Point
-    from lit_loader.insight.records import StageTimes, WorkerTimes
-    from lit_loader.insight.verdict import LoaderStatistics, cause
+    from lit_loader.profiling.records import StageTimes, WorkerTimes
+    from lit_loader.profiling.verdict import LoaderStatistics, cause
 
     worker = WorkerTimes(0, 10, 80, 0.9, 0.45)
     point = Point(1, 2)

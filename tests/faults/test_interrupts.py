@@ -18,7 +18,7 @@ import lit_loader
 from lit_loader import DataLoader
 from lit_loader.core.seeding import generator_lock
 from lit_loader.core.system.interrupts import HeldBack
-from lit_loader.core.transport import loader_page
+from lit_loader.core.transport import viewer_page
 from tests.support.exact import EveryOther, SharedWithState
 from tests.support.samples import Call, Counting, OfLength, own_generators, reads_ended, usage
 from tests.support.striking import Strike, Struck, StruckHard
@@ -109,7 +109,7 @@ class Case:
     def run(self, strike: Strike) -> tuple[list[Any], BaseException | None]:
         """Two epochs after those before, with a strike in the first; what was given and raised."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loader_page, "EVERY", 0 if self.shown else 1 << 62)
+            patch.setattr(viewer_page, "EVERY", 0 if self.shown else 1 << 62)
             return self._run(strike)
 
     def _run(self, strike: Strike) -> tuple[list[Any], BaseException | None]:

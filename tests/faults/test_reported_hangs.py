@@ -2,8 +2,8 @@
 
 Each ends right, or in a message that names cause and cure: none is silent. The libraries are real;
 a test is skipped where one is missing. What else was reported: a file opened before the fork
-(`tests/hangs/test_fork_dangers.py`), signals to a job (`test_signals.py`), a cache that
-grows (`tests/hangs/test_growth.py`), limits (`tests/core/epoch/test_limits.py`).
+(`tests/diagnostics/test_fork_dangers.py`), signals to a job (`test_signals.py`), a cache that
+grows (`tests/diagnostics/test_growth.py`), limits (`tests/core/epoch/test_limits.py`).
 """
 
 import importlib.util

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from lit_loader import CachedDataset, DataLoader, LoaderDataModule
 from lit_loader.errors import OptionError
 from lit_loader.lightning.monitor import LoaderMonitor
-from tests.insight.test_chrome_trace import by_track, check
+from tests.profiling.test_chrome_trace import by_track, check
 from tests.support.delays import DELAY, SAMPLES, Delayed, sleep
 from tests.support.lightning_runs import Noting, Points, quiet_trainer
 from tests.support.samples import Counting

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 from lit_loader import DataLoader
 from lit_loader.accelerator.pin_memory import PinMemoryThread
 from lit_loader.core.batch import timings
-from lit_loader.core.batch.batch_loader import BatchLoader, maker_of
+from lit_loader.core.batch.batch_builder import BatchBuilder, maker_of
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.epoch.seams import Seams
 from lit_loader.core.executors.executor import Executor, Inline, Task
@@ -182,7 +182,7 @@ class Reversed:
         return _Reversed(spec, worker, num_workers)
 
 
-class _Reversed(BatchLoader):
+class _Reversed(BatchBuilder):
     def load(self, indices: Any, number: int, epoch: int, seeds: Any, progress: Progress) -> Any:
         return super().load(indices[::-1], number, epoch, seeds, progress)
 
@@ -238,7 +238,7 @@ def test_workers_are_looked_at_once_a_second(monkeypatch: pytest.MonkeyPatch) ->
         def look_at_workers(self, core: Any, pool: Any, now: float) -> None:
             self.found.append(len(pool.workers.pids))
 
-    monkeypatch.setattr("lit_loader.core.transport.loader_page.EVERY", 0)
+    monkeypatch.setattr("lit_loader.core.transport.viewer_page.EVERY", 0)
     looks = Looks()
     with with_seams(looks, num_workers=2, multiprocessing_context="fork") as loader:
         list(loader)
@@ -314,7 +314,7 @@ def test_auto_is_a_listener_that_gives_a_size() -> None:
         def auto(self, core: Any) -> Any:
             return self
 
-        def make_do(self, workers: int) -> None:
+        def cap_workers(self, workers: int) -> None:
             raise AssertionError
 
         def add(self, record: Any, again: bool) -> bool:
@@ -359,7 +359,7 @@ def test_viewers_are_shown_figures_once_a_second(monkeypatch: pytest.MonkeyPatch
             self.epochs.append(epoch)
             return {"epoch": epoch}
 
-    monkeypatch.setattr("lit_loader.core.transport.loader_page.EVERY", 0)
+    monkeypatch.setattr("lit_loader.core.transport.viewer_page.EVERY", 0)
     shown = Shown()
     with with_seams(shown, num_workers=1, multiprocessing_context="fork") as loader:
         list(loader), list(loader)

@@ -10,8 +10,8 @@ import pytest
 
 import lit_loader
 from lit_loader.errors import WorkerRestartWarning
-from lit_loader.insight.auto_workers import AutoWorkers
-from tests.insight.test_auto_workers import Endless, by_chance
+from lit_loader.profiling.auto_workers import AutoWorkers
+from tests.profiling.test_auto_workers import Endless, by_chance
 from tests.remote.test_remote_loader import Drawn
 from tests.support.faults import plain
 from tests.support.remote_threads import ThreadWorkers

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from lit_loader.insight.verdict import verdict
+from lit_loader.profiling.verdict import verdict
 from tests.remote.test_ray import Calm
 from tests.remote.test_remote_loader import compare_until, loader_of
 from tests.support.links import Link, link, why_none

@@ -7,7 +7,7 @@ import torch
 from torch.distributed import HashStore, distributed_c10d
 
 from lit_loader import LoaderError
-from lit_loader.streams.tail import ShardTail, Talks
+from lit_loader.streams.uneven_ranks import ShardTail, Talks
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def test_a_store_that_is_gone(store: HashStore, monkeypatch: pytest.MonkeyPatch)
     def lost(*_: object) -> None:
         raise RuntimeError("Connection reset by peer")
 
-    monkeypatch.setattr("lit_loader.streams.tail._word", lost)
+    monkeypatch.setattr("lit_loader.streams.uneven_ranks._word", lost)
     with pytest.raises(LoaderError, match="store, in the first rank's process, is lost in epoch 3"):
         one.agreed(2)
 

@@ -52,11 +52,11 @@ THINNED: Final = {
     "lightning/test_resume.py::test_combined_and_resumed_after_each_step": 3,
     "lightning/test_both_names.py::test_a_checkpoint_of_either_goes_on_in_either": 5,
     "parity/test_exceptions.py::test_an_iterator_survives_bad_samples": 3,
-    "core/order/test_users_samplers.py::test_it_is_told_what_the_program_tells_and_no_more": 2,
-    "insight/test_controller.py::test_as_good_as_the_best_fixed_number": 3,
+    "core/sampling/test_users_samplers.py::test_it_is_told_what_the_program_tells_and_no_more": 2,
+    "profiling/test_controller.py::test_as_good_as_the_best_fixed_number": 3,
     "parity/test_batches.py::test_workers_take_turns": 3,
     "early/test_early_start.py::test_no_byte_is_another_for_it": 12,
-    "insight/test_exactness_check.py::test_what_is_not_exact_is_told_once": 2,
+    "profiling/test_exactness_check.py::test_what_is_not_exact_is_told_once": 2,
     "faults/test_fault_matrix.py::test_what_ends_or_stops_a_worker": 4,
     "core/epoch/test_next_epoch.py::test_epochs_are_what_they_are": 2,
     "lightning/test_resume.py::test_chain_of_resumes": 5,
@@ -66,9 +66,9 @@ THINNED: Final = {
     "exactness/test_exactness.py::test_resized": 2,
     "exactness/test_exactness.py::test_workers_are_killed": 2,
     "exactness/test_exactness.py::test_threads_give_what_processes_give": 2,
-    "core/order/test_users_samplers.py"
+    "core/sampling/test_users_samplers.py"
     "::test_an_epoch_left_early_leaves_a_sampler_where_torch_does": 3,
-    "core/order/test_users_samplers.py::test_an_epoch_behind_one_that_was_left_is_resumed": 3,
+    "core/sampling/test_users_samplers.py::test_an_epoch_behind_one_that_was_left_is_resumed": 3,
     "core/seeding/test_get_rng.py::test_draws_are_the_same": 3,
     "core/seeding/test_search_cost.py::test_many_short_epochs_take_little_longer_than_torchs": 3,
     "parity/test_batches.py::test_map_style": 3,
@@ -83,7 +83,7 @@ THINNED: Final = {
     "core/seeding/test_generator_watch.py::test_batches_do_not_depend_on_who_made_what_before": 2,
     "core/executors/test_recovery.py::test_a_batch_that_ends_two_workers": 2,
     "data/test_sample_retries.py::test_batches_are_those_of_a_clean_run": 2,
-    "insight/test_statistics.py::test_a_delay_is_found_in_its_stage": 2,
+    "profiling/test_statistics.py::test_a_delay_is_found_in_its_stage": 2,
 }
 """Test to how many cells one of them is of the default run."""
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lit_loader.core.batch.timings import BatchLog, Timings
-from lit_loader.insight.recorder import Recorder
-from lit_loader.insight.records import Surroundings
-from lit_loader.insight.verdict import LoaderStatistics
+from lit_loader.profiling.recorder import Recorder
+from lit_loader.profiling.records import Surroundings
+from lit_loader.profiling.verdict import LoaderStatistics
 
 HANDOVER = 100e-6  # seconds of the loop to take in what a worker has made
 INTERVAL = 5e-3  # seconds until a thread lets go of the interpreter that another one wants

@@ -23,7 +23,7 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, ge
 
 import lit_loader
 from lit_loader import DataLoader
-from lit_loader.core.transport import loader_page
+from lit_loader.core.transport import viewer_page
 from lit_loader.top.discovery import NotFound
 from lit_loader.top.watch import Watch
 from tests.support.samples import Call, OfLength, Rows
@@ -803,7 +803,7 @@ def test_a_thread_that_hangs_in_worker_init_fn_is_told() -> None:
 
 
 def test_a_viewer_sees_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_page, "EVERY", 0)
+    monkeypatch.setattr(viewer_page, "EVERY", 0)
     loader = DataLoader(Rows(), batch_size=4, shuffle=True, **THREADS)
     for number, _ in enumerate(loader, 1):
         [training] = Watch(os.getpid()).look()

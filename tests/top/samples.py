@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from lit_loader import DataLoader
-from lit_loader.core.transport import loader_page
+from lit_loader.core.transport import viewer_page
 from tests.support.exact import digests
 
 BAD, DEADLY, SLOW = 3, 9, 37
@@ -50,6 +50,6 @@ def loader_of(folder: Path, num_workers: int = 2) -> DataLoader[torch.Tensor]:
 
 
 if __name__ == "__main__":
-    loader_page.EVERY = 0
+    viewer_page.EVERY = 0
     with loader_of(Path(sys.argv[1])) as loader:
         print("".join(digests(loader)), flush=True)

@@ -15,9 +15,9 @@ import pytest
 from torch.utils.data import Subset
 
 from lit_loader import DataLoader
-from lit_loader.core.transport import loader_page
-from lit_loader.core.transport.loader_page import FORMAT, MAGIC
+from lit_loader.core.transport import viewer_page
 from lit_loader.core.transport.status_board import ROW_BYTES
+from lit_loader.core.transport.viewer_page import FORMAT, MAGIC
 from lit_loader.errors import WorkerRestartWarning
 from lit_loader.top import app, discovery
 from lit_loader.top.discovery import NotFound
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.process
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page is written with every batch."""
-    monkeypatch.setattr(loader_page, "EVERY", 0)
+    monkeypatch.setattr(viewer_page, "EVERY", 0)
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_rates_are_of_what_has_changed(loader: DataLoader[Any]) -> None:
 def test_after_a_short_epoch_it_does_not_say_that_nothing_was_loaded(
     loader: DataLoader[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(loader_page, "EVERY", 1 << 62)
+    monkeypatch.setattr(viewer_page, "EVERY", 1 << 62)
     for _ in loader:
         pass
     app.main(["--once", str(os.getpid())])

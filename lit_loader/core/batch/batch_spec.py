@@ -1,7 +1,7 @@
 """`BatchSpec`: what a process needs to make batches; `BatchWithReport`: a batch and what to note.
 
 The loader makes one spec of its options. Every worker is sent it, with ``num_workers=0`` the
-parent uses it itself; `core/batch/batch_loader.py` makes batches by it.
+parent uses it itself; `core/batch/batch_builder.py` makes batches by it.
 """
 
 from __future__ import annotations

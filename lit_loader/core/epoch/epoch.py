@@ -26,7 +26,7 @@ import numpy as np
 from lit_loader.core.epoch.epochs import EpochBatches, EpochStart
 from lit_loader.core.executors.executor import Task
 from lit_loader.core.executors.outcome import Outcome
-from lit_loader.core.order.batch_plan import BatchPlan, ComputedBatches, lookahead
+from lit_loader.core.sampling.batch_plan import BatchPlan, ComputedBatches, lookahead
 from lit_loader.core.seeding.bases import Bases
 from lit_loader.core.state.position import Position
 from lit_loader.core.system.interrupts import let_handlers_through

@@ -42,16 +42,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from lit_loader.core.order.batch_plan import BatchPlan, ComputedBatches
+from lit_loader.core.sampling.batch_plan import BatchPlan, ComputedBatches
 from lit_loader.core.seeding.bases import Bases, LoaderSeeds, PassSeeds
 from lit_loader.core.seeding.seeds import derive
 from lit_loader.core.state.position import EpochPosition, Position
 from lit_loader.describe import program_stacklevel
 
 if TYPE_CHECKING:  # it is loaded for a sampler of the user's
-    from lit_loader.core.order.drawn_batches import DrawnBatches
+    from lit_loader.core.sampling.sampler_batches import SamplerBatches
 
-EpochBatches: TypeAlias = "ComputedBatches | DrawnBatches"
+EpochBatches: TypeAlias = "ComputedBatches | SamplerBatches"
 
 
 class Said(NamedTuple):
@@ -138,11 +138,13 @@ class _Pass:
 
 def _drawn(
     plan: BatchPlan, at: Position, start: int, given: dict[str, Any] | None, left: bool = False
-) -> DrawnBatches:
+) -> SamplerBatches:
     """Draw the batches of a user's sampler, from batch ``start`` on."""
-    from lit_loader.core.order.drawn_batches import DrawnBatches  # which own orders do without
+    from lit_loader.core.sampling.sampler_batches import (
+        SamplerBatches,
+    )  # which own orders do without
 
-    return DrawnBatches(plan, at.epoch, at.seeds, start, given, left)
+    return SamplerBatches(plan, at.epoch, at.seeds, start, given, left)
 
 
 def _nobody() -> None:

@@ -37,8 +37,8 @@ from lit_loader.core.executors.outcome import FewerWorkers, Outcome, Overrun
 from lit_loader.core.executors.pipes import PoolClosed
 from lit_loader.core.seeding.generator_lock import GeneratorLock
 from lit_loader.core.system.interrupts import HeldBack, is_interruption, let_handlers_through
-from lit_loader.core.transport.loader_page import GIVEN, SINCE
 from lit_loader.core.transport.messages import POSITION, listed
+from lit_loader.core.transport.viewer_page import GIVEN, SINCE
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 
@@ -348,7 +348,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         _end_with_the_program()
         with HeldBack():  # what a handler raises comes when the workers are started, and are kept
             resizes = self._core.resizes
-            executor, begun = self._core.hire(self, epoch)
+            executor, begun = self._core.acquire_executor(self, epoch)
             try:
                 thread = None if self._pin is None else _pinning(executor, self._pin)
                 if begun is None:
@@ -516,7 +516,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                 continue
             core.log.note("restart", str(notice))
             if isinstance(notice, FewerWorkers):
-                core.make_do(notice.workers)
+                core.cap_workers(notice.workers)
             level = program_stacklevel()
             warnings.warn(f"lit_loader: {notice}", WorkerRestartWarning, stacklevel=level)
 

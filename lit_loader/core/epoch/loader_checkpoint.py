@@ -15,13 +15,13 @@ from typing import Any
 from torch.utils.data import DistributedSampler
 
 from lit_loader.core.epoch.loader_core import LoaderCore
-from lit_loader.core.order.batch_plan import distributed_sampler_of
-from lit_loader.core.order.orders import ORDER, ShuffledSampler
-from lit_loader.core.order.shown_samplers import SHUFFLED, order_name
+from lit_loader.core.sampling.batch_plan import distributed_sampler_of
+from lit_loader.core.sampling.orders import ORDER, ShuffledSampler
+from lit_loader.core.sampling.sampler_view import SHUFFLED, order_name
 from lit_loader.core.state.fingerprint import Fingerprint, fingerprint_of, has_methods
 from lit_loader.core.state.loader_state import LoaderState
 from lit_loader.core.state.position import COUNT, Position
-from lit_loader.core.state.untrusted_state import brief
+from lit_loader.core.state.state_validation import brief
 
 
 def take_state(core: LoaderCore) -> dict[str, Any]:

@@ -43,16 +43,16 @@ from lit_loader.core.executors.process_start import default_context
 from lit_loader.core.executors.starters import WorkerProcess
 from lit_loader.core.executors.worker_pool import MOST_WORKERS, WorkerPool
 from lit_loader.core.options.checks import check_dataset
-from lit_loader.core.order.batch_plan import BatchPlan, distributed_sampler_of, lookahead
-from lit_loader.core.order.orders import shown_epoch
-from lit_loader.core.order.shown_samplers import ShownSamplers, is_share
+from lit_loader.core.sampling.batch_plan import BatchPlan, distributed_sampler_of, lookahead
+from lit_loader.core.sampling.orders import shown_epoch
+from lit_loader.core.sampling.sampler_view import ShownSamplers, is_share
 from lit_loader.core.seeding.bases import Bases, LoaderSeeds
 from lit_loader.core.seeding.find_generators import find_generators
 from lit_loader.core.state.position import Shards
 from lit_loader.core.system.interrupts import HeldBack, let_handlers_through
 from lit_loader.core.system.processors import AS_TORCH_SAYS, times_of_threads
-from lit_loader.core.transport import loader_page
-from lit_loader.core.transport.loader_page import LoaderPage
+from lit_loader.core.transport import viewer_page
+from lit_loader.core.transport.viewer_page import ViewerPage
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import OptionError
 
@@ -407,14 +407,16 @@ class LoaderCore:
         position = self.seams.position(self, place)
         return EpochStart(place.epoch, place.bases, place.seeds, None, position)
 
-    def hire(self, run: LoaderIterator[Any], epoch: Epoch) -> tuple[Executor, Ahead | None]:
+    def acquire_executor(
+        self, run: LoaderIterator[Any], epoch: Epoch
+    ) -> tuple[Executor, Ahead | None]:
         """Give workers to an iterator; and what they have begun of its epoch, if that fits."""
         early = None if self.early is None else self.early.hand_over(self, epoch)
         if early is None and (other := self.seams.executor(self, epoch.start)) is not None:
             return other, None
         if early is not None and isinstance(early[0], Executor):
             return early  # type: ignore[no-any-return]
-        pool, begun = early or self._claim(run, epoch)
+        pool, begun = early or self._claim_pool(run, epoch)
         loader, start = self.loader, epoch.start
         if early is not None and loader.persistent_workers:
             self.pool, self._started_with = pool, self.options()
@@ -425,7 +427,9 @@ class LoaderCore:
             executor.adopt(begun.tasks)
         return executor, begun
 
-    def _claim(self, run: LoaderIterator[Any], epoch: Epoch) -> tuple[WorkerPool, Ahead | None]:
+    def _claim_pool(
+        self, run: LoaderIterator[Any], epoch: Epoch
+    ) -> tuple[WorkerPool, Ahead | None]:
         holder, start = self._holder, epoch.start
         if not self.loader.persistent_workers or (holder is not None and run.superseded):
             return self.new_workers(start), None
@@ -601,7 +605,7 @@ class LoaderCore:
         self._tell_size()
         self._resize_here()
         pools = {*filter(None, [*(run.pool for run in self.alive()), self.pool])}
-        self.make_do(min((pool.num_workers for pool in pools), default=num_workers))
+        self.cap_workers(min((pool.num_workers for pool in pools), default=num_workers))
 
     def _tell_size(self) -> None:
         """Tell all that have workers how many there are to be, and how many batches ahead."""
@@ -626,10 +630,10 @@ class LoaderCore:
         finally:
             self.lock.release()
 
-    def make_do(self, workers: int) -> None:
+    def cap_workers(self, workers: int) -> None:
         """Have no more workers than these: no more can be started."""
         if self.auto is not None:
-            self.auto.make_do(workers)
+            self.auto.cap_workers(workers)
         elif workers < self.loader.num_workers:
             self.loader.num_workers = workers
 
@@ -657,14 +661,14 @@ class LoaderCore:
         if auto.decide(pool, name, loader.memory_budget, most, loader.concurrent_reads):
             self._tell_size()
 
-    def show(self, page: LoaderPage, run: LoaderIterator[Any]) -> None:
+    def show(self, page: ViewerPage, run: LoaderIterator[Any]) -> None:
         """Write down, for viewers in other processes, what the loader is at."""
         now = time.monotonic_ns()
-        first, page.due = not page.due, now + loader_page.EVERY
+        first, page.due = not page.due, now + viewer_page.EVERY
         figures: Any = None
         if not first:
             try:
-                figures = self.seams.figures(self, page.row[loader_page.EPOCH], now)
+                figures = self.seams.figures(self, page.row[viewer_page.EPOCH], now)
             except Exception as error:  # of the user's: the repr of a slow sample's index
                 let_handlers_through(error)
                 return

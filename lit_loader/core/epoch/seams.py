@@ -127,7 +127,7 @@ class Seams:
         raise NotImplementedError
 
     def name_in_job(self, kind: str) -> Any:
-        """Give what names a loader of a kind to the ranks that share its data (`streams/job.py`).
+        """Return the name of a loader among the ranks that share its data.
 
         Asked when these are more than one, once for a loader. It has ``is_in_job``, and
         ``first_ranks``, which gives the first rank's numbers on each.

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from lit_loader.context import reading
-from lit_loader.core.batch.batch_loader import maker_of
+from lit_loader.core.batch.batch_builder import maker_of
 from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Progress
@@ -27,8 +27,8 @@ from lit_loader.core.executors.outcome import Outcome, Pin
 from lit_loader.core.seeding.bases import PassSeeds
 from lit_loader.core.seeding.generator_state import Loan, OwnStreams
 from lit_loader.core.system.interrupts import let_handlers_through
-from lit_loader.core.transport.loader_page import LoaderPage
 from lit_loader.core.transport.messages import POSITION, listed
+from lit_loader.core.transport.viewer_page import ViewerPage
 from lit_loader.core.transport.worker_exception import describe_batch
 from lit_loader.describe import annotate
 from lit_loader.errors import WorkerError
@@ -85,7 +85,7 @@ class Executor:
     budgeted = eager = recovers = draws = closed = elsewhere = False
     waiting = False
     notices: Collection[Any] = ()
-    page: LoaderPage | None = None
+    page: ViewerPage | None = None
     pool: Any = None
     measured: Any = None
     makers: Mapping[int, Any] = MappingProxyType({})

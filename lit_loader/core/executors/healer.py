@@ -10,7 +10,7 @@
 
 One object lives as long as an iterator, which is one epoch, and so does its budget. It is used by
 the thread that receives; the notices are taken by the consumer, who gets them as warnings. What has
-happened, the likely cause, and what to do is said at a seam (`hangs/faults.py`).
+happened, the likely cause, and what to do is said at a seam (`diagnostics/death_messages.py`).
 """
 
 from __future__ import annotations

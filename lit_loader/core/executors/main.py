@@ -27,13 +27,13 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from lit_loader.core.batch.batch_loader import make_batch
+from lit_loader.core.batch.batch_builder import make_batch
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Cancelled, EarlyProgress, Progress
-from lit_loader.core.executors.making import BatchMaker
 from lit_loader.core.executors.payload import NO_ROOM, Links, Payload
 from lit_loader.core.executors.process_start import follow_parent
+from lit_loader.core.executors.worker_setup import WorkerSetup
 from lit_loader.core.system.processors import ProcessorClock
 from lit_loader.core.system.signals import reset_signals
 from lit_loader.core.system.stack_dumps import show_stacks_when_asked, write_stacks_to
@@ -123,7 +123,7 @@ class _Worker:
             finally:  # what comes now may be the user's code: another worker may be started
                 self._send(pack(Up(self._id)))
 
-        self._maker = maker = BatchMaker(
+        self._maker = maker = WorkerSetup(
             f"in worker {self._id} (pid {os.getpid()})",
             links.worker,
             links.num_workers,

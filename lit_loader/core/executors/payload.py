@@ -13,7 +13,7 @@ from lit_loader.core.system.shared_file import Descriptor, nameless_file, remedy
 from lit_loader.errors import LoaderError
 
 if TYPE_CHECKING:  # forked workers need none of it
-    from lit_loader.core.transport.carrier import Frozen, Policy
+    from lit_loader.core.transport.dataset_pickle import Frozen, Policy
 
 NO_ROOM: Final = os.EX_OSERR
 """Exit code of a worker that has no room for the arena in its address space."""
@@ -56,7 +56,7 @@ def freeze_spec(spec: Any, policy: Policy, instead: Any = None) -> Frozen:
     Raises:
         TransportError: Something cannot be pickled; names the option and the place in it.
     """
-    from lit_loader.core.transport.carrier import freeze
+    from lit_loader.core.transport.dataset_pickle import freeze
 
     return freeze(spec, policy, {name: getattr(spec, name) for name in _USERS}, instead)
 
@@ -64,7 +64,7 @@ def freeze_spec(spec: Any, policy: Policy, instead: Any = None) -> Frozen:
 class Payload:
     """The user's objects on their way to workers.
 
-    Taken apart (`core/transport/carrier.py`) once for all workers, and apart from the rest: so the
+    Taken apart (`dataset_pickle.py`) once for all workers, and apart from the rest: so the
     worker is up, and can report it, when they cannot be put together. They go through a file: a
     pipe would hold up the parent until each, in turn, has come to reading it; ``shared_bytes`` of
     it are large buffers, which the workers share.
@@ -96,7 +96,7 @@ class Payload:
         A TransportError that names the option and the place in it, if something cannot be pickled.
         """
         if not self._fds:
-            from lit_loader.core.transport.carrier import Policy
+            from lit_loader.core.transport.dataset_pickle import Policy
 
             instead = None if self._lists is None else self._lists.instead
             frozen = freeze_spec(self._spec, Policy.workers(main_is_importable()), instead)
@@ -121,7 +121,7 @@ class Payload:
     def open(self) -> BatchSpec:
         """Return the objects; raises whatever unpickling them does."""
         if self._spec is None:
-            from lit_loader.core.transport.carrier import thaw
+            from lit_loader.core.transport.dataset_pickle import thaw
 
             file, *along = self._fds
             self._spec = thaw(file, along)

@@ -51,7 +51,6 @@ from lit_loader.core.seeding.bases import PassSeeds
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.system.worker_waits import WorkerWaits
 from lit_loader.core.transport.arena import Arena, Slot
-from lit_loader.core.transport.loader_page import PAGE_BYTES, LoaderPage
 from lit_loader.core.transport.messages import (
     NOT_TO_BE_HAD,
     NOT_WANTED,
@@ -76,6 +75,7 @@ from lit_loader.core.transport.status_board import (
     StatusBoard,
     board_bytes,
 )
+from lit_loader.core.transport.viewer_page import PAGE_BYTES, ViewerPage
 from lit_loader.core.transport.worker_exception import WorkerException
 from lit_loader.errors import LoaderError
 
@@ -237,14 +237,14 @@ class WorkerPool:
                 self._set_credit()
                 board = self._board = StatusBoard(arena.board)
                 # What viewers in other processes are shown of the loader.
-                self.page = LoaderPage(arena.board, 0 if remote is None else relay + 1)
+                self.page = ViewerPage(arena.board, 0 if remote is None else relay + 1)
                 pipes = self.pipes = Pipes()  # what they are talked to by
                 workers = self.workers = WorkerSet(arena, board, pipes, at_end=self.page.close)
                 self._finalizer = weakref.finalize(self, workers.close, unnoticed=True)
                 pipes.begin()
                 self._homes: Any = None
                 if turns:
-                    from lit_loader.core.executors.homes import (
+                    from lit_loader.core.executors.reader_assignment import (
                         ReaderHomes,  # of those who take some
                     )
 

@@ -22,7 +22,7 @@
   has read before.
 - NumPy's and Python's generators have bases of their own only if the program has seeded them and
   not torch's. torch's loader, too, takes all of a worker's seeds from one draw of torch's.
-- **Ranks that share the data have the first rank's bases** (`streams/job.py`).
+- **Ranks that share the data have the first rank's bases** (`streams/rank_store.py`).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lit_loader.core.state.untrusted_state import PRIMITIVES
+from lit_loader.core.state.state_validation import PRIMITIVES
 from lit_loader.errors import OptionError
 
 Fingerprint = dict[str, int | float | str | bool | None]

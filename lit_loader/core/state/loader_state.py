@@ -18,7 +18,7 @@ from typing import Any, Final
 from lit_loader.core.seeding.bases import Bases
 from lit_loader.core.state.fingerprint import Fingerprint
 from lit_loader.core.state.position import COUNT, Position, ReadPoint
-from lit_loader.core.state.untrusted_state import (
+from lit_loader.core.state.state_validation import (
     MAX_BATCHES,
     PRIMITIVES,
     brief,
@@ -119,7 +119,7 @@ class LoaderState:
 
     @property
     def order(self) -> Any:
-        """What a computed order has put into it (`core/order/orders.py`); None: nothing."""
+        """What a computed order has put into it (`core/sampling/orders.py`); None: nothing."""
         return (self.position.sampler or {}).get("order")
 
     def to_dict(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ import torch
 
 from lit_loader.core.seeding.find_generators import set_children
 from lit_loader.core.seeding.generator_state import tape
-from lit_loader.core.state.untrusted_state import damaged, is_count, own_part
+from lit_loader.core.state.state_validation import damaged, is_count, own_part
 from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.errors import StateError
 

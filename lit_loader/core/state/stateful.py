@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from lit_loader.core.state.fingerprint import has_methods
-from lit_loader.core.state.untrusted_state import damaged, own_part, restore, resuming
+from lit_loader.core.state.state_validation import damaged, own_part, restore, resuming
 from lit_loader.errors import StateError
 
 ITERATOR: Final = "iterator"
@@ -53,7 +53,7 @@ def is_stateful(thing: Any) -> bool:
 
 
 def checked_parts(place: str, value: Any, name: str) -> dict[str, Any] | None:
-    """Copy what `Opened.state` gave, perhaps, of a source so named; the place is for messages."""
+    """Copy and check a state that `OpenStream.state` may have given; ``place`` is for messages."""
     if value is None:
         return None
     if not isinstance(value, Mapping) or not all(
@@ -66,7 +66,7 @@ def checked_parts(place: str, value: Any, name: str) -> dict[str, Any] | None:
     return {part: own_part(f"{place}[{part!r}]", each) for part, each in value.items()}
 
 
-class Opened:
+class OpenStream:
     """A dataset or sampler that has been begun, at its start or where a state says.
 
     ``name`` is the key of its own part of a state, ``state`` what :meth:`state` gave; without parts

@@ -7,7 +7,7 @@ longer wanted, its number of workers that those with higher numbers are to leave
 each row: the bits of those tasks sent to the worker that another one has done. There are rows for
 more workers than there are: a pool may grow, and rows that were never written cost nothing.
 
-A row also has what only a viewer in another process asks for (`core/transport/loader_page.py`): the
+A row also has what only a viewer in another process asks for (`core/transport/viewer_page.py`): the
 worker's process, how many tasks it has done, where the indices of its batch lie. Behind these rows
 are those of workers on other machines (`remote/rows.py`).
 """

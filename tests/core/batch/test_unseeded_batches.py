@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from lit_loader import DataLoader, get_epoch
-from lit_loader.core.batch.batch_loader import QUIET
+from lit_loader.core.batch.batch_builder import QUIET
 
 SIZE = 4
 BATCHES = 3 * QUIET

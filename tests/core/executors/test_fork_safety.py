@@ -23,7 +23,8 @@ import pytest
 import torch
 
 from lit_loader import DataLoader
-from lit_loader.core.executors import launcher, making
+from lit_loader.core.executors import launcher
+from lit_loader.core.executors import worker_setup as making
 from lit_loader.core.executors.launcher import Launcher
 from lit_loader.core.seeding import seeds
 from lit_loader.errors import LoaderError, WorkerTimeoutError

@@ -22,13 +22,13 @@ from lit_loader import DataLoader
 from lit_loader.core.executors.worker_pool import WorkerPool
 from lit_loader.core.transport.status_board import Stage
 from lit_loader.data.memory import MemoryLimits
+from lit_loader.diagnostics import death_messages as faults
 from lit_loader.errors import (
     StallWarning,
     WorkerDiedError,
     WorkerRestartWarning,
     WorkerTimeoutError,
 )
-from lit_loader.hangs import faults
 from tests.parity.tools import Gate, wait_gone
 from tests.support.exact import loaded
 from tests.support.faults import (

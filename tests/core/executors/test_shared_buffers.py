@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lit_loader import DataLoader, WorkerRestartWarning, get_worker_info
-from lit_loader.core.transport import carrier
+from lit_loader.core.transport import dataset_pickle as carrier
 from lit_loader.errors import LoaderError
 from tests.support.samples import uncollated
 

@@ -24,7 +24,7 @@ from lit_loader import (
     PadCollate,
 )
 from lit_loader.compat.old_names import NAMES, OLD_OPTIONS, UNTIL
-from lit_loader.insight.verdict import LoaderStatistics
+from lit_loader.profiling.verdict import LoaderStatistics
 
 DATA: Any = list(range(8))
 GIVEN: dict[str, Any] = {

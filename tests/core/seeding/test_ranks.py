@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from lit_loader import DataLoader, LoaderError
-from lit_loader.streams import job
+from lit_loader.streams import rank_store as job
 from tests.support import seeded_ranks
 from tests.support.programs import run_program
 from tests.support.seeded_ranks import Noisy

@@ -16,7 +16,7 @@ from lit_loader import (
     StateError,
     TokenBudgetBatchSampler,
 )
-from lit_loader.core.order.batch_plan import BatchPlan
+from lit_loader.core.sampling.batch_plan import BatchPlan
 from tests.core.options.test_refusals import refused
 from tests.support.exact import Unshared, digests, loaded, state_behind, taken, through_file
 from tests.support.samples import Call

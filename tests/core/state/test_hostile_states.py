@@ -32,7 +32,7 @@ from lit_loader import (
     StateError,
     TokenBudgetBatchSampler,
 )
-from lit_loader.core.state.untrusted_state import MAX_BATCHES, MAX_COUNT
+from lit_loader.core.state.state_validation import MAX_BATCHES, MAX_COUNT
 from tests.core.options import test_refusals
 from tests.support.exact import SamplerWithStatefulIterator
 from tests.support.samples import Call

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from lit_loader.core.system.shared_file import nameless_file
-from lit_loader.core.transport.carrier import LARGE, Frozen, Policy, freeze, thaw
+from lit_loader.core.transport.dataset_pickle import LARGE, Frozen, Policy, freeze, thaw
 
 MANY = 3 * LARGE
 """Elements of a large array."""

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from lit_loader.core.batch.progress import Progress
-from lit_loader.core.transport.loader_page import PAGE_BYTES, LoaderPage
 from lit_loader.core.transport.messages import pack_indices
 from lit_loader.core.transport.status_board import ROW_WORDS, Stage, StatusBoard, board_bytes
+from lit_loader.core.transport.viewer_page import PAGE_BYTES, ViewerPage
 from lit_loader.top.board import OtherFormat, WorkerRow, read_board, read_index
 
 WORKERS = 3
@@ -27,7 +27,7 @@ class Shared:
         os.ftruncate(self.fd, SLOT + 4096)
         self.map = mmap.mmap(self.fd, SLOT + 4096)
         memory = memoryview(self.map)[: board_bytes(WORKERS) + PAGE_BYTES]
-        self.board, self.page = StatusBoard(memory), LoaderPage(memory)
+        self.board, self.page = StatusBoard(memory), ViewerPage(memory)
         self.board.workers = WORKERS
 
     def write(self, ready: int = 0, **figures: Any) -> None:

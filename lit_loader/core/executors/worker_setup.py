@@ -1,0 +1,101 @@
+"""`WorkerSetup`: what makes a worker's batches, in a process of this machine or of another one.
+
+::
+
+    start    seed ─▶ unpack the user's objects ─▶ worker_init_fn ─▶ loader
+    a batch  `make_batch` of the loader ─▶ batch, or an exception with where it came from
+
+Used by `core/executors/main.py`, and by workers elsewhere; they differ in how batches travel.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lit_loader.context import NOBODY, reading
+from lit_loader.core.batch.batch_builder import maker_of
+from lit_loader.core.batch.batch_spec import BatchSpec
+from lit_loader.core.batch.collate import collate_privately
+from lit_loader.core.batch.progress import Progress
+from lit_loader.core.batch.worker_info import WorkerInfo, show
+from lit_loader.core.seeding.bases import Place
+from lit_loader.core.seeding.seeds import seed_worker
+from lit_loader.core.state.position import ReadPoint
+from lit_loader.core.system.shared_file import address_space_left
+from lit_loader.core.transport.worker_exception import WorkerException, describe_batch
+from lit_loader.errors import LoaderError
+
+
+class WorkerSetup:
+    """Makes batches by the user's objects, which ``unpack`` gives.
+
+    An exception at its start is that of every batch. ``who`` names the worker in messages: "in
+    worker 3 (pid 17)"; ``seed`` is its own.
+    """
+
+    def __init__(
+        self,
+        who: str,
+        worker: int,
+        num_workers: int,
+        seed: int,
+        unpack: Callable[[], BatchSpec],
+    ) -> None:
+        self._who = who
+        self.spec: BatchSpec | None = None  # what is made; None: it could not be unpacked
+        self.loader: Any = None  # makes it
+        # The same, where it is several readers of a stream; else None.
+        self.readers: Any = None
+        self.broken: WorkerException | None = None  # what has gone wrong at the start
+        where = "while its dataset was unpickled"
+        try:
+            seed_worker(seed)
+            spec = self.spec = unpack()
+            reading.leave()  # what the parent was reading, of which this process may be a fork
+            kind = WorkerInfo if spec.shards is None else spec.streams.process_info
+            show(kind(id=worker, num_workers=num_workers, seed=seed, dataset=spec.dataset))
+            collate_privately()
+            if spec.streams is not None:
+                spec.streams.begin_worker()
+            where = "in worker_init_fn"
+            seeded: tuple[int, ...] = ()
+            if spec.worker_init_fn is not None:
+                before = Place.now(torch.default_generator)
+                spec.worker_init_fn(worker)
+                seeded = Place.now(torch.default_generator).changed(before)
+                _check_address_space()
+            where = "while its dataset was copied"
+            if spec.shards is not None:
+                reading.shard_asked = NOBODY  # by a worker, not by a reader
+            self.loader = loader = maker_of(spec, worker, num_workers)
+            self.readers = None if spec.shards is None else loader
+            if spec.streams is not None and self.readers is None:
+                loader.seeded_by_init = seeded
+        except BaseException as error:
+            self.broken = WorkerException.capture(error, f"{who}, {where}")
+
+    def failure(
+        self, error: BaseException, number: int, indices: Any, progress: Progress
+    ) -> WorkerException:
+        """Carry what batch ``number`` of the epoch has raised, with where it came from."""
+        if indices is None or isinstance(indices, ReadPoint):
+            indices = self.loader and self.loader.whose(number)
+        return WorkerException.capture(
+            error, f"{self._who}, {describe_batch(number, indices, progress)}"
+        )
+
+
+def _check_address_space() -> None:
+    """Refuse a limit below what is mapped: whatever the worker asked memory for would fail."""
+    if address_space_left() == 0:
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        raise LoaderError(
+            f"worker_init_fn has set a limit of {limit / 2**30:.1f} GiB for the address space "
+            "(RLIMIT_AS), which is below what is reserved for shared memory, little of it in use: "
+            "set it in the training process before the loader's first batch, or limit memory in "
+            "use instead, by RLIMIT_DATA or a control group [LL104]"
+        )

@@ -1,0 +1,296 @@
+"""What each batch of an epoch holds: a pure function of (seed, epoch, batch number).
+
+::
+
+    sampler ──items──▶ global batches of batch_size * num_replicas items ──▶ this rank's batches
+    batch_sampler ──▶ groups of num_replicas batches ──────────────────────▶ this rank's batches
+
+- The epoch's stream of items is defined globally, the same on all ranks, and striped: item ``j``
+  goes to rank ``j % num_replicas``. A user's batch sampler is striped alike, a batch an item.
+- The loader's own orders are computed, so any position is reached at once: `ComputedBatches`. A
+  user's sampler is iterated as it is: `core/sampling/sampler_batches.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+from torch.utils.data import DistributedSampler, SequentialSampler
+
+from lit_loader.core.sampling.orders import (
+    CHUNK,
+    EpochOrder,
+    Indices,
+    OwnSampler,
+    Seed,
+    ShuffledSampler,
+)
+from lit_loader.core.seeding.bases import Bases, LoaderSeeds
+from lit_loader.errors import OptionError, StateError
+
+_FIRST_CHUNK: Final = 256
+"""Indices that are computed at first, and twice as many each time up to `CHUNK`: an epoch's first
+batch does not wait for those of the next hundred."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """This process's share of a stream of items that all processes see alike.
+
+    Item ``j`` goes to rank ``j % num_replicas``. What becomes of the ``remainder``: "pad"
+    repeats items from the stream's start, "drop" leaves it off, "keep" gives each item once, so
+    that lower ranks may get one more.
+    """
+
+    rank: int = 0
+    num_replicas: int = 1
+    remainder: Literal["pad", "drop", "keep"] = "pad"
+
+    def assigned(self, length: int) -> int:
+        """Give how many items all ranks together get from a stream of ``length`` items."""
+        left = length % self.num_replicas
+        if self.remainder == "keep" or not left:
+            return length
+        return length - left + (self.num_replicas if self.remainder == "pad" else 0)
+
+    def share(self, length: int) -> int:
+        """Give how many items this rank gets from a stream of ``length`` items."""
+        return -((self.rank - self.assigned(length)) // self.num_replicas)
+
+    def positions(self, start: int, stop: int, length: int) -> Indices:
+        """Give where in a stream of ``length`` items this rank's ``start`` to ``stop`` are."""
+        positions = np.arange(start, stop, dtype=np.int64)
+        positions *= self.num_replicas
+        positions += self.rank
+        if self.remainder == "pad":
+            positions %= max(length, 1)
+        return positions
+
+    def deal(self, items: list[Any], head: list[Any]) -> list[Any]:
+        """Give this rank's items of a part of the stream that begins at a multiple of the ranks.
+
+        A number of items that does not divide evenly is the stream's end; ``head`` are its first
+        ``num_replicas - 1`` items, or all if there are fewer.
+        """
+        missing = self.assigned(len(items)) - len(items)
+        if missing < 0:
+            items = items[:missing]
+        elif missing:
+            items = items + list(itertools.islice(itertools.cycle(head), missing))
+        return items[self.rank :: self.num_replicas]
+
+
+class BatchPlan:
+    """Which indices each batch of this rank holds, as a function of (seed, epoch, batch number).
+
+    ``batched``: the source gives batches; ``batch_size`` None: single indices instead of lists. A
+    sampler that is a torch ``DistributedSampler``, or a batch sampler around one, shards itself and
+    is not sharded again. ``watched``: a sampler on which programs may set the epoch instead.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Any],
+        batched: bool = False,
+        batch_size: int | None = 1,
+        drop_last: bool = False,
+        shard: Shard | None = None,
+        seed: Seed = 0,
+        watched: Any = None,
+        dataset: Any = None,
+    ) -> None:
+        self.source: Any = source
+        own = source if isinstance(source, EpochOrder) else None
+        self.is_computed = own is not None  # any position is known at once
+        self.batched = batched
+        self.single = batched or batch_size is None  # a batch is one item of the source
+        if batched and own is not None and not own.of_batches:
+            raise OptionError(
+                f"batch_sampler must give lists of indices, but {type(source).__name__} "
+                "gives single ones: pass it as sampler, with batch_size"
+                " [LL621]"
+            )
+        self.size = 1 if self.single or batch_size is None else batch_size
+        self.drop_last = drop_last
+        self.shard = shard or Shard()
+        self.seed = seed
+        self.rank, self.num_replicas = self.shard.rank, self.shard.num_replicas
+        if (distributed := distributed_sampler_of(self.source)) is not None:
+            self.shard = Shard()
+            self.rank, self.num_replicas = distributed.rank, distributed.num_replicas
+        self.sampler: Any
+        if own is not None and watched is None:
+            self.sampler = OwnSampler(own)
+        else:
+            from lit_loader.core.sampling.user_sampler import UserSampler
+
+            self.sampler = UserSampler(self.source, watched, dataset)
+
+    def __len__(self) -> int:
+        """Give this rank's number of batches in a full epoch; a TypeError without a length."""
+        share = self.shard.share(len(self.source))
+        return share // self.size if self.drop_last else -(-share // self.size)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the order is the dataset's own, in each epoch."""
+        return isinstance(self.source, SequentialSampler)
+
+    def order(self, epoch: int, bases: Bases) -> Callable[[Indices], Indices]:
+        """Give the order of an epoch of one of the loader's own samplers, begun with these."""
+        source: EpochOrder = self.source
+        if isinstance(source, ShuffledSampler):  # another loader's has a seed of its own
+            own = isinstance(self.seed, LoaderSeeds) and self.seed.is_kin(source.seed)
+            return source.order(epoch, bases if own else None)
+        return source.order(epoch)
+
+    def is_end(self, batches: int) -> bool:
+        """Whether nothing is left of an epoch after ``batches`` batches, as far as is known."""
+        try:
+            return batches >= len(self)
+        except (TypeError, NotImplementedError):
+            return False
+
+    @property
+    def global_size(self) -> int:
+        """Items (samples, or a batch sampler's batches) in one batch of every rank."""
+        return self.size * self.num_replicas
+
+    def samples_after(self, batches: int) -> int:
+        """Give how many items of the stream all ranks have got after ``batches`` batches each."""
+        samples = batches * self.global_size
+        length = self._stream_length()
+        return samples if length is None else min(samples, length)
+
+    def fits(self, batches: int, samples: int) -> bool:
+        """Whether so many batches can have had so many items, also of another length by now."""
+        most = batches * self.global_size
+        return samples == self.samples_after(batches) or most - self.global_size < samples <= most
+
+    def start_for(self, samples: int) -> int:
+        """Find the batch number at which ``samples`` items of the epoch have been delivered.
+
+        A StateError if that lies within a batch of this plan.
+        """
+        length = self._stream_length()
+        if length is not None and samples >= length:
+            return -(-length // self.global_size)
+        batches, within = divmod(samples, self.global_size)
+        if within and self.batched:
+            raise StateError(
+                f"the state's position of {samples:,} batches, of all ranks together, is not a "
+                f"multiple of num_replicas={self.num_replicas}: resume with a number of ranks that "
+                "divides it, for the batches of a batch sampler are given whole [LL313]"
+            )
+        if within:
+            raise StateError(
+                f"the state's position of {samples} samples is not a multiple of batch_size * "
+                f"num_replicas = {self.size} * {self.num_replicas}: resume with a batch_size and "
+                f"num_replicas whose product divides it [LL302]"
+            )
+        return batches
+
+    def _stream_length(self) -> int | None:
+        """Number of items that all ranks together go through in an epoch; None if unknown."""
+        try:
+            length = len(self.source)
+        except (TypeError, NotImplementedError):
+            return None
+        if self.num_replicas != self.shard.num_replicas:
+            return length * self.num_replicas  # a DistributedSampler's length is its share
+        return min(length, self.shard.assigned(length))
+
+
+class ComputedBatches:
+    """One rank's batches of an epoch of one of the loader's own orders: any of them at once.
+
+    A batch is an int64 array, where it is not a single index.
+    """
+
+    computed = True
+
+    def __init__(self, plan: BatchPlan, epoch: int, bases: Bases) -> None:
+        self._plan, self._epoch, self._order = plan, epoch, plan.order(epoch, bases)
+        self._length, self._size = len(plan.source), plan.size
+        self._share = plan.shard.share(self._length)
+        if plan.drop_last:
+            self._share -= self._share % plan.size
+        self._begun = False
+        self._chunk: tuple[int, Any] = 0, ()  # indices of some batches, behind the first's number
+        # Batches are computed, and kept, by their order itself.
+        self._most = 1 if plan.batched else max(1, CHUNK // plan.size)
+        self._next_size = min(self._most, max(1, _FIRST_CHUNK // plan.size))
+
+    def draw(self, number: int, where: object = None) -> Any:
+        """Give batch ``number``; StopIteration behind the last."""
+        first, chunk = self._chunk
+        at = (number - first) * self._size
+        if not 0 <= at < len(chunk):
+            self.begin()
+            at, (_, chunk) = 0, self._compute(number)
+        return chunk[at] if self._plan.single else chunk[at : at + self._size]
+
+    def at(self, number: int) -> Any:
+        """Give batch ``number`` alone; nothing is begun by that. IndexError: there is none."""
+        start = number * self._size
+        stop = min(start + self._size, self._share)
+        if not 0 <= start < stop:
+            batches = -(-self._share // self._size)
+            raise IndexError(
+                f"batch {number:,} is out of range: epoch {self._epoch} has {batches:,} batches, "
+                "whose numbers begin at 0"
+            )
+        indices = self._order(self._plan.shard.positions(start, stop, self._length))
+        return indices[0] if self._plan.single else indices
+
+    def begin(self) -> None:
+        """Let the sampler know, once, that the epoch has begun: also one of which all was ahead."""
+        if not self._begun:
+            self._plan.sampler.begin(self._epoch)
+            self._begun = True
+
+    def from_batch(self, first: int) -> Iterator[tuple[int, Any]]:
+        """Give batches with their numbers; nothing is begun by that, and no sampler's epoch set."""
+        self._begun = True
+        for number in range(first, -(-self._share // self._size)):
+            yield number, self.draw(number)
+
+    def _compute(self, number: int) -> tuple[int, Any]:
+        plan, start = self._plan, number * self._size
+        stop = min(start + self._next_size * self._size, self._share)
+        if start >= stop:
+            raise StopIteration
+        self._next_size = min(2 * self._next_size, self._most)
+        chunk = self._order(plan.shard.positions(start, stop, self._length))
+        self._chunk = number, chunk.tolist() if plan.single and not plan.batched else chunk
+        return self._chunk
+
+
+def lookahead(
+    plan: BatchPlan, epoch: int, bases: Bases, begin: int = 0, without: Container[int] = ()
+) -> Iterator[tuple[int, int, Any]]:
+    """Give epoch, number and indices of the batches after an epoch, of one of the own orders.
+
+    Those of the first epoch from batch ``begin`` on, and ``without`` some.
+    """
+    for following in itertools.count(epoch + 1):
+        number = -1
+        for number, indices in ComputedBatches(plan, following, bases).from_batch(begin):
+            if number not in without:
+                yield following, number, indices
+        if number < 0 and not begin:
+            return  # an epoch without batches: so are all others
+        begin, without = 0, ()
+
+
+def distributed_sampler_of(sampler: Any) -> DistributedSampler[Any] | None:
+    """Find what shards in a sampler, or in a batch sampler's sampler; None: neither does."""
+    for _ in range(4):  # of a wrapper around a batch sampler around a wrapper
+        if sampler is None or isinstance(sampler, DistributedSampler):
+            return sampler
+        sampler = getattr(sampler, "sampler", None)
+    return None

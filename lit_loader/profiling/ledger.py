@@ -1,0 +1,68 @@
+"""Any batch of any epoch looked up: which samples it holds, and a state that leads there.
+
+Both follow from the plan alone, for orders that are computed: nothing is drawn or begun.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+from lit_loader.core.epoch.loader_checkpoint import state_of
+from lit_loader.core.epoch.loader_core import LoaderCore
+from lit_loader.core.options.checks import whole_number
+from lit_loader.core.sampling.batch_plan import BatchPlan, ComputedBatches
+from lit_loader.core.sampling.orders import epoch_number
+from lit_loader.core.state.position import Position
+from lit_loader.core.transport.messages import listed
+
+__all__ = ["indices_of", "state_at", "state_before"]
+
+
+def indices_of(core: LoaderCore, epoch: int, batch: int, rank: int | None) -> Any:
+    """Give what `DataLoader.indices_of` gives."""
+    plan = _computed(core, "indices_of")
+    if rank is not None:
+        rank = whole_number("rank", rank, low=0, below=plan.num_replicas)
+        plan = copy.copy(plan)
+        plan.shard = replace(plan.shard, rank=rank)
+    number = whole_number("batch", batch, low=0)
+    batches = ComputedBatches(plan, _epoch(epoch), core.seeds.bases())
+    return listed(batches.at(number))
+
+
+def state_at(core: LoaderCore, epoch: int, batch: int) -> dict[str, Any]:
+    """Give what `DataLoader.state_at` gives."""
+    plan = _computed(core, "state_at")
+    most = -(-len(plan.source) // plan.global_size)
+    number = whole_number("batch", batch, low=0, below=most + 1)
+    return state_of(core, Position(_epoch(epoch), core.seeds.bases(), number))
+
+
+def state_before(core: LoaderCore, epoch: int, batch: int) -> dict[str, Any]:
+    """Give a state that leads to a batch: of a stream that of the epoch's start."""
+    if core.plan is not None:
+        return state_at(core, epoch, batch)
+    return state_of(core, Position(_epoch(epoch), core.seeds.bases(), 0))
+
+
+def _epoch(epoch: Any) -> int:
+    return epoch_number(whole_number("epoch", epoch, low=0))
+
+
+def _computed(core: LoaderCore, what: str) -> BatchPlan:
+    core.follow_samplers()
+    plan = core.plan
+    if plan is None:
+        why = f"{type(core.loader.dataset).__name__} is an IterableDataset, whose samples come as "
+        why += "it gives them"
+    elif not plan.is_computed:
+        why = f"{type(plan.source).__name__} is iterated, so that a batch is known once it is drawn"
+    else:
+        return plan
+    raise TypeError(
+        f"lit_loader: {what} is of orders that are computed (shuffle, DistributedSampler, and "
+        f"lit_loader's own samplers), but {why}: keep the indices with the samples, or a "
+        "state_dict() of each place [LL317]"
+    )

@@ -1,0 +1,86 @@
+"""`ShownLoader`: what a viewer in another process is told of a loader, as a page of JSON.
+
+Asked for once a second by the iterator with workers (`core/transport/viewer_page.py`); all of it is
+in the loader's statistics, and nothing is counted for a viewer alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from torch.utils.data import Dataset
+
+from lit_loader.core.system.interrupts import let_handlers_through
+from lit_loader.core.transport import viewer_page
+from lit_loader.profiling.verdict import LoaderStatistics
+
+__all__ = ["ShownLoader"]
+
+_WRAPPERS: Final = 3
+"""Datasets around another one that are named."""
+
+_LENGTH: Final = 200
+"""Characters of a name."""
+
+
+class ShownLoader:
+    """Gives what is shown of a loader; knows what it has shown before, and not the loader."""
+
+    def __init__(self) -> None:
+        self._before = 0, LoaderStatistics()
+        self._rate: float | None = None
+        self._share: float | None = None
+        self._length: tuple[int | None, int | None] = None, None
+
+    def figures(self, core: Any, epoch: int, now: int) -> dict[str, Any]:
+        """Give the figures at a moment, by the names that `top/snapshot.py` has for them."""
+        loader, statistics = core.loader, core.seams.statistics(core, False)
+        then, before = self._before
+        if now - then >= viewer_page.EVERY:
+            if then:
+                seconds = statistics.seconds - before.seconds
+                self._rate = (statistics.batches - before.batches) / max((now - then) / 1e9, 1e-9)
+                self._share = (statistics.waited - before.waited) / max(seconds, 1e-9)
+            self._before = now, statistics
+        rank, ranks = core.replica
+        if self._length[0] != epoch:  # it is a sampler's of the user's, perhaps
+            self._length = epoch, _length(core.plan)
+        size = loader.batch_size
+        return {
+            "role": str(loader.role)[:_LENGTH],
+            "dataset": _name(core.dataset)[:_LENGTH],
+            "options": core.describe()[:_LENGTH],
+            "batch_size": size if isinstance(size, int) else None,
+            "length": self._length[1],
+            "rank": rank,
+            "ranks": ranks,
+            "ahead": core.depth,
+            "batches_per_second": self._rate,
+            "wait_share": self._share,
+            "restarts": statistics.worker_restarts,
+            "bad_samples": statistics.sample_errors,
+            "statistics": statistics.figures(),
+            # None on a loader's first page, and a short epoch may end before the second one.
+            "verdict": statistics.verdict if statistics.batches else "",
+            "events": list(core.log.events),
+        }
+
+
+def _name(dataset: object) -> str:
+    """Name a dataset, and the one in it: ``Subset of Images``."""
+    names: list[str] = []
+    while len(names) < _WRAPPERS:
+        names.append(type(dataset).__name__)
+        inner = getattr(dataset, "__dict__", {}).get("dataset")
+        if not isinstance(inner, Dataset):
+            break
+        dataset = inner
+    return " of ".join(names)
+
+
+def _length(plan: Any) -> int | None:
+    try:
+        return None if plan is None else len(plan)
+    except Exception as error:  # a sampler of the user's, perhaps without a length
+        let_handlers_through(error)
+        return None
