@@ -140,7 +140,7 @@ class ThreadEngine:
             raise UnreachableError("no cluster of threads can be reached")
         self._payload = np.frombuffer(payload, np.uint8)
 
-    def acquire_executor(self, role: Role) -> Any:
+    def hire(self, role: Role) -> Any:
         if len(self._handles) >= self._config.room:
             return _Pending()
         self._handles.append(ThreadHandle(self._config, self._payload, role))
