@@ -252,15 +252,15 @@ class CachedDataset(Dataset[T_co]):
         if draws is None:
             draws = _watching[self] = Draws(self.dataset)
         marks = draws.mark()
-        reading.asked = ""
+        reading().asked = ""
         made = make()
         if draws.made_one():  # perhaps it has drawn from that: it has not been watched yet
             marks = draws.mark()
             made = make()
         drawn = draws.drawn(marks)
-        if drawn is None and not reading.asked:
+        if drawn is None and not reading().asked:
             return made
-        what = f"draws from (or seeds) {drawn}" if drawn else f"asks for {reading.asked}"
+        what = f"draws from (or seeds) {drawn}" if drawn else f"asks for {reading().asked}"
         raise OptionError(
             f"{type(self.dataset).__name__} {what} in sample {short_repr(indices[0])}, and "
             "CachedDataset would keep what it drew for all epochs: move it behind the cache, as in "

@@ -200,11 +200,11 @@ class _Mixing(Iterator[Any]):
         length = stream.epoch_length
         self._left = math.inf if length is None else -((index - length) // count)
         # Draws of this reader, in this epoch.
-        before = index + (0 if length is None else reading.epoch * length)
+        before = index + (0 if length is None else reading().epoch * length)
         changes = {max(0, (draw - before + count - 1) // count): w for draw, w in stream.changes}
         self._own = History(stream.names, [*changes.items()])
         self._datasets = dict(zip(stream.names, stream.datasets, strict=True))
-        self._seed = derive(stream.seed, reading.epoch, index)
+        self._seed = derive(stream.seed, reading().epoch, index)
         self._strategy = stream.stopping_strategy
         self._draws, self._given, self._ended = 0, 0, False
         self._of, self._readers = summary(stream.changes), count
@@ -299,7 +299,7 @@ class _Mixing(Iterator[Any]):
             "without it, workers × ranks) [LL312]"
         )
         if not self._ended:
-            reading.warn(text)
+            reading().warn(text)
         elif self._readers == 1 or text not in _TOLD:  # no batch comes to go with, to be told once
             _TOLD.add(text)
             warnings.warn(f"lit_loader: {text}", stacklevel=program_stacklevel())
@@ -407,13 +407,13 @@ class _Source:
     def next(self) -> Any:
         """Give the next sample; StopIteration at the end."""
         if self._opened is None and not self.taken:
-            with (beginning := reading.beginning(self._number)):
-                before = reading.drawn()
+            with (beginning := reading().beginning(self._number)):
+                before = reading().drawn()
                 self._opened = OpenStream(self._dataset, _KEY, role=_ROLE)
                 if not isinstance(beginning, nullcontext):  # iter() draws alike after a resume
-                    before = reading.drawn()
+                    before = reading().drawn()
                 sample = next(self._opened.iterator)
-                self.draws = reading.drawn() != before
+                self.draws = reading().drawn() != before
         else:
             if self._opened is None:
                 self._open_again()
@@ -450,13 +450,13 @@ class _Source:
 
     def _open_again(self) -> None:
         # In the run that is resumed, this batch was made without any of what follows.
-        beginning = reading.beginning(self._number)
-        with preserved(), reading.aside(), beginning:
-            before = reading.drawn()
+        beginning = reading().beginning(self._number)
+        with preserved(), reading().aside(), beginning:
+            before = reading().drawn()
             self._opened = OpenStream(self._dataset, _KEY, self._loaded, role=_ROLE)
             if self._loaded:
                 # It began in another batch; what a buffer has in reserve would hide that.
-                drew = reading.drawn() != before
+                drew = reading().drawn() != before
                 self._began_otherwise = drew and isinstance(beginning, nullcontext)
             else:
                 self._again = self.taken
@@ -465,7 +465,7 @@ class _Source:
 
     def _read_again(self, opened: OpenStream) -> None:
         """Read what has been given before; a sample that raised then may raise again."""
-        with preserved(), reading.aside():
+        with preserved(), reading().aside():
             while self._again:
                 self._read_one_again(opened)
 

@@ -161,11 +161,11 @@ class _Packer(Iterator[dict[str, Tensor]]):
         if self._opened is None:
             self._opened = OpenStream(self._stream.documents, _KEY, self._loaded, role="documents")
             self._loaded = None
-        before, notes, tokens = self._opened.state(), reading.notes, reading.tokens
+        before, notes, tokens = self._opened.state(), reading().notes, reading().tokens
         mark = len(notes or ())
         document, number = next(self._opened.iterator), self._read
         self._read += 1
-        reading.tokens = tokens  # those of sequences count
+        reading().tokens = tokens  # those of sequences count
         # Noted again with each sequence that has a part of the document.
         piece = _Piece(before, 0, _entries(document, number), tuple((notes or ())[mark:]))
         if notes:

@@ -311,7 +311,7 @@ class PackCollate(PadCollate):
                 " [LL654]"
             )
         lengths = torch.tensor(joining.lengths)
-        if not reading.tokens:  # the dataset has not counted them
+        if not reading().tokens:  # the dataset has not counted them
             note(tokens=sum(joining.lengths))
         padding = joining.padded(int(lengths.sum())) - int(lengths.sum())
         numbers = torch.arange(len(lengths))

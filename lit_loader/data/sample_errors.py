@@ -175,14 +175,14 @@ class Attempts:
         tries, most = 0, self.tolerance.retries
         while True:
             self._before(index)
-            reading.again, tokens = tries > 0, reading.tokens
+            reading().again, tokens = tries > 0, reading().tokens
             try:
                 return read(index)
             except (OptionError, StateError):
                 raise  # the program or the state is wrong, and no other sample would be better
             except Exception as error:
                 self._undo()
-                reading.tokens = tokens
+                reading().tokens = tokens
                 if tries == most or not isinstance(error, self.tolerance.transient):
                     if several and self.goes_on_after(error):
                         return BAD
@@ -197,7 +197,7 @@ class Attempts:
                         raise TooMany from None
                     return BAD
             finally:
-                reading.again = False
+                reading().again = False
             self._wait(tries, position, progress)
             tries += 1
             self.retries += 1

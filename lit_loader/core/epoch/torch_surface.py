@@ -58,12 +58,12 @@ class TorchSurface(_BaseDataLoaderIter):
     @property
     def _workers(self) -> list[Any]:
         """The processes that make batches for it, if there are some now."""
-        workers: list[Any] = self._core.workers(self)
+        workers: list[Any] = self._core.keeper.processes(self)
         return workers
 
     def _shutdown_workers(self) -> None:
         """End the workers, persistent ones too."""
-        self._core.end_idle_workers()
+        self._core.keeper.end_idle_workers()
 
 
 def run_patches(iterator: TorchSurface, loader: Any) -> None:

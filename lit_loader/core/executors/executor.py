@@ -12,21 +12,19 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Collection, Mapping
-from types import MappingProxyType
+from collections.abc import Collection, Iterable
 from typing import Any, Final, NamedTuple
 
 from lit_loader.context import reading
-from lit_loader.core.batch.batch_builder import maker_of
+from lit_loader.core.batch.batch_builder import builder_of
 from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.batch.timings import Timings
 from lit_loader.core.batch.worker_info import show, shown
 from lit_loader.core.executors.outcome import Outcome, Pin
-from lit_loader.core.seeding.bases import PassSeeds
-from lit_loader.core.seeding.generator_state import Loan, OwnStreams
-from lit_loader.core.system.interrupts import let_handlers_through
+from lit_loader.core.seeding.borrowed_rng import BorrowedRng, draws_of
+from lit_loader.core.seeding.seeds import PassSeeds
 from lit_loader.core.transport.messages import POSITION, listed
 from lit_loader.core.transport.viewer_page import ViewerPage
 from lit_loader.core.transport.worker_exception import describe_batch
@@ -78,7 +76,6 @@ class Executor:
         page: Where viewers in other processes look; None: nowhere.
         pool: Its worker processes; None: it has none.
         measured: What ``num_workers="auto"`` asks about its workers; None: nothing.
-        makers: What an executor by threads has that goes on with the next one.
     """
 
     depth = 1
@@ -88,7 +85,6 @@ class Executor:
     page: ViewerPage | None = None
     pool: Any = None
     measured: Any = None
-    makers: Mapping[int, Any] = MappingProxyType({})
     unread = 0
 
     def submit(self, task: Task) -> None:
@@ -129,21 +125,20 @@ class Inline(Executor):
 
     recovers = True
 
-    def __init__(self, spec: BatchSpec, seed: int, pin: Pin | None, known: dict[str, Any]) -> None:
-        """``known``: what one pass of a loader leaves to the next."""
+    def __init__(
+        self, spec: BatchSpec, pin: Pin | None, found: Iterable[tuple[str, Any]] | None = None
+    ) -> None:
+        """``found``: the generators that the dataset holds."""
         self._pin, self._iterable = pin, spec.iterable
         self._tasks: deque[Task] = deque()
         self._progress = Progress()
         self._progress.each = False  # nobody looks at the time
-        self._maker = maker_of(spec)
-        self._streams = OwnStreams(seed) if spec.seeding == "worker" else None
-        self._known = known
-        if not spec.iterable:
-            self._maker.go_on_from(known.get("learned"))
-        self.draws = not self._maker.reads_table
-        self._end_reads()
-        if spec.iterable:  # a stream that is left is closed at once: the maker is in cycles
-            weakref.finalize(self, self._maker.begin_epoch).atexit = False
+        self._builder = builder_of(spec, found=found)
+        self._draws = draws_of(spec.dataset, spec.collate_fn)
+        self._always = spec.per_sample or spec.iterable or spec.reseed_fn is not None
+        self.draws = not self._builder.reads_table
+        if spec.iterable:  # a stream that is left is closed at once: the builder is in cycles
+            weakref.finalize(self, self._builder.begin_epoch).atexit = False
 
     def submit(self, task: Task) -> None:
         """Keep the task until it is asked for."""
@@ -153,20 +148,18 @@ class Inline(Executor):
         """Make a batch."""
         if not self._tasks:
             return None
-        task, progress, maker = self._tasks.popleft(), self._progress, self._maker
+        task, progress, builder = self._tasks.popleft(), self._progress, self._builder
         indices = listed(task.indices) if task.own else task.indices
         outcome = Outcome(task.number, _NOT_YET)
         progress.begin(-1)
-        batch = maker.take(indices, progress) if maker.reads_table else None
+        batch = builder.take(indices, progress) if builder.reads_table else None
         if batch is None:
             batch, error = self._load(task, indices)
             outcome.ended = isinstance(error, EndOfData)
             outcome.error = None if outcome.ended else error
             del error  # whose traceback is to hold no frame that holds it
-            if not self._iterable:
-                self._known["learned"] = maker.learned
         now = time.monotonic_ns()
-        outcome.timings = timings = Timings(-1, 0, maker.samples, *progress.stages(now))
+        outcome.timings = timings = Timings(-1, 0, builder.samples, *progress.stages(now))
         timings.arrived = now
         if type(batch) is BatchWithReport:
             outcome.made, batch = batch, batch.batch
@@ -176,39 +169,37 @@ class Inline(Executor):
         return outcome
 
     def _load(self, task: Task, indices: Any) -> tuple[Any, BaseException | None]:
-        """Make a batch by the user's code, with the generators lent; or give what it has raised."""
-        maker, number = self._maker, task.number & POSITION
-        place, loan = (reading.leave(), shown()), maker.lend(self._streams)
+        """Make a batch by the user's code, with the generators lent; or return what it raised."""
+        builder, number, context = self._builder, task.number & POSITION, reading()
+        builder.enter(task.seeds, task.epoch)
+        rng = BorrowedRng(self._draws, builder.held.tapes, self._always)
+        builder.seed_globals = rng.seed
+        place = context.leave(), shown()
         try:
-            loan.begin()
-            return maker.load(indices, number, task.epoch, task.seeds, self._progress), None
+            rng.begin()
+            batch = builder.load(indices, number, task.epoch, task.seeds, self._progress)
         except EndOfData:  # which holds the frames that it came through, and they this executor
             return None, EndOfData()
         except Exception as error:
-            if not isinstance(error, StopIteration):
-                let_handlers_through(error)
             # What an exception from a worker has in its message.
-            read = maker.whose(number) if self._iterable else indices
+            read = builder.whose(number) if self._iterable else indices
             return None, failure(error, f"in {describe_batch(number, read, self._progress)}")
         finally:
             try:
-                _return(loan, place)
+                _return(rng, place)
             except BaseException:  # out of a signal handler, which has broken into it
-                _return(loan, place)
+                _return(rng, place)
                 raise
+        if rng.late is None:
+            return batch, None
+        made = batch if type(batch) is BatchWithReport else builder.with_report(batch)
+        return made._replace(notes=(*made.notes, rng.late)), None
 
     def call_off(self) -> None:
-        """Forget the task, what was read ahead, and where readers are."""
+        """Forget the task, and where readers are."""
         self._tasks.clear()
-        self._maker.forget_reads()
-        self._end_reads()
         if self._iterable:
-            self._maker.begin_epoch()  # an iterator that was interrupted has often ended
-
-    def _end_reads(self) -> None:
-        """Have the threads that read ahead end with this pass."""
-        if self._maker.reads is not None:
-            weakref.finalize(self, self._maker.reads.background.end)
+            self._builder.begin_epoch()  # an iterator that was interrupted has often ended
 
 
 def failure(error: BaseException, where: str) -> BaseException:
@@ -226,8 +217,8 @@ def failure(error: BaseException, where: str) -> BaseException:
     return error
 
 
-def _return(loan: Loan, place: tuple[Any, Any]) -> None:
+def _return(rng: BorrowedRng, place: tuple[Any, Any]) -> None:
     """Put back what was changed in this process to make a batch; may be called again."""
-    reading.return_to(place[0])
+    reading().return_to(place[0])
     show(place[1])
-    loan.end()
+    rng.end()

@@ -59,7 +59,7 @@ from lit_loader.core.executors.starters import (
     reap,
     run_worker,
 )
-from lit_loader.core.seeding.find_generators import find_generators
+from lit_loader.core.seeding.held_generators import find_generators
 from lit_loader.core.seeding.seeds import await_draws, seed_worker
 from lit_loader.core.system import linux
 from lit_loader.core.system.shared_file import Descriptor
@@ -369,7 +369,7 @@ def rehearse(spec: BatchSpec, threads: bool) -> None:
         seed_worker(0)
     if threads:
         generator: Any
-        for generator in find_generators(spec.dataset, spec.collate_fn).generators:
+        for _, generator in find_generators(spec.dataset, spec.collate_fn).generators:
             # Nothing is drawn: with ``seeding="worker"`` its place counts.
             with contextlib.suppress(Exception):
                 if isinstance(generator, torch.Generator):

@@ -47,7 +47,7 @@ from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.executors.outcome import FewerWorkers, Outcome
 from lit_loader.core.executors.pipes import Ended, Pipes
 from lit_loader.core.executors.worker_set import WorkerSet, explain_limit
-from lit_loader.core.seeding.bases import PassSeeds
+from lit_loader.core.seeding.seeds import PassSeeds
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.system.worker_waits import WorkerWaits
 from lit_loader.core.transport.arena import Arena, Slot
@@ -194,7 +194,7 @@ class WorkerPool:
                 "non-daemonic [LL032]"
             )
         # Behind the rows of workers here are those of workers elsewhere, and the relay's.
-        relay = max(num_workers, MOST_WORKERS) + (0 if remote is None else spec.num_remote_workers)
+        relay = max(num_workers, MOST_WORKERS) + (0 if remote is None else remote.num_workers)
         size = board_bytes(relay + (remote is not None)) + PAGE_BYTES
         self._lock = threading.RLock()
         self._tasks: dict[int, _Task] = {}

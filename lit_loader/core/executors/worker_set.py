@@ -88,7 +88,7 @@ class WorkerSet:
             stacks=Descriptor(self._stacks.fd),
         )
         self.relay = None if remote is None else relay  # who stands for those elsewhere
-        self.num_remote_workers = 0 if remote is None else spec.num_remote_workers
+        self.num_remote_workers = 0 if remote is None else remote.num_workers
         self._context = context
         brief = batches is not None and batches <= FEW_BATCHES and num_workers <= self._at_once
         self.starter = make_starter(context, self._links, spec, brief)

@@ -49,7 +49,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lit_loader.core.seeding.find_generators import GLOBAL_GENERATORS
+from lit_loader.core.seeding.held_generators import GLOBAL_GENERATORS
 from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.core.system.shared_file import map_part, round_up, write_all
 from lit_loader.describe import FailingObject, find_failing_object, message_of, short_repr

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from lit_loader.core.seeding.bases import PassSeeds
+from lit_loader.core.seeding.seeds import PassSeeds
 
 SIZE: Final = 128
 
@@ -59,14 +59,11 @@ class Task(NamedTuple):
     token: int  # that of the epoch; a worker drops a task of another one than the board shows
     number: int  # the task's (:func:`task_number`)
     epoch: int  # epoch that the batch belongs to
-    # Of the pass (`core/seeding/bases.py`):
-    torch: int
-    numpy: int
-    python: int
-    first: int
-    repeats: int
-    told: int
-    older: int
+    # Of the pass (`PassSeeds`):
+    seed: int
+    ordinal: int
+    held: int
+    dataset_epoch: int
     slot: int  # first byte of the slot in the arena's file; no other copy under way has it
     capacity: int  # bytes of the slot
     nbytes: int  # bytes of packed indices at the start of the slot; 0: there are none
@@ -75,7 +72,7 @@ class Task(NamedTuple):
     @property
     def seeds(self) -> PassSeeds:
         """What its random numbers follow from."""
-        return PassSeeds(*self[3:10])
+        return PassSeeds(*self[3:7])
 
 
 class Resume(NamedTuple):
@@ -134,8 +131,6 @@ class Reply(NamedTuple):
     # Nanoseconds of processor time, of all of the process's threads; 0: not measured.
     processor: int = 0
     queued: int = 0  # nanoseconds that the worker waited for a processor; 0: not measured
-    # Nanoseconds of ``fetch`` that samples waited for what is read ahead of them.
-    read: int = 0
     state: int = 0  # nanoseconds of ``fetch`` in which a stream's state was taken
     tokens: int = 0  # that samples or ``collate_fn`` have noted
 
@@ -168,12 +163,12 @@ Message = Task | Resume | Space | Stop | Up | Reply | Need | Resumed
 
 
 _FIELDS: Final[dict[type[Message], str]] = {
-    Task: "QqqQQQqqqqqqqq",
+    Task: "QqqQqqqqqqq",
     Resume: "Q",
     Space: "qqq",
     Stop: "",
     Up: "Hq",
-    Reply: "BH4qI5qI5q",
+    Reply: "BH4qI5qI4q",
     Need: "Hqq",
     Resumed: "HQ",
 }

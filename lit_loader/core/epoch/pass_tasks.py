@@ -1,4 +1,4 @@
-"""An epoch as a value, owned by its iterator: `MapEpoch`; and `Ahead`, what follows.
+"""The tasks of a pass, owned by its iterator: `MapTasks`; and `NextEpochTasks`, what follows.
 
 ::
 
@@ -10,47 +10,44 @@
   what they had is sent again.
 - What is given out is noted by storing an attribute, and counted when the consumer asks for more
   (`settle`): until then `undo` takes it back.
-- Where the epoch is, for a state, is in its `EpochPosition`.
+- How far the pass is, for a state, is in its `PassPosition`.
 
-That of a stream is `StreamEpoch` (`streams/stream_epoch.py`).
+Those of a stream are `StreamTasks` (`streams/stream_tasks.py`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from lit_loader.core.epoch.epochs import EpochBatches, EpochStart
+from lit_loader.core.epoch.passes import Pass
 from lit_loader.core.executors.executor import Task
 from lit_loader.core.executors.outcome import Outcome
-from lit_loader.core.sampling.batch_plan import BatchPlan, ComputedBatches, lookahead
-from lit_loader.core.seeding.bases import Bases
+from lit_loader.core.sampling.batch_plan import BatchPlan, ComputedBatches
+from lit_loader.core.seeding.seeds import PassSeeds
 from lit_loader.core.state.position import Position
-from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.core.transport.messages import POSITION, position_of, task_number
 from lit_loader.errors import LoaderError
 
-__all__ = ["Ahead", "Epoch", "MapEpoch"]
+__all__ = ["MapTasks", "NextEpochTasks", "PassTasks"]
 
 _new = tuple.__new__
 
-Foresee = Callable[[int, Bases], Iterator[tuple[int, int, Any]]]
 
-
-class Epoch:
-    """What the epochs of map-style datasets and of streams have in common.
+class PassTasks:
+    """What the passes over map-style datasets and over streams have in common.
 
     Attributes:
-        start: What the iterator has learned at its first ``next()``.
+        made: The pass.
         place: How far it is.
         tasks: What is outstanding, by number, in the order in which it was asked for.
         given: The number of the task that was given out last, until it is settled.
         again: Those of the tasks that are to be given again.
         is_drawn: Whether there are no more tasks than these.
-        error: What the sampler has raised in the place of a batch; it comes behind those before it.
+        error: What the sampler has raised in the place of a batch; it comes after those before it.
     """
 
     reads_streams = False
@@ -59,15 +56,9 @@ class Epoch:
     took: Callable[[Outcome], None]  # notes that an outcome is about to be given out
     restart: Callable[[int], None]  # gives a task that was lost again
     restart_all: Callable[[dict[int, Outcome]], None]  # … what is outstanding and has not arrived
-    adopt: Callable[[Ahead], None]  # takes those tasks of the epoch that workers have begun
 
-    @property
-    def is_new(self) -> bool:
-        """Whether nothing was drawn yet, since the epoch was begun or resumed."""
-        return not self.tasks and not self.place.since
-
-    def __init__(self, start: EpochStart) -> None:
-        self.start, self.place = start, start.position
+    def __init__(self, made: Pass) -> None:
+        self.made, self.place = made, made.position
         self.tasks: dict[int, Task] = {}
         self.given: int | None = None
         self.is_drawn = False
@@ -86,26 +77,24 @@ class Epoch:
         self.place.take_back()
         self.given = None
 
-    def position(self) -> Position:
-        """Give where the epoch is."""
-        return self.place.now()
-
     def fault(self) -> Exception | None:
-        """Give what is to be raised where the epoch would end; None: it is over.
+        """Return what is to be raised where the pass would end; None: it is over.
 
         Better no end than one that loses batches without a word: a LoaderError.
         """
         return None
 
 
-class MapEpoch(Epoch):
+class MapTasks(PassTasks):
     """Tasks of a map-style dataset: what the sampler draws."""
 
-    def __init__(self, start: EpochStart, batches: EpochBatches) -> None:
-        super().__init__(start)
-        self._batches, self._own = batches, batches.computed
-        self._at, self._first = start.position.start.batches, task_number(start.epoch, 0)
-        self._before = start.position.start.ahead  # given out before, by whoever took the state
+    def __init__(self, made: Pass) -> None:
+        super().__init__(made)
+        assert made.batches is not None
+        start = made.position.start
+        self._batches, self._own = made.batches, made.batches.computed
+        self._at, self._first = start.batches, task_number(made.epoch, 0)
+        self._before = start.ahead  # given out before, by whoever took the state
 
     def next_task(self) -> Task | None:
         """Draw the next task, unless one is to be given again."""
@@ -113,7 +102,7 @@ class MapEpoch(Epoch):
             task = self.tasks.get(self.again.popleft())
             if task is not None:
                 return task
-        start = self.start
+        made = self.made
         while not self.is_drawn:
             at = self._at
             try:
@@ -122,7 +111,6 @@ class MapEpoch(Epoch):
                 self.is_drawn = True
                 break
             except Exception as error:
-                let_handlers_through(error)
                 self.error, self.is_drawn = error, True
                 break
             if at in self._before:
@@ -130,7 +118,7 @@ class MapEpoch(Epoch):
                 continue
             number = self._first + at
             # Without the call of a constructor that is written in Python.
-            task = _new(Task, (number, indices, start.epoch, start.seeds, self._own, None))
+            task = _new(Task, (number, indices, made.epoch, made.seeds, self._own, None))
             # At once: nothing is called in between that a signal handler could raise in.
             self.tasks[number] = task
             self._at = at + 1
@@ -150,87 +138,84 @@ class MapEpoch(Epoch):
         """Give again what has not arrived."""
         self.again = deque(number for number in self.tasks if number not in arrived)
 
-    def adopt(self, ahead: Ahead) -> None:
-        """Take those tasks of the epoch that workers have begun; they are of a computed order."""
-        assert isinstance(self._batches, ComputedBatches)
-        self._batches.begin()
-        ahead.start, behind = self.start, task_number(self.start.epoch + 1, 0)
-        for number in [number for number in ahead.tasks if number < behind]:
-            self.tasks[number] = ahead.tasks.pop(number)
-            self._at = position_of(number) + 1
-        if ahead.tasks:  # of the epoch after this one, so this one is drawn
-            self.is_drawn = True
-        else:
-            ahead.clear()
+    def adopt(self, begun: NextEpochTasks) -> None:
+        """Take over tasks of this pass that workers have begun before it."""
+        self.tasks.update(begun.tasks)
+        if begun.tasks:
+            self._at = position_of(max(begun.tasks)) + 1
+        begun.tasks = {}
 
     def fault(self) -> Exception | None:
-        """Give what the sampler has raised; see `Epoch.fault`."""
+        """Return what the sampler has raised; see `PassTasks.fault`."""
         error, self.error = self.error, None
         if error is not None:
             self.is_drawn = False  # what it does when it is asked again decides
             return error
-        given = self.position().delivered
+        given = self.place.now().delivered
         if not self.is_drawn or given < self._at:
             issued = f"{self._at} {'' if self.is_drawn else 'or more '}batches"
             return LoaderError(
-                f"epoch {self.start.epoch} would have ended after {given} of {issued}: this is a "
-                "fault of the loader; load_state_dict(state_dict()) goes on with the next batch"
+                f"epoch {self.made.epoch} would have ended after {given} of {issued}: this is a "
+                "fault of the loader; load_state_dict(state_dict()) continues with the next batch"
                 " [LL044]"
             )
         return None
 
 
-class Ahead:
-    """The first batches of the epochs that follow, which workers make when they have nothing else.
+class NextEpochTasks:
+    """The first batches of the next epoch, which workers make when they have nothing else.
 
-    It outlives the epoch: the next iterator takes it over if it `fits`, else it is called off.
+    ``foreseen`` is what that pass draws from and where it starts; None: nothing may be made ahead.
+    The tasks outlive the pass: the next iterator takes them over if they `fit`, else they are
+    called off.
 
     Attributes:
-        start: The start of the epoch that these follow.
         tasks: What is outstanding of them.
-        arrived: Outcomes that wait for their turn, of this epoch too.
+        arrived: Outcomes that wait for their turn, of the pass that runs, too.
         token: That of the tasks, where they are handed over.
     """
 
-    def __init__(self, start: EpochStart) -> None:
-        self.start = start
+    def __init__(
+        self, plan: BatchPlan | None, foreseen: tuple[PassSeeds, Position] | None
+    ) -> None:
         self.tasks: dict[int, Task] = {}
         self.arrived: dict[int, Outcome] = {}
         self.token = 0
-        self._coming: Iterator[tuple[int, int, Any]] | None = None
+        self._plan, self._foreseen = plan, foreseen
+        self._batches: ComputedBatches | None = None
+        self._at = 0
 
-    def next_task(self, foresee: Foresee) -> Task | None:
-        """Give the next batch of the epochs to come; None: none may be begun.
+    def next_task(self) -> Task | None:
+        """Return the next batch of the epoch to come; None: none may be begun."""
+        if self._foreseen is None or self._plan is None:
+            return None
+        seeds, start = self._foreseen
+        if self._batches is None:
+            self._batches = ComputedBatches(self._plan, start)
+        try:
+            indices = self._batches.draw(self._at)
+        except StopIteration:
+            return None
+        task = Task(task_number(start.epoch, self._at), indices, start.epoch, seeds, own=True)
+        self._at += 1
+        self.tasks[task.number] = task
+        return task
 
-        ``foresee`` gives epoch, batch number and indices of those that may be.
+    def fits(self, made: Pass) -> bool:
+        """Whether these are the first batches of a pass that begins now.
+
+        The program may have set another epoch meanwhile, or have changed the dataset's length.
         """
-        start = self.start
-        if self._coming is None:
-            self._coming = foresee(start.epoch, start.bases)
-        for epoch, batch, indices in self._coming:
-            seeds = start.following.ahead(epoch - start.epoch)
-            task = Task(task_number(epoch, batch), indices, epoch, seeds, own=True)
-            self.tasks[task.number] = task
-            return task
-        return None
-
-    def fits(self, start: EpochStart, plan: BatchPlan | None) -> bool:
-        """Whether these are the next batches of an epoch, and of those that follow it.
-
-        A dataset that has grown meanwhile, say, has more batches in the epoch than were begun of it
-        before the next one was.
-        """
-        at, foreseen = start.position.start, self.start.position.start
-        if start.seeds != self.start.following.ahead(start.epoch - self.start.epoch):
+        if self._foreseen is None or made.position.start.delivered:
             return False
-        if plan is None:  # the readers' turns follow from where these are
-            return (start.epoch, at.readers) == (self.start.epoch, foreseen.readers)
-        if not plan.is_computed:
+        if self._foreseen[0] != made.seeds or not isinstance(made.batches, ComputedBatches):
             return False
-        expected = lookahead(plan, start.epoch - 1, start.bases, at.batches, at.ahead)
         for number, task in self.tasks.items():
-            epoch, batch, wanted = next(expected, (0, 0, ()))
-            if number != task_number(epoch, batch) or not np.array_equal(wanted, task.indices):
+            try:
+                same = np.array_equal(made.batches.at(position_of(number)), task.indices)
+            except IndexError:
+                return False
+            if not same or task.epoch != made.epoch:
                 return False
         return True
 
@@ -239,4 +224,4 @@ class Ahead:
         for number in self.tasks:
             self.arrived.pop(number, None)
         self.tasks.clear()
-        self._coming = None
+        self._foreseen = None
