@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from lit_loader.errors import WorkerTimeoutError as WorkerTimeoutError
     from lit_loader.lightning.datamodule import LoaderDataModule as LoaderDataModule
     from lit_loader.lightning.monitor import LoaderMonitor as LoaderMonitor
+    from lit_loader.lightning.random_state import RandomStateCallback as RandomStateCallback
     from lit_loader.lightning.state_callback import LoaderStateCallback as LoaderStateCallback
     from lit_loader.loader import DataLoader as DataLoader
     from lit_loader.profiling.verdict import LoaderStatistics as LoaderStatistics
@@ -87,6 +88,7 @@ _NAMES_IN = {
     ),
     "lit_loader.lightning.datamodule": "LoaderDataModule",
     "lit_loader.lightning.monitor": "LoaderMonitor",
+    "lit_loader.lightning.random_state": "RandomStateCallback",
     "lit_loader.lightning.state_callback": "LoaderStateCallback",
     "lit_loader.loader": "DataLoader",
     "lit_loader.remote.ray_workers": "RayWorkers",

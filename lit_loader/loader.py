@@ -353,15 +353,6 @@ def _in_lightning() -> bool:
     return bool(_loaded("lightning.pytorch") or _loaded("pytorch_lightning"))
 
 
-def _saved_by_lightning() -> Any:
-    """Give what knows how Lightning saves positions; None: the program does not use Lightning."""
-    if not _in_lightning():
-        return None
-    from lit_loader.lightning import saved_by_lightning
-
-    return saved_by_lightning
-
-
 @public
 class DataLoader(_TorchLoader[T_co]):
     """Loads batches of a dataset, in worker processes if you want them.
@@ -794,11 +785,6 @@ class DataLoader(_TorchLoader[T_co]):
             A new dict of primitives, of less than 2 kB unless a sampler or an IterableDataset has
             a state of its own. ``torch.load(weights_only=True)`` reads it.
         """
-        theirs = _saved_by_lightning()
-        passes = self._core.passes
-        uncommitted = passes.current is not None and not passes.commits
-        if theirs and uncommitted and theirs.called_by_lightning():
-            self._core.warn_once(theirs.ADVICE_WITHOUT_CALLBACK)
         return take_state(self._core)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -813,10 +799,6 @@ class DataLoader(_TorchLoader[T_co]):
             StateError: The state does not fit; the message names the part and what to do.
         """
         self._loaded_state = state  # an attribute, as the device above
-        core = self._core
-        theirs = _saved_by_lightning()
-        if theirs and not theirs.CALLBACKS and theirs.called_by_lightning():
-            core.warn_once(theirs.ADVICE_WITHOUT_CALLBACK)
 
     def indices_of(self, epoch: int, batch: int, rank: int | None = None) -> Any:
         """Return the indices of a batch of any epoch, at once; it draws and starts nothing.
