@@ -42,7 +42,6 @@ class _Reading:
         self.maker: Any = None  # the `BatchBuilder`; None: this is outside of a loader
         self.asked = ""  # by which function a sample has asked for what differs between epochs
         self.again = False  # this is another attempt at a sample
-        self.notes: list[Any] | None = None  # what samples are made of, where that is asked for
         self.tokens = 0  # that the batch's samples have noted so far
         self.info: Any = None  # a worker thread's, and of those that read for it
 
@@ -51,20 +50,13 @@ class _Reading:
         return nullcontext() if self.maker is None else self.maker.beginning(part)
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Have a context after which generators are where they were, for what is read again."""
-        with self.unnoted(), nullcontext() if self.maker is None else self.maker.aside():
-            yield
-
-    @contextmanager
     def unnoted(self) -> Iterator[None]:
-        """Have a context of what is read again, and is no part of the batch."""
-        notes, tokens = self.notes, self.tokens
-        self.notes = None if notes is None else []  # some of it is kept back for what comes
+        """Return a context for samples that are replayed: their tokens do not count."""
+        tokens = self.tokens
         try:
             yield
         finally:
-            self.notes, self.tokens = notes, tokens
+            self.tokens = tokens
 
     def warn(self, text: str) -> None:
         """Have the program warned, once for all readers, of what is noticed while it is read."""
@@ -171,30 +163,24 @@ def share() -> tuple[int, int]:
 
 
 @public
-def note(name: Any = None, *, tokens: int = 0) -> None:
-    """Name what the sample that is being read is made of, or count its tokens.
+def note(*, tokens: int) -> None:
+    """Count tokens of the batch that is being read.
 
-    For use inside of a dataset or ``collate_fn``. ``loader.trace(batch)`` gives the names that a
-    batch's samples have noted, ``loader.statistics()`` the tokens, in all and a second::
+    For use inside of a dataset or ``collate_fn``. ``loader.statistics()`` shows them, in all and
+    per second::
 
-        lit_loader.note(f"{path.name}:{offset}")  # in the dataset
         lit_loader.note(tokens=int(batch["attention_mask"].sum()))  # in collate_fn: no padding
 
-    A name costs nothing while a program trains. `PackedStream` and `PackCollate` count tokens by
-    themselves. A stream that keeps samples back (a shuffle buffer) notes when it gives the sample.
-    Samples that your dataset does not read again in each epoch are to be counted in ``collate_fn``.
+    `PackedStream` and `PackCollate` count tokens by themselves. If the dataset keeps samples in
+    memory and does not read them in each epoch, count in ``collate_fn``.
 
     Args:
-        name: Any hashable value, a document's file and place, say. None: no name.
-        tokens: A number of tokens, which is added to the batch's.
+        tokens: The number that is added to the batch's tokens.
 
     Raises:
         TypeError: ``tokens`` is no whole number.
     """
-    if tokens:
-        reading.tokens += _whole(tokens)
-    if name is not None and reading.notes is not None:
-        reading.notes.append(name)
+    reading.tokens += _whole(tokens)
 
 
 @public

@@ -24,7 +24,7 @@ import os
 import socket
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -51,6 +51,7 @@ from lit_loader.core.options.loader_config import (
     WorkerMethod,
     check_option,
 )
+from lit_loader.core.options.retry import Retry
 from lit_loader.core.sampling.orders import epoch_number
 from lit_loader.core.sampling.sampler_view import choose_samplers
 from lit_loader.core.seeding.bases import LoaderSeeds
@@ -142,7 +143,7 @@ class _AddOns(Seams):
     def spec_parts(self, core: Any) -> dict[str, Any]:
         loader = core.loader
         parts: dict[str, Any] = {}
-        if loader.on_sample_error != "raise" or loader.sample_retries:
+        if loader.on_sample_error != "raise" or Retry.of(loader.sample_retries).times:
             from lit_loader.data.bad_samples import BadSamples
 
             parts["tolerance"] = BadSamples.of(loader)
@@ -158,10 +159,6 @@ class _AddOns(Seams):
             from lit_loader.data.tensor_table import table_of
 
             parts["table_of"] = table_of
-        if loader.share_lists:
-            from lit_loader.data.shared_lists import SharedLists
-
-            parts["share_lists"] = SharedLists
         return parts
 
     def advice(self, core: Any) -> Iterable[str]:
@@ -243,10 +240,10 @@ class _AddOns(Seams):
 
         return AutoWorkers()
 
-    def sample_errors(self, core: Any, before: int) -> Any:
+    def sample_errors(self, core: Any) -> Any:
         from lit_loader.data.sample_errors import SampleErrorLog
 
-        return SampleErrorLog(core.loader.max_sample_errors, before, core.log)
+        return SampleErrorLog(core.loader.max_sample_errors, core.log)
 
     def sum_up(self, core: Any) -> None:
         from lit_loader.profiling.recorder import Recorder
@@ -461,13 +458,10 @@ class DataLoader(_TorchLoader[T_co]):
             IterableDataset can "raise" or "skip".
         max_sample_errors: Bad samples that one epoch may skip or replace. One more raises a
             SampleErrorsError that lists them. None allows any number, but not all of them.
-        sample_retries: Times that a sample is read again after a transient error. 0 reads it once.
-            Set it for storage that fails now and then. An IterableDataset's iterator is asked for
-            its next sample; `lit_loader.read_stream` reads the same key again.
-        retry_backoff: Seconds before the first retry. They double with each further one, up to
-            10 s: 0.1 and 3 retries wait 0.1 + 0.2 + 0.4 s.
-        transient_errors: Exception classes, or their names ("OSError", "my.module.Error"), after
-            which a sample is read again. None is OSError and TimeoutError.
+        sample_retries: Times that a sample is read again after an OSError or TimeoutError. 0 reads
+            it once. A `Retry`, or a mapping of its options, chooses the wait and the errors. Set it
+            for storage that fails now and then. An IterableDataset's iterator is asked for its next
+            sample; `lit_loader.read_stream` reads the same key again.
         memory_budget: Shared memory that batches may use, in bytes or as text such as "2 GB". None
             sets no limit. Set it if batches differ much in size, or the container is small.
         prefetch_next_epoch: True lets idle persistent workers begin the next epoch, if the order is
@@ -479,10 +473,6 @@ class DataLoader(_TorchLoader[T_co]):
             after others and in another process. 0 compares none. An ExactnessWarning names the
             first difference: that sample does not follow from seed and index alone. Set it for a
             test run, as it reads these samples twice.
-        share_lists: True keeps the dataset's long lists and tuples (10,000 strings, numbers, or
-            records of such, and more) once in memory for all workers. They read as before, and
-            raise if you write to them. Set it if memory grows with the number of workers. The
-            training process keeps its own.
         concurrent_reads: Reads in flight in each worker, ahead of their samples. It counts where
             the dataset marks its reads by `lit_loader.reads_ahead` or `lit_loader.read_stream`. 0
             reads when the sample asks. Raise it if storage is far. The reads may hold a quarter of
@@ -515,13 +505,10 @@ class DataLoader(_TorchLoader[T_co]):
     stall_warning: float
     on_sample_error: SampleErrorPolicy
     max_sample_errors: int | None
-    sample_retries: int
-    retry_backoff: float
-    transient_errors: tuple[type[Exception], ...] | None
+    sample_retries: int | Retry
     memory_budget: int | None
     prefetch_next_epoch: bool
     check_determinism: int
-    share_lists: bool
     concurrent_reads: int
     num_remote_workers: int
 
@@ -568,13 +555,10 @@ class DataLoader(_TorchLoader[T_co]):
         stall_warning: float = 60,
         on_sample_error: SampleErrorPolicy = "raise",
         max_sample_errors: int | None = None,
-        sample_retries: int = 0,
-        retry_backoff: float = 0.1,
-        transient_errors: Sequence[type[Exception] | str] | None = None,
+        sample_retries: int | Retry | Mapping[str, Any] = 0,
         memory_budget: int | str | None = None,
         prefetch_next_epoch: bool = True,
         check_determinism: int = 0,
-        share_lists: bool = False,
         concurrent_reads: int = 16,
         num_remote_workers: int = 0,
         remote: RayWorkers | Mapping[str, Any] | None = None,
@@ -876,35 +860,6 @@ class DataLoader(_TorchLoader[T_co]):
         from lit_loader.profiling.ledger import state_at
 
         return state_at(self._core, epoch, batch)
-
-    def trace(
-        self, batch: int, epoch: int = 0, state: Mapping[str, Any] | None = None
-    ) -> list[Any]:
-        """Say what a batch is made of: the names that its samples give to `lit_loader.note`.
-
-        The batch is read again, in this process and without collating. Of a stream all that comes
-        before it is, too: from the epoch's start, or from ``state``. This loader stays where it is.
-
-        Args:
-            batch: The batch's number within its epoch, of this rank, from 0.
-            epoch: Epoch number, from 0.
-            state: A state of this loader's from before that batch, of the same epoch.
-
-        Returns:
-            The names, each once, in the order in which they were noted.
-
-        Raises:
-            OptionError: The stream has several workers and no ``num_shards``, or ``state`` is of
-                another epoch, or from after that batch.
-            IndexError: The epoch has fewer batches.
-        """
-        from lit_loader.data.trace import trace  # which few programs need
-
-        if state is None:
-            from lit_loader.profiling.ledger import state_before
-
-            state = state_before(self._core, epoch, batch)
-        return trace(self, batch, epoch, state)
 
     @property
     def _loaded_state(self) -> Mapping[str, Any] | None:

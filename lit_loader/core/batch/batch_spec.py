@@ -94,7 +94,6 @@ class BatchSpec:
     timed: bool = False  # workers measure their processor time, batch by batch
     watched: bool = True  # each sample is announced, for somebody looks at how long it takes
     num_remote_workers: int = 0
-    share_lists: Any = None  # puts the dataset's long lists into shared memory (`SharedLists`)
     shards: Shards | None = None  # readers of an iterable dataset; None: each worker is one
     ahead: int = 0  # readers whose next epoch a worker may begin when they have ended
     start_method_chosen: bool = False  # by the program; else it is Python's default

@@ -455,8 +455,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
     def sample_errors(self) -> Any:
         """The samples of the epoch that could not be read, so far."""
         if self._sample_errors is None:
-            before = 0 if self._epoch is None else self._epoch.place.start.unreadable
-            self._sample_errors = self._core.seams.sample_errors(self._core, before)
+            self._sample_errors = self._core.seams.sample_errors(self._core)
         return self._sample_errors
 
     @property
@@ -496,7 +495,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         errors, nothing = self._sample_errors, None
         if errors is not None and not begun:
             nothing = errors.end(epoch.start.epoch, delivered)
-        if self._promised is not None and core.shards is None and not place.unreadable:
+        if self._promised is not None and core.shards is None and not (errors and errors.count):
             args = self._promised, delivered, core.readers
             if text := core.seams.words().dropped_batches(self._data_loader, *args):
                 core.warn_once(text)
@@ -532,7 +531,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             return  # it has been taken back, and is given again
         self._noted = number
         if made.errors or made.retries or made.omitted:
-            self.sample_errors.note(number, made, self._epoch.place)  # type: ignore[union-attr]
+            self.sample_errors.note(number, made)
         for note in made.notes:
             self._core.tell(note)
 

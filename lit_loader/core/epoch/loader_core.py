@@ -79,9 +79,8 @@ _AS_THE_LOADER: Final = (
 
 _OF_WORKERS: Final = (
     *("collate_fn", "worker_init_fn", "seeding", "reseed_fn", "memory_budget"),
-    *("share_lists", "concurrent_reads"),
-    *("on_sample_error", "max_sample_errors", "sample_retries", "retry_backoff"),
-    *("transient_errors", "multiprocessing_context", "timeout"),
+    *("concurrent_reads", "on_sample_error", "max_sample_errors", "sample_retries"),
+    *("multiprocessing_context", "timeout"),
 )
 """What persistent workers are started with: where one is set anew, the next epoch has others."""
 

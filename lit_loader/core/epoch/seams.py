@@ -9,7 +9,7 @@
 
 Each method says what it is asked for, when, and what its answer must have. What worker processes
 need of an add-on is in the spec, and is pickled with it: ``tolerance``, ``concurrent_reads``,
-``share_lists``, ``table_of``, ``streams`` of `BatchSpec`.
+``table_of``, ``streams`` of `BatchSpec`.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Seams:
         """Give what sets the number of workers where that is ``"auto"`` (`AutoWorkers`)."""
         raise NotImplementedError
 
-    def sample_errors(self, core: Any, before: int) -> Any:
-        """Give an epoch's log of bad samples (``note``, ``end``), with those before a resume."""
+    def sample_errors(self, core: Any) -> Any:
+        """Return an epoch's log of bad samples (``note``, ``end``, ``count``)."""
         raise NotImplementedError
 
     def sum_up(self, core: Any) -> None:

@@ -50,7 +50,7 @@ class Links:
         )
 
 
-def freeze_spec(spec: Any, policy: Policy, instead: Any = None) -> Frozen:
+def freeze_spec(spec: Any, policy: Policy) -> Frozen:
     """Take the user's objects apart.
 
     Raises:
@@ -58,7 +58,7 @@ def freeze_spec(spec: Any, policy: Policy, instead: Any = None) -> Frozen:
     """
     from lit_loader.core.transport.dataset_pickle import freeze
 
-    return freeze(spec, policy, {name: getattr(spec, name) for name in _USERS}, instead)
+    return freeze(spec, policy, {name: getattr(spec, name) for name in _USERS})
 
 
 class Payload:
@@ -74,15 +74,12 @@ class Payload:
         self.shared_bytes = 0
         self._spec: BatchSpec | None = spec
         self._fds: list[int] = []  # the file, and what goes along
-        self._lists: Any = None
-        if spec.share_lists is not None and spec.table() is None:
-            self._lists = spec.share_lists(spec.dataset)
 
     def __getstate__(self) -> list[Descriptor]:
         return list(map(Descriptor, self._fds))
 
     def __setstate__(self, fds: list[Descriptor]) -> None:
-        self._spec, self._lists, self._fds = None, None, [each.fd for each in fds]
+        self._spec, self._fds = None, [each.fd for each in fds]
 
     @property
     def spec(self) -> BatchSpec:
@@ -98,8 +95,7 @@ class Payload:
         if not self._fds:
             from lit_loader.core.transport.dataset_pickle import Policy
 
-            instead = None if self._lists is None else self._lists.instead
-            frozen = freeze_spec(self._spec, Policy.workers(main_is_importable()), instead)
+            frozen = freeze_spec(self._spec, Policy.workers(main_is_importable()))
             self._fds = frozen.fds
             try:
                 self._fds.insert(0, nameless_file("lit_loader arrays")[0])
@@ -126,8 +122,6 @@ class Payload:
             file, *along = self._fds
             self._spec = thaw(file, along)
             os.close(file)  # what came along belongs to what was made of it
-        elif self._lists is not None:  # in a fork of the process that made it
-            self._lists.put_in_place()
         return self._spec
 
     def close(self) -> None:
