@@ -52,17 +52,11 @@ def _reader(generator: Any) -> Callable[[], bytes]:
     """Return what reads where a generator is; of one that has no state it is always the same."""
 
     def read() -> bytes:
+        if isinstance(generator, torch.Generator):
+            return bytes(generator.get_state().numpy().tobytes())
         try:
-            if isinstance(generator, torch.Generator):
-                return bytes(generator.get_state().numpy().tobytes())
-            if isinstance(generator, np.random.Generator):
-                return pickle.dumps(generator.bit_generator.state)
-            if isinstance(generator, np.random.BitGenerator):
-                return pickle.dumps(generator.state)
-            if isinstance(generator, np.random.RandomState):
-                return pickle.dumps(generator.get_state())
-            return pickle.dumps(generator.getstate())
-        except (AttributeError, NotImplementedError):  # a SeedSequence, a SystemRandom
+            return pickle.dumps(generator)
+        except (NotImplementedError, TypeError):  # a SystemRandom
             return b""
 
     return read

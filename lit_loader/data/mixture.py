@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset, Sampler
 
-from lit_loader.core.options.checks import flag, is_dataset, is_list, whole_number
+from lit_loader.core.options.checks import flag, is_dataset, is_list, refuse, whole_number
 from lit_loader.core.sampling.orders import CHUNK, EpochOrder, Indices
 from lit_loader.core.sampling.permutation import Permutation
 from lit_loader.core.seeding.seeds import derive
@@ -139,10 +139,7 @@ class MixtureDataset(Dataset[Any]):
 def named_sources(datasets: Any) -> tuple[list[str], list[Any]]:
     """Return the names and the datasets of a mapping or sequence; factories are called."""
     if not (isinstance(datasets, Mapping) or is_list(datasets)) or not datasets:
-        raise OptionError(
-            "datasets must be a list of datasets, or a mapping from name to dataset, with at "
-            f"least one, got {short_repr(datasets)}"
-        )
+        refuse("datasets", "a list of datasets, or a mapping from name to dataset", datasets)
     if not isinstance(datasets, Mapping):
         datasets = {str(number): dataset for number, dataset in enumerate(datasets)}
     names, members = list(map(str, datasets)), list(datasets.values())
@@ -151,10 +148,7 @@ def named_sources(datasets: Any) -> tuple[list[str], list[Any]]:
 
 def _made(name: str, source: Any) -> Any:
     if not is_dataset(source) and not callable(source):
-        raise OptionError(
-            f"datasets[{name!r}] must be a dataset, or a factory without arguments, got "
-            f"{short_repr(source)}"
-        )
+        refuse(f"datasets[{name!r}]", "a dataset, or a factory without arguments", source)
     return source if is_dataset(source) else source()
 
 
@@ -207,10 +201,7 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         seed: int = 0,
     ) -> None:
         if not isinstance(data_source, MixtureDataset) or not len(data_source):
-            raise OptionError(
-                "data_source must be a MixtureDataset, which knows its sources, with at least one "
-                f"sample, got {short_repr(data_source)}"
-            )
+            refuse("data_source", "a MixtureDataset with at least one sample", data_source)
         self.epoch_length = len(data_source)
         if epoch_length is not None:
             self.epoch_length = whole_number("epoch_length", epoch_length, low=1)

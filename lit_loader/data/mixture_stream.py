@@ -24,7 +24,7 @@ from typing import Any, Final
 from torch.utils.data import IterableDataset
 
 from lit_loader.context import reading, share
-from lit_loader.core.options.checks import is_list, known_keywords, one_of, whole_number
+from lit_loader.core.options.checks import is_list, known_keywords, one_of, refuse, whole_number
 from lit_loader.core.seeding.seeds import derive
 from lit_loader.core.state.fingerprint import Fingerprint
 from lit_loader.core.state.state_validation import damaged, is_count
@@ -92,10 +92,7 @@ class MixtureStream(IterableDataset[Any]):
         tokens: str | Callable[[Any], int] | None = None,
     ) -> None:
         if not (tokens is None or isinstance(tokens, str) or callable(tokens)):
-            raise OptionError(
-                "tokens must be the name of an entry, or a function from a sample to a number, got "
-                f"tokens={tokens!r}"
-            )
+            refuse("tokens", "an entry's name, or a function from a sample to a number", tokens)
         stopping_strategy = one_of("stopping_strategy", stopping_strategy, STRATEGIES)
         if epoch_length is not None:
             epoch_length = whole_number("epoch_length", epoch_length, low=1)

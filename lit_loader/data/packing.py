@@ -126,7 +126,6 @@ class PackingBatchSampler(ByTokens):
                 raise LoaderError(
                     f"epoch {epoch} needs {len(starts) - 1:,} packs, and a pass has {most:,}: "
                     "give PackingBatchSampler a larger window"
-                    " [LL655]"
                 )
             window *= 2
             samples, starts = self._packed(epoch, window)
@@ -137,11 +136,8 @@ class PackingBatchSampler(ByTokens):
         starts = halved(starts, most)[: most + 1]
         return samples[: starts[-1]], starts
 
-    def fill(self) -> float:
-        """Return how full the packs of the epoch that comes next are: tokens over room, 0 … 1."""
-        samples, starts = self.plan(self.epoch)
-        room = (len(starts) - 1) * self.max_tokens
-        return float(self._tokens[samples].sum() / room) if room else 1.0
+    def _room(self, samples: Indices, starts: Indices) -> Indices:
+        return np.full(len(starts) - 1, self.max_tokens)
 
     def state_fingerprint(self) -> Fingerprint:
         """Name what the packs depend on, besides the epoch and the number of ranks."""
@@ -301,7 +297,6 @@ class PackCollate(PadCollate):
                 "lit_loader: "
                 f"samples have nothing to pack: no tensor with a length, or none of the names in "
                 f"padding_value={self.padding_value!r}; got {type(samples[0]).__name__}"
-                " [LL654]"
             )
         lengths = torch.tensor(joining.lengths)
         if not reading.tokens:  # the dataset has not counted them
@@ -342,7 +337,6 @@ class _Joining(PadCollate):
                     f"{place}: the packed entries of a sample must have one length, and sample "
                     f"{number} of the pack has {ours}, but {theirs} of {self._place}: name the "
                     "entries to be packed in padding_value, as {'tokens': 0, 'labels': -100}"
-                    " [LL653]"
                 )
         self.lengths, self._place = lengths, place
         joined = torch.cat(tensors)

@@ -11,52 +11,24 @@ with samples of the next bucket, which are shorter.
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lit_loader.core.options.checks import known_keywords, or_none, plain, positive
+from lit_loader.core.options.checks import known_keywords, number, or_none, positive, refuse
 from lit_loader.core.state.fingerprint import Fingerprint
 from lit_loader.data.balance import deal
 from lit_loader.data.by_length import BATCHES, ByTokens, halved, in_order
-from lit_loader.describe import public, short_repr
+from lit_loader.describe import public
 from lit_loader.errors import OptionError
 
-__all__ = ["TokenBudgetBatchSampler", "TokenBudgetStatistics"]
+__all__ = ["TokenBudgetBatchSampler"]
 
 Numbers = npt.NDArray[np.int64]
 _AT_ONCE = 16_384  # samples that are dealt at once
 _MOST_TOKENS = 2**63  # they are counted in 64 bits
-
-
-@dataclass(frozen=True)
-class TokenBudgetStatistics:
-    """What the batches of one epoch hold.
-
-    Attributes:
-        batches: Number of batches, on all ranks together.
-        samples: Samples in them.
-        skipped: Samples left out for being too long.
-        tokens: Tokens of the samples themselves.
-        padded_tokens: Tokens of the batches, all samples padded to the longest of theirs.
-        largest: Padded tokens of the largest batch.
-    """
-
-    batches: int
-    samples: int
-    skipped: int
-    tokens: int
-    padded_tokens: int
-    largest: int
-
-    @property
-    def padding(self) -> float:
-        """Share of the batches' tokens that is padding, 0 … 1."""
-        return 1 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
 
 
 @public
@@ -136,10 +108,9 @@ class TokenBudgetBatchSampler(ByTokens):
                 "pad_to_multiple_of must not exceed max_tokens, or no sample fits into a batch, "
                 f"got pad_to_multiple_of={pad_to_multiple_of} and max_tokens={max_tokens}"
             )
-        share: Any = plain(spread)  # mypy does not take a float for a numbers.Real
-        if not (isinstance(share, numbers.Real) and 0 <= float(share) <= 1):
-            raise OptionError(f"spread must be between 0 and 1, got spread={short_repr(share)}")
-        self.spread = float(share)
+        self.spread = float(number("spread", spread))
+        if self.spread > 1:
+            refuse("spread", "a number from 0 to 1", spread)
         self._tokens, kept = self._counted(self.lengths)
         order = np.argsort(-self._tokens[kept], kind="stable")
         self._longest_first: Numbers = kept[order]
@@ -164,26 +135,9 @@ class TokenBudgetBatchSampler(ByTokens):
         batches = np.concatenate([batches, np.arange(len(batches), count, dtype=np.int64)])
         return in_order(samples, cuts, batches)
 
-    def statistics(self) -> TokenBudgetStatistics:
-        """Sum up the batches of the epoch that comes next; computes the whole epoch.
-
-        Returns:
-            Numbers of batches, of samples and of tokens, with and without padding, of all ranks.
-        """
-        samples, starts = self.plan(self.epoch)
-        largest, padded = 0, 0
-        if len(samples):
-            longest = np.maximum.reduceat(self._tokens[samples], starts[:-1])
-            sizes = longest * np.diff(starts)
-            largest, padded = int(sizes.max()), int(sizes.sum())
-        return TokenBudgetStatistics(
-            batches=len(self),
-            samples=len(samples),
-            skipped=len(self.lengths) - len(self._longest_first),
-            tokens=int(np.minimum(self.lengths, self._tokens)[samples].sum()),
-            padded_tokens=padded,
-            largest=largest,
-        )
+    def _room(self, samples: Numbers, starts: Numbers) -> Numbers:
+        longest = np.maximum.reduceat(self._tokens[samples], starts[:-1])
+        return longest * np.diff(starts)
 
     def state_fingerprint(self) -> Fingerprint:
         """Name what the batches depend on, besides the epoch and the number of ranks."""
