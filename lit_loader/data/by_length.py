@@ -269,14 +269,15 @@ def in_order(samples: Indices, starts: Indices, order: Indices) -> tuple[Indices
     return samples[places], begins
 
 
-def halved(starts: Indices, wanted: int) -> Indices:
-    """Cut the batches of most samples in two until there are so many, or only single samples.
+def halved(starts: Indices, wanted: int, tokens: Indices) -> Indices:
+    """Cut the batches of most tokens in two until there are so many, or only single samples.
 
-    ``starts``: where batches begin and end, as `ByLength.plan` returns them.
+    ``starts``: where batches begin and end, as `ByLength.plan` returns them; ``tokens`` of each
+    sample, in that order.
     """
-    while (missing := wanted - (len(starts) - 1)) > 0:
-        sizes = np.diff(starts)
-        largest = np.argsort(-sizes, kind="stable")[:missing]
+    while (missing := wanted - (len(starts) - 1)) > 0 and len(starts) > 1:
+        sizes, weights = np.diff(starts), np.add.reduceat(tokens, starts[:-1])
+        largest = np.argsort(-np.where(sizes > 1, weights, -1), kind="stable")[:missing]
         largest = largest[sizes[largest] > 1]
         if not len(largest):
             break

@@ -133,7 +133,7 @@ class PackingBatchSampler(ByTokens):
             packs = len(starts) - 1
             order = self.shuffled(epoch, packs, BATCHES).take(0, packs)
             samples, starts = in_order(samples, starts, order)
-        starts = halved(starts, most)[: most + 1]
+        starts = halved(starts, most, self._tokens[samples])[: most + 1]
         return samples[: starts[-1]], starts
 
     def _room(self, samples: Indices, starts: Indices) -> Indices:

@@ -57,7 +57,7 @@ class TokenBudgetBatchSampler(ByTokens):
             longest samples first, the same in every epoch.
         drop_last: Leave off the batch of the shortest samples if it is not full, and the last
             batches that do not divide evenly among the ranks; False: every sample comes once, and
-            the batches of most samples are cut in two until their number does.
+            the batches of most tokens are cut in two until their number does.
         spread: How much shorter than the longest sample of its bucket a sample may be, as a share,
             0 … 1. The padding of a batch within one bucket is below it, on the average about half
             of it; larger buckets mix the samples more.
@@ -189,7 +189,7 @@ class TokenBudgetBatchSampler(ByTokens):
             return np.array(cuts[: len(cuts) - (len(cuts) - 1) % self.num_replicas], np.int64)
         # With fewer samples than ranks the loader's uneven_ranks decides.
         wanted = -(-(len(cuts) - 1) // self.num_replicas) * self.num_replicas
-        return halved(np.array(cuts, np.int64), wanted)
+        return halved(np.array(cuts, np.int64), wanted, self._tokens[self._longest_first])
 
     def _runs(self) -> list[tuple[int, Numbers]]:
         """Find what is dealt: batches in a row of one step that have as many samples.
