@@ -40,7 +40,7 @@ class Reading:
         self.info: Any = None  # what get_worker_info() answers in a thread
 
     @contextmanager
-    def uncounted(self) -> Iterator[None]:
+    def unnoted(self) -> Iterator[None]:
         """Count no tokens within: what is replayed is no part of the batch."""
         tokens = self.tokens
         try:

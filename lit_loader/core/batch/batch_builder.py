@@ -22,7 +22,7 @@ from typing import Any, Final
 from lit_loader.context import reading
 from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.collate import default_collate
-from lit_loader.core.batch.fetch import OMITTED, MapFetcher, as_read
+from lit_loader.core.batch.fetch import OMITTED, MapFetcher
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.seeding import generator_lock
 from lit_loader.core.seeding.held_generators import MAX_OBJECTS, HeldGenerators, find_generators
@@ -76,7 +76,7 @@ class BatchBuilder:
         self._notes: list[str] = []
         self._attempts = None
         if spec.tolerance is not None:
-            self._attempts = spec.tolerance.attempts(self._attempt, lambda: None)
+            self._attempts = spec.tolerance.attempts(self._attempt)
         self._table = spec.table()
         # Whether batches are made by `take`, which draws nothing, as far as indices allow.
         self.reads_table = self._table is not None

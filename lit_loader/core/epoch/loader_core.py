@@ -65,7 +65,9 @@ A ``_get_iterator()`` that a program calls by itself has new ones, as with torch
 dataset as it is now.
 """
 
-_OF_THE_PROCESS: Final = ("_loader", "_lock", "pid", "keeper", "options", "of_process", "_started", "_kept_draw")
+_OF_THE_PROCESS: Final = (
+    *("_loader", "_lock", "pid", "keeper", "options", "of_process", "_started", "_kept_draw"),
+)
 """What a copy, or a pickle, begins without."""
 
 

@@ -92,6 +92,10 @@ class PassPosition:
         if sampler is not None:
             self._samplers[number + 1] = sampler
 
+    def sampler_at(self, number: int) -> Any:
+        """Return the sampler's state before it gives batch ``number``."""
+        return self._samplers.get(number)
+
     def settle(self) -> None:
         """Count what was given out last: the consumer has got it.
 
