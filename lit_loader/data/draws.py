@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lit_loader.core.seeding.find_generators import find_generators
+from lit_loader.core.seeding.held_generators import find_generators
 
 __all__ = ["Draws"]
 
@@ -32,7 +32,7 @@ class Draws:
         # The dataset may make one while samples are made: looked for more and more seldom.
         self._marks += 1
         if self._marks <= 8 or not self._marks & (self._marks - 1):
-            self._held = find_generators(self._root).pairs
+            self._held = [*find_generators(self._root).generators]
         readers = [*_GLOBAL, *((name, _reader(each)) for name, each in self._held)]
         return [(name, read, read()) for name, read in readers]
 

@@ -17,6 +17,10 @@ COUNT: Final = "num_shards"
 """The number of shards among what a fingerprint has, where it is given."""
 
 
+class ReaderPlace:
+    """Where a reader of an iterable dataset is to begin: what its task has for indices."""
+
+
 class Root(NamedTuple):
     """What a pass follows from: the seed it has drawn itself; or a base that passes share."""
 
