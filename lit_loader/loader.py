@@ -682,8 +682,8 @@ class DataLoader(_TorchLoader[T_co]):
         """Choose the epoch of the passes that begin from now on.
 
         Without it the epoch counts up, or stays 0 if ranks share the data. The loader calls
-        ``set_epoch`` of your sampler and, in the process that reads it, of your dataset, if they
-        have it.
+        ``set_epoch`` of your sampler and your dataset, if they have it; persistent workers call it
+        of their copies.
 
         A position within that epoch, from `load_state_dict`, is kept. One within another epoch is
         given up, with a warning.
@@ -694,12 +694,7 @@ class DataLoader(_TorchLoader[T_co]):
         Raises:
             OptionError: It is no whole number, or has more than 62 bits.
         """
-        epoch = epoch_number(epoch)
-        core = self._core
-        core.follow_samplers()
-        if core.started_epoch not in (None, epoch):
-            core.forget_start()
-        core.passes.set_epoch(epoch)
+        self._core.set_epoch(epoch_number(epoch))
 
     def __len__(self) -> int:
         """Number of batches in a full epoch (of this rank).

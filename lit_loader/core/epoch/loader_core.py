@@ -257,10 +257,9 @@ class LoaderCore:
         workers = loader.num_workers or loader.num_remote_workers
         drawn, self._kept_draw = self._kept_draw, None
         self.passes.find_generator()
-        self._drawn_last = 0
+        numbers, self._drawn_last = self._numbers_to_draw(workers), 0
         if drawn is None and not self.passes.resumes:
-            self._drawn_last = self._numbers_to_draw(workers)
-            drawn = self.seeds.draw(self._drawn_last)
+            drawn, self._drawn_last = self.seeds.draw(numbers), numbers
         made: LoaderIterator[Any] = LoaderIterator(self, drawn, None if workers else self.spec, pin)
         if workers:
             self.keeper.runs.add(made)
@@ -268,7 +267,7 @@ class LoaderCore:
         return made
 
     def _numbers_to_draw(self, workers: int) -> int:
-        """Return how many numbers torch's loader draws in ``iter(loader)``.
+        """Return how many numbers torch's loader draws in ``iter(loader)``, at least one.
 
         One for the workers, but with persistent ones only the first time; and one if its sampler is
         a ``RandomSampler`` without a generator.
@@ -280,7 +279,7 @@ class LoaderCore:
             sampler = sampler.sampler
         shuffles = isinstance(sampler, RandomSampler) and sampler.generator is None
         shuffles = shuffles and not self.passes.shares_data
-        return int(first or not (loader.persistent_workers and workers)) + int(shuffles)
+        return max(1, int(first or not (loader.persistent_workers and workers)) + int(shuffles))
 
     def draw_again(self) -> None:
         """Move torch's generator, which was restored, as far as the last iterator has."""
@@ -324,7 +323,8 @@ class LoaderCore:
         """Begin the pass that comes next; called by an iterator at its first ``next()``."""
         for advice in self.seams.advice(self):
             self.warn_once(advice)
-        if self.seeds.lacks_seed:
+        ordered = self.plan is not None and self.plan.is_computed and not self.plan.is_shuffled
+        if self.seeds.lacks_seed and not ordered:
             self.warn_once(
                 f"the data is divided among {self.replica[1]} processes that are no "
                 "torch.distributed job, and nothing says which seed they share, so seed 0 is used. "
@@ -332,9 +332,24 @@ class LoaderCore:
             )
         options = self.options
         found = find_generators(self.dataset, options.collate_fn, options.worker_init_fn)
-        made = self.passes.begin(iterator, drawn, found.generators, self._position)
+        tells = self.keeper.pool is not None
+        made = self.passes.begin(iterator, drawn, found.generators, self._position, tells)
         self.of_process["shared"] = found.shared
         return made
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the passes to come, and tell sampler and dataset."""
+        self.follow_samplers()
+        if self.started_epoch not in (None, epoch):
+            self.forget_start()
+        self.passes.set_epoch(epoch)
+        self.tell_dataset(epoch)
+
+    def tell_dataset(self, epoch: int) -> None:
+        """Call ``set_epoch`` of the dataset; living workers do so when the pass begins."""
+        set_epoch = getattr(self.loader.dataset, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
 
     def _position(self, start: Position) -> PassPosition:
         return self.seams.position(self, start)
