@@ -278,6 +278,8 @@ class _AddOns(Seams):
         return fork_dangers(core.dataset, core.loader.worker_init_fn, num_workers > 1)
 
     def look_at_workers(self, core: Any, pool: Any, now: float) -> None:
+        if not pool.processes:
+            return
         if pool.growth is None and now >= pool.began + _SETTLING:
             from lit_loader.diagnostics.growth import Growth
 
@@ -670,7 +672,7 @@ class DataLoader(_TorchLoader[T_co]):
             return self.__dict__["_iterator"]
         if "_core" not in self.__dict__ or not self.persistent_workers:
             return None
-        connected = [run for run in self._core.alive() if run.pool is not None]
+        connected = [run for run in self._core.alive() if run.workers is not None]
         return connected[0] if connected else self._core.of_idle_workers()
 
     @_iterator.setter

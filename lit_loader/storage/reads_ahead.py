@@ -30,7 +30,7 @@ from typing import Any, Final, TypeVar, overload
 
 from lit_loader.context import in_read, read_apart, reading, reading_here
 from lit_loader.core.batch.progress import Progress
-from lit_loader.core.system.interrupts import HeldBack, let_handlers_through
+from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.storage.draws import Draws
@@ -235,7 +235,6 @@ class ReadAhead:
         try:
             yield from reads_of(self._dataset, index)
         except Exception as error:  # of an index, the sample raises it as well
-            let_handlers_through(error)
             if not self._told:
                 self._told = True
                 self.notes.append(

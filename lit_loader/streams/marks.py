@@ -20,7 +20,6 @@ import torch
 from lit_loader.core.seeding.generator_state import tape
 from lit_loader.core.seeding.global_states import numpy_memory, python_state
 from lit_loader.core.seeding.seeds import of_thread
-from lit_loader.core.system.interrupts import let_handlers_through
 
 __all__ = ["joined", "mark_of"]
 
@@ -149,8 +148,8 @@ def _look_at_tensor(tensor: torch.Tensor, found: list[bytes]) -> None:
         step = _step(len(flat))
         some = flat.numpy()[::step] if flat.device.type == "cpu" else flat[::step].cpu().numpy()
         found.append(some.tobytes())
-    except Exception as error:  # sparse, quantized: its kind must do
-        let_handlers_through(error)
+    except Exception:  # sparse, quantized: its kind must do
+        pass
 
 
 def _step(size: int) -> int:

@@ -45,7 +45,7 @@ def patient(iterator: Any) -> tuple[list[Any], set[int]]:
         try:
             found.append(next(iterator))
         except Late:
-            pids |= set(worker_pids(iterator)) if iterator.pool else set()
+            pids |= set(worker_pids(iterator)) if iterator.workers else set()
         except StopIteration:
             return found, pids
 

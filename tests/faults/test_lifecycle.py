@@ -231,7 +231,7 @@ def test_close(persistent: bool) -> None:
     fresh, used, done = iter(loader), iter(loader), iter(loader)
     batch = next(used)
     assert len(list(done)) == 50
-    pids = worker_pids(used) if used.pool else []
+    pids = worker_pids(used) if used.workers else []
     loader.close()
     loader.close()
     wait_gone(pids)
@@ -285,7 +285,7 @@ def test_cancelled_work_stops_at_the_sample_it_is_in(gate: Gate) -> None:
         iterator = iter(loader)
         next(iterator)
         assert os.read(seen[0], 1) == b"!"
-        iterator.pool.cancel()
+        iterator.workers.cancel()
         gate.open()
         assert [len(batch) for batch in loader] == [1, 10_000]
         os.set_blocking(seen[0], False)

@@ -291,7 +291,7 @@ for batch in iterator:
 say(found == list(range(40)))
 """
 
-SENT = ["HUP", "TERM", "USR1", "USR2", "ALRM", "XCPU", "QUIT", "TSTP", "CONT"]
+SENT = ["HUP", "TERM", "USR1", "USR2", "ALRM", "VTALRM", "PROF", "XCPU", "QUIT", "TSTP", "CONT"]
 """What schedulers, terminals and limits send to all processes of a job."""
 
 
@@ -397,7 +397,7 @@ found, iterator = [], iter(loader)
 for batch in iterator:
     found.append(int(batch))
     if len(found) == 2:
-        for pid in (*iterator.pool.workers.pids, os.getpid()):
+        for pid in (*iterator.workers.workers.pids, os.getpid()):
             for number in numbers:
                 os.kill(pid, number)
 say(found == list(range(40)), os.read(ran[0], 999) == f"{os.getpid()} ".encode() * len(numbers))

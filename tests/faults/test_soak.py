@@ -357,7 +357,7 @@ class Lane:
     def pool(self) -> Any:
         """What its batches come from at the moment."""
         core = self.loader._core
-        return next((run.pool for run in core.runs if getattr(run, "pool", None)), core.pool)
+        return next((run.workers for run in core.runs if getattr(run, "workers", None)), core.pool)
 
 
 class Interrupted(Lane):

@@ -10,8 +10,8 @@
 - The executor (`core/executors/executor.py`) may be lost at any moment: a worker died, Ctrl-C came
   in the middle of something, another iterator got the workers, the process was forked. The next
   ``next()`` asks the core for another one, and sends again what is outstanding (`Epoch.tasks`).
-- An exception that comes out of a signal handler while ``next()`` waits has broken into nothing.
-  At any other instruction the executor is given up, or forgets all it was told (`Inline`).
+- After an exception that is no batch's outcome, such as one out of a signal handler, the executor
+  is given up: it is not known what it was at.
 - When all of an epoch's tasks are sent, the first ones of the next epochs are (`Ahead`). The object
   goes on to the next iterator, with the workers.
 """
@@ -31,12 +31,12 @@ from lit_loader.core.batch.batch_spec import BatchWithReport
 from lit_loader.core.epoch.epoch import Ahead, Epoch, MapEpoch
 from lit_loader.core.epoch.epochs import EpochStart
 from lit_loader.core.epoch.torch_surface import TorchSurface
-from lit_loader.core.executors.executor import Executor
+from lit_loader.core.executors.executor import Executor, Workers
 from lit_loader.core.executors.healer import Healer
 from lit_loader.core.executors.outcome import FewerWorkers, Outcome, Overrun
 from lit_loader.core.executors.pipes import PoolClosed
 from lit_loader.core.seeding.generator_lock import GeneratorLock
-from lit_loader.core.system.interrupts import HeldBack, is_interruption, let_handlers_through
+from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.transport.messages import POSITION, listed
 from lit_loader.core.transport.viewer_page import GIVEN, SINCE
 from lit_loader.describe import program_stacklevel
@@ -176,8 +176,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                     arrived = self._arrived
                 if executor.page is not None:
                     executor.page.row[SINCE] = began
-                if len(epoch.tasks) < executor.depth or epoch.again:
-                    self._fill(executor, epoch)
+                self._fill(executor, epoch, least=1)
             if not epoch.tasks:
                 if tail and tail.begins_again(epoch.place):
                     epoch.restart_all(arrived)
@@ -203,7 +202,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                     break
                 arrived[came.number] = came
                 outcome = self._in_turn(epoch)
-            if executor.notices or outcome.error is not None:
+            if self.healer.notices or outcome.error is not None:
                 arrived[outcome.number] = outcome  # not lost where warnings are errors
                 self._tell()
                 del arrived[outcome.number]
@@ -213,36 +212,36 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             if not outcome.ended:
                 break
             epoch.settle()
-        if executor.eager:
-            self._fill(executor, epoch)  # before the batch is unpacked: no worker is to wait
+        self._fill(executor, epoch)  # before the batch is unpacked: no worker is to wait
         if tail:
             tail.given(epoch.place)
         if outcome.memory is not None or outcome.failure is not None:
             outcome.unpack()
         return outcome
 
-    def _fill(self, executor: Executor, epoch: Epoch) -> None:
+    def _fill(self, executor: Executor, epoch: Epoch, least: int = 0) -> None:
         """Submit tasks as long as there is room for them, and there are some.
 
-        Those that are given again need none: the first one may be what all others wait for.
+        ``least`` tasks of the epoch are to be outstanding, room or not. Those that are given again
+        need none: the first one may be what all others wait for.
         """
         ahead = self._ahead
         assert ahead is not None
         known = len(epoch.tasks) + len(ahead.tasks) - len(epoch.again)
         if epoch.given is not None:
             known -= 1
-        while epoch.again or (
-            known < executor.depth and not (executor.budgeted and executor.room(known) <= 0)
-        ):
+        room = executor.room(known)
+        while epoch.again or room > 0 or known < least:
             task = epoch.next_task()
             if task is None:
-                if not executor.eager or epoch.error is not None:
+                if room <= 0 or epoch.error is not None:
                     return
                 task = ahead.next_task(self._core.lookahead)
                 if task is None:
                     return
             executor.submit(task)
             known += 1
+            room -= 1
 
     def _in_turn(self, epoch: Epoch) -> Outcome | None:
         """Take out the outcome whose turn it is, if it has arrived."""
@@ -266,7 +265,6 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                 self._warn_of_ignored_share(made.divided)
             self._note_errors(outcome.number & POSITION, made)
         except Exception as error:  # of samples that cannot be read there are too many, say
-            let_handlers_through(error)
             return error
         return None
 
@@ -295,7 +293,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             timings.step = began - self._given
         made = outcome.made
         again = epoch.reads_streams and made is not None and made.state is None
-        core.note(timings, executor.measured, again)
+        core.note(timings, executor.workers, again)
         if not self._given:
             core.hear(epoch.start)  # the dataset may count its epochs itself
         self._given = given
@@ -312,7 +310,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         staged = self._copy.stage(batch)
         following, thread, given = None, self._thread, epoch.given
         tasks = [number for number in epoch.tasks if number != given]
-        while tasks and not executor.closed:
+        while tasks:
             if self._lines == 1:
                 following = self._arrived.get(tasks[0])
             else:
@@ -368,9 +366,6 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             page = executor.page
             if page is not None and not page.due:  # one that hangs at its first batch is seen, too
                 self._core.show(page, self)
-            waits: Any = thread or executor
-            waits.waiting = True
-        waits.waiting = False
         return executor  # type: ignore[no-any-return]
 
     def _let_go(self, reusable: bool) -> None:
@@ -394,26 +389,15 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
     def _broken_off(self, error: BaseException) -> None:
         """Bring things in order after an exception that is no batch's outcome."""
         with self._core.lock:
-            executor = self._executor
-            waits: Any = self._thread or executor
-            if waits is not None and waits.waiting:
-                waits.waiting = False
-                return  # nothing was broken into: the next ``next()`` goes on waiting
-            closed = self._closed or (executor is not None and executor.closed)
             if self._epoch is not None:
                 self._epoch.undo()
-                if executor is not None and executor.recovers:
-                    executor.call_off()
-                    self._epoch.restart_all(self._arrived)
-                else:
-                    # It is not known what its pipes hold.
-                    self._let_go(reusable=False)
+                self._let_go(reusable=False)  # it is not known what the executor was at
             _end_with_the_program()
             if isinstance(error, LoaderError):  # what was healed before it comes first
                 self._tell()
             elif isinstance(error, StopIteration):
                 raise LoaderError(_NO_END) from error
-            elif isinstance(error, PoolClosed) or (closed and not is_interruption(error)):
+            elif isinstance(error, PoolClosed) or (self._closed and isinstance(error, OSError)):
                 raise LoaderError(
                     "the loader was closed while a batch was awaited: iterate the loader again "
                     "[LL043]"
@@ -460,21 +444,21 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         return self._sample_errors
 
     @property
-    def unattended(self) -> Any:
+    def unattended(self) -> Workers | None:
         """The workers, if there are some that only :meth:`__next__` receives from."""
-        return None if self._thread is not None else self.pool
+        return None if self._thread is not None else self.workers
 
     @property
     def ready(self) -> int:
         """Batches that have been made and not asked for."""
         pinned = 0 if self._thread is None else self._thread.pinned
-        unread = 0 if self._executor is None else self._executor.unread
+        unread = 0 if self.workers is None else self.workers.unread
         return len(self._arrived) + pinned + unread
 
     @property
-    def pool(self) -> Any:
+    def workers(self) -> Workers | None:
         """The workers at this iterator's disposal."""
-        return None if self._executor is None else self._executor.pool
+        return None if self._executor is None else self._executor.workers
 
     # --- what is told ---
 
@@ -620,12 +604,12 @@ def _give_back(
         handed_on = False
         try:
             epoch.settle()
-            executor.stop()
-            if thread is not None and not executor.elsewhere:  # a forked copy has no thread
+            executor.wake()
+            if thread is not None:
                 ahead.arrived.update((each.number, each) for each in thread.left() if not each.lost)
         finally:
             page = executor.page
-            if page is not None and not executor.elsewhere:
+            if page is not None:
                 page.rest()
             handed_on = bool(ahead.tasks) and reusable and not epoch.tasks
             if not handed_on:

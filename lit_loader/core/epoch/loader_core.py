@@ -36,12 +36,13 @@ from lit_loader.core.epoch.epochs import Epochs, EpochStart, Said
 from lit_loader.core.epoch.iterator import LoaderIterator
 from lit_loader.core.epoch.seams import Seams
 from lit_loader.core.epoch.torch_surface import run_patches
-from lit_loader.core.executors.executor import Executor, Inline
+from lit_loader.core.executors.executor import Executor, Workers
+from lit_loader.core.executors.inline import Inline
 from lit_loader.core.executors.pipes import PoolClosed
 from lit_loader.core.executors.pool_executor import PoolExecutor
 from lit_loader.core.executors.process_start import default_context
-from lit_loader.core.executors.starters import WorkerProcess
 from lit_loader.core.executors.worker_pool import MOST_WORKERS, WorkerPool
+from lit_loader.core.executors.worker_process import WorkerProcess
 from lit_loader.core.options.checks import check_dataset
 from lit_loader.core.sampling.batch_plan import BatchPlan, distributed_sampler_of, lookahead
 from lit_loader.core.sampling.orders import shown_epoch
@@ -49,7 +50,7 @@ from lit_loader.core.sampling.sampler_view import ShownSamplers, is_share
 from lit_loader.core.seeding.bases import Bases, LoaderSeeds
 from lit_loader.core.seeding.find_generators import find_generators
 from lit_loader.core.state.position import Shards
-from lit_loader.core.system.interrupts import HeldBack, let_handlers_through
+from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.system.processors import AS_TORCH_SAYS, times_of_threads
 from lit_loader.core.transport import viewer_page
 from lit_loader.core.transport.viewer_page import ViewerPage
@@ -420,11 +421,10 @@ class LoaderCore:
         loader, start = self.loader, epoch.start
         if early is not None and loader.persistent_workers:
             self.pool, self._started_with = pool, self.options()
-        executor = PoolExecutor(pool, run.healer, self.depth, loader.memory_budget is not None)
+        budgeted, tasks = loader.memory_budget is not None, {} if begun is None else begun.tasks
+        executor = PoolExecutor(pool, run.healer, self.depth, budgeted, tasks)
         pool.patient, pool.waits = bool(loader.timeout), self.log.waits
         pool.page.begin_epoch(start.epoch, start.position.now().delivered)
-        if begun is not None:
-            executor.adopt(begun.tasks)
         return executor, begun
 
     def _claim_pool(
@@ -455,15 +455,11 @@ class LoaderCore:
 
     def give_back(self, executor: Any, begun: Ahead | None, reusable: bool) -> None:
         """Take workers back; those that are persistent go on, with what they have ``begun``."""
-        if (
-            executor.pool is None or not reusable or self.pool is not executor.pool
-        ):  # the loader has, or will have, others
-            executor.close()
-            self.of_process["makers"] = executor.makers if reusable else {}
-        elif begun is not None:
+        persistent = reusable and self.pool is not None and self.pool is executor.workers
+        if persistent and begun is not None:
             begun.token, self.begun = executor.token, begun
         else:
-            executor.call_off()
+            executor.close(keep_workers=persistent)
 
     def worker_seed(self, start: EpochStart) -> int:
         """Give what ``torch.initial_seed()`` is in worker 0: of the pass that has it started.
@@ -515,16 +511,6 @@ class LoaderCore:
             remote=remote,
             stall_warning=loader.stall_warning,
             stall=self.seams.stall,
-            # Under a budget idle workers are not to copy what waits at its home.
-            steady=loader.persistent_workers
-            and loader.memory_budget is None
-            and self.plan is not None
-            and self.plan.is_steady,
-            batches=len(self.plan)
-            if self.plan is not None
-            and self.plan.is_computed
-            and not (loader.persistent_workers or self.auto)
-            else None,
         )
         pool.of_readers = self.iterable
         return pool
@@ -546,7 +532,7 @@ class LoaderCore:
     def end_idle_workers(self) -> None:
         """End the persistent workers that no iterator has."""
         with self.lock:
-            if not any(run.pool for run in self.alive()):
+            if not any(run.workers for run in self.alive()):
                 self._end_workers()
 
     def alive(self) -> list[LoaderIterator[Any]]:
@@ -563,12 +549,12 @@ class LoaderCore:
     def _holder(self) -> LoaderIterator[Any] | None:
         """The iterator that has the persistent workers; None: it is over, or there are none."""
         pool = self.pool
-        return next((run for run in self.alive() if pool is not None and run.pool is pool), None)
+        return next((run for run in self.alive() if pool is not None and run.workers is pool), None)
 
     def workers(self, iterator: LoaderIterator[Any]) -> list[WorkerProcess]:
         """The processes of the workers that are an iterator's, or idle, for others to watch."""
-        pool = iterator.pool or self._idle()
-        return [] if pool is None or pool.closed else pool.workers.twins
+        workers = iterator.workers or self._idle()
+        return [] if workers is None else workers.processes
 
     def close(self) -> None:
         """End the workers, and the iterators that have some."""
@@ -592,7 +578,7 @@ class LoaderCore:
         being given workers just then compares the count of resizes.
         """
         loader = self.loader
-        running = any(run.pool for run in self.alive())
+        running = any(run.workers for run in self.alive())
         _check_resize(num_workers, self.why_not_resized(), running)
         if prefetch_factor is None and num_workers and loader.prefetch_factor is None:
             prefetch_factor = DEFAULT_PREFETCH
@@ -604,8 +590,8 @@ class LoaderCore:
             return
         self._tell_size()
         self._resize_here()
-        pools = {*filter(None, [*(run.pool for run in self.alive()), self.pool])}
-        self.cap_workers(min((pool.num_workers for pool in pools), default=num_workers))
+        workers = {*filter(None, [*(run.workers for run in self.alive()), self.pool])}
+        self.cap_workers(min((each.num_workers for each in workers), default=num_workers))
 
     def _tell_size(self) -> None:
         """Tell all that have workers how many there are to be, and how many batches ahead."""
@@ -639,11 +625,11 @@ class LoaderCore:
 
     # --- records ---
 
-    def note(self, record: Timings, pool: WorkerPool | None = None, again: bool = False) -> None:
+    def note(self, record: Timings, workers: Workers | None = None, again: bool = False) -> None:
         """Record a batch that is given out; and have another number of workers, if that helps.
 
-        ``pool``: who makes batches; None: they are gone. ``again``: a reader that moves reads again
-        what it has given.
+        ``workers``: who makes batches; None: they are gone. ``again``: a reader that moves reads
+        again what it has given.
         """
         log = self.log
         log.records.append(record)
@@ -653,12 +639,12 @@ class LoaderCore:
         if log.threads is None and len(log.records) >= _FEW:
             log.threads = times_of_threads()
         auto = self.auto
-        if auto is None or record.worker < 0 or not auto.add(record, again) or pool is None:
+        if auto is None or record.worker < 0 or not auto.add(record, again) or workers is None:
             return  # what this process has made itself says nothing of workers
         loader, plan, name = self.loader, self.plan, type(self.dataset).__name__
         # More workers than readers, or than an epoch has batches, would have nothing to do.
         most = self.readers if plan is None else len(plan) if plan.is_computed else 0
-        if auto.decide(pool, name, loader.memory_budget, most, loader.concurrent_reads):
+        if auto.decide(workers, name, loader.memory_budget, most, loader.concurrent_reads):
             self._tell_size()
 
     def show(self, page: ViewerPage, run: LoaderIterator[Any]) -> None:
@@ -669,12 +655,11 @@ class LoaderCore:
         if not first:
             try:
                 figures = self.seams.figures(self, page.row[viewer_page.EPOCH], now)
-            except Exception as error:  # of the user's: the repr of a slow sample's index
-                let_handlers_through(error)
+            except Exception:  # of the user's: the repr of a slow sample's index
                 return
         page.write(figures or self._shown_at_first(), run.ready, now)
-        if run.pool is not None:
-            self.seams.look_at_workers(self, run.pool, now / 1e9)
+        if run.workers is not None:
+            self.seams.look_at_workers(self, run.workers, now / 1e9)
 
     def _shown_at_first(self) -> dict[str, Any]:
         """What viewers are shown before the first second is over: nothing is summed up for it."""

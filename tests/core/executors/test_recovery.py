@@ -180,7 +180,7 @@ def test_workers_that_had_sent_their_batch_did_not_die_of_it(tmp_path: Path) -> 
     [
         ("SIGKILL", ["was killed by SIGKILL, ", "MiB at most", "memory"]),
         ("SIGSEGV", ["was killed by SIGSEGV, by a crash in native", "in string_at", "in sample"]),
-        ("SIGVTALRM", ["was killed by SIGVTALRM, whose sender"]),
+        ("SIGSYS", ["was killed by SIGSYS, whose sender"]),
         ("SIGABRT", ["was killed by SIGABRT, by native code"]),
         ("_exit", ["exited by itself with code 7: something in the dataset"]),
         ("_exit 0", ["exited by itself with code 0"]),
@@ -307,7 +307,7 @@ def test_stopped_while_idle_in_mid_epoch() -> None:
     """Nothing is due from a worker that has no task; when there is one, it is missed."""
     iterator = iter(DataLoader(range(20), num_workers=1, timeout=0.5))
     found = [int(next(iterator))]
-    pool = iterator.pool
+    pool = iterator.workers
     until(lambda: pool._board.read(0).stage == Stage.IDLE and pool.unread == 2)  # all that it had
     os.kill(pool.workers.pids[0], signal.SIGSTOP)
     with told(1) as texts:
