@@ -628,10 +628,6 @@ class DataLoader(_TorchLoader[T_co]):
         self.check_worker_number_rationality()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if self.__initialized and name not in self.__dict__ and name[0] != "_":
-            from lit_loader import old_names  # which programs of today need not have
-
-            name = old_names.current_name(self, name)
         if self.__initialized and name in FIXED:
             raise OptionError(
                 f"{name} cannot be changed once the loader is built, "
@@ -650,13 +646,6 @@ class DataLoader(_TorchLoader[T_co]):
         # reach: torch: its loader sets it when it is made, and Lightning when it has renewed one
         if name == "_DataLoader__initialized" and value:
             self._core.make_plan()
-
-    if not TYPE_CHECKING:  # which is to find what is misspelt
-
-        def __getattr__(self, name: str) -> Any:
-            from lit_loader import old_names  # of which this is one, or it is none
-
-            return old_names.attribute(self, name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_core": copy.copy(self._core)}

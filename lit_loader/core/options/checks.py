@@ -16,7 +16,7 @@ import operator
 import re
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import MappingProxyType
@@ -87,30 +87,15 @@ class UnknownOptionError(OptionError, TypeError):
     """Such as Python raises for an unknown keyword."""
 
 
-def renamed(
-    options: Mapping[str, Any], known: Collection[str], unset: Mapping[str, Any] = _NOTHING
-) -> dict[str, Any]:
-    """Give options under the names that they have now: see `old_names.renamed`."""
-    if all(name in known for name in options):
-        return dict(options)
-    from lit_loader import old_names  # which programs of today need not have
+def known_keywords(init: _Init, elsewhere: Mapping[str, str] = _NOTHING) -> _Init:
+    """Have a constructor name the nearest keyword for one that there is not.
 
-    return old_names.renamed(options, known, unset)
-
-
-def known_keywords(
-    init: _Init, elsewhere: Mapping[str, str] = _NOTHING, unset: Mapping[str, Any] = _NOTHING
-) -> _Init:
-    """Have a constructor take old names, and name the nearest keyword for one that there is not.
-
-    ``elsewhere`` says where those are to be passed that belong somewhere else; for ``unset`` see
-    `renamed`.
+    ``elsewhere`` says where those are to be passed that belong somewhere else.
     """
     known = [*inspect.signature(init).parameters]
 
     @functools.wraps(init)  # whose signature is shown, and completed by editors
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        kwargs = renamed(kwargs, known, unset)
         try:
             for name in kwargs:
                 if name in elsewhere and name not in known:
@@ -222,10 +207,6 @@ def path(name: str, value: Any) -> Path:
 def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
     """Check a string that must be one of a few."""
     choices = tuple(choices)
-    if isinstance(value, str) and value not in choices:
-        from lit_loader import old_names  # as in renamed
-
-        value = old_names.current_value(name, plain(value))
     if not isinstance(value, str) or value not in choices:
         refuse(name, f"one of {', '.join(map(repr, choices))}", value)
     return plain(value)  # type: ignore[no-any-return]

@@ -222,10 +222,6 @@ class LoaderState:
         say. A StateError names the first field, by name, that differs, and both values.
         """
         saved = self.fingerprint
-        if not saved.keys() <= fingerprint.keys():
-            from lit_loader import old_names  # which most states have none of
-
-            saved = old_names.saved(saved, fingerprint)
         names = (saved.keys() | fingerprint.keys()) - set(elastic)
         # num_shards first: without it, the ranks differ too.
         for name in sorted(names, key=lambda name: (name != COUNT, name)):
