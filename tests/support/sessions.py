@@ -1,4 +1,4 @@
-"""Programs that lead a session of their own, so that a test can signal all of it and see its end."""
+"""Programs that lead a session of their own: a test can signal all of it, and see its end."""
 
 import contextlib
 import os

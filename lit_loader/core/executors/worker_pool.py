@@ -281,17 +281,13 @@ class WorkerPool:
         """The worker that a task is to be sent to now; None: it has to wait."""
         if self._homes is not None:
             return self._by_number.get(self._homes.home(position_of(task.number)))
-        found, most, home = None, 0, position_of(task.number) % max(1, self.num_workers)
+        found, most, home = None, 1, position_of(task.number) % max(1, self.num_workers)
         for worker in self._by_number.values():
             credit = self._credit if worker.credit is None else worker.credit
             # Of several with as much room the same one in each epoch, for what a dataset keeps.
             room = 2 * (credit - worker.owed) + (worker.number == home)
             # What is called off is dropped soon; if not, it is not to add up.
-            if (
-                room > max(1, most)
-                and len(worker.queue) < _DROPPED_SOON * credit
-                and not worker.leaving
-            ):
+            if room > most and len(worker.queue) < _DROPPED_SOON * credit and not worker.leaving:
                 found, most = worker, room
         return found
 
