@@ -272,6 +272,8 @@ class _AddOns(Seams):
         return fork_dangers(core.dataset, core.loader.worker_init_fn, num_workers > 1)
 
     def look_at_workers(self, core: Any, pool: Any, now: float) -> None:
+        if not pool.processes:
+            return
         if pool.growth is None and now >= pool.began + _SETTLING:
             from lit_loader.diagnostics.growth import Growth
 
@@ -584,10 +586,6 @@ class DataLoader(_TorchLoader[T_co]):
         self.check_worker_number_rationality()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if self.__initialized and name not in self.__dict__ and name[0] != "_":
-            from lit_loader import old_names  # which programs of today need not have
-
-            name = old_names.current_name(self, name)
         if self.__initialized and name in FIXED:
             raise OptionError(
                 f"{name} cannot be changed once the loader is built, "
@@ -609,13 +607,6 @@ class DataLoader(_TorchLoader[T_co]):
         if name == "_DataLoader__initialized" and value:
             self._core.make_plan()
 
-    if not TYPE_CHECKING:  # which is to find what is misspelt
-
-        def __getattr__(self, name: str) -> Any:
-            from lit_loader import old_names  # of which this is one, or it is none
-
-            return old_names.attribute(self, name)
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_core": copy.copy(self._core)}
 
@@ -630,7 +621,7 @@ class DataLoader(_TorchLoader[T_co]):
             return self.__dict__["_iterator"]
         if "_core" not in self.__dict__ or not self.persistent_workers:
             return None
-        connected = [run for run in self._core.keeper.alive() if run.pool is not None]
+        connected = [run for run in self._core.keeper.alive() if run.workers is not None]
         return connected[0] if connected else self._core.keeper.idle_iterator()
 
     @_iterator.setter

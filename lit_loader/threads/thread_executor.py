@@ -34,7 +34,6 @@ import time
 import traceback
 import weakref
 from collections import deque
-from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -47,8 +46,8 @@ from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.timings import Timings
 from lit_loader.core.batch.worker_info import WorkerInfo, show
-from lit_loader.core.executors.executor import Executor, Task, failure
-from lit_loader.core.executors.outcome import Outcome
+from lit_loader.core.executors.executor import Executor, Task, Workers
+from lit_loader.core.executors.outcome import Outcome, failure
 from lit_loader.core.seeding.find_generators import find_generators
 from lit_loader.core.seeding.global_states import GlobalStates
 from lit_loader.core.seeding.seeds import of_thread
@@ -203,14 +202,16 @@ class _Desk:
 class ThreadExecutor(Executor):
     """The threads of a loader, for the pass ``start``."""
 
-    eager = True
-    workers: Any = SimpleNamespace(pids=())  # for `AutoWorkers`: it has no processes
+    processes: list[Any] = []  # noqa: RUF012  # it has none
+    memory = (0, 0)
 
     def __init__(self, core: Any, start: Any) -> None:
         answer_threads()
         collate_privately()
         loader, count = core.loader, core.loader.num_workers or 1  # 0: from the next iterator on
-        self.depth, self._strict = max(1, core.depth), bool(loader.check_determinism)
+        self._depth: int = max(1, core.depth)
+        self._strict = bool(loader.check_determinism)
+        self._kept = core.of_process
         self._persistent = loader.persistent_workers
         self._desk = desk = _Desk(core.spec(), core.worker_seed(start), count, _kept_by(core))
         nbytes = round_up(board_bytes(max(_ROWS, count)) + PAGE_BYTES)
@@ -243,7 +244,7 @@ class ThreadExecutor(Executor):
 
     def room(self, outstanding: int) -> int:
         """As many as are ahead at most."""
-        return self.depth - outstanding
+        return self._depth - outstanding
 
     def receive(self, timeout: float | None = None) -> Outcome | None:
         """Wait for an outcome; a WorkerTimeoutError if a thread hangs."""
@@ -266,7 +267,6 @@ class ThreadExecutor(Executor):
     def _take(self, timeout: float | None) -> Outcome | None:
         desk, stall, waits = self._desk, None, self._waits_of_threads
         now, waited = time.monotonic(), 0.0
-        self.waiting = True
         while not desk.done and not self._stopping:
             before, now = now, time.monotonic()
             waited += min(now - before, _LONGEST_LOOK)  # not the time of a Ctrl-Z
@@ -282,7 +282,6 @@ class ThreadExecutor(Executor):
             except queue.Empty:
                 if min(looks) == left:
                     waits.look(self._fetching(), threads=True)
-        self.waiting = False
         if desk.bell.qsize():  # that of an outcome which nobody has waited for
             desk.bell.get()
         return desk.done.popleft() if desk.done else None
@@ -330,7 +329,6 @@ class ThreadExecutor(Executor):
             row = worker.row
             seconds = (time.monotonic_ns() - row.since) / 1e9
             if row.stage in (*Stage.BUSY, Stage.INITIALISING) and seconds >= self._timeout:
-                self.waiting = False  # this is the executor's end
                 raise WorkerTimeoutError(
                     f"worker thread {worker.number} has been {worker.doing(row)} for "
                     f"{seconds:.1f} s, timeout={self._timeout:g}: a thread cannot "
@@ -374,36 +372,33 @@ class ThreadExecutor(Executor):
     def resize(self, num_workers: int, depth: int) -> None:
         """Have another number of threads; from any thread."""
         with self._lock:
-            desk, self.depth = self._desk, depth
+            desk, self._depth = self._desk, depth
             desk.count = desk.board.workers = num_workers
             desk.most = max(desk.most, num_workers)
             for _ in range(0 if desk.readers else len(desk.workers) - num_workers):
                 desk.queue_of(0).put(None)
 
-    def call_off(self) -> None:
-        """End: the next iterator has threads of its own."""
-        self.close()
-
-    def stop(self) -> None:
+    def wake(self) -> None:
         """Let a `receive` in another thread end."""
         self._stopping = True
-        if not self.elsewhere:
-            self._desk.bell.put(None)
+        self._desk.bell.put(None)
 
-    def close(self) -> None:
+    def close(self, keep_workers: bool = False) -> None:
         """End the threads; one that is in the midst of a sample ends behind it."""
-        if self.elsewhere or self._desk.closed:
+        if self.closed:
             return
+        if self._persistent and not self._desk.spec.shards:  # those of shards begin anew
+            self._kept["makers"] = self._desk.makers
         self._file = None
         if self.page is not None:
             self.page.close()
         _end(self._desk)
 
-    # --- what `AutoWorkers` asks a pool ---
+    # --- what is seen from outside ---
 
     @property
-    def measured(self) -> Any:
-        """This, whose batches say how many threads there should be."""
+    def workers(self) -> Workers:  # type: ignore[override]
+        """The threads."""
         return self
 
     @property
@@ -417,24 +412,17 @@ class ThreadExecutor(Executor):
         return len(self._desk.workers) >= self._desk.count
 
     @property
-    def makers(self) -> dict[int, Any]:  # type: ignore[override]
-        """What persistent threads leave to others; readers of ``num_shards`` begin anew."""
-        return self._desk.makers if self._persistent and not self._desk.spec.shards else {}
+    def closed(self) -> bool:
+        """Whether it makes no more batches, or this is a forked copy, in which no thread is."""
+        return self._desk.closed or self._desk.pid != os.getpid()
 
     @property
-    def elsewhere(self) -> bool:  # type: ignore[override]
-        """Whether this is a forked copy, in which no thread is."""
-        return self._desk.pid != os.getpid()
-
-    @property
-    def closed(self) -> bool:  # type: ignore[override]
-        """Whether it makes no more batches."""
-        return self._desk.closed or self.elsewhere
-
-    @property
-    def unread(self) -> int:  # type: ignore[override]
+    def unread(self) -> int:
         """Outcomes that were not received yet."""
         return len(self._desk.done)
+
+    def adapt(self) -> None:
+        """Leave it to the next `receive`, which starts threads that are missing."""
 
 
 class _Worker:

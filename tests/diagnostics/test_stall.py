@@ -126,7 +126,7 @@ def test_a_worker_that_somebody_has_stopped() -> None:
     loader = DataLoader(Rows(100, 1), num_workers=1, stall_warning=1, prefetch_factor=1)
     iterator = iter(loader)
     next(iterator)
-    [pid] = iterator.pool.workers.pids  # type: ignore[attr-defined]
+    [pid] = iterator.workers.workers.pids  # type: ignore[attr-defined]
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(StallWarning, match="it is stopped by a signal"):
         ints(iterator)

@@ -738,7 +738,7 @@ def test_auto_sets_the_number_of_threads(data: Any) -> None:
     found = [batch.tolist() for _ in range(2) for batch in loader]
     plain: Any = make(collate_fn=lambda samples: torch.as_tensor(samples[0]))
     assert found == [batch.tolist() for _ in range(2) for batch in plain]
-    assert loader.num_workers > 2, loader.statistics().why_so_many
+    assert loader.num_workers > 2, loader.statistics().num_workers_reason
 
 
 def test_statistics_are_those_of_threads() -> None:

@@ -36,8 +36,9 @@ from lit_loader.core.epoch.passes import Pass, Passes
 from lit_loader.core.epoch.seams import Seams
 from lit_loader.core.epoch.torch_surface import run_patches
 from lit_loader.core.epoch.worker_keeper import WorkerKeeper
-from lit_loader.core.executors.executor import Inline
-from lit_loader.core.executors.worker_pool import MOST_WORKERS, WorkerPool
+from lit_loader.core.executors.executor import Workers
+from lit_loader.core.executors.inline import Inline
+from lit_loader.core.executors.worker_pool import MOST_WORKERS
 from lit_loader.core.options.checks import check_dataset
 from lit_loader.core.sampling.batch_plan import BatchPlan, distributed_sampler_of
 from lit_loader.core.sampling.sampler_view import ShownSamplers, is_share
@@ -290,7 +291,7 @@ class LoaderCore:
         """Make and begin the iterator that the next ``iter(loader)`` returns."""
         loader = self.loader
         with self.lock:
-            busy = any(run.pool for run in self.keeper.alive())
+            busy = any(run.workers for run in self.keeper.alive())
             if self._started or busy or not (loader.num_workers or loader.num_remote_workers):
                 return
             before, made = self.passes.of_copy(self.seeds), self.iterator()
@@ -415,7 +416,7 @@ class LoaderCore:
         being given workers just then compares the count of resizes.
         """
         loader, keeper = self.loader, self.keeper
-        running = any(run.pool for run in keeper.alive())
+        running = any(run.workers for run in keeper.alive())
         _check_resize(num_workers, self.why_not_resized(), running)
         if prefetch_factor is None and num_workers and loader.prefetch_factor is None:
             prefetch_factor = DEFAULT_PREFETCH
@@ -438,10 +439,10 @@ class LoaderCore:
 
     # --- records ---
 
-    def note(self, record: Timings, pool: WorkerPool | None = None, again: bool = False) -> None:
+    def note(self, record: Timings, workers: Workers | None = None, again: bool = False) -> None:
         """Record a batch that is given out; and change the number of workers, if that helps.
 
-        ``pool``: who makes batches; None: they are gone. ``again``: a reader that moves replays
+        ``workers``: who makes batches; None: they are gone. ``again``: a reader that moves replays
         what it has given.
         """
         log = self.log
@@ -452,12 +453,12 @@ class LoaderCore:
         if log.threads is None and len(log.records) >= _FEW:
             log.threads = times_of_threads()
         auto = self.auto
-        if auto is None or record.worker < 0 or not auto.add(record, again) or pool is None:
+        if auto is None or record.worker < 0 or not auto.add(record, again) or workers is None:
             return  # what this process has made itself says nothing of workers
         loader, plan, name = self.loader, self.plan, type(self.dataset).__name__
         # More workers than readers, or than an epoch has batches, would have nothing to do.
         most = self.readers if plan is None else len(plan) if plan.is_computed else 0
-        if auto.decide(pool, name, loader.memory_budget, most, loader.read_threads):
+        if auto.decide(workers, name, loader.memory_budget, most, loader.read_threads):
             self.keeper.announce_size()
 
     def show(self, page: ViewerPage, run: LoaderIterator[Any]) -> None:
@@ -471,8 +472,8 @@ class LoaderCore:
             except Exception:  # of the user's: the repr of a slow sample's index
                 return
         page.write(figures or self._shown_at_first(), run.ready, now)
-        if run.pool is not None:
-            self.seams.look_at_workers(self, run.pool, now / 1e9)
+        if run.workers is not None:
+            self.seams.look_at_workers(self, run.workers, now / 1e9)
 
     def _shown_at_first(self) -> dict[str, Any]:
         """Return what viewers are shown before the first second is over."""

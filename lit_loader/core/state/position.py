@@ -85,6 +85,10 @@ class PassPosition:
     """The position of an iterator, kept up to date by it. For a stream see `StreamPosition`."""
 
     def __init__(self, start: Position) -> None:
+        self.begin_at(start)
+
+    def begin_at(self, start: Position) -> None:
+        """Begin here, with nothing yielded yet."""
         self.start = start
         self._batches, self._ahead = start.batches, set(start.ahead)
         self._samplers: dict[int, Any] = {start.batches: start.sampler}
