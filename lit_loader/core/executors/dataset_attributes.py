@@ -7,7 +7,7 @@ Its plain attributes are restored; of the others it is known which were replaced
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 _MOST_PARTS: Final = 100
 """Datasets within datasets whose attributes are looked at."""
@@ -19,9 +19,9 @@ class DatasetAttributes:
     Plain ones are numbers, strings, booleans, None, and tuples of these.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: object) -> None:
         self._dataset = dataset
-        self._plain: dict[str, dict[str, Any]] = {}
+        self._plain: dict[str, dict[str, object]] = {}
         self._others: dict[str, int] = {}  # by their paths: their ids, which keep nothing alive
         for name, attributes in _parts(dataset):
             plain = {key: value for key, value in attributes.items() if _is_plain(value)}
@@ -42,9 +42,9 @@ class DatasetAttributes:
         return sorted(path for path, value in now.items() if self._others.get(path, value) != value)
 
 
-def _parts(dataset: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parts(dataset: object) -> Iterator[tuple[str, dict[str, object]]]:
     """Yield the path and the attributes of a dataset, and of each that it wraps."""
-    found: list[tuple[str, Any]] = [("dataset", dataset)]
+    found: list[tuple[str, object]] = [("dataset", dataset)]
     seen: set[int] = set()
     while found and len(seen) < _MOST_PARTS:
         name, part = found.pop()
@@ -59,7 +59,7 @@ def _parts(dataset: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             found += ((f"{name}.datasets[{number}]", each) for number, each in enumerate(several))
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     if type(value) is tuple:
         return all(map(_is_plain, value))
     return value is None or type(value) in (bool, int, float, str)

@@ -18,9 +18,10 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final, Protocol
 
-from lit_loader.core.executors.outcome import Outcome, WorkerDeath
+from lit_loader.core.executors.executor import Task
+from lit_loader.core.executors.outcome import FewerWorkers, Outcome, WorkerDeath
 from lit_loader.core.executors.worker_pool import WorkerPool
 from lit_loader.core.executors.worker_process import Notice
 from lit_loader.core.transport.messages import position_of
@@ -56,6 +57,22 @@ _ADVICE: Final = {
 }
 
 
+class DeathMessages(Protocol):
+    """What `Seams` say of a worker that died or hung (`diagnostics/death_messages.py`)."""
+
+    def explain(
+        self,
+        pool: WorkerPool,
+        death: WorkerDeath,
+        task: Task | None,
+        waited: tuple[float, float] | None = None,
+    ) -> str:
+        """Say how a worker came to its end, why, and what to do."""
+
+    def fewer_workers(self, pool: WorkerPool, death: WorkerDeath) -> FewerWorkers | None:
+        """Return a notice if there are to be fewer workers from now on."""
+
+
 class Healer:
     """Replaces workers that died or hang, within a budget of ``max_restarts``.
 
@@ -64,7 +81,7 @@ class Healer:
     """
 
     def __init__(
-        self, max_restarts: int, timeout: float | None, iterable: bool, seams: Any
+        self, max_restarts: int, timeout: float | None, iterable: bool, seams: DeathMessages
     ) -> None:
         self._seams = seams
         self._max_restarts, self._charged = max_restarts, 0
@@ -74,7 +91,7 @@ class Healer:
         self._suspect: tuple[int, BoardRow] | None = None  # where the last look found a worker
         self._due, self._resumed = float("inf"), 0.0  # the next look; the end of the last pause
         self._iterable = iterable
-        self.assigned: Mapping[int, Any] = {}  # the tasks in flight, by number; for messages
+        self.assigned: Mapping[int, Task] = {}  # the tasks in flight, by number; for messages
         self.restarts = 0  # workers replaced so far
         self.notices: deque[Notice] = deque()  # texts for the consumer, of what was replaced
 
@@ -111,6 +128,7 @@ class Healer:
                 pool.workers.end_stopped_relay()
             return None
         worker, seconds = hanging
+        assert self.timeout is not None
         first = pool.workers.forks and pool.is_at_its_first(worker)
         # Those that were forked at the same time may all wait for the same lock, and count as one.
         together = first and not pool.is_successor(worker)

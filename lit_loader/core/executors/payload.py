@@ -51,7 +51,7 @@ class Links:
         )
 
 
-def freeze_spec(spec: Any, policy: Policy) -> Frozen:
+def freeze_spec(spec: BatchSpec, policy: Policy) -> Frozen:
     """Take the user's objects apart.
 
     Raises:
@@ -96,7 +96,7 @@ class Payload:
 
         A TransportError that names the option and the place in it, if something cannot be pickled.
         """
-        if not self._fds:
+        if not self._fds and self._spec is not None:
             from lit_loader.core.transport.dataset_pickle import Policy
 
             frozen = freeze_spec(self._spec, Policy.workers(main_is_importable()))

@@ -23,10 +23,9 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
-from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -36,9 +35,6 @@ from lit_loader.core.system.fork_guard import unguarded_fork
 from lit_loader.core.system.linux import open_process
 from lit_loader.core.system.signals import SENT_TO_ALL, handled
 from lit_loader.errors import LoaderError
-
-_ENDING: Final = 5.0
-"""Seconds that a fork server is given which refuses connections, and so is about to end."""
 
 _starting = threading.RLock()
 """Held by the thread that starts a process: much is set for all threads meanwhile."""
@@ -163,25 +159,6 @@ def _start_fork_server(context: BaseContext) -> None:
             f"the temporary directory {tempfile.gettempdir()}. Set TMPDIR to a shorter one, or "
             "multiprocessing_context='spawn' [LL020]"
         ) from error
-
-
-def await_end_of_fork_server() -> None:
-    """Wait until Python's fork server, which did not answer, is seen to have ended.
-
-    Until then ``multiprocessing`` takes it to be running, and starts no other.
-    """
-    from multiprocessing import forkserver
-
-    # reach: python: nothing else gives the fork server's process id
-    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    if pid is None:
-        return
-    with contextlib.suppress(OSError):  # no pidfds here; it has ended already
-        server = open_process(pid)
-        try:
-            wait_for([server], _ENDING)
-        finally:
-            os.close(server)
 
 
 @contextlib.contextmanager

@@ -38,6 +38,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from typing import Any, Final
@@ -45,8 +46,10 @@ from typing import Any, Final
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.executors.outcome import FewerWorkers, Outcome
 from lit_loader.core.executors.pipes import Ended, Pipes
+from lit_loader.core.executors.reader_assignment import ReaderHomes
+from lit_loader.core.executors.stall_watch import LONGEST_LOOK, Stall, StallWatch
 from lit_loader.core.executors.worker_process import WorkerProcess
-from lit_loader.core.executors.worker_set import WorkerSet, explain_limit
+from lit_loader.core.executors.worker_set import Relays, WorkerSet, explain_limit
 from lit_loader.core.seeding.seeds import PassSeeds
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.system.worker_waits import WorkerWaits
@@ -89,12 +92,6 @@ _STRAGGLING: Final = 0.001
 """Seconds that the consumer waits before idle workers copy what is queued behind others' tasks."""
 
 _FOR_EVER: Final = float("inf")
-
-_LONGEST_LOOK: Final = 1.0
-"""Seconds between two looks while nothing comes; one that comes later was held up itself."""
-
-_SECOND_STALL: Final = 10
-"""Times ``stall_warning`` after which a stall is told of once more."""
 
 _STUCK: Final = 20.0
 """Seconds without a batch after which a forked worker that is not up is stuck; it takes
@@ -163,8 +160,8 @@ class WorkerPool:
         memory_budget: Bytes of shared memory to stay within, None for no limit.
         remote: Starts the process that stands for workers elsewhere; None: there are none. It gets
             no reader's tasks.
-        stall_warning: Seconds of waiting without a batch that are told of; 0: none are.
-        stall: Called with the pool at half of that; gives what tells of it, see `Seams.stall`.
+        stall_warning: Seconds of waiting without a batch after which that is reported; 0: never.
+        stall: Called with the pool at half of that; returns what reports it, see `Seams.stall`.
 
     Raises:
         LoaderError: No worker can be started from here, or there is no memory.
@@ -179,9 +176,9 @@ class WorkerPool:
         seed: int,
         turns: int,
         memory_budget: int | None = None,
-        remote: Any = None,
+        remote: Relays | None = None,
         stall_warning: float = 0.0,
-        stall: Any = None,
+        stall: Callable[[WorkerPool], Stall | None] | None = None,
     ) -> None:
         if multiprocessing.current_process().daemon:
             raise LoaderError(
@@ -207,14 +204,7 @@ class WorkerPool:
         self._due = self._resized = False
         self._idle = False  # whether a worker may have nothing to do
         self._dead: int | None = None  # the sentinel of a worker that is gone
-        # Seconds of waiting without a batch that are told of, and how many there are; replies and
-        # time when that was looked at last.
-        limits = stall_warning, _SECOND_STALL * stall_warning
-        self._stall_limits = [*filter(None, limits)]
-        self._stalled = self._watched = 0.0
-        self._answered = -1
-        self._stall_of: Any = stall
-        self._stall: Any = None
+        self._stall = StallWatch(stall_warning, stall)
         # What looks at the workers' memory (`Seams.look_at_workers`), and since when there are any.
         self.growth: Any = None
         self.began = time.monotonic()
@@ -234,19 +224,13 @@ class WorkerPool:
                 # What viewers in other processes are shown of the loader.
                 self.page = ViewerPage(arena.board, 0 if remote is None else relay + 1)
                 pipes = self.pipes = Pipes()  # what they are talked to by
+                self._homes = ReaderHomes(turns, num_workers) if turns else None
+                board.token, board.workers = self.token, num_workers
                 workers = self.workers = WorkerSet(arena, board, pipes, at_end=self.page.close)
                 self._finalizer = weakref.finalize(self, workers.close, unnoticed=True)
                 pipes.begin()
-                self._homes: Any = None
-                if turns:
-                    from lit_loader.core.executors.reader_assignment import (
-                        ReaderHomes,  # of those who take some
-                    )
-
-                    self._homes = ReaderHomes(turns, num_workers)
-                board.token, board.workers = self.token, num_workers
                 workers.prepare(spec, num_workers, context, seed, remote, relay)
-                self.notices = workers.notices  # for the consumer, of how workers were started
+                self.notices = workers.notices  # for the consumer
                 self._start_more()
         except BaseException as error:
             if hasattr(self, "_finalizer"):
@@ -427,33 +411,24 @@ class WorkerPool:
         pause = self.waits.left()
         if (came := self.pipes.wait(min(seconds, pause))) is None and pause < seconds:
             self.waits.look(self.workers.pids)
-            came = self.pipes.wait(min(seconds, _LONGEST_LOOK) - pause)
+            came = self.pipes.wait(min(seconds, LONGEST_LOOK) - pause)
         return came
 
     def _watch(self) -> None:
-        """Tell of a stall; called when nothing has come for a second, or less, of waiting.
+        """Note that nothing has come for a second, or less, of waiting.
 
         Raises:
             WorkerDeath: A worker that was forked does not come up, and was ended.
         """
-        now = time.monotonic()
-        answered = sum(hand.places - len(hand.queue) for hand in self._by_number.values())
-        if answered != self._answered:
-            self._answered, self._stalled, self._stall = answered, 0.0, None
-        self._stalled += min(now - self._watched, _LONGEST_LOOK)  # not the time of a Ctrl-Z
-        self._watched = now
-        if self._stalled >= _STUCK and self.workers.forks and self.workers.starting:
-            self._stalled = 0.0
-            death = self.workers.end(min(self.workers.starting))
+        self._stall.look(
+            self, sum(hand.places - len(hand.queue) for hand in self._by_number.values())
+        )
+        workers = self.workers
+        if workers.forks and workers.starting and self._stall.seconds >= _STUCK:
+            self._stall.seconds = 0.0
+            death = workers.end(min(workers.starting))
             death.stuck = True
             raise death
-        limit = self._stall_limits[0] if self._stall_limits else _FOR_EVER
-        if self._stalled >= limit / 2:
-            self._stall = self._stall or self._stall_of(self)
-            if self._stalled >= limit:
-                del self._stall_limits[0]
-                if self._stall is not None:
-                    self._stall.tell(self, self._stalled)
 
     def packed_indices(self, number: int) -> bytes:
         """The packed indices of a task without an outcome; b"": there are none."""

@@ -20,7 +20,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from lit_loader.core.executors.main import worker_main
 from lit_loader.core.executors.payload import Links, Payload
 from lit_loader.core.executors.process_start import (
-    await_end_of_fork_server,
     importable_main,
     quiet_start,
 )
@@ -126,23 +125,6 @@ def start_worker(context: BaseContext, links: Links, payload: Payload) -> Worker
     """
     if context.get_start_method() != "fork":
         payload.prepare()
-    try:
-        try:
-            return _start(context, links, payload)
-        except _SERVER_GONE:
-            # Python's fork server has just been killed; the next start makes another.
-            await_end_of_fork_server()
-            return _start(context, links, payload)
-    except _SERVER_GONE as error:
-        raise LoaderError(
-            f"Worker {links.worker} cannot be started: Python's fork server, which starts it, was "
-            f"killed or does not answer ({type(error).__name__}: {error}). If there is output of "
-            'its own above, put what a script does under `if __name__ == "__main__":`; if not, '
-            "iterate the loader again, or set multiprocessing_context='spawn' [LL018]"
-        ) from error
-
-
-def _start(context: BaseContext, links: Links, payload: Payload) -> WorkerProcess:
     process = context.Process(  # type: ignore[attr-defined]
         target=worker_main,
         args=(links, payload),
@@ -150,8 +132,17 @@ def _start(context: BaseContext, links: Links, payload: Payload) -> WorkerProces
         daemon=True,
     )
     _check_room_for_files()
-    with importable_main(), quiet_start(context):
-        process.start()
+    try:
+        with importable_main(), quiet_start(context):
+            process.start()
+    except _SERVER_GONE as error:  # the next start makes another one
+        raise LoaderError(
+            f"Worker {links.worker} cannot be started: Python's fork server, which starts it, was "
+            f"killed or does not answer ({type(error).__name__}: {error}). If there is output of "
+            'its own above, put what a script does under `if __name__ == "__main__":`; if not, '
+            "iterate the loader again, or set multiprocessing_context='spawn' [LL018]"
+        ) from error
+
     # When the program exits, multiprocessing would send each SIGTERM and wait for its end. This
     # private set of its is the only way to be left alone.
     _children.discard(process)

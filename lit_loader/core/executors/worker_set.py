@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
-from typing import Any, Final
+from typing import Final, Protocol
 
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.executors.main import LEAVE_GRACE
@@ -45,6 +45,24 @@ _DUMP_TIME: Final = 1.0
 """Seconds that a hung worker has to write its stacks, before it is killed."""
 
 
+class Relays(Protocol):
+    """Starts the process that stands for workers on other machines (`remote/starter.py`)."""
+
+    count: int  # batches that these may be at
+
+    def prepare(self, links: Links, spec: BatchSpec, notices: deque[Notice]) -> None:
+        """Get ready to start it."""
+
+    def start(self, links: Links, board: StatusBoard) -> WorkerProcess:
+        """Start it, or another one in its place."""
+
+    def hear(self) -> None:
+        """Take in what it has to say."""
+
+    def close(self) -> None:
+        """Let go of what it was sent; it has ended."""
+
+
 class WorkerSet:
     """Worker processes by their numbers, and all that is given back when they end.
 
@@ -65,7 +83,7 @@ class WorkerSet:
         self.payload: Payload | None = None
         self._arena, self.board, self._pipes, self._at_end = arena, board, pipes, at_end
         self._stacks = StackFile()
-        self._remote: Any = None
+        self._remote: Relays | None = None
         self._at_once = math.ceil(usable_processors())
 
     def prepare(
@@ -74,7 +92,7 @@ class WorkerSet:
         num_workers: int,
         context: BaseContext,
         seed: int,
-        remote: Any,
+        remote: Relays | None,
         relay: int,
     ) -> None:
         """Get ready to start them, by their base seed; and the relay, whose number is given."""

@@ -127,7 +127,7 @@ class HeldBack:
     def _stand_in(self, number: int) -> None:
         handler = signal.getsignal(number)
         if callable(handler):
-            self.handlers[number] = _without_substitutes(number, handler)
+            self.handlers[number] = handler
             signal.signal(number, self._run)
 
     def _put_one_back(self, number: int) -> None:
@@ -150,12 +150,6 @@ def _trip(number: int) -> None:
     time.sleep(_LEAVING)
     if main is not None:
         signal.pthread_kill(main, number)
-
-
-def _without_substitutes(number: int, handler: Any) -> Any:
-    while isinstance(owner := getattr(handler, "__self__", None), HeldBack):
-        handler = owner.handlers[number]
-    return handler
 
 
 def is_interruption(error: BaseException) -> bool:
