@@ -24,6 +24,7 @@ from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.collate import default_collate
 from lit_loader.core.batch.fetch import OMITTED, MapFetcher
 from lit_loader.core.batch.progress import Progress
+from lit_loader.core.batch.dataset_attributes import Changes, apply
 from lit_loader.core.seeding import generator_lock
 from lit_loader.core.seeding.held_generators import MAX_OBJECTS, HeldGenerators, find_generators
 from lit_loader.core.seeding.seeds import (
@@ -91,6 +92,10 @@ class BatchBuilder:
     def dataset(self) -> Any:
         """What is read."""
         return self._spec.dataset
+
+    def set_attributes(self, changes: Changes) -> None:
+        """Set attributes of the dataset that the program has changed."""
+        apply(changes, self._spec.dataset)
 
     def begin_epoch(self) -> None:
         """Take up an epoch."""

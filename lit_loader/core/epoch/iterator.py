@@ -142,6 +142,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         with self._core.lock:
             tasks = self._tasks or self._begin()
             if self._here is None:
+                if not tasks.tasks:
+                    tasks.next_task()
                 self._fill(self._executor or self._connect(tasks), tasks)
 
     @property
@@ -175,6 +177,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             if self._closed or self._pid != self._core.pid:
                 self._check_closed()
             executor = self._executor
+            if executor is None and not tasks.tasks:
+                tasks.next_task()  # before workers are started or told: it may change the dataset
             if tasks.tasks or not tasks.is_drawn:
                 if executor is None:
                     executor = self._connect(tasks)
