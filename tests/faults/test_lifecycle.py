@@ -20,8 +20,8 @@ from lit_loader import DataLoader
 from lit_loader.core.executors.pipes import Pipes
 from lit_loader.core.executors.process_start import default_context
 from lit_loader.errors import LoaderError
-from tests.node.data import Child
 from tests.parity.tools import Gate, finish_script, start_script, wait_gone
+from tests.support.bulk import Child
 from tests.support.samples import METHODS, Call, Counting, Rows, ints, until, usage, worker_pids
 
 PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
