@@ -392,7 +392,7 @@ class BrokenStream(Stream):
 @pytest.mark.parametrize(("workers", "retries"), [(0, 0), (1, 0), (0, 2)])
 def test_a_stream_goes_on_behind_what_cannot_be_read(workers: int, retries: int) -> None:
     options: dict[str, Any] = {"num_shards": None, "on_sample_error": "skip"}
-    options |= {"sample_retries": retries, "retry_backoff": 0.0}
+    options["sample_retries"] = {"times": retries, "backoff": 0}
     expected = [key for key in range(40) if key % 5 != 4]
     for reads in (0, 16):
         with make_stream(
@@ -418,8 +418,8 @@ class PassingStream(BrokenStream):
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("policy", ["raise", "skip"])
 def test_a_retry_reads_the_same_key(workers: int, policy: Any) -> None:
-    options = {"num_shards": None, "on_sample_error": policy, "sample_retries": 2}
-    options["retry_backoff"] = 0.0
+    options = {"num_shards": None, "on_sample_error": policy}
+    options["sample_retries"] = {"times": 2, "backoff": 0}
     for reads in (0, 16):
         with make_stream(
             PassingStream(), num_workers=workers, concurrent_reads=reads, **options

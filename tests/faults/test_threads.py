@@ -63,7 +63,7 @@ CASES: dict[str, Callable[[int], DataLoader[Any]]] = {
         TABLE, 3, sampler=EveryOther(26), num_workers=1, seed=seed
     ),
     "retries": lambda seed: DataLoader(
-        Flaky(), 3, seed=seed, sample_retries=1, retry_backoff=0, collate_fn=noisy_collate
+        Flaky(), 3, seed=seed, sample_retries={"times": 1, "backoff": 0}, collate_fn=noisy_collate
     ),
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ from lit_loader.compat.old_names import OLD_OPTIONS, PRESETS
 from tests.support.programs import run_with_lightning
 
 SET: dict[str, Any] = {
-    "check_exactness": 2, "reads": 4, "remote_workers": 3, "shard_tail": "keep", "share": True,
+    "check_exactness": 2, "reads": 4, "remote_workers": 3, "shard_tail": "keep",
 }  # fmt: skip
 DATA = {"_target_": "builtins.range", "_args_": [12]}
 
@@ -91,10 +91,10 @@ def test_a_configuration_that_was_written_down(application: Application) -> None
         for old, new in OLD_OPTIONS.items():
             options[old] = SET[old] if old != "remote_workers" else 0
             del options[new]
-    told = "lit_loader: share is called share_lists now", "uneven_ranks"
+    told = "lit_loader: reads is called concurrent_reads now", "uneven_ranks"
     with pytest.warns(DeprecationWarning, match=told[1]):
         configs = instantiate(plain).configs
-    assert (configs["val"].share_lists, configs["train"].uneven_ranks) == (True, "keep")
+    assert (configs["val"].concurrent_reads, configs["train"].uneven_ranks) == (4, "keep")
 
 
 @pytest.mark.parametrize("old", PRESETS)
@@ -149,9 +149,9 @@ def test_who_typed_it_sees_it_once(tmp_path: Path) -> None:
     file = {"data": {"batch_size": 4, "datasets": {"train": DATA, "val": DATA, "test": DATA}}}
     defaults = "defaults: [{lit_loader/datamodule@data: default}, _self_]\n"
     (tmp_path / "app.yaml").write_text(defaults + OmegaConf.to_yaml(file))
-    typed = "loader.share=true", "loader.reads=2", "lit_loader/loader@loader=fragile_data"
+    typed = "loader.check_exactness=2", "loader.reads=2", "lit_loader/loader@loader=fragile_data"
     text = run_with_lightning(tmp_path, tmp_path / "train.py", *typed)
     assert "3 3" in text
-    for name in ("share is called", "reads is called", "preset fragile_data is called"):
+    for name in ("check_exactness is called", "reads is called", "preset fragile_data is called"):
         assert text.count(name) == 1, text
     assert text.count("train.py:9: DeprecationWarning: lit_loader: ") == 2

@@ -188,7 +188,7 @@ def test_a_read_that_hangs_is_named(kind: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_a_read_that_fails_is_tried_again(kind: str, workers: int, tmp_path: Path) -> None:
     dataset = KINDS[kind](Claim(tmp_path, "exception"))
-    retries: Any = {"sample_retries": 1, "retry_backoff": 0, "transient_errors": [Struck]}
+    retries: Any = {"sample_retries": {"times": 1, "backoff": 0, "on": [Struck]}}
     with DataLoader(dataset, num_workers=workers, **retries, **options(kind)) as loader:
         assert outcomes(loader) == clean(kind)[0]
         # Of two workers the other one may make the batch whose read has failed ahead.

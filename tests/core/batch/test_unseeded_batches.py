@@ -234,7 +234,7 @@ class Failing(Data):
         {},
         {"on_sample_error": "skip"},
         {"on_sample_error": "replace"},
-        {"sample_retries": 2, "retry_backoff": 0.0, "transient_errors": (ValueError,)},
+        {"sample_retries": {"times": 2, "backoff": 0, "on": (ValueError,)}},
     ],
 )
 def test_a_sample_that_fails_by_what_it_has_drawn(

@@ -28,7 +28,7 @@ from lit_loader.profiling.verdict import LoaderStatistics
 
 DATA: Any = list(range(8))
 GIVEN: dict[str, Any] = {
-    "check_exactness": 2, "reads": 4, "remote_workers": 3, "shard_tail": "keep", "share": True,
+    "check_exactness": 2, "reads": 4, "remote_workers": 3, "shard_tail": "keep",
 }  # fmt: skip
 """Each option by its old name, with a value that is not its default."""
 
@@ -119,18 +119,20 @@ def test_remote_workers_of_a_loader() -> None:
 
 
 def test_several_make_one_warning() -> None:
-    line = "share is called share_lists now, reads is called concurrent_reads now: use the new name"
+    line = (
+        "check_exactness is called check_determinism now, reads is called concurrent_reads now: use"
+    )
     with pytest.warns(DeprecationWarning, match=line) as caught:
-        loader = DataLoader(DATA, share=True, reads=0)  # type: ignore[call-arg]
+        loader = DataLoader(DATA, check_exactness=1, reads=0)  # type: ignore[call-arg]
     one(caught)
-    assert (loader.share_lists, loader.concurrent_reads) == (True, 0)
+    assert (loader.check_determinism, loader.concurrent_reads) == (1, 0)
 
 
 @pytest.mark.parametrize("make", [MAKE["LoaderConfig"], MAKE["merged"], MAKE["split"]])
 def test_both_names_are_refused(make: Callable[[dict[str, Any]], Any]) -> None:
-    line = "share is the old name of share_lists, and both are given: leave share out, got share=Tr"
+    line = "reads is the old name of concurrent_reads, and both are given: leave reads out, got reads=3"
     with pytest.raises(OptionError, match=line):
-        make({"share": True, "share_lists": False})
+        make({"reads": 3, "concurrent_reads": 4})
 
 
 def test_a_config_s_attribute() -> None:
@@ -152,10 +154,10 @@ def test_options_that_replace_those_of_torch_s_loaders() -> None:
 
 def test_one_of_several_loaders() -> None:
     pair = {name: torch.utils.data.TensorDataset(torch.arange(4)) for name in ("a", "b")}
-    with old("share", "share_lists"):
-        data = LoaderDataModule({"val": pair}, loaders={"val": {"a": {"share": True}}})
+    with old("reads", "concurrent_reads"):
+        data = LoaderDataModule({"val": pair}, loaders={"val": {"a": {"reads": 3}}})
         loaders = data.val_dataloader()
-    assert (loaders["a"].share_lists, loaders["b"].share_lists) == (True, False)
+    assert (loaders["a"].concurrent_reads, loaders["b"].concurrent_reads) == (3, 16)
 
 
 @pytest.mark.parametrize("name", ["cache_lacking", "stragglers", "why_so_many"])
@@ -225,6 +227,8 @@ def test_hyperparameters_of_a_checkpoint() -> None:
     """One of 0.3 holds every option by its old name, and a constructor takes them."""
     saved = Path(__file__).parents[1] / "state" / "states" / "trainer.ckpt"
     options = torch.load(saved, weights_only=True)["datamodule_hyper_parameters"]
+    for gone in ("retry_backoff", "transient_errors"):
+        del options["loader"][gone]
     with pytest.warns(DeprecationWarning, match="shard_tail is called uneven_ranks now"):
         data = LoaderDataModule({"train": DATA}, **options)
     assert data.configs["train"].batch_size == 4
@@ -240,7 +244,7 @@ def test_what_is_no_name_is_none() -> None:
         LoaderConfig(shared=True)  # type: ignore[call-arg]
 
     class Derived(DataLoader[Any]):
-        share = "its own"
+        reads = "its own"
 
         @property
         def broken(self) -> int:
@@ -249,15 +253,15 @@ def test_what_is_no_name_is_none() -> None:
     derived = Derived(DATA)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        derived.share = "another"
-        assert derived.share == "another" and derived.share_lists is False
+        derived.reads = "another"
+        assert derived.reads == "another" and derived.concurrent_reads == 16
     with pytest.raises(AttributeError, match="^of its own$"):
         assert derived.broken
 
 
 def test_a_program_of_today_does_without_them() -> None:
     code = (
-        "import sys, lit_loader; loader = lit_loader.DataLoader([1, 2, 3], 2, share_lists=True)\n"
+        "import sys, lit_loader; loader = lit_loader.DataLoader([1, 2, 3], 2, seed=1)\n"
         "list(loader); loader.statistics(); loader.load_state_dict(loader.state_dict())\n"
         "loader.seed = 3; list(loader); assert 'lit_loader.compat.old_names' not in sys.modules"
     )

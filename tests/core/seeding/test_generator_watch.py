@@ -451,7 +451,7 @@ def test_a_failed_attempt_spawns_nothing() -> None:
             return float(value)
 
     def run(times: int) -> list[Any]:
-        loader = DataLoader(Flaky(times), 4, seed=1, sample_retries=3, retry_backoff=0)
+        loader = DataLoader(Flaky(times), 4, seed=1, sample_retries={"times": 3, "backoff": 0})
         return [batch.tolist() for batch in loader]
 
     assert run(2) == run(0)

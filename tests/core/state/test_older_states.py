@@ -28,11 +28,7 @@ import lit_loader
 from lit_loader import (
     DataLoader,
     LoaderDataModule,
-    MixtureDataset,
-    MixtureSampler,
-    MixtureStream,
     StateError,
-    TokenBudgetBatchSampler,
 )
 from lit_loader.core.seeding.bases import Bases
 from tests.support.exact import loaded, state_behind
@@ -88,21 +84,6 @@ def sampled() -> DataLoader[Any]:
     return DataLoader(Noisy(), 4, sampler=sampler, seed=5)
 
 
-def mixture() -> DataLoader[Any]:
-    dataset = MixtureDataset([Noisy(), Noisy()], [1, 2])
-    return DataLoader(dataset, 4, sampler=MixtureSampler(dataset, seed=1), seed=5)
-
-
-def mixture_stream() -> DataLoader[Any]:
-    return DataLoader(MixtureStream([Stateful(), Stateful()], [1, 2], seed=2), 4, seed=5)
-
-
-def token_budget() -> DataLoader[Any]:
-    lengths = [1 + index % 5 for index in range(LENGTH)]
-    batches = TokenBudgetBatchSampler(lengths, max_tokens=9, seed=3)
-    return DataLoader(Noisy(), batch_sampler=batches, seed=5)
-
-
 class Sharded(Stateful):
     """Gives a reader's share, and says where in that it is."""
 
@@ -155,9 +136,6 @@ LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
     "stream": lambda: DataLoader(Stream(), 4, seed=5),
     "stream-workers": lambda: DataLoader(Stream(), 4, seed=5, num_workers=2),
     "stateful": lambda: DataLoader(Stateful(), 4, seed=5),
-    "mixture": mixture,
-    "mixture-stream": mixture_stream,
-    "token-budget": token_budget,
 }
 ALL = {
     **LOADERS,
@@ -172,7 +150,7 @@ ALL = {
 }
 
 
-COMPARED = ("stateful", "mixture-stream")
+COMPARED = ("stateful",)
 """Streams of which a state of 0.3 leads some batches back, which are read again."""
 
 
@@ -208,11 +186,9 @@ class RowStream(IterableDataset[torch.Tensor]):
 TRAINED: dict[str, Callable[[], Any]] = {
     "rows": Rows,
     "stream": RowStream,
-    "mixture": lambda: MixtureDataset([Rows(), Rows()], [1, 2]),
 }
 TRAINED_OPTIONS: dict[str, dict[str, Any]] = {
     "rows": {"shuffle": True},
-    "mixture": {"sampler": lambda data: MixtureSampler(data, 24, seed=1)},
 }
 
 
