@@ -22,7 +22,7 @@ from typing import Any, Final
 from lit_loader.context import reading
 from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.collate import default_collate
-from lit_loader.core.batch.fetch import OMITTED, MapFetcher, as_read
+from lit_loader.core.batch.fetch import OMITTED, MapFetcher
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.batch.read_pool import ReadPool, Sample
 from lit_loader.core.seeding import generator_lock

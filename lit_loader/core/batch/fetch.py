@@ -80,7 +80,7 @@ class MapFetcher:
                 before(0)
             return self._alone(indices)
         if before is None and self._many is not None:
-            return self._together(indices, progress)
+            return self._by_getitems(indices, progress)
         if self._pool is not None:
             return self.each(lambda index, _: self._alone(index), indices, progress)
         samples: list[Any] = []
@@ -117,7 +117,7 @@ class MapFetcher:
             found.append(read(index, progress))
         return found
 
-    def _together(self, indices: Any, progress: Progress) -> Any:
+    def _by_getitems(self, indices: Any, progress: Progress) -> Any:
         """Read samples by ``__getitems__``: all at once, or a part in each thread of the pool."""
         many, size = self._many, len(indices)
         assert many is not None

@@ -57,7 +57,7 @@ class GeneratorLock:
 
 @contextlib.contextmanager
 def lent_to_others() -> Iterator[None]:
-    """Let other threads have the lock, because this one waits for them; they put back what it set."""
+    """Let other threads have the lock, for this one waits for them; they put back what it set."""
     held, times = lock, 0
     try:
         while held._is_owned():  # reach: python: as threading.Condition asks an RLock
