@@ -45,7 +45,7 @@ class Reading:
         self.generator: Any = None  # … and torch.thread_safe_generator()
 
     @contextmanager
-    def uncounted(self) -> Iterator[None]:
+    def unnoted(self) -> Iterator[None]:
         """Count no tokens within: what is replayed is no part of the batch."""
         tokens = self.tokens
         try:

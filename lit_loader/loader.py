@@ -24,7 +24,7 @@ import os
 import socket
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -51,6 +51,7 @@ from lit_loader.core.options.loader_config import (
     WorkerMethod,
     check_option,
 )
+from lit_loader.core.options.retry import Retry
 from lit_loader.core.sampling.orders import epoch_number
 from lit_loader.core.sampling.sampler_view import choose_samplers
 from lit_loader.core.seeding.loader_seeds import LoaderSeeds
@@ -150,7 +151,7 @@ class _AddOns(Seams):
     def spec_parts(self, core: Any) -> dict[str, Any]:
         loader = core.loader
         parts: dict[str, Any] = {}
-        if loader.on_sample_error != "raise" or loader.sample_retries:
+        if loader.on_sample_error != "raise" or Retry.of(loader.sample_retries).times:
             from lit_loader.data.bad_samples import BadSamples
 
             parts["tolerance"] = BadSamples.of(loader)
@@ -162,10 +163,6 @@ class _AddOns(Seams):
             from lit_loader.data.tensor_table import table_of
 
             parts["table_of"] = table_of
-        if loader.share_lists:
-            from lit_loader.data.shared_lists import SharedLists
-
-            parts["share_lists"] = SharedLists
         return parts
 
     def advice(self, core: Any) -> Iterable[str]:
@@ -353,15 +350,6 @@ def _in_lightning() -> bool:
     return bool(_loaded("lightning.pytorch") or _loaded("pytorch_lightning"))
 
 
-def _saved_by_lightning() -> Any:
-    """Give what knows how Lightning saves positions; None: the program does not use Lightning."""
-    if not _in_lightning():
-        return None
-    from lit_loader.lightning import saved_by_lightning
-
-    return saved_by_lightning
-
-
 @public
 class DataLoader(_TorchLoader[T_co]):
     """Loads batches of a dataset, in worker processes if you want them.
@@ -458,19 +446,12 @@ class DataLoader(_TorchLoader[T_co]):
             IterableDataset can "raise" or "skip".
         max_sample_errors: Bad samples that one epoch may skip or replace. One more raises a
             SampleErrorsError that lists them. None allows any number, but not all of them.
-        sample_retries: Times that a sample is read again after a transient error. 0 reads it once.
-            Set it for storage that fails now and then. An IterableDataset's iterator is asked for
-            its next sample; `lit_loader.read_stream` reads the same key again.
-        retry_backoff: Seconds before the first retry. They double with each further one, up to
-            10 s: 0.1 and 3 retries wait 0.1 + 0.2 + 0.4 s.
-        transient_errors: Exception classes, or their names ("OSError", "my.module.Error"), after
-            which a sample is read again. None is OSError and TimeoutError.
+        sample_retries: Times that a sample is read again after an OSError or TimeoutError. 0 reads
+            it once. A `Retry`, or a mapping of its options, chooses the wait and the errors. Set it
+            for storage that fails now and then. An IterableDataset's iterator is asked for its next
+            sample.
         memory_budget: Shared memory that batches may use, in bytes or as text such as "2 GB". None
             sets no limit. Set it if batches differ much in size, or the container is small.
-        share_lists: True keeps the dataset's long lists and tuples (10,000 strings, numbers, or
-            records of such, and more) once in memory for all workers. They read as before, and
-            raise if you write to them. Set it if memory grows with the number of workers. The
-            training process keeps its own.
         read_threads: Threads with which each worker reads the samples of a batch. 0 reads one sample
             after another. Set it, to 16 say, if samples wait for a network or disk. Samples must be
             safe to read in threads, and draw from `lit_loader.get_rng`.
@@ -502,11 +483,8 @@ class DataLoader(_TorchLoader[T_co]):
     stall_warning: float
     on_sample_error: SampleErrorPolicy
     max_sample_errors: int | None
-    sample_retries: int
-    retry_backoff: float
-    transient_errors: tuple[type[Exception], ...] | None
+    sample_retries: int | Retry
     memory_budget: int | None
-    share_lists: bool
     read_threads: int
     num_remote_workers: int
 
@@ -553,11 +531,8 @@ class DataLoader(_TorchLoader[T_co]):
         stall_warning: float = 60,
         on_sample_error: SampleErrorPolicy = "raise",
         max_sample_errors: int | None = None,
-        sample_retries: int = 0,
-        retry_backoff: float = 0.1,
-        transient_errors: Sequence[type[Exception] | str] | None = None,
+        sample_retries: int | Retry | Mapping[str, Any] = 0,
         memory_budget: int | str | None = None,
-        share_lists: bool = False,
         read_threads: int = 0,
         num_remote_workers: int = 0,
         remote: RayWorkers | Mapping[str, Any] | None = None,
@@ -794,11 +769,6 @@ class DataLoader(_TorchLoader[T_co]):
             A new dict of primitives, of less than 2 kB unless a sampler or an IterableDataset has
             a state of its own. ``torch.load(weights_only=True)`` reads it.
         """
-        theirs = _saved_by_lightning()
-        passes = self._core.passes
-        uncommitted = passes.current is not None and not passes.commits
-        if theirs and uncommitted and theirs.called_by_lightning():
-            self._core.warn_once(theirs.ADVICE_WITHOUT_CALLBACK)
         return take_state(self._core)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -813,10 +783,6 @@ class DataLoader(_TorchLoader[T_co]):
             StateError: The state does not fit; the message names the part and what to do.
         """
         self._loaded_state = state  # an attribute, as the device above
-        core = self._core
-        theirs = _saved_by_lightning()
-        if theirs and not theirs.CALLBACKS and theirs.called_by_lightning():
-            core.warn_once(theirs.ADVICE_WITHOUT_CALLBACK)
 
     def indices_of(self, epoch: int, batch: int, rank: int | None = None) -> Any:
         """Return the indices of a batch of any epoch, at once; it draws and starts nothing.

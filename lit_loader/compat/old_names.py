@@ -15,8 +15,8 @@ from lit_loader.describe import callers, program_stacklevel, short_repr
 from lit_loader.errors import OptionError
 
 __all__ = [
-    *("NAMES", "OLD_OPTIONS", "PRESETS", "attribute", "current_name", "current_value", "renamed"),
-    *("saved", "warn"),
+    *("GONE", "NAMES", "OLD_OPTIONS", "PRESETS", "attribute", "current_name", "current_value"),
+    *("instead", "renamed", "saved", "warn"),
 ]
 
 OLD_OPTIONS: Final = {
@@ -24,7 +24,6 @@ OLD_OPTIONS: Final = {
     "reads": "concurrent_reads",
     "remote_workers": "num_remote_workers",
     "shard_tail": "uneven_ranks",
-    "share": "share_lists",
 }
 """Of a loader, of its config, and of Hydra's nodes."""
 
@@ -55,6 +54,16 @@ PRESETS: Final = {
     "with_replacement": "random",
 }
 """Files in ``conf/lit_loader``; what says so when they are used is in `hydra/targets.py`."""
+
+GONE: Final = {
+    "costs": ("lengths", "lengths"),
+    "costs_in": ("lengths_from", "lengths_from"),
+    "retry_backoff": ("sample_retries", "sample_retries=Retry(3, backoff=0.1)"),
+    "share_lists": ("batch_size", "dataset.files = SharedSequence(dataset.files)"),
+    "source": ("lengths", "lengths"),
+    "transient_errors": ("sample_retries", "sample_retries=Retry(3, on=[OSError])"),
+}
+"""Names that are refused: an option of what had them, and what to write instead."""
 
 UNTIL: Final = "0.5"
 
@@ -108,6 +117,12 @@ def renamed(
     if met:
         warn(met)
     return current
+
+
+def instead(name: str, known: Collection[str]) -> str | None:
+    """Return the advice for a name that is refused; None if it never was an option here."""
+    option, text = GONE.get(name, ("", ""))
+    return f"did you mean {text}?" if option in known else None
 
 
 def attribute(thing: Any, name: str) -> Any:

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from torch import Generator
 
-from lit_loader.core.state.position import EpochPosition
+from lit_loader.core.state.position import PassPosition
 from lit_loader.core.transport.messages import listed
 from lit_loader.errors import LoaderError
 
@@ -107,7 +107,7 @@ def next_index(iterator: Any) -> Any:
                 return listed(indices) if batches.computed else indices
 
 
-def _leave_out(position: EpochPosition, number: int) -> None:
+def _leave_out(position: PassPosition, number: int) -> None:
     """Let a position begin behind the next batch, before anything is given out."""
     start = position.start
     ahead = tuple(n for n in start.ahead if n > number)

@@ -17,7 +17,7 @@ from lit_loader.core.sampling.orders import epoch_number
 from lit_loader.core.state.position import Position
 from lit_loader.core.transport.messages import listed
 
-__all__ = ["indices_of", "state_at", "state_before"]
+__all__ = ["indices_of", "state_at"]
 
 
 def indices_of(core: LoaderCore, epoch: int, batch: int, rank: int | None) -> Any:
@@ -38,13 +38,6 @@ def state_at(core: LoaderCore, epoch: int, batch: int) -> dict[str, Any]:
     most = -(-len(plan.source) // plan.global_size)
     number = whole_number("batch", batch, low=0, below=most + 1)
     return state_of(core, Position(_epoch(epoch), core.seeds.bases(), number))
-
-
-def state_before(core: LoaderCore, epoch: int, batch: int) -> dict[str, Any]:
-    """Give a state that leads to a batch: of a stream that of the epoch's start."""
-    if core.plan is not None:
-        return state_at(core, epoch, batch)
-    return state_of(core, Position(_epoch(epoch), core.seeds.bases(), 0))
 
 
 def _epoch(epoch: Any) -> int:

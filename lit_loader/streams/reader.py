@@ -38,8 +38,8 @@ from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.fetch import OMITTED, EndOfData
 from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.worker_info import WorkerInfo, show, shown
-from lit_loader.core.seeding.seeds import PassSeeds
 from lit_loader.core.seeding.generator_state import Rewind
+from lit_loader.core.seeding.seeds import PassSeeds
 from lit_loader.core.state.position import ReadPoint
 from lit_loader.core.state.state_validation import resuming
 from lit_loader.core.state.stateful import OpenStream

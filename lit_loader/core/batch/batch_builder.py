@@ -78,7 +78,7 @@ class BatchBuilder:
         self._notes: list[str] = []
         self._attempts = None
         if spec.tolerance is not None:
-            self._attempts = spec.tolerance.attempts(self._attempt, lambda: None)
+            self._attempts = spec.tolerance.attempts(self._attempt)
         self._pool = ReadPool(spec.read_threads, spec.modes) if spec.read_threads > 1 else None
         # In threads no sample can have the generators to itself.
         self._seeds_samples = spec.per_sample and self._pool is None

@@ -482,7 +482,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         if errors is not None and not place.start.delivered:  # a resumed one had batches before
             nothing = errors.end(made.epoch, delivered)
         core.passes.warn_if_empty(made)
-        if self._promised is not None and core.shards is None and not errors:
+        if self._promised is not None and core.shards is None and not (errors and errors.count):
             args = self._promised, delivered, core.readers
             if text := core.seams.words().dropped_batches(self._data_loader, *args):
                 core.warn_once(text)

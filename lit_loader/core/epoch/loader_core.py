@@ -65,7 +65,9 @@ A ``_get_iterator()`` that a program calls by itself has new ones, as with torch
 dataset as it is now.
 """
 
-_OF_THE_PROCESS: Final = ("_loader", "_lock", "pid", "keeper", "options", "of_process", "_started", "_kept_draw")
+_OF_THE_PROCESS: Final = (
+    *("_loader", "_lock", "pid", "keeper", "options", "of_process", "_started", "_kept_draw"),
+)
 """What a copy, or a pickle, begins without."""
 
 
@@ -95,6 +97,7 @@ class LoaderCore:
         self.auto: Any = None  # with ``num_workers="auto"``
         self._warnings_given: set[str] = set()
         self._has_drawn = False  # whether an iterator was made: see `_numbers_to_draw`
+        self._drawn_last = 0  # numbers that the last iterator has drawn
         self.begin_in_this_process(loader)
 
     def begin_in_this_process(self, loader: Any) -> None:
@@ -254,8 +257,10 @@ class LoaderCore:
         workers = loader.num_workers or loader.num_remote_workers
         drawn, self._kept_draw = self._kept_draw, None
         self.passes.find_generator()
+        self._drawn_last = 0
         if drawn is None and not self.passes.resumes:
-            drawn = self.seeds.draw(self._numbers_to_draw(workers))
+            self._drawn_last = self._numbers_to_draw(workers)
+            drawn = self.seeds.draw(self._drawn_last)
         made: LoaderIterator[Any] = LoaderIterator(self, drawn, None if workers else self.spec, pin)
         if workers:
             self.keeper.runs.add(made)
@@ -276,6 +281,11 @@ class LoaderCore:
         shuffles = isinstance(sampler, RandomSampler) and sampler.generator is None
         shuffles = shuffles and not self.passes.shares_data
         return int(first or not (loader.persistent_workers and workers)) + int(shuffles)
+
+    def draw_again(self) -> None:
+        """Move torch's generator, which was restored, as far as the last iterator has."""
+        self.passes.generator_is_restored()
+        self.seeds.draw(self._drawn_last)
 
     def start(self) -> None:
         """Make and begin the iterator that the next ``iter(loader)`` returns."""

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch.distributed
 
+from lit_loader.context import reading
 from lit_loader.core.sampling.batch_plan import BatchPlan, ComputedBatches
 from lit_loader.core.seeding.held_generators import OwnSeed, own_seeds
 from lit_loader.core.seeding.loader_seeds import LoaderSeeds
@@ -132,6 +133,7 @@ class Passes:
                 )
         self._loaded, self.current = position, None
         self._set, self._next = None, position.epoch
+        self._repeats = Counter({position.epoch: position.repeat})
         self._mixed, self._expected = None, generator
         if position.root is not None:
             self.seeds.adopt(position.root.seed if position.root.is_base else None)
@@ -161,7 +163,8 @@ class Passes:
     @property
     def resumes(self) -> bool:
         """Whether the next pass continues one that a state was taken in: its seed is known."""
-        return self._loaded is not None and self._loaded.has_begun
+        loaded = self._loaded
+        return loaded is not None and loaded.has_begun and bool(loaded.delivered or not _base(loaded))
 
     def begin(
         self,
@@ -175,6 +178,13 @@ class Passes:
         ``held`` are the generators that the dataset holds in this process, and ``make_position``
         makes the position that the iterator keeps.
         """
+        nested = reading().maker is not None
+        if nested:
+            # Within a sample of another loader: what comes follows from that sample alone, and not
+            # from the passes that this process has made before.
+            self._next = self._begun = 0
+            self._repeats.clear()
+            self._own, self._last = {}, None
         self._warn_of_used_position()
         found, loaded = list(held), self._taken_over()
         if loaded is None:
@@ -188,7 +198,7 @@ class Passes:
         # Ranks may begin passes of their own: what they hold must be seeded alike all the same.
         ordinal = start.epoch if self.shares_data or self._is_stream_in_job() else self._begun
         told = UNTOLD if self._set is None else self._set
-        is_seeded = self.seeds.seed is not None
+        is_seeded = self.seeds.seed is not None or nested
         seeds = PassSeeds(start.seed, ordinal, int(is_seeded), told)
         self._own = self._own_seeds(found, seeds)
         if not is_seeded:
@@ -244,7 +254,8 @@ class Passes:
                 return loaded
             return Position(self.epoch(), loaded.root, has_begun=False)
         if one is None:
-            return Position(self.epoch(), has_begun=False, sampler=self._sampler_at_rest())
+            root = None if self.seeds.seed is None else Root(self.seeds.seed, True)
+            return Position(self.epoch(), root, has_begun=root is not None)
         position = one.position.now()
         if self.commits:
             committed = one.committed
@@ -358,17 +369,12 @@ class Passes:
         return Position(
             epoch,
             start.root,
-            has_begun=False,
-            sampler=self._sampler_at_rest(),
+            self._repeats[epoch],
+            0 if self.shares_data else self._repeats[epoch],
+            has_begun=_base(start),
+            sampler=None if one.batches is None else one.batches.at_end(),
             generators=tuple((number, passes + 1) for number, passes in start.generators),
         )
-
-    def _sampler_at_rest(self) -> Any:
-        if self.plan is None or self.plan.is_computed:
-            return None
-        from lit_loader.core.sampling.sampler_batches import sampler_at_rest
-
-        return sampler_at_rest(self.plan.source)
 
     # --- what is reported ---
 
@@ -418,6 +424,11 @@ class Passes:
                     "DistributedSampler [LL307]",
                     stacklevel=program_stacklevel(),
                 )
+
+
+def _base(place: Position) -> bool:
+    """Whether a pass follows from a base, so that its seed is known before it begins."""
+    return place.root is not None and place.root.is_base
 
 
 _MASK: Final = 0xFFFF_FFFF_FFFF_FFFF

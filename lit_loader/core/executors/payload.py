@@ -50,7 +50,7 @@ class Links:
         )
 
 
-def freeze_spec(spec: Any, policy: Policy, instead: Any = None) -> Frozen:
+def freeze_spec(spec: Any, policy: Policy) -> Frozen:
     """Take the user's objects apart.
 
     Raises:
@@ -58,7 +58,7 @@ def freeze_spec(spec: Any, policy: Policy, instead: Any = None) -> Frozen:
     """
     from lit_loader.core.transport.dataset_pickle import freeze
 
-    return freeze(spec, policy, {name: getattr(spec, name) for name in _USERS}, instead)
+    return freeze(spec, policy, {name: getattr(spec, name) for name in _USERS})
 
 
 class Payload:

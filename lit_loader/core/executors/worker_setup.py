@@ -22,6 +22,7 @@ from lit_loader.core.batch.progress import Progress
 from lit_loader.core.batch.worker_info import WorkerInfo, show
 from lit_loader.core.seeding.seeds import seed_worker
 from lit_loader.core.system.shared_file import address_space_left
+from lit_loader.core.state.position import ReaderPlace
 from lit_loader.core.transport.worker_exception import WorkerException, describe_batch
 from lit_loader.errors import LoaderError
 
@@ -73,7 +74,7 @@ class WorkerSetup:
         self, error: BaseException, number: int, indices: Any, progress: Progress
     ) -> WorkerException:
         """Carry what batch ``number`` of the epoch has raised, with where it came from."""
-        if indices is None or (self.spec is not None and self.spec.iterable):
+        if indices is None or isinstance(indices, ReaderPlace):
             indices = self.loader and self.loader.whose(number)
         return WorkerException.capture(
             error, f"{self._who}, {describe_batch(number, indices, progress)}"

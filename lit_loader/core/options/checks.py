@@ -78,8 +78,11 @@ def known_options(options: Iterable[object], known: Sequence[str], place: str = 
     """Refuse options that there are not, naming the nearest one; ``place`` goes before the name."""
     for name in options:
         if name not in known:
+            from lit_loader import old_names  # as in renamed
+
             near = difflib.get_close_matches(str(name), known, n=1)
             advice = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
+            advice = old_names.instead(str(name), known) or advice
             raise OptionError(f"unknown option '{place}{name}': {advice} [LL604]")
 
 
@@ -120,6 +123,7 @@ def known_keywords(
             raise UnknownOptionError(error.text) from None
         init(self, *args, **kwargs)
 
+    checked.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]
     return checked  # type: ignore[return-value]
 
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 from lit_loader.core.options import checks
 from lit_loader.core.options.checks import checked, count, flag, or_none, positive, seconds
+from lit_loader.core.options.retry import Retry
 from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError
 
@@ -45,8 +46,7 @@ FOR_WORKERS: Final = (
 """Options that mean nothing without workers."""
 
 FOR_PROCESSES: Final = (
-    *("multiprocessing_context", "max_worker_restarts", "memory_budget", "share_lists"),
-    "num_remote_workers",
+    *("multiprocessing_context", "max_worker_restarts", "memory_budget", "num_remote_workers"),
 )
 """Options that mean nothing for workers in threads."""
 
@@ -100,15 +100,10 @@ class LoaderConfig:
         "raise", partial(checks.one_of, choices=get_args(SampleErrorPolicy))
     )
     max_sample_errors: int | None = checked(None, or_none(count))
-    sample_retries: int = checked(0, count)
-    retry_backoff: float = checked(0.1, seconds)
-    transient_errors: Sequence[type[Exception] | str] | None = checked(
-        None, or_none(checks.by_add_on("transient_errors", "exception_classes"))
-    )
+    sample_retries: int | Retry = checked(0, Retry.check)
     memory_budget: int | str | None = checked(
         None, or_none(partial(checks.memory_size, low=1, below=math.inf))
     )
-    share_lists: bool = checked(False, flag)
     read_threads: int = checked(0, partial(count, below=1024))
     num_remote_workers: int = checked(0, count)
     remote: Any = checked(None, or_none(checks.by_add_on("RayWorkers", "taken")))

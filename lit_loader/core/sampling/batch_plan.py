@@ -284,6 +284,9 @@ class ComputedBatches:
         indices = self._order(self._plan.shard.positions(start, stop, self._length))
         return indices[0] if self._plan.single else indices
 
+    def at_end(self) -> None:
+        """Return what must be remembered after the pass: nothing."""
+
     def _compute(self, number: int) -> tuple[int, Any]:
         plan, start = self._plan, number * self._size
         stop = min(start + self._next_size * self._size, self._share)

@@ -45,31 +45,21 @@ from lit_loader.core.state.sampler_state import (
     DIGEST,
     GENERATOR,
     HEAD,
+    OVER,
     SAMPLER,
     digest,
     pack_generator,
     unpack_generator,
 )
 from lit_loader.core.state.state_validation import resuming
-from lit_loader.core.state.stateful import ITERATOR, OpenStream, is_stateful
+from lit_loader.core.state.stateful import ITERATOR, OpenStream
 from lit_loader.describe import program_stacklevel, short_repr
 from lit_loader.errors import OptionError
 
-__all__ = ["SamplerBatches", "sampler_at_rest"]
+__all__ = ["SamplerBatches"]
 
 _SAMPLER_STREAM: Final = 0x5A3F  # keeps a sampler's seeds apart from those of its batches
 _T = TypeVar("_T")
-
-
-def sampler_at_rest(source: Any) -> dict[str, Any] | None:
-    """Return what a state must have of a sampler between two passes; None: nothing."""
-    cut: Any = source.sampler if type(source) is BatchSampler else source
-    state: dict[str, Any] = {}
-    if is_stateful(cut):
-        state[SAMPLER] = copy.deepcopy(cut.state_dict())
-    elif (packed := pack_generator(_generator_of(source))) is not None:
-        state[GENERATOR] = packed
-    return state or None
 
 
 class SamplerBatches:
@@ -92,6 +82,7 @@ class SamplerBatches:
         self._given: Mapping[str, Any] = (place.sampler or {}) if resumed else {}
         self._batches: Iterator[Any] | None = None  # None: to be opened at the batch that is due
         self._at = place.batches
+        self._opened: OpenStream | None = None
 
     def draw(self, number: int, where: PassPosition) -> Any:
         """Return batch ``number``: a list of indices, one index, or what the batch sampler yields.
@@ -108,6 +99,13 @@ class SamplerBatches:
         where.drawn(number, self._given)
         return batch
 
+    def at_end(self) -> dict[str, Any] | None:
+        """Return what the sampler must remember after this pass; None: nothing."""
+        if self._opened is not None and self._opened.stateful:
+            return {**(self._opened.state() or {}), OVER: True}
+        packed = pack_generator(_generator_of(self._plan.source))
+        return None if packed is None else {GENERATOR: packed}
+
     def _open(self, number: int) -> Iterator[Any]:
         """Begin to draw at a batch."""
         self._digest, self._groups, self._head = 0, number, list[Any]()
@@ -120,7 +118,10 @@ class SamplerBatches:
                 unpack_generator(packed, generator)
             self._generator = pack_generator(generator)
         self._items = self._begin(own)
-        if own:
+        if given.get(OVER):  # of the pass before: once that has ended, the next one begins
+            next(self._items, None)
+            self._items = self._begin({})
+        elif own:
             self._head = list(given.get(HEAD, ()))
         elif number:
             self._groups = 0
@@ -128,7 +129,7 @@ class SamplerBatches:
                 if len(self._next_group()) < self._group_size:
                     break
             self._compare(number)
-        return self._rank_batches(bool(own) and not number)
+        return self._rank_batches()
 
     def _begin(self, own: Mapping[str, Any]) -> Iterator[Any]:
         """Iterate the sampler from where its ``own`` state says."""
@@ -141,21 +142,18 @@ class SamplerBatches:
             inner.generator = torch.Generator().manual_seed(self._seed)
         self._is_still = isinstance(inner, ComputedOrder) or type(inner) in _NO_GLOBAL_DRAWS
         with resuming(inner, role) if own else nullcontext():
-            self._opened = self._lent(lambda: OpenStream(inner, SAMPLER, own, role=role))
-        items: Iterator[Any] = self._opened.iterator
+            opened = self._opened = self._lent(lambda: OpenStream(inner, SAMPLER, own, role=role))
+        items: Iterator[Any] = opened.iterator
         if not cuts:
             return items
         cutter = copy.copy(source)
         cutter.sampler = _going_on(items)
         return iter(cutter)
 
-    def _rank_batches(self, may_be_over: bool) -> Iterator[Any]:
-        """Draw this rank's batches; a state of a sampler's end leads to the next pass's start."""
+    def _rank_batches(self) -> Iterator[Any]:
+        """Draw this rank's batches."""
         plan, shard = self._plan, self._plan.shard
         group = self._next_group()
-        if not group and may_be_over:
-            self._items = self._begin({})
-            group = self._next_group()
         while group:  # after its end a sampler is not asked again: some begin again then
             mine = shard.deal(group, self._head)
             if mine and not (plan.drop_last and len(mine) < plan.size):
@@ -168,6 +166,7 @@ class SamplerBatches:
         """Draw the items of all ranks for one batch of each."""
         group = self._lent(lambda: list(itertools.islice(_going_on(self._items), self._group_size)))
         self._groups += 1
+        assert self._opened is not None
         if not self._opened.stateful:
             self._digest = digest(group, self._digest)
         missing = self._head_size - len(self._head)
@@ -185,6 +184,7 @@ class SamplerBatches:
 
     def _state(self) -> dict[str, Any]:
         """Return what the sampler must remember after the batch drawn last."""
+        assert self._opened is not None
         if self._opened.stateful:
             state = self._opened.state() or {}
             return {**state, HEAD: list(self._head)} if self._head_size else state

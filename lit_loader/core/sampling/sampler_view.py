@@ -23,13 +23,14 @@ from torch.utils.data import BatchSampler, DistributedSampler
 from lit_loader.core.options.loader_config import LoaderConfig
 from lit_loader.core.sampling.batch_plan import BatchPlan, Shard, distributed_sampler_of
 from lit_loader.core.sampling.orders import (
-    EndlessSampler,
     ComputedOrder,
+    EndlessSampler,
     OrderedSampler,
     ShuffledSampler,
 )
 from lit_loader.core.seeding.loader_seeds import LoaderSeeds
 from lit_loader.errors import OptionError
+
 
 class ShownSamplers(NamedTuple):
     """What a loader shows of its order at one moment.

@@ -61,7 +61,7 @@ _LEAVES: Final[tuple[type, ...]] = (
     *(property, staticmethod, classmethod, types.MemberDescriptorType),
 )
 _CONTAINERS: Final = (dict, list, tuple, deque, set, frozenset, np.ndarray)
-_CLOSED: Final = frozenset(sys.stdlib_module_names) | {"numpy", "torch"}
+CLOSED: Final = frozenset(sys.stdlib_module_names) | {"numpy", "torch"}
 _ENTERED: Final = (types.SimpleNamespace, argparse.Namespace, torch.utils.data.Dataset)
 _OPAQUE: Final = frozenset(
     {  # Trainers, loggers, tables, clients: large, and no data is drawn from what they hold.
@@ -125,10 +125,7 @@ class _Search:
 
     def look_at(self, value: Any, parent: int, step: str, depth: int) -> None:
         """Note something for the walk, unless nothing can be in there."""
-        kind = type(value)
-        if kind in _PLAIN or issubclass(kind, _LEAVES) or id(value) in self._seen:
-            return
-        if issubclass(kind, np.ndarray) and value.dtype != object:
+        if is_leaf(value) or id(value) in self._seen:
             return
         if depth > MAX_DEPTH or len(self._seen) > MAX_OBJECTS:
             self.cut = self.cut or (self.path(parent) + step)
@@ -170,7 +167,7 @@ class _Search:
         if not isinstance(name, str) or name in self._modules:
             return
         self._modules.add(name)
-        if name.partition(".")[0] in _CLOSED:
+        if name.partition(".")[0] in CLOSED:
             return
         shown = "__main__" if name == "__mp_main__" else name  # as spawned workers call it
         for each, value in list(vars(sys.modules[name]).items()) if name in sys.modules else ():
@@ -219,7 +216,7 @@ def _parts(value: Any, kind: type) -> Iterator[_Lead]:
     elif _is_entered(value, kind):
         yield from ((f".{name}", part) for name, part in list(instance_dict(value).items()))
         for base in kind.__mro__:
-            if base.__module__.partition(".")[0] in _CLOSED:
+            if root_of(base) in CLOSED:
                 continue
             for name, member in list(vars(base).items()):
                 if type(member) is types.MemberDescriptorType:
@@ -233,8 +230,21 @@ def _is_entered(value: Any, kind: type) -> bool:
     """Whether to look into an object: not into a model, nor what leads far away."""
     if issubclass(kind, torch.nn.Module):
         return next(torch.nn.Module.parameters(value), None) is None
-    root = kind.__module__.partition(".")[0]
-    return issubclass(kind, _ENTERED) or root not in _CLOSED | _OPAQUE
+    return issubclass(kind, _ENTERED) or root_of(kind) not in CLOSED | _OPAQUE
+
+
+def is_leaf(value: Any) -> bool:
+    """Whether nothing is to be found in there."""
+    kind = type(value)
+    if kind in _PLAIN or issubclass(kind, _LEAVES):
+        return True
+    return issubclass(kind, np.ndarray) and value.dtype != object
+
+
+def root_of(code: Any) -> str:
+    """Return the package that a class or function is of."""
+    module = getattr(code, "__module__", None)
+    return module.partition(".")[0] if isinstance(module, str) else ""
 
 
 def instance_dict(value: Any) -> dict[str, Any]:

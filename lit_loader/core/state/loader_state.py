@@ -4,8 +4,9 @@
 key                     value
 ======================  ==========================================================================
 ``version``             `VERSION`, and the release that wrote it
-``epoch``, ``pass``     the epoch, and how many earlier passes it had; None: the pass has not begun
-``seed`` or ``base``    the pass's seed; or what all passes follow from
+``epoch``, ``pass``     the epoch, and how many earlier passes it had
+``seed``, ``base``      one of them: the pass's seed; what all passes follow from; or, where the next
+or ``after``            pass has not begun, the seed of the one before
 ``batches``, ``ahead``  batches that were delivered, in order and beyond
 ``generators``          a digest of torch's generator; then of each held generator its number and
                         passes
@@ -57,9 +58,10 @@ _COUNT: Final = "a whole number of at least 0"
 _SEED: Final = "a whole number below 2**64, or None"
 _KEYS: Final[dict[str, tuple[Callable[[Any], bool], str, Any]]] = {
     "epoch": (is_epoch, "a whole number", ...),
-    "pass": (lambda value: value is None or is_count(value), f"{_COUNT}, or None", None),
+    "pass": (is_count, _COUNT, 0),
     "seed": (lambda value: value is None or is_count(value, 2**64), _SEED, None),
     "base": (lambda value: value is None or is_count(value, 2**64), _SEED, None),
+    "after": (lambda value: value is None or is_count(value, 2**64), _SEED, None),
     "batches": (lambda value: is_count(value, MAX_BATCHES), "a number of batches", ...),
     "ahead": (lambda value: _are_counts(value), "a list of batch numbers", ()),
     "generators": (lambda value: _are_generators(value), "a number, and pairs of numbers", (0,)),
@@ -149,9 +151,10 @@ class LoaderState:
         """
         position = self.position
         state: dict[str, Any] = {"version": VERSION, "epoch": int(position.epoch)}
-        state["pass"] = position.repeat if position.has_begun else None
+        state["pass"] = position.repeat
         if position.root is not None:
-            state["base" if position.root.is_base else "seed"] = position.root.seed
+            seed, is_base = position.root
+            state["base" if is_base else "seed" if position.has_begun else "after"] = seed
         state |= {"batches": int(position.batches), "ahead": list(position.ahead)}
         state["generators"] = [self.generator, *map(list, position.generators)]
         state["fingerprint"] = dict(self.fingerprint)
@@ -187,13 +190,12 @@ class LoaderState:
         batches, ahead = field["batches"], tuple(field["ahead"])
         if any(after <= before for before, after in itertools.pairwise((batches, *ahead))):
             raise damaged(f"ahead must rise from above batches={batches}", ahead)
-        root = None
-        for name in ("seed", "base"):
-            if field[name] is not None:
-                root = Root(field[name], name == "base")
+        roots = [name for name in ("seed", "base", "after") if field[name] is not None]
+        root = Root(field[roots[0]], roots == ["base"]) if roots else None
+        has_begun = roots in (["seed"], ["base"])
+        if not has_begun and (len(roots) > 1 or batches or ahead):
+            raise damaged("seed or base must be there mid-epoch, one of them", roots)
         repeat = field["pass"]
-        if root is None and (repeat is not None or batches or ahead):
-            raise damaged("seed or base must be there in mid-epoch", field["seed"])
         sampler = checked_sampler_state(state.get("sampler"))
         readers: tuple[Any, ...] = ()
         numbers: Sequence[int] | None = None
@@ -203,10 +205,10 @@ class LoaderState:
         position = Position(
             field["epoch"],
             root,
-            repeat or 0,
+            repeat,
             # Ranks that share the data have one order in all passes of an epoch.
-            0 if (fingerprint.get("num_replicas") or 1) != 1 else repeat or 0,
-            repeat is not None,
+            0 if (fingerprint.get("num_replicas") or 1) != 1 else repeat,
+            has_begun,
             batches,
             ahead,
             sampler,

@@ -17,6 +17,10 @@ COUNT: Final = "num_shards"
 """The number of shards among what a fingerprint has, where it is given."""
 
 
+class ReaderPlace:
+    """Where a reader of an iterable dataset is to begin: what its task has for indices."""
+
+
 class Root(NamedTuple):
     """What a pass follows from: the seed it has drawn itself; or a base that passes share."""
 
@@ -91,6 +95,10 @@ class PassPosition:
         """Note the sampler's state after it has given batch ``number``."""
         if sampler is not None:
             self._samplers[number + 1] = sampler
+
+    def sampler_at(self, number: int) -> Any:
+        """Return the sampler's state before it gives batch ``number``."""
+        return self._samplers.get(number)
 
     def settle(self) -> None:
         """Count what was given out last: the consumer has got it.

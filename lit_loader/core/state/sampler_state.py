@@ -3,6 +3,7 @@
 A dict with some of these:
 
 - ``sampler``, ``iterator``: what the ``state_dict()`` of each gave after the last batch;
+- ``over``: these are of a pass that has ended;
 - ``head``: the first items of the pass, where ranks repeat some at its end;
 - ``generator``: the sampler's attribute of this name, as it was when the pass began, packed;
 - ``drawn``: a digest of what was drawn up to the position, and whose, where ranks may differ.
@@ -26,6 +27,7 @@ from lit_loader.core.state.state_validation import damaged, is_count, own_part
 SAMPLER: Final = "sampler"
 GENERATOR: Final = "generator"
 HEAD: Final = "head"
+OVER: Final = "over"
 DIGEST: Final = "drawn"
 
 _MAX_PACKED: Final = 1 << 16

@@ -11,7 +11,7 @@ its ``load_state_dict``, and whatever that raises becomes the `__cause__` of a `
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeGuard
 
