@@ -26,6 +26,7 @@ import time
 import traceback
 import weakref
 from collections import deque
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -107,7 +108,7 @@ class ThreadExecutor(Executor):
         self._pid, self._is_closed, self._is_stopping = os.getpid(), False, False
         self._made_board(made)
         found = find_generators(spec.dataset, spec.collate_fn, spec.worker_init_fn)
-        self.shared_draws = SharedDraws(found.generators, self._quiet_since)
+        self.shared_draws = SharedDraws(found.generators, partial(_quiet_since, self.page))
         self.notes: list[str] = []  # what the user is to be warned of
         self._waits, self._stall_of = core.log.waits, core.seams.stall
         self._timeout, stall = loader.timeout, loader.stall_warning
@@ -243,10 +244,6 @@ class ThreadExecutor(Executor):
 
     # --- what is seen of the threads ---
 
-    def _quiet_since(self) -> int:
-        """Return since when the training loop waits; 0: it, or another loader's thread, runs."""
-        return max(0, self.page.row[SINCE]) if len(_running) == 1 else 0
-
     def _at_samples(self) -> list[int]:
         """Return the native ids of the threads that read samples; 0: one that waits for others.
 
@@ -328,6 +325,11 @@ class ThreadExecutor(Executor):
         return self._done.qsize()
 
 
+def _quiet_since(page: ViewerPage) -> int:
+    """Return since when the training loop waits; 0: it runs, or another loader has threads."""
+    return max(0, page.row[SINCE]) if len(_running) == 1 else 0
+
+
 class _Lane:
     """What batches are built with one after another: a thread's, or a reader's of a stream."""
 
@@ -379,6 +381,8 @@ class _Worker:
                 if outcome is not None:
                     executor.finish(outcome)
                 del item, task, outcome
+        if self._lane.builder is not None:
+            self._lane.builder.end()
         self._clock.close()
         executor.leave(self)
 

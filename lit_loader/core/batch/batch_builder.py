@@ -102,6 +102,11 @@ class BatchBuilder:
         """Take up an epoch."""
         self._fetcher = None
 
+    def end(self) -> None:
+        """End the threads that read samples."""
+        if self._pool is not None:
+            self._pool.end()
+
     def take(self, indices: Any, progress: Progress) -> Any:
         """Make a batch by one indexing, where the dataset is a table; None: `load` is to make it.
 
