@@ -215,12 +215,14 @@ class TolerantMapFetcher(MapFetcher):
 
     def _in_turn(self, batch: Any, progress: Progress) -> list[Any]:
         read, errors = self._attempts.read, self._attempts.errors
-        samples = self.each(
-            lambda index, own: read(self._alone, index, own.place, own), batch, progress
-        )
+        try:
+            samples = self.each(
+                lambda index, own: read(self._alone, index, own.place, own), batch, progress
+            )
+        finally:
+            errors.sort(key=lambda error: error.position)
         if not errors:
             return samples
-        errors.sort(key=lambda error: error.position)
         if self._attempts.tolerance.policy == "replace":
             self._replace(samples, batch, progress)
         return [sample for sample in samples if sample is not _BAD]

@@ -82,7 +82,6 @@ class BatchBuilder:
         self._pool = ReadPool(spec.read_threads, spec.modes) if spec.read_threads > 1 else None
         # In threads no sample can have the generators to itself.
         self._seeds_samples = spec.per_sample and self._pool is None
-        self._draws: SharedDraws | None = None
         self._table = spec.table()
         # Whether batches are made by `take`, which draws nothing, as far as indices allow.
         self.reads_table = self._table is not None
@@ -103,7 +102,8 @@ class BatchBuilder:
         self._fetcher = None
 
     def end(self) -> None:
-        """End the threads that read samples."""
+        """End the threads that read samples, and let go of the board."""
+        self._fetcher = self.rng.step = None
         if self._pool is not None:
             self._pool.end()
 
@@ -144,18 +144,15 @@ class BatchBuilder:
 
         Cancelled: it is no longer wanted.
         """
-        spec, rng, context, draws = self._spec, self.rng, reading(), self._draws
+        spec, rng, context = self._spec, self.rng, reading()
         self.begin(epoch, seeds, progress)
         number = number * spec.num_replicas + spec.rank
         rng.begin(seeds.seed, number)
         if not self._seeds_samples:
             self._seed(BATCH, number)
-        before = None if draws is None else draws.look()
         rng.step, context.tokens = progress, 0
         samples = self._fetcher.fetch(indices, progress)
         rng.step = None
-        if draws is not None and (report := draws.report(before)) is not None:
-            self.note(report)
         if samples is OMITTED:
             self.samples = 0
             return self.with_report(None, omitted=True)
@@ -246,7 +243,7 @@ class BatchBuilder:
             return
         self.held = HeldGenerators(found, self._spec.held, seeds)
         if self._pool is not None:
-            self._draws = SharedDraws(found)
+            self._pool.draws = SharedDraws(found)
 
     def _seed(self, *parts: int) -> None:
         """Seed every generator that the dataset may draw from, for what ``parts`` name."""
@@ -263,8 +260,9 @@ class BatchBuilder:
 
     def _attempt(self, place: int) -> None:
         """Seed before an attempt to read a sample: another attempt draws the same numbers."""
-        reading().maker.rng.attempt()
-        if self._seeds_samples:
+        maker = reading().maker
+        maker.rng.attempt()
+        if maker is self:  # no other thread reads at the moment
             self._seed_sample(place)
 
     def _sample_at(self, place: int) -> Sample:

@@ -28,6 +28,7 @@ from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.worker_info import answer_threads
 from lit_loader.core.seeding.generator_lock import lent_to_others
 from lit_loader.core.seeding.seeds import BatchRng
+from lit_loader.core.seeding.shared_draws import SharedDraws
 from lit_loader.core.system.one_core_thread import OneCoreThread
 
 __all__ = ["ReadPool", "Sample"]
@@ -86,6 +87,7 @@ class ReadPool:
         self.count, self._modes = count, modes
         self._jobs: SimpleQueue[Any] = SimpleQueue()
         self._pid = 0  # the process that the threads are in
+        self.draws: SharedDraws | None = None  # notices what they must not draw from
         self.end: Callable[[], Any] = lambda: None
 
     def read(
@@ -103,15 +105,19 @@ class ReadPool:
         """
         if self._pid != os.getpid():
             self._start()
-        batch = _Batch(read, reading(), SimpleQueue())
+        batch, draws = _Batch(read, reading(), SimpleQueue()), self.draws
+        before = None if draws is None else draws.look()
         for number, item in enumerate(items):
             self._jobs.put((batch, number, item, samples[number]))
         try:
             with lent_to_others():  # a sample may iterate a loader
-                return _gathered(batch, samples, progress)
+                found = _gathered(batch, samples, progress)
         finally:
             for sample in samples:  # if this is an exception, of a signal handler, say
                 sample.is_wanted = False
+        if draws is not None and (report := draws.report(before)) is not None:
+            reading().maker.note(report)
+        return found
 
     def _start(self) -> None:
         answer_threads()
