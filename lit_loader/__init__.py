@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.utils.data import get_worker_info as get_worker_info
 
-    from lit_loader.compat import old_names as old_names
     from lit_loader.compat import state_advice as state_advice
     from lit_loader.compat import torch_samplers as torch_samplers
     from lit_loader.compat.replacement import replace_torch as replace_torch
@@ -100,10 +99,7 @@ _NAMES_IN = {
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
 
 _ASKED_FOR_HERE = {
-    "old_names": "lit_loader.compat.old_names",
-    "state_advice": "lit_loader.compat.state_advice",
     "stream_options": "lit_loader.streams.stream_options",
-    "torch_samplers": "lit_loader.compat.torch_samplers",
 }
 """Modules of add-ons for which the core asks this package: it imports none itself."""
 

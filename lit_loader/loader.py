@@ -276,6 +276,8 @@ class _AddOns(Seams):
         return fork_dangers(core.dataset, core.loader.worker_init_fn, num_workers > 1)
 
     def look_at_workers(self, core: Any, pool: Any, now: float) -> None:
+        if not pool.processes:
+            return
         if pool.growth is None and now >= pool.began + _SETTLING:
             from lit_loader.diagnostics.growth import Growth
 
@@ -589,10 +591,6 @@ class DataLoader(_TorchLoader[T_co]):
         self.check_worker_number_rationality()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if self.__initialized and name not in self.__dict__ and name[0] != "_":
-            from lit_loader import old_names  # which programs of today need not have
-
-            name = old_names.current_name(self, name)
         if self.__initialized and name in FIXED:
             raise OptionError(
                 f"{name} cannot be changed once the loader is built, "
@@ -614,13 +612,6 @@ class DataLoader(_TorchLoader[T_co]):
         if name == "_DataLoader__initialized" and value:
             self._core.make_plan()
 
-    if not TYPE_CHECKING:  # which is to find what is misspelt
-
-        def __getattr__(self, name: str) -> Any:
-            from lit_loader import old_names  # of which this is one, or it is none
-
-            return old_names.attribute(self, name)
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_core": copy.copy(self._core)}
 
@@ -635,7 +626,7 @@ class DataLoader(_TorchLoader[T_co]):
             return self.__dict__["_iterator"]
         if "_core" not in self.__dict__ or not self.persistent_workers:
             return None
-        connected = [run for run in self._core.keeper.alive() if run.pool is not None]
+        connected = [run for run in self._core.keeper.alive() if run.workers is not None]
         return connected[0] if connected else self._core.keeper.idle_iterator()
 
     @_iterator.setter
@@ -687,8 +678,8 @@ class DataLoader(_TorchLoader[T_co]):
         """Choose the epoch of the passes that begin from now on.
 
         Without it the epoch counts up, or stays 0 if ranks share the data. The loader calls
-        ``set_epoch`` of your sampler and, in the process that reads it, of your dataset, if they
-        have it.
+        ``set_epoch`` of your sampler and your dataset, if they have it; persistent workers call it
+        of their copies.
 
         A position within that epoch, from `load_state_dict`, is kept. One within another epoch is
         given up, with a warning.
@@ -699,12 +690,7 @@ class DataLoader(_TorchLoader[T_co]):
         Raises:
             OptionError: It is no whole number, or has more than 62 bits.
         """
-        epoch = epoch_number(epoch)
-        core = self._core
-        core.follow_samplers()
-        if core.started_epoch not in (None, epoch):
-            core.forget_start()
-        core.passes.set_epoch(epoch)
+        self._core.set_epoch(epoch_number(epoch))
 
     def __len__(self) -> int:
         """Number of batches in a full epoch (of this rank).

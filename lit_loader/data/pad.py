@@ -64,7 +64,7 @@ class PadCollate:
         OptionError: An option is refused.
     """
 
-    @functools.partial(known_keywords, unset={"padding_value": 0})
+    @known_keywords
     def __init__(
         self, padding_value: float | Mapping[str, float] = 0, pad_to_multiple_of: int = 1
     ) -> None:

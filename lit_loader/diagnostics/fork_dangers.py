@@ -151,7 +151,7 @@ def _used_around(functions: Iterable[FunctionType]) -> list[Holding]:
 def _parallel_numba(kinds: set[type]) -> str | None:
     """Say that samples call a parallel function of numba, whose pool of GNU OpenMP has begun here.
 
-    Numba finds a fork by its parent's number, and ends it; behind a launcher it hangs.
+    Numba finds a fork by its parent's number, and ends it.
     """
     numba: Any = sys.modules.get("numba")
     try:

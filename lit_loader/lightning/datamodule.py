@@ -45,7 +45,6 @@ from lit_loader.core.options.checks import (
     is_list,
     known_keywords,
     known_options,
-    renamed,
 )
 from lit_loader.core.options.loader_config import FOR_WORKERS, LoaderConfig, check_option
 from lit_loader.data.shared_dataset import shared, shared_dataset
@@ -356,7 +355,6 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         """
         given = train_dataset, val_dataset, test_dataset, predict_dataset
         splits = zip(SPLITS, given, strict=True)
-        options = renamed(options, _OPTIONS)
         datasets: dict[str, Any] = {name: one for name, one in splits if one is not None}
         order, train = options.pop("shuffle", None), options.get("train") or {}
         if isinstance(train, LoaderConfig):
@@ -800,7 +798,6 @@ def swapped(wrapped: LightningDataModule, overrides: Mapping[str, Any]) -> Swapp
         )
     # Unknown names are refused at once, by options that are sure to fit together; whether these do
     # is seen when there is a loader that they are laid over.
-    overrides = renamed(overrides, _OPTIONS)
     LoaderConfig().merged(**{name: getattr(LoaderConfig, name, None) for name in overrides})
     # In the class, and not among the attributes, which are the user's. The name is that of the
     # user's class, by which Lightning's checkpoints have a data module's state.

@@ -37,7 +37,7 @@ class RandomStateCallback(Callback):
         words = legacy["state"].pop("key", None)
         state = {"torch": torch.get_rng_state(), "python": random.getstate()}
         state["numpy"] = {**legacy, "key": None if words is None else words.tolist()}
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch.cuda.is_available():
             state["cuda"] = torch.cuda.get_rng_state_all()
         return state
 

@@ -150,7 +150,7 @@ class AutoWorkers:
             self._processors = processors_of_this_rank()
             self._room = _most_on(self._processors)
             self._why = f"are not started on {counted(math.ceil(self._processors), 'processor')}"
-            each = own_memory(pids[0]) if (pids := pool.workers.pids) else None
+            each = own_memory(all_[0].pid) if (all_ := pool.processes) else None
             if left is not None and each:
                 by_memory = pool.num_workers + int(SPARE * left / each)
                 if by_memory < self._room:

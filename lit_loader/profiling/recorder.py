@@ -263,11 +263,11 @@ def statistics_of(core: Any, memory: bool, caches: Mapping[str, Any]) -> LoaderS
     """
     with core.lock:
         auto, loader = core.auto, core.loader
-        pools = {run.pool for run in core.alive() if run.pool is not None}
+        workers = {run.workers for run in core.alive() if run.workers is not None}
         return Recorder.of(core.log).summary(
             ready=sum(run.ready for run in core.alive()),
-            shared_memory=sum(pool.arena.resident for pool in pools),
-            memory=_memory_use({*pools, core.pool}) if memory else None,
+            shared_memory=sum(each.memory[0] for each in workers),
+            memory=_memory_use({*workers, *filter(None, [core.pool])}) if memory else None,
             num_workers=loader.num_workers,
             num_workers_reason="" if auto is None else auto.setting.reason,
             surroundings=Surroundings(
@@ -287,12 +287,11 @@ def _processors() -> int:
     return math.ceil(usable_processors())
 
 
-def _memory_use(pools: set[Any]) -> MemoryUse:
+def _memory_use(workers: set[Any]) -> MemoryUse:
     """What memory a loader takes now, in its own process and in its workers."""
-    running = [pool for pool in pools if pool is not None and not pool.closed]
     return MemoryUse(
         parent=own_memory(),
-        arena=sum(pool.arena.resident for pool in running),
-        shared_data=sum(pool.workers.shared_data for pool in running),
-        workers=tuple(own_memory(pid) for pool in running for pid in pool.workers.pids),
+        arena=sum(each.memory[0] for each in workers),
+        shared_data=sum(each.memory[1] for each in workers),
+        workers=tuple(own_memory(process.pid) for each in workers for process in each.processes),
     )

@@ -25,7 +25,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from lit_loader.describe import public
 from lit_loader.diagnostics.sentences import counted, duration, percent
@@ -215,13 +215,6 @@ class LoaderStatistics:
     queued_threads: float = 0.0
     active_threads: int = 0
     surroundings: Surroundings = field(default_factory=Surroundings)
-
-    if not TYPE_CHECKING:  # which is to find what is misspelt
-
-        def __getattr__(self, name: str) -> Any:
-            from lit_loader import old_names  # of which this is one, or it is none
-
-            return old_names.attribute(self, name)
 
     @property
     def samples_per_second(self) -> float:

@@ -43,7 +43,6 @@ from lit_loader.core.seeding.seeds import PassSeeds
 from lit_loader.core.state.position import ReadPoint
 from lit_loader.core.state.state_validation import resuming
 from lit_loader.core.state.stateful import OpenStream
-from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.errors import StateError, TransportError
 from lit_loader.streams import datapipes
 from lit_loader.streams.copies import DatasetCopies
@@ -290,8 +289,7 @@ class Reader(BatchBuilder):
             except EndOfData as end:  # right, behind all that was given out
                 self._ended_at = batch
                 return end, batch >= point.batches and _are_known(point, found)
-            except Exception as error:
-                let_handlers_through(error)
+            except Exception:
                 if state is not None and earlier == first:
                     # A state is that before a batch which could be read.
                     with resuming(self._spec.dataset, "dataset"):
@@ -368,8 +366,7 @@ def _pickled(state: dict[str, Any] | None) -> Any:
         return state
     try:
         return pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
-    except Exception as error:
-        let_handlers_through(error)
+    except Exception:
         return copy.deepcopy(state)
 
 

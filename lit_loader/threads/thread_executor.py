@@ -39,8 +39,8 @@ from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.timings import Timings
 from lit_loader.core.batch.worker_info import WorkerInfo, answer_threads, show
-from lit_loader.core.executors.executor import Executor, Task, failure
-from lit_loader.core.executors.outcome import Outcome
+from lit_loader.core.executors.executor import Executor, Task, Workers
+from lit_loader.core.executors.outcome import Outcome, failure
 from lit_loader.core.seeding.held_generators import find_generators
 from lit_loader.core.seeding.seeds import UNTOLD
 from lit_loader.core.seeding.shared_draws import SharedDraws
@@ -88,13 +88,12 @@ _running: Final[weakref.WeakSet[ThreadExecutor]] = weakref.WeakSet()
 class ThreadExecutor(Executor):
     """The threads of a loader, for the pass ``made``."""
 
-    eager = True
-
     def __init__(self, core: Any, made: Any) -> None:
         answer_threads()
         collate_privately()
         loader = core.loader
-        self.depth, self.count = max(1, core.depth), loader.num_workers or 1
+        self.count: int = loader.num_workers or 1
+        self._depth: int = max(1, core.depth)
         self.spec = spec = dataclasses.replace(core.spec(made), in_thread=True)
         self.seed = made.seeds.seed >> 1
         self.readers = core.readers
@@ -104,8 +103,10 @@ class ThreadExecutor(Executor):
         self._threads: dict[int, _Worker] = {}
         self._lock = threading.Lock()  # of the number of threads
         self.beginning, self.has_begun = threading.Lock(), False  # the pass, in the dataset
-        self.memory = BatchMemory()
-        self._pid, self._is_closed, self._is_stopping = os.getpid(), False, False
+        self.batch_memory = BatchMemory()
+        self.processes: list[Any] = []
+        self.memory = 0, 0  # which processes would share
+        self._pid, self.is_closed, self._is_stopping = os.getpid(), False, False
         self._made_board(made)
         found = find_generators(spec.dataset, spec.collate_fn, spec.worker_init_fn)
         self.shared_draws = SharedDraws(found.generators, partial(_quiet_since, self.page))
@@ -181,7 +182,7 @@ class ThreadExecutor(Executor):
 
     def room(self, outstanding: int) -> int:
         """Return how many more tasks may be outstanding."""
-        return self.depth - outstanding
+        return self._depth - outstanding
 
     # --- threads ---
 
@@ -203,7 +204,7 @@ class ThreadExecutor(Executor):
     def resize(self, num_workers: int, depth: int) -> None:
         """Have another number of threads; from any thread."""
         with self._lock:
-            self.depth, self.board.workers = depth, num_workers
+            self._depth, self.board.workers = depth, num_workers
             surplus, self.count = len(self._threads) - num_workers, num_workers
             # Threads of a stream stay: tasks of their readers may wait in their queues.
             for _ in range(0 if self.readers else surplus):
@@ -216,20 +217,16 @@ class ThreadExecutor(Executor):
         with self._lock:
             del self._threads[worker.number]
 
-    def call_off(self) -> None:
-        """End: the next iterator has threads of its own."""
-        self.close()
-
-    def stop(self) -> None:
+    def wake(self) -> None:
         """Let a `receive` in another thread end."""
         self._is_stopping = True
         self._done.put(None)
 
-    def close(self) -> None:
+    def close(self, keep_workers: bool = False) -> None:
         """End the threads; one that is at a sample ends after it."""
-        if self.closed:
+        if self.is_closed or self._pid != os.getpid():
             return
-        self._is_closed = True
+        self.is_closed = True
         _running.discard(self)
         self.board.token = -1  # they leave their batch at the next sample
         workers = [*self._threads.values()]
@@ -285,19 +282,9 @@ class ThreadExecutor(Executor):
         return stall
 
     @property
-    def measured(self) -> Any:
-        """This, whose batches say how many threads there should be."""
+    def workers(self) -> Workers:  # type: ignore[override]
+        """The threads."""
         return self
-
-    @property
-    def workers(self) -> Any:
-        """This, for who asks for processes."""
-        return self
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """No processes."""
-        return ()
 
     @property
     def num_workers(self) -> int:
@@ -310,19 +297,12 @@ class ThreadExecutor(Executor):
         return len(self._threads) >= self.count
 
     @property
-    def elsewhere(self) -> bool:  # type: ignore[override]
-        """Whether this is a forked copy, in which no thread is."""
-        return self._pid != os.getpid()
-
-    @property
-    def closed(self) -> bool:  # type: ignore[override]
-        """Whether it makes no more batches."""
-        return self._is_closed or self.elsewhere
-
-    @property
-    def unread(self) -> int:  # type: ignore[override]
+    def unread(self) -> int:
         """Outcomes that were not received yet, about."""
         return self._done.qsize()
+
+    def adapt(self) -> None:
+        """Do nothing: whoever submits or receives next starts the threads that are missing."""
 
 
 def _quiet_since(page: ViewerPage) -> int:
@@ -347,7 +327,7 @@ class _Worker:
         self._lane, self._initialised = _Lane(), False
         self._indices: Any = None  # of its batch, for messages
         self._progress = Progress(executor.board.words, (number + 1) * ROW_WORDS)
-        self._progress.empty = executor.memory.empty
+        self._progress.empty = executor.batch_memory.empty
         self.thread = OneCoreThread(target=self._run, name=f"lit_loader worker {number}")
 
     @property
@@ -373,7 +353,7 @@ class _Worker:
         self._clock = ProcessorClock(thread=True)
         self._progress.idle()
         with executor.spec.modes.held():
-            while (item := tasks.get()) is not None and not executor.closed:
+            while (item := tasks.get()) is not None and not executor.is_closed:
                 lane = executor.lanes[item] if executor.readers else self._lane
                 with lane.lock:
                     task = lane.tasks.popleft() if executor.readers else item

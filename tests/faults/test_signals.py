@@ -1,28 +1,32 @@
-"""Real signals to real programs: SIGTERM, SIGKILL and Ctrl-C, to the parent alone and to all.
+"""Real signals to real programs: Ctrl-C, alarms, SIGTERM, SIGKILL, to the parent alone and to all.
 
-Each program leads a session of its own, so that a test can signal its process group, as schedulers
-and terminals do, and can see afterwards that none of the session's processes is left.
+Each program leads a session of its own (`tests/support/sessions.py`).
 """
 
-import contextlib
 import inspect
 import json
 import os
 import random
-import select
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from tests.parity.tools import PROMPT, finish_script
-from tests.support.programs import start_program
 from tests.support.samples import METHODS
+from tests.support.sessions import (
+    end_all,
+    expect,
+    finish,
+    launch,
+    members,
+    send,
+    tell,
+    wait_until_empty,
+)
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfds (Linux)")
 
@@ -32,78 +36,11 @@ METHOD = pytest.mark.parametrize(
 )
 
 
-def members(session: int) -> Iterator[int]:
-    """Processes of a session that run."""
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                # After the name, which is in parentheses and may hold anything.
-                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-                if int(fields[3]) == session and fields[0] not in "ZX":
-                    yield int(entry)
-
-
-def wait_until_empty(session: int) -> None:
-    """Wait until a session has no processes."""
-    begun = time.monotonic()
-    while left := list(members(session)):
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                pidfd = os.pidfd_open(pid)
-                ended, _, _ = select.select([pidfd], [], [], begun + PROMPT - time.monotonic())
-                os.close(pidfd)
-                if not ended:
-                    for other in members(session):
-                        os.kill(other, signal.SIGKILL)
-                    raise AssertionError(f"processes {left} are still running")
-
-
-def send(process: subprocess.Popen[str], number: int, whom: str) -> None:
-    (os.killpg if whom == "group" else os.kill)(process.pid, number)
-
-
-def expect(process: subprocess.Popen[str], *lines: str) -> None:
-    """Read lines that come in any order."""
-    assert process.stdout is not None
-    found = {process.stdout.readline().strip() for _ in lines}
-    assert found == set(lines), (found, process.poll() is not None and process.communicate())
-
-
-def tell(process: subprocess.Popen[str], word: object) -> None:
-    """Write a line to the program's standard input."""
-    assert process.stdin is not None
-    process.stdin.write(f"{word}\n")
-    process.stdin.flush()
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[str, str, int]:
-    """Let a program end; none of its processes may be left."""
-    done = finish_script(process)
-    wait_until_empty(process.pid)
-    return done
-
-
-launched: list[subprocess.Popen[str]] = []
-
-
 @pytest.fixture(autouse=True)
 def programs_end() -> Iterator[None]:
     """A test that fails leaves its program running."""
     yield
-    while launched:
-        process = launched.pop()
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-
-
-def launch(source: str, folder: Path, *arguments: object) -> subprocess.Popen[str]:
-    """Run a program with a folder and further arguments."""
-    program = folder / "program.py"
-    program.write_text(source)
-    process = start_program(program, folder, *arguments, stdin=subprocess.PIPE)
-    launched.append(process)
-    return process
+    end_all()
 
 
 PROGRAM = """
@@ -165,16 +102,26 @@ def start(body: str, folder: Path, method: str, *arguments: str) -> subprocess.P
     return launch(PROGRAM.replace("BODY", lines), folder, method, *arguments)
 
 
-# Ctrl-C ----------------------------------------------------------------------------------------
+# Exceptions of handlers ------------------------------------------------------------------------
 
 INTERRUPTED = """
+class Late(Exception):
+    pass
+
+def late(*_):
+    raise Late
+
+signal.signal(signal.SIGTERM, late)
+if sys.argv[3] == "0":
+    gated[:] = [9]
+    loader = DataLoader(data)
 found, iterator = [], iter(loader)
 while True:
     try:
         if len(found) in gated:
             say("next", len(found))
         batch = next(iterator, None)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Late):
         say("interrupted")
         gated.remove(len(found))
         data.open_gate(len(found))
@@ -182,21 +129,34 @@ while True:
         if batch is None:
             break
         found.append(int(batch))
-say(found == list(range(40)))
+say(*sorted({*range(40)} - {*found}), len(found), found == sorted(found))
 """
 
 
 @pytest.mark.parametrize("whom", ["parent", pytest.param("group", marks=SLOW)])
-@pytest.mark.parametrize("method", METHODS)
-def test_an_iterator_goes_on_after_ctrl_c(tmp_path: Path, method: str, whom: str) -> None:
-    """In the middle of next(): an interrupt in the loop, and then the rest, nothing missing."""
-    process = start(INTERRUPTED, tmp_path, method)
-    expect(process, "fetching 9", "next 9")
-    send(process, signal.SIGINT, whom)
-    expect(process, "interrupted")
-    expect(process, "fetching 24", "next 24")
-    send(process, signal.SIGINT, whom)
-    assert finish(process) == ("interrupted\nTrue\n", "", 0)
+@pytest.mark.parametrize("name", ["INT", "TERM"])
+@METHOD
+def test_an_iterator_goes_on_after_an_interruption(
+    tmp_path: Path, method: str, name: str, whom: str
+) -> None:
+    """The exception comes out of next(), and the next one returns the batch that was due."""
+    process = start(INTERRUPTED, tmp_path, method, "2")
+    for place in (9, 24):
+        expect(process, f"fetching {place}", f"next {place}")
+        send(process, getattr(signal, f"SIG{name}"), whom)
+        expect(process, "interrupted")
+    expect(process, "40 True")
+    assert finish(process) == ("", "", 0)
+
+
+@pytest.mark.parametrize(("name", "last"), [("INT", "40 True"), ("TERM", "9 39 True")])
+def test_an_interruption_without_workers(tmp_path: Path, name: str, last: str) -> None:
+    """An `Exception` that a handler raises in ``dataset[i]`` is that sample's."""
+    process = start(INTERRUPTED, tmp_path, "fork", "0")
+    expect(process, "next 9", "fetching 9")
+    os.kill(process.pid, getattr(signal, f"SIG{name}"))
+    expect(process, "interrupted", last)
+    assert finish(process) == ("", "", 0)
 
 
 IN_A_THREAD = """
@@ -291,7 +251,7 @@ for batch in iterator:
 say(found == list(range(40)))
 """
 
-SENT = ["HUP", "TERM", "USR1", "USR2", "ALRM", "XCPU", "QUIT", "TSTP", "CONT"]
+SENT = ["HUP", "TERM", "USR1", "USR2", "ALRM", "VTALRM", "PROF", "XCPU", "QUIT", "TSTP", "CONT"]
 """What schedulers, terminals and limits send to all processes of a job."""
 
 
@@ -397,7 +357,7 @@ found, iterator = [], iter(loader)
 for batch in iterator:
     found.append(int(batch))
     if len(found) == 2:
-        for pid in (*iterator.pool.workers.pids, os.getpid()):
+        for pid in (*iterator.workers.workers.pids, os.getpid()):
             for number in numbers:
                 os.kill(pid, number)
 say(found == list(range(40)), os.read(ran[0], 999) == f"{os.getpid()} ".encode() * len(numbers))

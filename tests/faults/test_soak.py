@@ -3,12 +3,11 @@
     export LIT_LOADER_SOAK_SECONDS=1200
     pytest -m slow -n 0 -s -o faulthandler_timeout=0 tests/faults/test_soak.py
 
-Loaders of every kind run side by side, each in a thread of its own: workers of each start method,
-threads, none, remote ones; datasets, streams, mixtures, packs; resized, closed, resumed. What they
-give is compared with what they gave before the first fault. Meanwhile another thread strikes every
-few hundred milliseconds: a worker, the launcher, both, a launcher that has just been forked, the
-fork server. Others never rest, so that forks copy locks in any state.
-What is drawn comes from a seed (``LIT_LOADER_SOAK_SEED``); what it meets is the machine's affair.
+Loaders of every kind run at the same time, each in a thread of its own; they are resized, closed,
+resumed. What they yield is compared with what they yielded before the first fault. Meanwhile
+another thread strikes a worker or the fork server every few hundred milliseconds. Others never
+rest, so that forks copy locks in any state. What is drawn comes from a seed
+(``LIT_LOADER_SOAK_SEED``); what it meets is the machine's affair.
 """
 
 import collections
@@ -34,7 +33,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -43,18 +42,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 import lit_loader
-from lit_loader import (
-    CachedDataset,
-    DataLoader,
-    MixtureDataset,
-    MixtureSampler,
-    MixtureStream,
-    PackCollate,
-    PackedStream,
-    PackingBatchSampler,
-    WorkerDiedError,
-    WorkerTimeoutError,
-)
+from lit_loader import DataLoader, WorkerDiedError, WorkerTimeoutError
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 from tests.support.faults import Noisy, StatefulStream, plain
 from tests.support.remote_threads import ThreadWorkers
@@ -75,47 +63,19 @@ STRIKES = {
     signal.SIGQUIT: 1,
     signal.SIGXCPU: 1,
     signal.SIGSTOP: 10,
-    "launcher": 8,
-    "launcher and workers": 8,
-    "newborn launcher": 6,
     "fork server": 3,
 }
-"""What strikes how often, of a hundred; signals meet a worker, all others are killed by SIGKILL."""
+"""What strikes how often; signals meet a worker, the fork server is killed by SIGKILL."""
 
 ALLOWED = {
     "batch struck twice": r"Batch \d+ has ended 2 workers in a row and is not tried again",
     "fork server killed twice": r"Python's fork server, which starts it, was killed",
-    "launcher killed thrice": r"for the 3rd time in a row.*\(pid \d+\) was killed by SIGKILL",
     "closed meanwhile": r"^lit_loader: the loader was closed",
 }
 """Errors that are right where faults follow each other; what is behind them goes on."""
 
 
 # Loaders under fire ----------------------------------------------------------------------------
-
-
-class Stored(Noisy):
-    """What is read of a storage that is slow, fails, and hangs, whenever it likes."""
-
-    @lit_loader.reads_ahead
-    def read(self, index: int) -> int:
-        now = time.monotonic_ns() // 1000  # no random number: a read draws none
-        if now % 50 == 0:
-            raise OSError("the storage is busy")
-        threading.Event().wait(3 * TIMEOUT if now % 10_000 == 0 else 0.001 * (now % 4))
-        return 2 * index
-
-    def __getitem__(self, index: int) -> Any:
-        assert self.read(index) == 2 * index
-        return super().__getitem__(index)
-
-
-class Fixed(Noisy):
-    """Samples that draw nothing, and so can be kept in a cache."""
-
-    def __getitem__(self, index: int) -> Any:
-        noise, jitter = torch.full((self.width,), float(index)), np.full((2, 3), float(index))
-        return {"index": index, "noise": noise, "jitter": jitter}
 
 
 class Own(Noisy):
@@ -128,48 +88,6 @@ class Own(Noisy):
             "noise": torch.from_numpy(rng.random((self.width,))),
             "jitter": rng.random((2, 3)),
         }
-
-
-class OwnStream(StatefulStream):
-    """The same as a stream, whose samples may have an end that is not theirs alone."""
-
-    def make(self, index: int) -> Any:
-        return Own(self.length, self.width)[index]
-
-
-class Leaking(Noisy):
-    """What samples add to is never emptied: workers grow until they end."""
-
-    kept: Final[list[bytes]] = []
-
-    def __getitem__(self, index: int) -> Any:
-        self.kept.append(b"." * (1 << 16))
-        return super().__getitem__(index)
-
-
-class Growing(Fixed):
-    """Has more samples in later epochs, as one that is still written."""
-
-    def at(self, epoch: int) -> None:
-        self.length = 80 + 20 * epoch
-
-
-class Texts(Noisy):
-    """Samples of other lengths, to be packed."""
-
-    def __init__(self, length: int, width: int) -> None:
-        super().__init__(length, width)
-        self.lengths = [1 + index * 7 % width for index in range(length)]
-
-    def __getitem__(self, index: int) -> Any:
-        return {"tokens": torch.randint(0, 1000, (self.lengths[index],))}
-
-
-class TextStream(StatefulStream):
-    """Documents, cut into sequences by `PackedStream`."""
-
-    def make(self, index: int) -> Any:
-        return Texts(self.length, self.width)[index]
 
 
 LIBRARY = threading.Lock()
@@ -195,12 +113,10 @@ class Alarm(Exception):
 
 PIECES: tuple[Callable[[Any], Any], ...] = (
     lambda batch: batch,
-    lambda batch: batch["index"],
     lambda batch: batch["noise"][1:, ::3],
     lambda batch: batch["noise"][0].view(-1).numpy(),
-    lambda batch: batch["jitter"].select(0, -1),
 )
-"""What a consumer keeps of a batch; of packs all."""
+"""What a consumer keeps of a batch."""
 
 
 class Lane:
@@ -232,13 +148,10 @@ class Lane:
 
     @contextlib.contextmanager
     def made(self) -> Iterator[DataLoader[Any]]:
-        """A loader; of those with a cache or remote workers each has others."""
+        """A loader; each has remote workers of its own."""
         options, dataset = dict(self.options), self.dataset
         with tempfile.TemporaryDirectory() as folder:
-            if self.name == "cached":
-                where = {"directory": folder, "key": "soak"} if self.rng.random() < 0.5 else {}
-                dataset = CachedDataset(dataset, memory="20 MB", **where)
-            if self.name == "beside remote ones":
+            if self.name == "remote":
                 options |= {"remote": ThreadWorkers(folder), "num_remote_workers": 2}
             with DataLoader(dataset, **options) as loader:
                 yield loader
@@ -247,7 +160,7 @@ class Lane:
         """Note what every epoch should give."""
         with self.made() as loader:
             for epoch in range(EPOCHS):
-                self.announce(loader, epoch)
+                loader.set_epoch(epoch)
                 self.expected.append([plain(batch) for batch in loader])
 
     def run(self, over: Callable[[], bool]) -> None:
@@ -266,11 +179,7 @@ class Lane:
 
     def epoch(self, loader: Any, epoch: int) -> None:
         """Go through an epoch, or leave it in the middle."""
-        if self.rng.random() < 0.1:
-            self.start(loader)  # for another epoch perhaps
-        self.announce(loader, epoch)
-        if self.rng.random() < 0.3:
-            self.start(loader)
+        loader.set_epoch(epoch)
         expected = self.expected[epoch]
         last = self.rng.randrange(len(expected)) if self.rng.random() < 0.2 else None
         found, held, given_up = [], collections.deque[tuple[Any, Any]](), set[int]()
@@ -300,7 +209,7 @@ class Lane:
                     given_up.add(int(number[1]))
                 continue
             found.append(plain(batch))
-            piece = self.rng.choice(PIECES if "noise" in batch else PIECES[:1])(batch)
+            piece = self.rng.choice(PIECES)(batch)
             held.append((piece, plain(piece)))
             del batch, piece
             while len(held) > self.rng.randint(0, self.hold):
@@ -317,27 +226,8 @@ class Lane:
             more, less = (collections.Counter(map(repr, each)) for each in (found, wanted))
             right = not more - less and (not complete or more == less)
         told = f"epoch {epoch} is not what it was: {len(found)} of {len(wanted)} batches"
-        assert right, f"{told}; {self.difference(found, wanted)}, resumed at {resumed}"
+        assert right, f"{told}, resumed at {resumed}"
         self.count.update(epochs=1, batches=len(found))
-
-    def difference(self, found: list[Any], wanted: list[Any]) -> str:
-        """Say where batches first differ, and what came there."""
-        at = next((at for at, each in enumerate(found) if each not in wanted[at : at + 1]), 0)
-        came = [number for number, each in enumerate(wanted) if each in found[at : at + 1]]
-        return f"at {at} came {came}"
-
-    def announce(self, loader: Any, epoch: int) -> None:
-        if isinstance(self.dataset, Growing):
-            self.dataset.at(epoch)
-        loader.set_epoch(epoch)
-
-    def start(self, loader: Any) -> None:
-        """Let workers begin now."""
-        self.count["early starts"] += 1
-        try:
-            loader.start()
-        except LoaderError as error:
-            self.allow(error)
 
     def take(self, iterator: Any) -> Any:
         return next(iterator)
@@ -357,7 +247,7 @@ class Lane:
     def pool(self) -> Any:
         """What its batches come from at the moment."""
         core = self.loader._core
-        return next((run.pool for run in core.runs if getattr(run, "pool", None)), core.pool)
+        return next((run.workers for run in core.runs if getattr(run, "workers", None)), core.pool)
 
 
 class Interrupted(Lane):
@@ -409,48 +299,27 @@ def close(lane: Lane, loader: Any) -> None:
 
 
 def lanes() -> list[Lane]:
-    images, stream = Noisy(160, 50), StatefulStream(160, 50)
-    own, texts = Own(160, 50), Texts(160, 50)
-    mixed, streams = (
-        MixtureDataset([images, Noisy(40, 50)], [1, 2]),
-        [stream, StatefulStream(80, 50)],
-    )
+    images, stream, own = Noisy(160, 50), StatefulStream(160, 50), Own(160, 50)
+    shuffled: dict[str, Any] = {"shuffle": True}
     return [
-        Lane("persistent", images, shuffle=True),
-        Lane("fresh", images, shuffle=True, persistent_workers=False, seeding="sample"),
+        Lane("persistent", images, **shuffled),
+        Lane("fresh", images, persistent_workers=False, seeding="sample", **shuffled),
         Lane("stream", stream),
-        Lane("unordered", images, shuffle=True, in_order=False),
-        Lane("large", Noisy(24, 625_000), shuffle=True),  # a batch is 10 MB
-        Lane("held", Noisy(160, 5_000), hold=30, shuffle=True, prefetch_factor=4),
-        Lane("in process", images, num_workers=0, hold=20, shuffle=True),
-        Lane("fork server", images, shuffle=True, multiprocessing_context="forkserver"),
+        Lane("unordered", images, in_order=False, **shuffled),
+        Lane("large", Noisy(24, 625_000), **shuffled),  # a batch is 10 MB
+        Lane("held", Noisy(160, 5_000), hold=30, prefetch_factor=4, **shuffled),
+        Lane("in process", images, num_workers=0, hold=20, **shuffled),
+        Lane("fork server", images, multiprocessing_context="forkserver", **shuffled),
         Lane("shards", stream, num_shards=5),
-        Lane("auto", images, shuffle=True, num_workers="auto"),
-        Lane("shards, auto", stream, num_shards=4, num_workers="auto"),
-        Lane("resized", images, shuffle=True, act=resize),
+        Lane("auto", images, num_workers="auto", **shuffled),
+        Lane("resized", images, act=resize, **shuffled),
         Lane("shards, resized", stream, num_shards=6, act=resize),
-        Lane("cached", Fixed(160, 50), shuffle=True),
-        Lane("reads ahead", Stored(80, 50), shuffle=True, concurrent_reads=8, sample_retries=5),
-        Lane("beside remote ones", images, shuffle=True),
-        Lane("threads", own, shuffle=True, worker_method="thread"),
-        Lane("threads, resized", own, shuffle=True, worker_method="thread", act=resize),
-        Lane("threads, shards", OwnStream(160, 50), num_shards=4, worker_method="thread"),
-        Lane("mixture", mixed, sampler=MixtureSampler(mixed, 160)),
-        Lane("mixture, stream", MixtureStream(streams, [1, 2]), num_shards=4),
-        Lane(
-            "packs",
-            texts,
-            batch_size=1,
-            batch_sampler=PackingBatchSampler(texts, 100),
-            collate_fn=PackCollate(),
-        ),
-        Lane("packs, stream", PackedStream(TextStream(400, 50), 100), num_shards=4),
-        Lane("leaking", Leaking(160, 50), shuffle=True),
-        Lane("growing", Growing(160, 50), shuffle=True),
-        Lane("a library's lock", Decoded(160, 50), shuffle=True, persistent_workers=False),
-        Lane("closed", images, shuffle=True, act=close),
+        Lane("remote", images, **shuffled),
+        Lane("threads, resized", own, worker_method="thread", act=resize, **shuffled),
+        Lane("a library's lock", Decoded(160, 50), persistent_workers=False, **shuffled),
+        Lane("closed", images, act=close, **shuffled),
         Lane("stream, closed", stream, act=close),
-        Interrupted("interrupted", images, shuffle=True),
+        Interrupted("interrupted", images, **shuffled),
     ]
 
 
@@ -500,36 +369,23 @@ def strike(targets: list[Lane], over: threading.Event) -> collections.Counter[st
         lane, [kind] = rng.choice(targets), rng.choices(kinds, weights)
         # A pool changes meanwhile, or ends: then there is nothing to strike.
         with contextlib.suppress(OSError, ValueError, LookupError, AttributeError, TypeError):
-            for find in victims(kind, lane, rng, over):
-                kill(find, kind if isinstance(kind, signal.Signals) else signal.SIGKILL)
+            number = kind if isinstance(kind, signal.Signals) else signal.SIGKILL
+            kill(victim(kind, lane, rng), number)
             struck[str(getattr(kind, "name", kind))] += 1
     return struck
 
 
-def victims(kind: Any, lane: Lane, rng: random.Random, over: threading.Event) -> list[Find]:
-    """What is to be struck, one after the other."""
-    if kind == "newborn launcher":
-        victim = newborn(over)
-        return [lambda: victim]
+def victim(kind: Any, lane: Lane, rng: random.Random) -> Find:
+    """What is to be struck."""
     if kind == "fork server":
-        return [lambda: forkserver._forkserver._forkserver_pid]  # type: ignore[attr-defined]
+        return lambda: forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     workers = lane.pool().workers
-    launcher: Find = lambda: workers.starter.pid  # noqa: E731
-    each: list[Find] = [
-        functools.partial(lambda at: workers.pids[at], at) for at in range(len(workers.pids))
-    ]
-    if kind == "launcher":
-        return [launcher]
-    if kind == "launcher and workers":
-        return rng.sample([launcher, *each], len(each) + 1)
-    return [rng.choice(each)]
+    at = rng.randrange(len(workers.pids))
+    return lambda: workers.pids[at]  # type: ignore[no-any-return]
 
 
 def kill(find: Find, number: signal.Signals) -> None:
-    """Send a signal to a process that is still the one that was meant; LookupError: it is not.
-
-    By no number: that of a launcher is 0 where there is none, which is this whole process group.
-    """
+    """Send a signal to a process that is still the one that was meant; LookupError: it is not."""
     pid = find()
     pidfd = os.pidfd_open(pid)
     try:
@@ -538,27 +394,6 @@ def kill(find: Find, number: signal.Signals) -> None:
         signal.pidfd_send_signal(pidfd, number)
     finally:
         os.close(pidfd)
-
-
-def newborn(over: threading.Event) -> int:
-    """Wait for the next launcher that is forked."""
-    before, until = children(), time.monotonic() + 1
-    while time.monotonic() < until and not over.is_set():
-        found = children()
-        if found - before:
-            return min(found - before)
-        before = found
-        over.wait(0.001)
-    raise LookupError("none was forked")
-
-
-def children() -> set[int]:
-    """The processes that this one has started: launchers, and multiprocessing's helpers."""
-    found: set[int] = set()
-    for file in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found.update(map(int, file.read_text().split()))
-    return found
 
 
 # What it costs ---------------------------------------------------------------------------------
@@ -698,17 +533,15 @@ def soak(seconds: float, targets: list[Lane]) -> list[Usage]:
     assert all(lane.count["epochs"] for lane in targets)
     # The lane in this process seeds the global generators while worker threads are waited for.
     meanwhile = "draws from, or seeds, a global generator, which threads share"
-    looked = "went to an iterator that has given one batch, and the rest"  # right behind a resume
     others = [
         warning
         for warning in told
-        if warning.category is not WorkerRestartWarning
-        and not any(text in str(warning.message) for text in (meanwhile, looked))
+        if warning.category is not WorkerRestartWarning and meanwhile not in str(warning.message)
     ]
     assert not others, "\n".join(map(str, others))
     # A batch may be struck twice by chance, if seldom.
     assert total["batch struck twice"] <= 1 + struck.total() // 20
-    # A worker whose launcher was killed is nobody's child; it ends by itself.
+    # A worker whose fork server was killed is nobody's child; it ends by itself.
     end = time.monotonic() + 10
     gc.collect()
     while (left := more_than(before)) and time.monotonic() < end:

@@ -32,7 +32,6 @@ from lit_loader import (
     PackingBatchSampler,
     TokenBudgetBatchSampler,
 )
-from lit_loader.compat.old_names import PRESETS as PRESETS_BY_OLD_NAMES
 from lit_loader.data.pad import PadCollate, Padded
 from lit_loader.hydra.schema import hydra_schema
 from tests.support.samples import OfLength
@@ -49,19 +48,17 @@ CONF = Path(__file__).parents[2] / "conf" / "lit_loader"
 GROUPS = {
     "loader": {
         *("debug", "default", "fault_tolerant", "_inherit", "ray", "split"),
-        *("auto", "cluster", "fragile_data", "inherit", "reproducible", "threads", "throughput"),
+        *("auto", "reproducible", "threads", "throughput"),
         "workers",
     },
     "remote": {"ray"},
     "sampler": {
         *("balanced", "mixture", "packing", "token_budget", "random", "weighted"),
-        "with_replacement",
     },
     "collate": {"list", "pack", "pad"},
     "callbacks": {"monitor", "state"},
 }
-# ray needs Ray; those of old names are in test_old_names.py.
-PRESETS = sorted(GROUPS["loader"] - {"_inherit", "split", "ray"} - PRESETS_BY_OLD_NAMES.keys())
+PRESETS = sorted(GROUPS["loader"] - {"_inherit", "split", "ray"})
 
 
 class Numbers(OfLength):

@@ -144,7 +144,7 @@ COMPLETIONS = {
     "loader.num_workers=",
     "loader.on_sample_error=skip loader.max_s": "loader.max_sample_errors=",
     "lit_loader/sa": "lit_loader/sampler=",
-    "lit_loader/sampler=w": "lit_loader/sampler=weighted lit_loader/sampler=with_replacement",
+    "lit_loader/sampler=w": "lit_loader/sampler=weighted",
     "lit_loader/loader=t": "lit_loader/loader=threads lit_loader/loader=throughput",
 }
 

@@ -195,7 +195,7 @@ MUTATIONS: Final = (
         "a batch that a signal's exception broke into is lost",
         "        self.place.take_back()\n        self.given = None",
         "        pass",
-        "faults/test_interrupts.py faults/test_alarms.py",
+        "faults/test_signals.py::test_an_iterator_goes_on_after_an_interruption",
     ),
     Mutation(
         "batches come in the order in which workers finish",
@@ -296,10 +296,16 @@ MUTATIONS: Final = (
         "core/batch/test_unseeded_batches.py",
     ),
     Mutation(
-        "a worker is forked beside a thread that may hold a lock",
-        "direct if brief and alone else None",
-        "direct if brief else None",
-        "core/executors/test_few_batches.py",
+        "a worker keeps the locks that other threads held at the fork",
+        "        _renew_locks()\n",
+        "        pass\n",
+        "core/executors/test_start.py::test_a_lock_that_workers_have_anew",
+    ),
+    Mutation(
+        "a forked worker has a plain attribute that was set after the pass began",
+        "                self._attributes.restore()\n",
+        "                pass\n",
+        "core/executors/test_start.py::test_the_program_changes_the_dataset_and_a_worker_is_killed",
     ),
     Mutation(
         "the program's own generators are left moved",
@@ -333,10 +339,22 @@ MUTATIONS: Final = (
         "core/executors/test_recovery.py::test_hanging_in_user_code",
     ),
     Mutation(
-        "workers that hang at a copied lock are replaced by others that do",
-        "if first and self._replaces_by_other_origin(pool, ended, origin, message):",
+        "workers that hang at the same copied lock use up the budget",
+        "        self._charged -= together and self._hung_at_first\n",
+        "",
+        "core/executors/test_start.py::test_a_lock_that_is_free_by_the_time_workers_are_replaced",
+    ),
+    Mutation(
+        "a forked worker that does not come up is waited for",
+        "if workers.forks and workers.starting and self._stall.seconds >= _STUCK:",
         "if False:",
-        "faults/test_reported_hangs.py core/executors/test_fork_safety.py",
+        "core/executors/test_start.py::test_a_worker_that_does_not_come_up",
+    ),
+    Mutation(
+        "a stream that is left is not closed",
+        "            self._loader.begin_epoch()\n            gc.collect()",
+        "            gc.collect()",
+        "faults/test_close.py::test_a_stream_that_is_left_is_closed",
     ),
     Mutation(
         "workers are replaced without end",

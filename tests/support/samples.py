@@ -180,7 +180,7 @@ def ints(batches: Iterable[Any]) -> list[int]:
 
 def worker_pids(iterator: Any) -> list[int]:
     """Process ids of the workers that serve an iterator."""
-    return list(iterator.pool.workers.pids)
+    return list(iterator.workers.workers.pids)
 
 
 def named_memory() -> set[str]:

@@ -40,7 +40,9 @@ class Stored(OfLength):
         time.sleep(0.001 * (index % 3))
         rng, own = lit_loader.get_rng(), getattr(get_worker_info(), "rng", None)
         drawn = [rng.random(), rng.random(), lit_loader.get_rng("a key").random()]
-        drawn += [own.numpy_generator.random(), own.random_generator.random()] if own else [0.0, 0.0]
+        drawn += (
+            [own.numpy_generator.random(), own.random_generator.random()] if own else [0.0, 0.0]
+        )
         lit_loader.note(tokens=index)
         return [index, lit_loader.get_epoch(), torch.initial_seed() % 2**31, *drawn]
 

@@ -25,7 +25,7 @@ from lit_loader.core.transport import viewer_page
 from lit_loader.top.discovery import NotFound
 from lit_loader.top.watch import Watch
 from tests.support.programs import run_program, start_program
-from tests.support.samples import Call, OfLength, Rows
+from tests.support.samples import Call, OfLength, Rows, until
 
 THREADS: dict[str, Any] = {"num_workers": 2, "worker_method": "thread"}
 PROCESSES: dict[str, Any] = {"num_workers": 2, "worker_method": "multiprocessing"}
@@ -307,6 +307,7 @@ def test_a_thread_that_hangs_is_reported_with_its_stack(where: str) -> None:
         found += [batch.tolist() for batch in batches]
     finally:
         gate.set()
+        until(lambda: not workers())
     assert found == [[n, n + 1, n + 2, n + 3] for n in range(0, 16, 4)]
 
 
@@ -376,7 +377,10 @@ def test_a_file_at_one_position_for_all_threads_is_reported(
     with (dataset := Locked(path)).file:
         found = torch.cat([*DataLoader(dataset, batch_size=8, **options)])
     assert found.tolist() == [*range(64)]
-    with (dataset := Records(path)).file, pytest.warns(UserWarning, match=r"(?s)Records\.file.*LL021"):
+    with (
+        (dataset := Records(path)).file,
+        pytest.warns(UserWarning, match=r"(?s)Records\.file.*LL021"),
+    ):
         list(DataLoader(dataset, batch_size=8, **options))
 
 
@@ -431,6 +435,7 @@ def test_an_iterator_that_is_dropped_during_a_sample_harms_no_other() -> None:
         assert [batch.tolist()[0] for batch in loader] == [0, 4, 8, 12]
     finally:
         gate.set()
+        until(lambda: not workers())
 
 
 def test_resizes_while_it_runs() -> None:

@@ -31,7 +31,7 @@ from lit_loader.core.batch.batch_spec import BatchWithReport
 from lit_loader.core.epoch.pass_tasks import MapTasks, NextEpochTasks, PassTasks
 from lit_loader.core.epoch.passes import Pass
 from lit_loader.core.epoch.torch_surface import TorchSurface
-from lit_loader.core.executors.executor import Executor
+from lit_loader.core.executors.executor import Executor, Workers
 from lit_loader.core.executors.healer import Healer
 from lit_loader.core.executors.outcome import FewerWorkers, Outcome, Overrun
 from lit_loader.core.executors.pipes import PoolClosed
@@ -151,10 +151,14 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         """The pass, once it has begun."""
         return self._pass
 
+    def begin_pass(self) -> Pass:
+        """Fix where the pass begins."""
+        self._pass = self._pass or self._core.begin_pass(self, self.drawn)
+        return self._pass
+
     def _begin(self) -> PassTasks:
         """Begin the pass."""
-        core = self._core
-        made = self._pass = self._pass or core.begin_pass(self, self.drawn)
+        core, made = self._core, self.begin_pass()
         self._tail = core.seams.end_policy(core, made)
         tasks: PassTasks = (
             core.seams.stream_tasks(core, made, self._lines == 1)
@@ -179,8 +183,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                     arrived = self._arrived
                 if executor.page is not None:
                     executor.page.row[SINCE] = began
-                if len(tasks.tasks) < executor.depth or tasks.again:
-                    self._fill(executor, tasks)
+                self._fill(executor, tasks, least=1)
             if not tasks.tasks:
                 if tail and tail.begins_again(tasks.place):
                     tasks.restart_all(arrived)
@@ -206,7 +209,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                     break
                 arrived[came.number] = came
                 outcome = self._in_turn(tasks)
-            if executor.notices or outcome.error is not None:
+            if self.healer.notices or outcome.error is not None:
                 arrived[outcome.number] = outcome  # not lost where warnings are errors
                 self._report_events()
                 del arrived[outcome.number]
@@ -216,36 +219,36 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             if not outcome.ended:
                 break
             tasks.settle()
-        if executor.eager:
-            self._fill(executor, tasks)  # before the batch is unpacked: no worker is to wait
+        self._fill(executor, tasks)  # before the batch is unpacked: no worker is to wait
         if tail:
             tail.given(tasks.place)
         if outcome.memory is not None or outcome.failure is not None:
             outcome.unpack()
         return outcome
 
-    def _fill(self, executor: Executor, tasks: PassTasks) -> None:
+    def _fill(self, executor: Executor, tasks: PassTasks, least: int = 0) -> None:
         """Submit tasks as long as there is room for them, and there are some.
 
-        Resubmitted tasks ignore the limit: the others may be waiting for the first of them.
+        ``least`` tasks of the pass are to be outstanding, room or not. Resubmitted tasks ignore the
+        limit: the others may be waiting for the first of them.
         """
         ahead = self._ahead
         assert ahead is not None
         known = len(tasks.tasks) + len(ahead.tasks) - len(tasks.again)
         if tasks.given is not None:
             known -= 1
-        while tasks.again or (
-            known < executor.depth and not (executor.budgeted and executor.room(known) <= 0)
-        ):
+        room = executor.room(known)
+        while tasks.again or room > 0 or known < least:
             task = tasks.next_task()
             if task is None:
-                if not executor.eager or tasks.error is not None:
+                if room <= 0 or tasks.error is not None:
                     return
                 task = ahead.next_task()
                 if task is None:
                     return
             executor.submit(task)
             known += 1
+            room -= 1
 
     def _in_turn(self, tasks: PassTasks) -> Outcome | None:
         """Take out the outcome whose turn it is, if it has arrived."""
@@ -294,7 +297,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             timings.step = began - self._given
         report = outcome.made
         again = tasks.reads_streams and report is not None and report.state is None
-        core.note(timings, executor.measured, again)
+        core.note(timings, executor.workers, again)
         self._given = given
         page = executor.page
         if page is not None:
@@ -312,7 +315,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         staged = self._copy.stage(batch)
         following, thread, given = None, self._thread, tasks.given
         numbers = [number for number in tasks.tasks if number != given]
-        while numbers and not executor.closed:
+        while numbers:
             if self._lines == 1:
                 following = self._arrived.get(numbers[0])
             else:
@@ -394,22 +397,16 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
     def _broken_off(self, error: BaseException) -> None:
         """Bring things in order after an exception that is no batch's outcome."""
         with self._core.lock:
-            executor, tasks = self._executor, self._tasks
-            closed = self._closed or (executor is not None and executor.closed)
+            tasks = self._tasks
             if tasks is not None:
                 tasks.undo()
-                if executor is not None and executor.recovers:
-                    executor.call_off()
-                    tasks.restart_all(self._arrived)
-                else:
-                    # It is not known what its pipes hold.
-                    self._let_go(reusable=False)
+                self._let_go(reusable=False)  # it is not known what the executor was at
             _end_with_the_program()
             if isinstance(error, LoaderError):  # what was healed before it comes first
                 self._report_events()
             elif isinstance(error, StopIteration):
                 raise LoaderError(_NO_END) from error
-            elif isinstance(error, PoolClosed) or (closed and isinstance(error, Exception)):
+            elif isinstance(error, PoolClosed) or (self._closed and isinstance(error, OSError)):
                 raise LoaderError(_CLOSED) from None
 
     def _check_closed(self) -> None:
@@ -449,21 +446,21 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         return self._sample_errors
 
     @property
-    def unattended(self) -> Any:
+    def unattended(self) -> Workers | None:
         """The workers, if there are some that only :meth:`__next__` receives from."""
-        return None if self._thread is not None else self.pool
+        return None if self._thread is not None else self.workers
 
     @property
     def ready(self) -> int:
         """Batches that have been made and not asked for."""
         pinned = 0 if self._thread is None else self._thread.pinned
-        unread = 0 if self._executor is None else self._executor.unread
+        unread = 0 if self.workers is None else self.workers.unread
         return len(self._arrived) + pinned + unread
 
     @property
-    def pool(self) -> Any:
+    def workers(self) -> Workers | None:
         """The workers at this iterator's disposal."""
-        return None if self._executor is None else self._executor.pool
+        return None if self._executor is None else self._executor.workers
 
     # --- what is reported ---
 
@@ -600,12 +597,12 @@ def _give_back(
         handed_on = False
         try:
             tasks.settle()
-            executor.stop()
-            if thread is not None and not executor.elsewhere:  # a forked copy has no thread
+            executor.wake()
+            if thread is not None:
                 ahead.arrived.update((each.number, each) for each in thread.left() if not each.lost)
         finally:
             page = executor.page
-            if page is not None and not executor.elsewhere:
+            if page is not None:
                 page.rest()
             handed_on = bool(ahead.tasks) and reusable and not tasks.tasks
             if not handed_on:

@@ -78,6 +78,8 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
         )
     core.forget_start()
     core.passes.load(position, loaded.generator)
+    if position.told:
+        core.tell_dataset(position.epoch)
     if plan is not None and plan.is_computed:
         plan.source.go_on(loaded.order, position.epoch, loaded.samples)
 

@@ -36,8 +36,9 @@ from lit_loader.core.epoch.passes import Pass, Passes
 from lit_loader.core.epoch.seams import Seams
 from lit_loader.core.epoch.torch_surface import run_patches
 from lit_loader.core.epoch.worker_keeper import WorkerKeeper
-from lit_loader.core.executors.executor import Inline
-from lit_loader.core.executors.worker_pool import MOST_WORKERS, WorkerPool
+from lit_loader.core.executors.executor import Workers
+from lit_loader.core.executors.inline import Inline
+from lit_loader.core.executors.worker_pool import MOST_WORKERS
 from lit_loader.core.options.checks import check_dataset
 from lit_loader.core.sampling.batch_plan import BatchPlan, distributed_sampler_of
 from lit_loader.core.sampling.sampler_view import ShownSamplers, is_share
@@ -257,10 +258,9 @@ class LoaderCore:
         workers = loader.num_workers or loader.num_remote_workers
         drawn, self._kept_draw = self._kept_draw, None
         self.passes.find_generator()
-        self._drawn_last = 0
+        numbers, self._drawn_last = self._numbers_to_draw(workers), 0
         if drawn is None and not self.passes.resumes:
-            self._drawn_last = self._numbers_to_draw(workers)
-            drawn = self.seeds.draw(self._drawn_last)
+            drawn, self._drawn_last = self.seeds.draw(numbers), numbers
         made: LoaderIterator[Any] = LoaderIterator(self, drawn, None if workers else self.spec, pin)
         if workers:
             self.keeper.runs.add(made)
@@ -268,7 +268,7 @@ class LoaderCore:
         return made
 
     def _numbers_to_draw(self, workers: int) -> int:
-        """Return how many numbers torch's loader draws in ``iter(loader)``.
+        """Return how many numbers torch's loader draws in ``iter(loader)``, at least one.
 
         One for the workers, but with persistent ones only the first time; and one if its sampler is
         a ``RandomSampler`` without a generator.
@@ -280,7 +280,7 @@ class LoaderCore:
             sampler = sampler.sampler
         shuffles = isinstance(sampler, RandomSampler) and sampler.generator is None
         shuffles = shuffles and not self.passes.shares_data
-        return int(first or not (loader.persistent_workers and workers)) + int(shuffles)
+        return max(1, int(first or not (loader.persistent_workers and workers)) + int(shuffles))
 
     def draw_again(self) -> None:
         """Move torch's generator, which was restored, as far as the last iterator has."""
@@ -291,7 +291,7 @@ class LoaderCore:
         """Make and begin the iterator that the next ``iter(loader)`` returns."""
         loader = self.loader
         with self.lock:
-            busy = any(run.pool for run in self.keeper.alive())
+            busy = any(run.workers for run in self.keeper.alive())
             if self._started or busy or not (loader.num_workers or loader.num_remote_workers):
                 return
             before, made = self.passes.of_copy(self.seeds), self.iterator()
@@ -324,7 +324,8 @@ class LoaderCore:
         """Begin the pass that comes next; called by an iterator at its first ``next()``."""
         for advice in self.seams.advice(self):
             self.warn_once(advice)
-        if self.seeds.lacks_seed:
+        ordered = self.plan is not None and self.plan.is_computed and not self.plan.is_shuffled
+        if self.seeds.lacks_seed and not ordered:
             self.warn_once(
                 f"the data is divided among {self.replica[1]} processes that are no "
                 "torch.distributed job, and nothing says which seed they share, so seed 0 is used. "
@@ -332,9 +333,24 @@ class LoaderCore:
             )
         options = self.options
         found = find_generators(self.dataset, options.collate_fn, options.worker_init_fn)
-        made = self.passes.begin(iterator, drawn, found.generators, self._position)
+        tells = self.keeper.pool is not None
+        made = self.passes.begin(iterator, drawn, found.generators, self._position, tells)
         self.of_process["shared"] = found.shared
         return made
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the passes to come, and tell sampler and dataset."""
+        self.follow_samplers()
+        if self.started_epoch not in (None, epoch):
+            self.forget_start()
+        self.passes.set_epoch(epoch)
+        self.tell_dataset(epoch)
+
+    def tell_dataset(self, epoch: int) -> None:
+        """Call ``set_epoch`` of the dataset; living workers do so when the pass begins."""
+        set_epoch = getattr(self.loader.dataset, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
 
     def _position(self, start: Position) -> PassPosition:
         return self.seams.position(self, start)
@@ -401,7 +417,7 @@ class LoaderCore:
         being given workers just then compares the count of resizes.
         """
         loader, keeper = self.loader, self.keeper
-        running = any(run.pool for run in keeper.alive())
+        running = any(run.workers for run in keeper.alive())
         _check_resize(num_workers, self.why_not_resized(), running)
         if prefetch_factor is None and num_workers and loader.prefetch_factor is None:
             prefetch_factor = DEFAULT_PREFETCH
@@ -424,10 +440,10 @@ class LoaderCore:
 
     # --- records ---
 
-    def note(self, record: Timings, pool: WorkerPool | None = None, again: bool = False) -> None:
+    def note(self, record: Timings, workers: Workers | None = None, again: bool = False) -> None:
         """Record a batch that is given out; and change the number of workers, if that helps.
 
-        ``pool``: who makes batches; None: they are gone. ``again``: a reader that moves replays
+        ``workers``: who makes batches; None: they are gone. ``again``: a reader that moves replays
         what it has given.
         """
         log = self.log
@@ -438,12 +454,12 @@ class LoaderCore:
         if log.threads is None and len(log.records) >= _FEW:
             log.threads = times_of_threads()
         auto = self.auto
-        if auto is None or record.worker < 0 or not auto.add(record, again) or pool is None:
+        if auto is None or record.worker < 0 or not auto.add(record, again) or workers is None:
             return  # what this process has made itself says nothing of workers
         loader, plan, name = self.loader, self.plan, type(self.dataset).__name__
         # More workers than readers, or than an epoch has batches, would have nothing to do.
         most = self.readers if plan is None else len(plan) if plan.is_computed else 0
-        if auto.decide(pool, name, loader.memory_budget, most, loader.read_threads):
+        if auto.decide(workers, name, loader.memory_budget, most, loader.read_threads):
             self.keeper.announce_size()
 
     def show(self, page: ViewerPage, run: LoaderIterator[Any]) -> None:
@@ -457,8 +473,8 @@ class LoaderCore:
             except Exception:  # of the user's: the repr of a slow sample's index
                 return
         page.write(figures or self._shown_at_first(), run.ready, now)
-        if run.pool is not None:
-            self.seams.look_at_workers(self, run.pool, now / 1e9)
+        if run.workers is not None:
+            self.seams.look_at_workers(self, run.workers, now / 1e9)
 
     def _shown_at_first(self) -> dict[str, Any]:
         """Return what viewers are shown before the first second is over."""

@@ -98,7 +98,6 @@ class Passes:
         # is found where the state says.
         self._mixed: int | None = None
         self._expected = 0
-        self._last: int | None = None  # the seed of the pass that began last
         self._unset_sharded = 0  # passes of shared data since the epoch was set
 
     def of_copy(self, seeds: LoaderSeeds) -> Passes:
@@ -172,11 +171,13 @@ class Passes:
         drawn: int | None,
         held: Iterable[tuple[str, Any]],
         make_position: Callable[[Position], PassPosition] = PassPosition,
+        tells: bool = False,
     ) -> Pass:
         """Begin the pass that comes next, with the seed that was ``drawn`` for it.
 
         ``held`` are the generators that the dataset holds in this process, and ``make_position``
-        makes the position that the iterator keeps.
+        makes the position that the iterator keeps. ``tells``: living workers have copies of the
+        dataset, which are to be told the epoch.
         """
         nested = reading().maker is not None
         if nested:
@@ -184,7 +185,7 @@ class Passes:
             # from the passes that this process has made before.
             self._next = self._begun = 0
             self._repeats.clear()
-            self._own, self._last = {}, None
+            self._own = {}
         self._warn_of_used_position()
         found, loaded = list(held), self._taken_over()
         if loaded is None:
@@ -197,7 +198,8 @@ class Passes:
         self._repeats[start.epoch] = max(self._repeats[start.epoch], start.repeat + 1)
         # Ranks may begin passes of their own: what they hold must be seeded alike all the same.
         ordinal = start.epoch if self.shares_data or self._is_stream_in_job() else self._begun
-        told = UNTOLD if self._set is None else self._set
+        start = replace(start, told=start.told or self._set is not None)
+        told = start.epoch if start.told and tells else UNTOLD
         is_seeded = self.seeds.seed is not None or nested
         seeds = PassSeeds(start.seed, ordinal, int(is_seeded), told)
         self._own = self._own_seeds(found, seeds)
@@ -219,7 +221,7 @@ class Passes:
             last = self.current.position.now()
             if self.current.committed.delivered < last.delivered:
                 made.committed = self.current.committed
-        self._loaded, self._begun, self._last = None, self._begun + 1, start.seed
+        self._loaded, self._begun = None, self._begun + 1
         if self._set is None:
             self._next = start.epoch + 1
         if self.plan is not None:
@@ -300,11 +302,7 @@ class Passes:
         """Return the start of a pass of an epoch."""
         base, repeat = self.seeds.base(drawn), self._repeats[epoch]
         if base is None:
-            seed = drawn
-            if seed is None and self._last is not None:  # torch's persistent workers go on, too
-                seed = derive(self._last, 1)
-            elif seed is None:
-                seed = self.seeds.draw(1)
+            seed = self.seeds.draw(1) if drawn is None else drawn
             assert seed is not None
             if self._mixed is not None:
                 seed = derive(self._mixed, seed)

@@ -59,11 +59,10 @@ class WorkerKeeper:
             return other, None
         pool, begun = self._claim_pool(run, made)
         loader = core.loader
-        executor = PoolExecutor(pool, run.healer, core.depth, loader.memory_budget is not None)
+        budgeted, tasks = loader.memory_budget is not None, {} if begun is None else begun.tasks
+        executor = PoolExecutor(pool, run.healer, core.depth, budgeted, tasks)
         pool.patient, pool.waits = bool(loader.timeout), core.log.waits
         pool.page.begin_epoch(made.epoch, made.position.now().delivered)
-        if begun is not None:
-            executor.adopt(begun.tasks)
         return executor, begun
 
     def _claim_pool(
@@ -98,12 +97,11 @@ class WorkerKeeper:
 
     def give_back(self, executor: Any, begun: NextEpochTasks | None, reusable: bool) -> None:
         """Take workers back; those that are persistent go on, with what they have ``begun``."""
-        if executor.pool is None or not reusable or self.pool is not executor.pool:
-            executor.close()  # the loader has, or will have, others
-        elif begun is not None:
+        persistent = reusable and self.pool is not None and self.pool is executor.workers
+        if persistent and begun is not None:
             begun.token, self._begun = executor.token, begun
         else:
-            executor.call_off()
+            executor.close(keep_workers=persistent)
 
     def start_pool(self, made: Pass) -> WorkerPool:
         """Start worker processes for a pass."""
@@ -144,7 +142,7 @@ class WorkerKeeper:
     def end_idle_workers(self) -> None:
         """End the persistent workers that no iterator has."""
         with self.core.lock:
-            if not any(run.pool for run in self.alive()):
+            if not any(run.workers for run in self.alive()):
                 self._end_workers()
 
     def close(self) -> None:
@@ -166,7 +164,7 @@ class WorkerKeeper:
     def holder(self) -> LoaderIterator[Any] | None:
         """The iterator that has the persistent workers; None: it is over, or there are none."""
         pool = self.pool
-        return next((run for run in self.alive() if pool is not None and run.pool is pool), None)
+        return next((run for run in self.alive() if pool is not None and run.workers is pool), None)
 
     def idle_iterator(self) -> LoaderIterator[Any] | None:
         """Return an ended iterator that stands for idle workers; None: there are no such."""
@@ -174,8 +172,8 @@ class WorkerKeeper:
 
     def processes(self, iterator: LoaderIterator[Any]) -> list[Any]:
         """Return the processes of the workers that are an iterator's, or idle."""
-        pool = iterator.pool or (self.pool if self.holder is None else None)
-        return [] if pool is None or pool.closed else pool.workers.twins
+        workers = iterator.workers or (self.pool if self.holder is None else None)
+        return [] if workers is None else workers.processes
 
     # --- how many workers ---
 
@@ -200,13 +198,13 @@ class WorkerKeeper:
             try:
                 with HeldBack(), contextlib.suppress(PoolClosed):  # a handler may close the loader
                     idle = self.pool if self.holder is None else None
-                    for pool in [*(run.unattended for run in self.alive()), idle]:
-                        if pool is not None:
-                            pool.adapt()
+                    for workers in [*(run.unattended for run in self.alive()), idle]:
+                        if workers is not None:
+                            workers.adapt()
             finally:
                 lock.release()
-        pools = {*filter(None, [*(run.pool for run in self.alive()), self.pool])}
-        return min((pool.num_workers for pool in pools), default=None)
+        found = {*filter(None, [*(run.workers for run in self.alive()), self.pool])}
+        return min((each.num_workers for each in found), default=None)
 
 
 def _is_held_here(lock: threading.RLock) -> bool:

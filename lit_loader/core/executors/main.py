@@ -66,8 +66,8 @@ _NOT_CLOCKED: Final = (0, 0)
 CLOCKED_FROM: Final = 1_000_000
 """Nanoseconds that a batch takes from which on the next one's processor time is measured, too."""
 
-LEAVE_GRACE: Final = 2.0
-"""Seconds that a worker which leaves has to end, before it ends at once."""
+LEAVE_GRACE: Final = 5.0
+"""Seconds that a worker which leaves has to end, as with torch's loader; then it ends at once."""
 
 
 def worker_main(links: Links, payload: Payload) -> None:
@@ -80,8 +80,13 @@ def worker_main(links: Links, payload: Payload) -> None:
     follow_parent(links.parent)
     torch.set_num_threads(1)
     # BlockingIOError: the parent has emptied this worker's pipe, to close it.
-    with contextlib.ExitStack() as modes, contextlib.suppress(BrokenPipeError, BlockingIOError):
-        _Worker(links, payload, modes).run()
+    with contextlib.ExitStack() as modes:
+        worker = _Worker(links, payload, modes)
+        try:
+            with contextlib.suppress(BrokenPipeError, BlockingIOError):
+                worker.run()
+        finally:
+            worker.leave()
 
 
 class _Broken(Exception):
@@ -143,11 +148,17 @@ class _Worker:
                 if self._loader is not None:
                     self._loader.begin_epoch()
                 self._send(pack(Resumed(self._id, message.token)))
+
+    def leave(self) -> None:
+        """Close the streams that are being read, so that their ``finally`` blocks run."""
         self._board.enter(self._id, Stage.LEFT, -1)
-        # What keeps the process from ending then (a thread of the dataset's) has so long for it.
+        # What keeps the process from ending then (a thread of the dataset) has so long for it.
         leaving = threading.Timer(LEAVE_GRACE, os._exit, (0,))
         leaving.daemon = True
         leaving.start()
+        if self._loader is not None and self._maker.spec is not None and self._maker.spec.iterable:
+            self._loader.begin_epoch()
+            gc.collect()  # readers are in cycles
 
     def _receive(self) -> Message:
         """Wait for the next message; the pipe's end is a Stop: the parent has given this one up."""

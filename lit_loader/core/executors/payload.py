@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from lit_loader.core.batch.batch_spec import BatchSpec
+from lit_loader.core.executors.dataset_attributes import DatasetAttributes
 from lit_loader.core.executors.process_start import main_is_importable
 from lit_loader.core.system.shared_file import Descriptor, nameless_file, remedy
 from lit_loader.errors import LoaderError
@@ -50,7 +51,7 @@ class Links:
         )
 
 
-def freeze_spec(spec: Any, policy: Policy) -> Frozen:
+def freeze_spec(spec: BatchSpec, policy: Policy) -> Frozen:
     """Take the user's objects apart.
 
     Raises:
@@ -68,31 +69,34 @@ class Payload:
     worker is up, and can report it, when they cannot be put together. They go through a file: a
     pipe would hold up the parent until each, in turn, has come to reading it; ``shared_bytes`` of
     it are large buffers, which the workers share.
+
+    A worker that is forked later, in the place of another one, has the dataset of that moment, but
+    the plain attributes that it had when this was made.
     """
 
     def __init__(self, spec: BatchSpec) -> None:
         self.shared_bytes = 0
         self._spec: BatchSpec | None = spec
         self._fds: list[int] = []  # the file, and what goes along
+        self._attributes: DatasetAttributes | None = DatasetAttributes(spec.dataset)
 
     def __getstate__(self) -> list[Descriptor]:
         return list(map(Descriptor, self._fds))
 
     def __setstate__(self, fds: list[Descriptor]) -> None:
         self._spec, self._fds = None, [each.fd for each in fds]
+        self._attributes = None
 
-    @property
-    def spec(self) -> BatchSpec:
-        """The objects, in the process that made this or a fork of it."""
-        assert self._spec is not None
-        return self._spec
+    def replaced_attributes(self) -> list[str]:
+        """The dataset's attributes that are others now, and not plain: those of a fork of now."""
+        return [] if self._attributes is None else self._attributes.replaced()
 
     def prepare(self) -> None:
         """Write the file, unless that is done; a LoaderError if there is no room.
 
         A TransportError that names the option and the place in it, if something cannot be pickled.
         """
-        if not self._fds:
+        if not self._fds and self._spec is not None:
             from lit_loader.core.transport.dataset_pickle import Policy
 
             frozen = freeze_spec(self._spec, Policy.workers(main_is_importable()))
@@ -122,6 +126,8 @@ class Payload:
             file, *along = self._fds
             self._spec = thaw(file, along)
             os.close(file)  # what came along belongs to what was made of it
+        elif self._attributes is not None:  # in a fork of the process that made it
+            self._attributes.restore()
         return self._spec
 
     def close(self) -> None:

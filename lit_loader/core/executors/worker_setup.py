@@ -21,8 +21,8 @@ from lit_loader.core.batch.collate import collate_privately
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.batch.worker_info import WorkerInfo, show
 from lit_loader.core.seeding.seeds import seed_worker
-from lit_loader.core.system.shared_file import address_space_left
 from lit_loader.core.state.position import ReaderPlace
+from lit_loader.core.system.shared_file import address_space_left
 from lit_loader.core.transport.worker_exception import WorkerException, describe_batch
 from lit_loader.errors import LoaderError
 

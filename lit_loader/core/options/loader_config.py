@@ -15,7 +15,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from lit_loader.core.options import checks
 from lit_loader.core.options.checks import checked, count, flag, or_none, positive, seconds
@@ -115,13 +115,6 @@ class LoaderConfig:
             object.__setattr__(self, "remote", check_option("remote", {}))
         self.refuse(self._conflicts(), "[LL602]")
 
-    if not TYPE_CHECKING:  # which is to find what is misspelt
-
-        def __getattr__(self, name: str) -> Any:
-            from lit_loader import old_names  # of which this is one, or it is none
-
-            return old_names.attribute(self, name)
-
     def __repr__(self) -> str:
         """The options that differ from their defaults; there are too many to read all of them."""
         changed = []
@@ -219,8 +212,6 @@ class LoaderConfig:
     def from_options(cls, **options: Any) -> LoaderConfig:
         """Builds a config from keyword options; the ``_target_`` of every loader node in Hydra.
 
-        An option's old name counts before its new one, which a preset may have set.
-
         What a preset sets for workers gives way to ``num_workers=0``, so that a sweep may reach it:
         ``persistent_workers`` and ``prefetch_factor``, which mean nothing then, and ``timeout``,
         with a warning.
@@ -228,7 +219,6 @@ class LoaderConfig:
         Raises:
             OptionError: An option is unknown (the message names the nearest known one) or refused.
         """
-        options = checks.renamed(options, [*cls.__dataclass_fields__], unset=options)
         workers = options.get("num_workers", 0), options.get("num_remote_workers", 0)
         if workers in ((0, 0), ("0", 0)):
             for name in ("persistent_workers", "prefetch_factor", "timeout"):
@@ -261,7 +251,6 @@ class LoaderConfig:
         Raises:
             OptionError: An override is unknown, or the result is refused.
         """
-        overrides = checks.renamed(overrides, [*self.__dataclass_fields__])
         return self._known({**self.as_kwargs(), **overrides})
 
 

@@ -51,6 +51,9 @@ _WRITERS: Final = {2: "0.2 or 0.3", 3: "0.4"}
 ELASTIC: Final = frozenset({"batch_size", "num_replicas"})
 """Fingerprint fields that may differ if the position falls on a batch boundary."""
 
+TOLD: Final = "set_epoch"
+"""In a state's fingerprint: whether the program has set the epoch, which the dataset is told."""
+
 STREAM: Final = "EndlessSampler"
 """The order of an iterable dataset in a fingerprint, as torch's loader shows it: none."""
 
@@ -157,7 +160,7 @@ class LoaderState:
             state["base" if is_base else "seed" if position.has_begun else "after"] = seed
         state |= {"batches": int(position.batches), "ahead": list(position.ahead)}
         state["generators"] = [self.generator, *map(list, position.generators)]
-        state["fingerprint"] = dict(self.fingerprint)
+        state["fingerprint"] = self.fingerprint | ({TOLD: True} if position.told else {})
         if position.sampler is not None:
             state["sampler"] = copied(position.sampler)
         return state
@@ -187,6 +190,7 @@ class LoaderState:
             if value is ... or not fits(value):
                 raise damaged(f"{name} must be {wanted}", None if value is ... else value)
         fingerprint = _checked_fingerprint(field["fingerprint"])
+        told = fingerprint.pop(TOLD, None) is True
         batches, ahead = field["batches"], tuple(field["ahead"])
         if any(after <= before for before, after in itertools.pairwise((batches, *ahead))):
             raise damaged(f"ahead must rise from above batches={batches}", ahead)
@@ -214,6 +218,7 @@ class LoaderState:
             sampler,
             readers,
             distributed=(sampler or {}).get("distributed"),
+            told=told,
             generators=tuple((number, passes) for number, passes in held),
         )
         return cls(position, fingerprint, numbers, generator)

@@ -57,6 +57,7 @@ class Position:
     readers: tuple[Any, ...] = ()  # of an iterable dataset; empty for a map-style one
     ended: bool = False  # whether the consumer has asked for more than there was
     distributed: int | None = None  # seed of torch's DistributedSampler, if it gives the order
+    told: bool = False  # whether the dataset is told the epoch, because the program has set it
     # Of each held generator: the number that it counts from, and its passes before this one.
     generators: tuple[tuple[int, int], ...] = ()
 
@@ -84,6 +85,10 @@ class PassPosition:
     """The position of an iterator, kept up to date by it. For a stream see `StreamPosition`."""
 
     def __init__(self, start: Position) -> None:
+        self.begin_at(start)
+
+    def begin_at(self, start: Position) -> None:
+        """Begin here, with nothing yielded yet."""
         self.start = start
         self._batches, self._ahead = start.batches, set(start.ahead)
         self._samplers: dict[int, Any] = {start.batches: start.sampler}

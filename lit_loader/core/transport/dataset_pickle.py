@@ -50,7 +50,6 @@ import torch
 from numpy.typing import NDArray
 
 from lit_loader.core.seeding.held_generators import GLOBAL_GENERATORS
-from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.core.system.shared_file import map_part, round_up, write_all
 from lit_loader.describe import FailingObject, find_failing_object, message_of, short_repr
 from lit_loader.errors import TransportError
@@ -164,8 +163,7 @@ def freeze(value: object, policy: Policy, parts: Mapping[str, object] | None = N
     """
     try:
         return _freeze(value, policy)
-    except Exception as error:
-        let_handlers_through(error)
+    except Exception:
         for name, part in (parts or {}).items():
             _check(part, policy, name)
         raise

@@ -18,7 +18,6 @@ from torch.utils.data import RandomSampler, TensorDataset, WeightedRandomSampler
 
 import lit_loader
 from lit_loader import CachedDataset, DataLoader, LoaderConfig, OptionError
-from lit_loader.compat.old_names import OLD_OPTIONS
 
 LOADER_CONF = Path(__file__).parents[3] / "conf" / "lit_loader" / "loader"
 
@@ -38,7 +37,6 @@ def test_constructor_dataclass_and_files_are_equal() -> None:
     inherited = {name: f"${{loader.{name}}}" for name in dataclass}
     assert [*constructor.items()] == [*dataclass.items()]
     assert [*options_of("default.yaml").items()] == [*dataclass.items()]
-    inherited |= {name: f"${{loader.{name}}}" for name in OLD_OPTIONS}
     assert [*options_of("_inherit.yaml").items()] == [*inherited.items()]
 
 

@@ -419,116 +419,7 @@ def test_passes_within_each_other_are_new(
     assert program(made) == wanted
 
 
-def test_a_look_of_one_rank_within_an_epoch_leaves_the_ranks_their_shares() -> None:
-    """As where rank 0 alone shows some images, before all evaluate on the training data."""
-    shares: list[list[tuple[int, ...]]] = []
-    for rank in range(2):
-        loader = DataLoader(Indices(), 4, shuffle=True, seed=1, rank=rank, num_replicas=2)
-        found = []
-        for step, batch in enumerate(loader):
-            found.append(tuple(batch.tolist()))
-            if rank == 0:
-                next(iter(loader)), next(iter(loader))
-            if step == 1:
-                found.append(indices(loader))
-        shares.append([*found, indices(loader)])
-    for one, other in zip(*shares, strict=True):
-        assert not {*one} & {*other}
-    assert all({*shares[0][at], *shares[1][at]} == {*range(N)} for at in (2, -1))
-
-
-@pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.parametrize("kind", ["sampler", "options"])
-def test_a_look_of_one_rank_before_training_leaves_the_ranks_their_shares(
-    kind: str, kept: bool
-) -> None:
-    """Also where nobody calls set_epoch; as with torch's, looks have the epoch's first samples."""
-    data, iterators = Augmented(), list[Any]()
-    shares = []
-    for rank in range(2):
-        options: dict[str, Any] = {"shuffle": True, "rank": rank, "num_replicas": 2, "seed": 1}
-        if kind == "sampler":
-            options = {"sampler": DistributedSampler(data, 2, rank, seed=1)}
-        loader, looks = DataLoader(data, 4, **options), list[Any]()
-        for _ in range(3 * (1 - rank)):
-            iterators.append(iter(loader))
-            looks.append(rows([next(iterators[-1])]))
-            if not kept:
-                iterators.clear()
-        epochs = [rows(loader) for _ in range(3)]
-        if looks:
-            assert len({row[0] for look in looks for row in look}) == 4
-            assert distinct(row[1] for batch in [*looks, epochs[0][:4]] for row in batch) == 16
-        shares.append([{row[0] for row in epoch} for epoch in epochs])
-        assert distinct(map(frozenset, shares[-1])) == 3
-    for one, other in zip(*shares, strict=True):
-        assert not one & other and one | other == {*range(N)}
-
-
-def test_a_job_that_trains_on_one_batch_an_epoch_and_commits_it_gets_others() -> None:
-    loader = DataLoader(Indices(), 4, shuffle=True, seed=1, rank=0, num_replicas=2)
-    epochs = []
-    for _ in range(3):
-        for batch in loader:
-            epochs.append(indices([batch]))
-            loader.commit()
-            break
-    assert distinct(epochs) == 3
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_resume_goes_on_beside_what_had_begun_within(workers: int) -> None:
-    """The passes that follow are those that would have followed, and so are looks."""
-
-    def loader() -> DataLoader[Tensor]:
-        return DataLoader(Augmented(), 4, shuffle=True, seed=1, num_workers=workers)
-
-    def step(loader: Any, number: int) -> list[Any]:
-        return [rows(loader) if number % 2 else rows([next(iter(loader))])]
-
-    def train(loader: Any, stop: int, state: Any = None, begin: int = 0) -> list[Any]:
-        found = []
-        for number, batch in enumerate(loader, begin):
-            found += [rows([batch]), *step(loader, number)]
-            if state is not None and number == stop:
-                state.update(loader.state_dict())
-                break
-        return found
-
-    state: dict[str, Any] = {}
-    with loader() as whole, loader() as before, loader() as after:
-        expected = train(whole, 6) + train(whole, 6)
-        found = train(before, 2, state)
-        after.load_state_dict(state)
-        found += train(after, 6, begin=3) + train(after, 6)
-    assert found == expected
-
-
 # --- as with torch's, and better ---
-
-
-@pytest.mark.parametrize("kind", ["numpy", "python"])
-def test_only_numpy_and_python_are_seeded(
-    kind: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As with torch's loader without workers; with workers that one takes torch's seed."""
-
-    def run() -> list[Any]:
-        np.random.seed(4)
-        random.seed(4)
-        np.random.random()  # the program makes its data
-        random.random()
-        loader = DataLoader(Augmented(kind), batch_size=4, **how)
-        found = [rows(loader), rows(loader)]
-        loader.close()
-        return found
-
-    # As in a process in which nobody has seeded torch.
-    monkeypatch.setattr("lit_loader.core.seeding.bases._is_seeded", lambda: False)
-    torch.seed()
-    first = run()
-    assert run() == first
-    assert first[0] != first[1]
 
 
 def test_torch_alone_is_seeded(how: dict[str, Any]) -> None:
@@ -577,132 +468,7 @@ def test_copies_are_independent(copied: Any) -> None:
     assert distinct([tuple(rows(loader)), tuple(rows(other)), tuple(rows(another))]) == 3
 
 
-def test_numpy_is_seeded_before_each_validation(how: dict[str, Any]) -> None:
-    torch.manual_seed(0)
-    val, passes, others = DataLoader(Augmented("numpy"), 4, **how), [], []
-    train = DataLoader(Augmented("numpy"), 4, **how)
-    for _ in range(3):
-        others.append(noise(train))
-        np.random.seed(11)
-        passes.append(noise(val))
-    assert (distinct(passes), distinct(others)) == (1, 3)
-    for loader in (val, train):
-        loader.close()
-
-
-def test_a_seed_in_the_loop_does_not_repeat_an_order() -> None:
-    """Better than with torch's loader, whose second and third epoch are equal."""
-    loader, orders = DataLoader(Indices(), batch_size=4, shuffle=True), []
-    for _ in range(3):
-        order = []
-        for batch in loader:
-            torch.manual_seed(0)
-            torch.randn(3)  # the noise of a step
-            order += batch.tolist()
-        orders.append(tuple(order))
-    assert distinct(orders) == 3
-
-
-def test_set_epoch_repeats_the_order_and_not_what_is_drawn(how: dict[str, Any]) -> None:
-    loader, passes = DataLoader(Augmented(), batch_size=4, shuffle=True, **how), []
-    for _ in range(3):
-        loader.set_epoch(2)
-        passes.append(rows(loader))
-    loader.close()
-    assert distinct(tuple(row[0] for row in each) for each in passes) == 1
-    assert distinct(map(tuple, passes)) == 3
-
-
-@pytest.mark.parametrize("epochs", [(0, 0, 0), (0, 1, 0), (3, 1, 1), (0, 1, 2)])
-def test_passes_are_resumed_with_what_they_draw(epochs: Any, how: dict[str, Any]) -> None:
-    """In the midst of any pass, and what comes after it."""
-
-    def begin() -> Any:
-        return DataLoader(Augmented(), batch_size=4, shuffle=True, **how)
-
-    whole, states, passes = begin(), [], []
-    for epoch in epochs:
-        whole.set_epoch(epoch)
-        found = []
-        for number, batch in enumerate(whole):
-            if number == 2:
-                states.append(whole.state_dict())
-            found += batch.tolist()
-        passes.append(found)
-    last = [batch.tolist() for batch in whole]
-    whole.close()
-    for number, state in enumerate(states):
-        resumed = begin()
-        place = torch.get_rng_state(), np.random.get_state()[2], random.getstate()
-        resumed.load_state_dict(state)
-        assert [row for batch in resumed for row in batch.tolist()] == passes[number][12:]
-        for later in range(number + 1, len(epochs)):
-            resumed.set_epoch(epochs[later])
-            assert [row for batch in resumed for row in batch.tolist()] == passes[later]
-        assert [batch.tolist() for batch in resumed] == last
-        # Nothing was drawn.
-        assert torch.equal(place[0], torch.get_rng_state())
-        assert place[1:] == (np.random.get_state()[2], random.getstate())
-        resumed.close()
-
-
-def test_a_resume_goes_on_although_the_program_seeds_at_its_start() -> None:
-    torch.manual_seed(0)
-    loader = DataLoader(Augmented(), batch_size=4, shuffle=True)
-    rows(loader)
-    iterator = iter(loader)
-    next(iterator)
-    state, rest = loader.state_dict(), rows(iterator)
-    following = rows(loader)
-    torch.manual_seed(0)
-    resumed = DataLoader(Augmented(), batch_size=4, shuffle=True)
-    resumed.load_state_dict(state)
-    assert (rows(resumed), rows(resumed)) == (rest, following)
-
-
-def test_a_state_has_the_seed_of_each_generator() -> None:
-    torch.manual_seed(0)
-    np.random.seed(1)
-    loader = DataLoader(Augmented("numpy"), batch_size=4)
-    iterator = iter(loader)
-    next(iterator)
-    state, rest = loader.state_dict(), rows(iterator)
-    np.random.seed(2)
-    resumed = DataLoader(Augmented("numpy"), batch_size=4)
-    resumed.load_state_dict(state)
-    assert rows(resumed) == rest
-
-
 # --- workers' seeds ---
-
-
-def initial_seed(index: int) -> list[int]:
-    info = get_worker_info()
-    assert info is not None
-    return [torch.initial_seed() - info.id, info.seed - info.id]
-
-
-class Seeds(Dataset[list[int]]):
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> list[int]:
-        return initial_seed(index)
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_seeds_of_workers_are_of_the_pass(persistent: bool) -> None:
-    loader = DataLoader(Seeds(), batch_size=None, num_workers=2, persistent_workers=persistent)
-    passes = [{seed for sample in loader for seed in sample} for _ in range(3)]
-    loader.close()
-    assert all(len(each) == 1 for each in passes)
-    assert distinct(map(frozenset, passes)) == (1 if persistent else 3)
-
-
-def test_seeding_worker_is_torchs_scheme(how: dict[str, Any]) -> None:
-    loader = DataLoader(Augmented("numpy"), batch_size=4, seeding="worker", **how)
-    assert distinct(noise(loader) for _ in range(4)) == 4
-    loader.close()
 
 
 # --- streams ---
@@ -739,21 +505,6 @@ def test_workers_of_a_stream_differ_from_the_first_instruction(
     loader = make(Simulated(kind), batch_size=4, num_workers=2, worker_init_fn=function)
     first = frozenset(float(each) for batch in loader for each in batch)
     assert len(first) == 32
-
-
-@every_worker_simulates
-@pytest.mark.parametrize("kind", ["numpy", "torch"])
-def test_what_worker_init_fn_seeds_is_fixed(kind: str) -> None:
-    """In a program that seeds nothing else, and each pass is new."""
-
-    def passes() -> list[list[float]]:
-        torch.seed()
-        loader = DataLoader(Simulated(kind), batch_size=4, num_workers=2, worker_init_fn=init)
-        return [[float(each) for batch in loader for each in batch] for _ in range(2)]
-
-    first = passes()
-    assert passes() == first
-    assert first[0] != first[1]
 
 
 class Files(IterableDataset[int]):
@@ -854,17 +605,6 @@ def test_a_dataset_is_told_what_the_program_tells_the_loader(
         found.append(epoch_of(loader))
     loader.close()
     assert found == [5, 6, 6]
-
-
-def test_a_program_tells_both(how: dict[str, Any]) -> None:
-    data = Told()
-    loader, found = DataLoader(data, **how), []
-    for epoch in range(3):
-        loader.set_epoch(epoch)
-        data.set_epoch(10 + epoch)
-        found.append(epoch_of(loader))
-    loader.close()
-    assert found == [10, 11, 12]
 
 
 def test_a_resumed_pass_tells_what_was_told(how: dict[str, Any]) -> None:
