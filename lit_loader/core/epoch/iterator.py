@@ -131,6 +131,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         except BaseException as error:
             if asked and error is not own:
                 self._broken_off(error)
+            if self._executor is not None and self._executor.page is not None:
+                self._executor.page.rest()  # the program goes on
             own = None  # whose traceback holds this frame
             raise
         finally:

@@ -163,7 +163,9 @@ class Passes:
     def resumes(self) -> bool:
         """Whether the next pass continues one that a state was taken in: its seed is known."""
         loaded = self._loaded
-        return loaded is not None and loaded.has_begun and bool(loaded.delivered or not _base(loaded))
+        return (
+            loaded is not None and loaded.has_begun and bool(loaded.delivered or not _base(loaded))
+        )
 
     def begin(
         self,
@@ -318,9 +320,7 @@ class Passes:
             distributed=None if self.plan is None else self.plan.distributed,
         )
 
-    def _own_seeds(
-        self, found: list[tuple[str, Any]], seeds: PassSeeds
-    ) -> dict[str, OwnSeed]:
+    def _own_seeds(self, found: list[tuple[str, Any]], seeds: PassSeeds) -> dict[str, OwnSeed]:
         known, loaded = self._own, self._loaded
         if loaded is not None and loaded.generators and not seeds.held:
             if len(loaded.generators) == len(found):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.dataset_attributes import Changes, DatasetAttributes, apply

@@ -216,7 +216,9 @@ def pack(message: Message) -> bytes:
 def packed_attributes(pickled: bytes) -> list[bytes]:
     """Return the packed `Attributes` that carry a pickle."""
     starts = range(0, len(pickled), ATTRIBUTES_PART)
-    return [pack(Attributes(len(pickled) - at, pickled[at : at + ATTRIBUTES_PART])) for at in starts]
+    return [
+        pack(Attributes(len(pickled) - at, pickled[at : at + ATTRIBUTES_PART])) for at in starts
+    ]
 
 
 def unpack(data: bytes) -> Message:
