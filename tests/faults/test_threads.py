@@ -27,6 +27,22 @@ from tests.support.samples import Call, Counting, own_generators
 TABLE = TensorDataset(torch.arange(52.0).reshape(26, 2))
 
 
+class Flaky(Augmented):
+    """Every fifth sample fails once in each epoch, after it has drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed: set[tuple[int, int]] = set()
+
+    def __getitem__(self, index: int) -> Tensor:
+        sample = super().__getitem__(index)
+        attempt = lit_loader.get_epoch(), index
+        if index % 5 == 0 and attempt not in self.failed:
+            self.failed.add(attempt)
+            raise OSError("not now")
+        return sample
+
+
 def noisy(index: int) -> list[float]:
     return [index, random.gauss(0, 1), np.random.randn(), float(torch.randn(()))]
 

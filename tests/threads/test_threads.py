@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,14 +16,14 @@ import lightning
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import get_worker_info
 
 import lit_loader
-from lit_loader import DataLoader, Retry
+from lit_loader import DataLoader
 from lit_loader.core.transport import viewer_page
 from lit_loader.top.discovery import NotFound
 from lit_loader.top.watch import Watch
-from tests.support.programs import run_program, start_program
+from tests.support.programs import start_program
 from tests.support.samples import Call, OfLength, Rows, until
 
 THREADS: dict[str, Any] = {"num_workers": 2, "worker_method": "thread"}
@@ -93,14 +92,8 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "ranks": (Drawing, {"num_replicas": 2, "rank": 1}),
     "skip": (Failing, {"on_sample_error": "skip"}),
     "replace": (Failing, {"on_sample_error": "replace"}),
-<<<<<<< HEAD
-    "retried": (Failing, {"on_sample_error": "skip",
-                          "sample_retries": Retry(1, 0, [ValueError])}),
-    "pinned": (Drawing, {"pin_memory": False, "persistent_workers": True}),
-=======
     "retries": (Failing, {"on_sample_error": "skip", "sample_retries": {"times": 1, "backoff": 0}}),
     "pinned": (Drawing, {"pin_memory": True}),
->>>>>>> wt-threads
     "told": (Told, {}),
 }
 
@@ -578,18 +571,10 @@ for number, batch in enumerate(DataLoader(make(), 4, num_workers=2, worker_metho
 @pytest.mark.parametrize(
     ("number", "how", "code"),
     [
-<<<<<<< HEAD
-        ({"multiprocessing_context": "spawn"}, "multiprocessing_context is for worker processes"),
-        ({"max_worker_restarts": 1}, "max_worker_restarts is for worker processes"),
-        ({"memory_budget": "1 GB"}, "memory_budget is for worker processes"),
-        ({"num_remote_workers": 1}, "num_remote_workers is for worker processes"),
-        ({"seeding": "worker"}, "seeding='worker' seeds global generators"),
-=======
         (signal.SIGINT, "plain", -signal.SIGINT),
         (signal.SIGTERM, "plain", -signal.SIGTERM),
         (signal.SIGTERM, "handled", 7),
         (None, "exits", 3),
->>>>>>> wt-threads
     ],
 )
 def test_a_program_ends_while_a_thread_is_at_a_sample(
