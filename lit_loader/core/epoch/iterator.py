@@ -59,8 +59,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
     """An iterator over the batches of one pass.
 
     ``drawn`` is the seed that was drawn for it, or None. ``here`` returns the spec by which
-    this process makes the batches; None: workers make them. ``pin`` pins them, those of workers in a
-    thread of its own; None: nothing does.
+    this process makes the batches; None: workers make them. ``pin`` pins them, those of workers in
+    a thread of its own; None: nothing does.
 
     Attributes:
         observer: Is shown the batches, as long as it is not done; None for most.
