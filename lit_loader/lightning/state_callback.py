@@ -171,9 +171,9 @@ class LoaderStateCallback(Callback):
         if is_amid and self._loaders and not any(each.position.batches for each in self._loaders):
             rank_zero_warn(
                 "lit_loader: the checkpoint was saved mid-epoch by a run with another loader, so "
-                "it has no position in the data. Lightning continues in the middle of the epoch, but "
-                "the loader begins at its start: samples come again, and the rest of the epoch is "
-                "left out. Change loaders at a checkpoint of an epoch's end [LL327]"
+                "it has no position in the data. Lightning continues in the middle of the epoch, "
+                "but the loader begins at its start: samples come again, and the rest of the "
+                "epoch is left out. Change loaders at a checkpoint of an epoch's end [LL327]"
             )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
