@@ -130,7 +130,7 @@ def test_several_make_one_warning() -> None:
 
 @pytest.mark.parametrize("make", [MAKE["LoaderConfig"], MAKE["merged"], MAKE["split"]])
 def test_both_names_are_refused(make: Callable[[dict[str, Any]], Any]) -> None:
-    line = "reads is the old name of concurrent_reads, and both are given: leave reads out, got reads=3"
+    line = "reads is the old name of concurrent_reads, and both are given: leave reads out"
     with pytest.raises(OptionError, match=line):
         make({"reads": 3, "concurrent_reads": 4})
 
@@ -227,8 +227,9 @@ def test_hyperparameters_of_a_checkpoint() -> None:
     """One of 0.3 holds every option by its old name, and a constructor takes them."""
     saved = Path(__file__).parents[1] / "state" / "states" / "trainer.ckpt"
     options = torch.load(saved, weights_only=True)["datamodule_hyper_parameters"]
-    for gone in ("retry_backoff", "transient_errors"):
-        del options["loader"][gone]
+    for part in filter(None, options.values()):
+        for gone in ("retry_backoff", "transient_errors"):
+            part.pop(gone, None)
     with pytest.warns(DeprecationWarning, match="shard_tail is called uneven_ranks now"):
         data = LoaderDataModule({"train": DATA}, **options)
     assert data.configs["train"].batch_size == 4
