@@ -32,7 +32,7 @@ def public_names() -> list[str]:
 
 
 GROUPS = {
-    "The loader": "DataLoader LoaderConfig replace_torch LoaderStatistics merge_states",
+    "The loader": "DataLoader LoaderConfig Retry replace_torch LoaderStatistics merge_states",
     "Lightning": "LoaderDataModule LoaderStateCallback LoaderMonitor",
     "Inside a dataset": "get_rng get_epoch get_shard note reads_ahead read_stream",
     "Datasets": "CachedDataset SharedSequence shared_dataset MixtureDataset MixtureStream "
