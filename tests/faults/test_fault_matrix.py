@@ -172,7 +172,7 @@ def same(kind: str, found: list[Any], expected: list[Any]) -> bool:
     return sorted(map(repr, found)) == sorted(map(repr, expected))
 
 
-@pytest.mark.parametrize("cell", cells())
+@pytest.mark.parametrize("cell", [*cells()])
 def test_what_ends_or_stops_a_worker(
     cell: Cell, pinned: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
