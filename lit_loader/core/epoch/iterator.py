@@ -176,7 +176,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                     arrived = self._arrived
                 if executor.page is not None:
                     executor.page.row[SINCE] = began
-                self._fill(executor, epoch, least=1)
+                if not epoch.tasks or epoch.again:
+                    self._fill(executor, epoch, least=1)
             if not epoch.tasks:
                 if tail and tail.begins_again(epoch.place):
                     epoch.restart_all(arrived)
