@@ -2,7 +2,7 @@
 
 An index, one small object, says where each sample is; it is read once, where the dataset is made.
 A worker then asks for just the bytes of its samples. A failed request is an ``OSError``, which the
-loader tries again (``sample_retries``, ``retry_backoff``), without a byte of the batch changing.
+loader tries again (``sample_retries``), without a byte of the batch changing.
 """
 
 from __future__ import annotations

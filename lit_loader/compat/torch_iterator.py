@@ -20,7 +20,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from lit_loader.core.state.position import EpochPosition
+from lit_loader.core.state.position import PassPosition
 from lit_loader.core.transport.messages import listed
 from lit_loader.errors import LoaderError
 
@@ -64,16 +64,16 @@ class SamplerIter(Iterator[Any]):
     def __next__(self) -> Any:
         iterator = self._iterator
         with iterator._core.lock:
-            if not iterator._due:
+            if iterator._tasks is not None:
                 raise LoaderError(
                     "_sampler_iter can be taken from before the first batch only: workers are at "
                     "those that follow [LL045]"
                 )
-            start = iterator._start = iterator._start or iterator._core.begin_epoch(iterator)
-            if start.batches is None:  # an endless sampler, which leads nowhere: as with torch
+            made = iterator.begin_pass()
+            if made.batches is None:  # an endless sampler, which leads nowhere: as with torch
                 # reach: torch: the loader's property, which programs exchange
                 return next(iter(iterator._data_loader._index_sampler))
-            batches, position = start.batches, start.position
+            batches, position = made.batches, made.position
             while True:
                 number = position.start.batches
                 indices = batches.draw(number, position)
@@ -83,7 +83,7 @@ class SamplerIter(Iterator[Any]):
                     return listed(indices) if batches.computed else indices
 
 
-def _leave_out(position: EpochPosition, number: int) -> None:
+def _leave_out(position: PassPosition, number: int) -> None:
     """Begin after batch ``number``; nothing was yielded yet."""
     ahead = tuple(n for n in position.start.ahead if n > number)
     sampler = position.sampler_at(number + 1)

@@ -23,7 +23,7 @@ from itertools import islice
 from types import CodeType, FunctionType
 from typing import Any, Final, NamedTuple
 
-from lit_loader.core.seeding.find_generators import CLOSED, instance_dict, is_leaf, root_of
+from lit_loader.core.seeding.held_generators import CLOSED, instance_dict, is_leaf, root_of
 from lit_loader.core.system import linux
 
 _OBJECTS: Final = 300

@@ -47,7 +47,7 @@ from lit_loader.core.options.checks import (
     known_options,
 )
 from lit_loader.core.options.loader_config import FOR_WORKERS, LoaderConfig, check_option
-from lit_loader.data.shared_dataset import shared_dataset
+from lit_loader.data.shared_dataset import shared, shared_dataset
 from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.lightning.names import (
@@ -475,7 +475,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         source: Any = self.datasets.get(split)
         if not is_dataset(source):
             own = source is None or self._makes_datasets
-            source = self._once(functools.partial(self.make_dataset, split) if own else source)
+            source = self._made_by_own(split) if own else self._once(source)
 
         def made(one: Any) -> Any:
             is_made = one is source or is_dataset(one)  # else it is a factory among several
@@ -488,12 +488,15 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         """Calls a factory, or has another process of this machine call it."""
         return factory() if self.shared_key is None else shared_dataset(factory, self.shared_key)
 
-    def fingerprint_parts(self) -> object:
-        """Names what `make_dataset` depends on, for `shared_key`: see `data/fingerprint.py`."""
+    def _made_by_own(self, split: str) -> Any:
+        """Calls `make_dataset`; with `shared_key` once for all modules of equal attributes."""
+        factory = functools.partial(self.make_dataset, split)
+        if self.shared_key is None:
+            return factory()
         ours = vars(LoaderDataModule({}))
         held = {name: value for name, value in vars(self).items() if name not in ours}
         given = {n: v for n, v in self.hparams.items() if n not in ("loader", *SPLITS)}
-        return type(self), held, given
+        return shared(factory, self.shared_key, (type(self), split, held, given))
 
     def _check_made(self, split: str, made: Any) -> Any:
         """Returns what a factory or `make_dataset` has made, if it is a dataset."""

@@ -104,14 +104,14 @@ class ExactnessCheck:
         """Make batches again in this process, the last one first."""
         loader = BatchBuilder(self._core.spec())
         for number, (indices, _) in reversed(self._made.items()):
-            place = reading.leave()
+            place = reading().leave()
             try:
                 with preserved():
                     batch = loader.load(indices, number, start.epoch, start.seeds, Progress())
             except Exception as error:
                 batch = error
             finally:
-                reading.return_to(place)
+                reading().return_to(place)
             yield number, batch.batch if type(batch) is BatchWithReport else batch
 
     def _by_workers(self, start: EpochStart) -> Iterator[tuple[int, Any]]:

@@ -61,7 +61,7 @@ class RemoteWorkers:
 
     def __init__(self, config: Any, num_remote_workers: int, nodes: dict[int, str]) -> None:
         self._config = config
-        self._num_remote_workers = num_remote_workers
+        self.num_workers = num_remote_workers
         self._nodes = nodes
         self._relays = 0
         self._relay: _Relay | None = None
@@ -70,7 +70,7 @@ class RemoteWorkers:
     def prepare(self, links: Links, spec: BatchSpec, notices: deque[Notice]) -> None:
         """Get ready to start the relay; TransportError: something of ``spec`` cannot be pickled."""
         here, self._notices = links.num_workers, notices
-        total = here + self._num_remote_workers
+        total = here + self.num_workers
         self._roles = [Role(each, total, links.seed + each) for each in range(here, total)]
         packed = freeze_spec(spec, _MACHINES).pickled
         self._payload, _ = nameless_file("lit_loader dataset")
@@ -101,7 +101,7 @@ class RemoteWorkers:
             ours.close()
             raise
         last, alone = self._relays == _RELAYS, links.num_workers == 0
-        rows = range(links.worker - self._num_remote_workers, links.worker)
+        rows = range(links.worker - self.num_workers, links.worker)
         forget = partial(_forget, board, rows)
         self._relay = _Relay(process, ours, self._notices, self._nodes, forget, last, alone)
         return self._relay

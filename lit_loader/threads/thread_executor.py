@@ -514,7 +514,7 @@ class _Worker:
                 error, error.__cause__ = WorkerError(f"{type(error).__name__}: {error}"), error
             outcome.error = failure(error, f"in worker {self.number} (a thread), {place}")
         finally:
-            reading.maker = None
+            reading().maker = None
         now = progress.idle(made=True)
         times = progress.stages(now, *self._clock.used())
         outcome.timings = Timings(self.number, 0, samples, *times)
@@ -550,7 +550,7 @@ class _Worker:
         if spec.shards is None:
             maker.loader = maker_of(spec, self.number, desk.count)
         else:
-            reading.shard_asked = NOBODY  # by a thread, not by a reader
+            reading().shard_asked = NOBODY  # by a thread, not by a reader
             maker.loader = Readers(spec, desk.copies)
         return maker.loader
 

@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 
 from lit_loader import DataLoader
 from lit_loader.core.seeding import generator_lock
-from tests.node.data import Child
+from tests.support.bulk import Child
 from tests.support.exact import Augmented, EveryOther, digests, noisy_collate
 from tests.support.samples import Call, Counting, own_generators
 

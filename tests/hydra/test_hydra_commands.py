@@ -108,8 +108,10 @@ def test_worker_threads(program: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     threads, processes = jobs(tmp_path).values()
     assert threads == processes
-    refused = ("loader.worker_method=thread", "loader.num_workers=2", "loader.share_lists=true")
-    assert "share_lists is for worker processes" in run_python(tmp_path, program, *refused, code=1)
+    refused = ("loader.worker_method=thread", "loader.num_workers=2", "loader.memory_budget=1000")
+    assert "memory_budget is for worker processes" in run_python(
+        tmp_path, program, *refused, code=1
+    )
 
 
 def without_torch(program: Path, cwd: Path, *commands: list[str]) -> list[str]:

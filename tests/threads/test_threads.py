@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, get_worker_info
 
 import lit_loader
-from lit_loader import DataLoader
+from lit_loader import DataLoader, Retry
 from lit_loader.core.transport import viewer_page
 from lit_loader.top.discovery import NotFound
 from lit_loader.top.watch import Watch
@@ -141,8 +141,8 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "late": (Late, {}),
     "skip": (Failing, {"on_sample_error": "skip"}),
     "replace": (Failing, {"on_sample_error": "replace"}),
-    "retried": (Failing, {"on_sample_error": "skip", "sample_retries": 1, "retry_backoff": 0,
-                          "transient_errors": [ValueError]}),
+    "retried": (Failing, {"on_sample_error": "skip",
+                          "sample_retries": Retry(1, 0, [ValueError])}),
     "pinned": (Drawing, {"pin_memory": False, "persistent_workers": True}),
     "told": (Told, {}),
 }  # fmt: skip
@@ -534,7 +534,6 @@ def test_a_forked_child_reads_on_and_ends() -> None:
     ("options", "text"),
     [
         ({"multiprocessing_context": "spawn"}, "multiprocessing_context is for worker processes"),
-        ({"share_lists": True}, "share_lists is for worker processes"),
         ({"max_worker_restarts": 1}, "max_worker_restarts is for worker processes"),
         ({"memory_budget": "1 GB"}, "memory_budget is for worker processes"),
         ({"num_remote_workers": 1}, "num_remote_workers is for worker processes"),

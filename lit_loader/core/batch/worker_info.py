@@ -12,17 +12,22 @@ from typing import Any
 import torch
 from torch.utils.data._utils import worker as torch_worker  # reach: torch: get_worker_info()
 
-from lit_loader.context import WORKERS, get_rng, reading, reading_here
+from lit_loader.context import WORKERS, get_rng, reading
 
 
 class WorkerInfo(torch_worker.WorkerInfo):
     """Torch's, which notes that a dataset (or worker_init_fn) asks whose share it is to give."""
 
     def __getattribute__(self, name: str) -> Any:
+        context = reading()
         if name in ("id", "num_workers", "dataset"):
-            reading.shard_asked = max(reading.shard_asked, WORKERS)
-        elif name == "rng" and _TorchRNG is not None and reading.maker is not None:
-            return reading.maker.rng.give(None, _generators)
+            context.shard_asked = max(context.shard_asked, WORKERS)
+        elif context.maker is None:
+            pass
+        elif name == "seed" and context.maker.seed is not None:
+            return context.maker.seed  # of the batch, or of the sample
+        elif name == "rng" and _TorchRNG is not None:
+            return context.maker.rng.give(None, _generators)
         return super().__getattribute__(name)
 
 
@@ -31,24 +36,22 @@ _TorchRNG = getattr(torch_worker, "_RNG", None)
 
 
 def _generators(seed: int) -> Any:
-    """Give a generator of each kind for the sample that is being read."""
+    """Return a generator of each kind for the sample that is being read."""
     return _TorchRNG(random.Random(seed), torch.Generator().manual_seed(seed), get_rng())  # type: ignore[misc]
 
 
 def shown() -> Any:
-    """Give what is answered now; None: this is no worker."""
-    own = reading_here()
-    if own is not None:
-        return own.info
+    """Return what is answered now; None: this is no worker."""
+    context = reading()
     # reach: torch: the variable behind get_worker_info()
-    return torch_worker._worker_info
+    return context.info if context.of_thread else torch_worker._worker_info
 
 
 def show(info: Any) -> None:
     """Let this be answered; None: this is no worker."""
-    own = reading_here()
-    if own is not None:
-        own.info = info
+    context = reading()
+    if context.of_thread:
+        context.info = info
         return
     # reach: torch: the variable behind get_worker_info()
     torch_worker._worker_info = info

@@ -21,7 +21,7 @@ class TorchSurface(_BaseDataLoaderIter):
     """Nothing of torch's class runs, its ``__init__`` included. `LoaderIterator` has the rest."""
 
     _core: Any
-    _start: Any
+    _pass: Any
 
     if not TYPE_CHECKING:  # which is not to take any name for one that there is
 
@@ -34,7 +34,7 @@ class TorchSurface(_BaseDataLoaderIter):
     @property
     def _num_yielded(self) -> int:
         """Batches of the epoch behind the consumer; also those that it has left out or resumed."""
-        return 0 if self._start is None else self._start.position.now().delivered
+        return 0 if self._pass is None else self._pass.position.now().delivered
 
     @_num_yielded.setter
     def _num_yielded(self, value: int) -> None:
@@ -57,12 +57,12 @@ class TorchSurface(_BaseDataLoaderIter):
     @property
     def _workers(self) -> list[Any]:
         """The processes that make batches for it, if there are some now."""
-        workers: list[Any] = self._core.workers(self)
+        workers: list[Any] = self._core.keeper.processes(self)
         return workers
 
     def _shutdown_workers(self) -> None:
         """End the workers, persistent ones too."""
-        self._core.end_idle_workers()
+        self._core.keeper.end_idle_workers()
 
 
 def run_patches(iterator: TorchSurface, loader: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from lit_loader.core.executors.outcome import Outcome
 from lit_loader.core.executors.worker_process import WorkerProcess
-from lit_loader.core.seeding.bases import PassSeeds
+from lit_loader.core.seeding.seeds import PassSeeds
 from lit_loader.core.transport.viewer_page import ViewerPage
 
 __all__ = ["Executor", "Task", "Workers"]

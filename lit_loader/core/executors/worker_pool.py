@@ -44,12 +44,13 @@ from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Final
 
 from lit_loader.core.batch.batch_spec import BatchSpec
+from lit_loader.core.batch.dataset_attributes import pickled
 from lit_loader.core.executors.outcome import FewerWorkers, Outcome
 from lit_loader.core.executors.pipes import Ended, Pipes
 from lit_loader.core.executors.stall_watch import LONGEST_LOOK, Stall, StallWatch
 from lit_loader.core.executors.worker_process import WorkerProcess
 from lit_loader.core.executors.worker_set import Relays, WorkerSet, explain_limit
-from lit_loader.core.seeding.bases import PassSeeds
+from lit_loader.core.seeding.seeds import PassSeeds
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.system.worker_waits import WorkerWaits
 from lit_loader.core.transport.arena import Arena, Slot
@@ -67,6 +68,7 @@ from lit_loader.core.transport.messages import (
     Up,
     pack,
     pack_indices,
+    packed_attributes,
     packed_task,
     position_of,
 )
@@ -189,7 +191,7 @@ class WorkerPool:
                 "non-daemonic [LL032]"
             )
         # Behind the rows of workers here are those of workers elsewhere, and the relay's.
-        relay = max(num_workers, MOST_WORKERS) + (0 if remote is None else spec.num_remote_workers)
+        relay = max(num_workers, MOST_WORKERS) + (0 if remote is None else remote.num_workers)
         size = board_bytes(relay + (remote is not None)) + PAGE_BYTES
         self._lock = threading.RLock()
         self._tasks: dict[int, _Task] = {}
@@ -581,6 +583,21 @@ class WorkerPool:
                 if worker.awaited:
                     self.pipes.send(worker.number, pack(Resume(self.token)))
             self._awaited = sum(worker.awaited for worker in self._by_number.values())
+
+    def send_attributes(self) -> bool:
+        """Send the workers what has changed of the dataset's plain attributes; False: nothing has.
+
+        :meth:`resume` comes next: what they are at has been made with the old ones.
+        """
+        changed = self.workers.attributes.changed()
+        if changed:
+            parts = packed_attributes(pickled(changed))
+            with self._lock:
+                for number, worker in self._by_number.items():
+                    if not worker.leaving:
+                        for part in parts:
+                            self.pipes.send(number, part)
+        return bool(changed)
 
     def trim(self) -> None:
         """Give the memory of slots back to the system that a new epoch will not need."""

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NoReturn, TypeVar
 
+from lit_loader.core.options.old_names import instead_of
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
@@ -78,8 +79,10 @@ def known_options(options: Iterable[object], known: Sequence[str], place: str = 
     """Refuse options that there are not, naming the nearest one; ``place`` goes before the name."""
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            advice = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
+            near = instead_of(str(name), known)
+            if near is None:
+                near = next(iter(difflib.get_close_matches(str(name), known, n=1)), None)
+            advice = f"did you mean {near}?" if near else f"options are {', '.join(known)}"
             raise OptionError(f"unknown option '{place}{name}': {advice} [LL604]")
 
 
@@ -105,6 +108,7 @@ def known_keywords(init: _Init, elsewhere: Mapping[str, str] = _NOTHING) -> _Ini
             raise UnknownOptionError(error.text) from None
         init(self, *args, **kwargs)
 
+    checked.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]
     return checked  # type: ignore[return-value]
 
 
