@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from lit_loader.data.shared_dataset import shared_dataset as shared_dataset
     from lit_loader.data.shared_sequence import SharedSequence as SharedSequence
     from lit_loader.data.token_budget import TokenBudgetBatchSampler as TokenBudgetBatchSampler
+    from lit_loader.errors import DeterminismError as DeterminismError
     from lit_loader.errors import ExactnessWarning as ExactnessWarning
     from lit_loader.errors import LitLoaderError as LitLoaderError
     from lit_loader.errors import LoaderError as LoaderError
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from lit_loader.lightning.random_state import RandomStateCallback as RandomStateCallback
     from lit_loader.lightning.state_callback import LoaderStateCallback as LoaderStateCallback
     from lit_loader.loader import DataLoader as DataLoader
+    from lit_loader.profiling.determinism import check_determinism as check_determinism
     from lit_loader.profiling.verdict import LoaderStatistics as LoaderStatistics
     from lit_loader.remote.ray_workers import RayWorkers as RayWorkers
     from lit_loader.streams import stream_options as stream_options
@@ -80,7 +82,7 @@ _NAMES_IN = {
     "lit_loader.data.shared_dataset": "shared_dataset",
     "lit_loader.data.token_budget": "TokenBudgetBatchSampler",
     "lit_loader.errors": (
-        "ExactnessWarning LitLoaderError LoaderError OptionError PinMemoryError "
+        "DeterminismError ExactnessWarning LitLoaderError LoaderError OptionError PinMemoryError "
         "SampleErrorsError StallWarning StateError TransportError WorkerDiedError WorkerError "
         "WorkerRestartWarning WorkerTimeoutError"
     ),
@@ -91,6 +93,7 @@ _NAMES_IN = {
     "lit_loader.loader": "DataLoader",
     "lit_loader.remote.ray_workers": "RayWorkers",
     "lit_loader.compat.replacement": "replace_torch",
+    "lit_loader.profiling.determinism": "check_determinism",
     "lit_loader.profiling.verdict": "LoaderStatistics",
     "lit_loader.data.shared_sequence": "SharedSequence",
     "torch.utils.data": "get_worker_info",

@@ -26,18 +26,23 @@ NOBODY, WORKERS, READERS = 0, 1, 2
 
 
 class Reading:
-    """What is being read, by whom, and as which share: one per process, or of one thread."""
+    """What is being read, by whom, and as which share: one per process, or of one thread.
+
+    ``of_thread``: `info` and `generator` are answered, in place of what torch knows of the process.
+    """
 
     def __init__(self, of_thread: bool = False) -> None:
         self.of_thread = of_thread
         self.epoch = 0
         self.shard = (0, 1)
         self.shard_asked = NOBODY  # for what a dataset has asked which share it is to give
-        self.maker: Any = None  # the `BatchBuilder`; None: this is outside of a loader
+        # The `BatchBuilder`, or the `Sample` of a `ReadPool`; None: this is outside of a loader.
+        self.maker: Any = None
         self.asked = ""  # by which function a sample has asked for what differs between epochs
         self.again = False  # this is another attempt at a sample
         self.tokens = 0  # that the batch's samples have noted so far
         self.info: Any = None  # what get_worker_info() answers in a thread
+        self.generator: Any = None  # … and torch.thread_safe_generator()
 
     @contextmanager
     def unnoted(self) -> Iterator[None]:
@@ -79,6 +84,11 @@ def reading() -> Reading:
 def read_apart(own: Reading) -> None:
     """Let this thread, a worker thread, have a `Reading` of its own from now on."""
     _of_thread.reading = own
+
+
+def reading_apart() -> Reading | None:
+    """Return the `Reading` that this thread has of its own; None: it has none."""
+    return getattr(_of_thread, "reading", None)
 
 
 @public

@@ -29,6 +29,7 @@ from typing import Any, Final
 from lit_loader.describe import public
 
 __all__ = [
+    "DeterminismError",
     "ExactnessWarning",
     "LitLoaderError",
     "LoaderError",
@@ -111,12 +112,12 @@ class PinMemoryError(LoaderError):
     """The pin-memory thread ended before the epoch did."""
 
 
-class ExactnessWarning(UserWarning):
-    """A batch that was made again, for a check, came out otherwise than at first.
+class DeterminismError(LoaderError):
+    """A batch differs when it is made again, as `check_determinism` has found."""
 
-    By ``check_determinism``; also: another machine has other versions of what batches may depend
-    on.
-    """
+
+class ExactnessWarning(UserWarning):
+    """Something was seen that makes batches differ from run to run, or after a resume."""
 
 
 class StallWarning(RuntimeWarning):

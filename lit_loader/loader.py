@@ -166,13 +166,17 @@ class _AddOns(Seams):
         return parts
 
     def advice(self, core: Any) -> Iterable[str]:
-        distributed = torch.distributed
-        in_job = distributed.is_available() and distributed.is_initialized()
-        if not (core.iterable or in_job):
-            return ()
-        from lit_loader.streams.advice import advice_before_epoch
+        loader, distributed = core.loader, torch.distributed
+        threads = loader.num_workers if loader.worker_method == "thread" else 0
+        if max(loader.read_threads, threads) > 1:
+            from lit_loader.diagnostics.fork_dangers import thread_dangers
 
-        return advice_before_epoch(core)
+            yield from thread_dangers(core.dataset, loader.worker_init_fn)
+        in_job = distributed.is_available() and distributed.is_initialized()
+        if core.iterable or in_job:
+            from lit_loader.streams.advice import advice_before_epoch
+
+            yield from advice_before_epoch(core)
 
     def idle(self, core: Any) -> str | None:
         remote = core.loader.num_remote_workers
@@ -410,10 +414,9 @@ class DataLoader(_TorchLoader[T_co]):
             finished (those of one shard in order). Set False if single batches are slow and their
             order does not matter.
         worker_method: "multiprocessing" uses worker processes. "thread" uses threads of the
-            training process: nothing is forked, pickled or copied (each shard of a stream has a
-            copy). Set "thread" for work that releases the interpreter's lock, and let samples draw
-            from `lit_loader.get_rng`, ``get_worker_info().rng`` or
-            ``torch.thread_safe_generator()``.
+            training process, which share your dataset: nothing is forked, pickled or copied. Set
+            "thread" for work that releases the GIL, and draw from `lit_loader.get_rng`,
+            ``get_worker_info().rng`` or ``torch.thread_safe_generator()``.
         seed: Base of all randomness, 0 … 2**64 - 1. None draws it at the loader's first pass from
             generator, or from torch's generator, so ``torch.manual_seed`` fixes it. Ranks that
             share the data use rank 0's, and a DistributedSampler's seed (else PL_GLOBAL_SEED)
@@ -423,7 +426,8 @@ class DataLoader(_TorchLoader[T_co]):
             the batch's number, "sample" the sample's index, "worker" torch's scheme. Set "sample"
             if random numbers must not depend on batch_size and the number of ranks.
         reseed_fn: Called with (dataset, seed) wherever the generators are seeded. None calls
-            nothing. Set it for a generator that lit_loader does not find in the dataset.
+            nothing. Set it for a generator that lit_loader does not find in the dataset. Threads
+            share the dataset's generators, so it is refused with them.
         num_replicas: Processes (ranks) that share an epoch. None does not divide the data. A
             LoaderDataModule sets it.
         rank: Number of this process among them, 0 … num_replicas - 1. None does not divide the
@@ -454,9 +458,10 @@ class DataLoader(_TorchLoader[T_co]):
             sample.
         memory_budget: Shared memory that batches may use, in bytes or as text such as "2 GB". None
             sets no limit. Set it if batches differ much in size, or the container is small.
-        read_threads: Threads with which each worker reads the samples of a batch. 0 reads one sample
-            after another. Set it, to 16 say, if samples wait for a network or disk. Samples must be
-            safe to read in threads, and draw from `lit_loader.get_rng`.
+        read_threads: Threads with which each worker reads the samples of a batch. 0 reads one
+            after another. Set it, to 16 say, if samples wait for a network or a disk. The dataset
+            must be thread-safe and draw from `lit_loader.get_rng`. A ``__getitems__`` gets a part
+            of the batch in each thread.
         num_remote_workers: Workers on other machines, besides num_workers on this one. 0 uses none.
             Set it if this machine's processors are too few. The shards of an IterableDataset stay
             on this machine.

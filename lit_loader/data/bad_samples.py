@@ -13,10 +13,12 @@ depend on how often its samples had to be tried.
 from __future__ import annotations
 
 import inspect
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from lit_loader.context import reading
@@ -68,10 +70,10 @@ class BadSamples:
         return Attempts(self, before)
 
     def map_fetcher(
-        self, spec: BatchSpec, attempts: Attempts, seed_for: Callable[[Any], int]
+        self, spec: BatchSpec, attempts: Attempts, seed_for: Callable[[Any], int], *threads: Any
     ) -> TolerantMapFetcher:
-        """Return what reads samples by index."""
-        return TolerantMapFetcher(spec, attempts, seed_for)
+        """Return what reads samples by index; ``threads`` are for `MapFetcher`."""
+        return TolerantMapFetcher(spec, attempts, seed_for, *threads)
 
     def stream(self, attempts: Attempts) -> GoodSamples:
         """Return what passes over a stream's bad samples."""
@@ -86,11 +88,12 @@ class Attempts:
     """Reads single samples, again if need be, and writes down those that cannot be read.
 
     ``before`` is called with the place in the batch before each attempt, and seeds the random
-    generators: so an attempt that failed has drawn nothing.
+    generators: so an attempt that failed has drawn nothing. Several threads may read at a time.
     """
 
     def __init__(self, tolerance: BadSamples, before: Callable[[int], object]) -> None:
         self.tolerance, self._before = tolerance, before
+        self._lock = threading.Lock()
         self.begin()
 
     def begin(self) -> None:
@@ -135,8 +138,11 @@ class Attempts:
                             tried = f"this sample was tried {tries + 1} times"
                             annotate(error, f"{tried}, sample_retries={most}")
                         raise
-                    self.errors.append(SampleError.of(error, index, position, tries))
-                    self._count += is_new(index, self._seen)
+                    written = SampleError.of(error, index, position, tries)
+                    progress.step(position)  # raises if the batch was left meanwhile
+                    with self._lock:
+                        self.errors.append(written)
+                        self._count += is_new(index, self._seen)
                     if tolerance.limit is not None and self._count > tolerance.limit:
                         raise _TooMany from None
                     return _BAD
@@ -144,7 +150,8 @@ class Attempts:
                 reading().again = False
             self._wait(tries, position, progress)
             tries += 1
-            self.retries += 1
+            with self._lock:
+                self.retries += 1
 
     def _may_pass(self, error: Exception) -> bool:
         return isinstance(error, self.tolerance.retry.on)  # type: ignore[arg-type]
@@ -176,8 +183,10 @@ class TolerantMapFetcher(MapFetcher):
     seed by which an index is replaced.
     """
 
-    def __init__(self, spec: BatchSpec, attempts: Attempts, seed_for: Callable[[Any], int]) -> None:
-        super().__init__(spec.dataset, spec.batched)
+    def __init__(
+        self, spec: BatchSpec, attempts: Attempts, seed_for: Callable[[Any], int], *threads: Any
+    ) -> None:
+        super().__init__(spec.dataset, spec.batched, None, *threads)
         self._attempts, self._seed_for = attempts, seed_for
         self._together = spec.seeding != "sample" and self._many is not None
         self._from_all = spec.own_order
@@ -190,7 +199,10 @@ class TolerantMapFetcher(MapFetcher):
         if self._together:
             assert self._many is not None
             progress.step(0)
-            samples = attempts.read(self._many, batch, 0, progress, several=True)
+            many = self._many
+            if self._pool is not None:
+                many = partial(self._by_getitems, progress=progress)
+            samples = attempts.read(many, batch, 0, progress, several=True)
             if samples is not _BAD:
                 return samples
         try:
@@ -202,11 +214,14 @@ class TolerantMapFetcher(MapFetcher):
         return samples if self._batched else samples[0]
 
     def _in_turn(self, batch: Any, progress: Progress) -> list[Any]:
-        read, samples = self._attempts.read, list[Any]()
-        for place, index in enumerate(batch):
-            progress.step(place)
-            samples.append(read(self._alone, index, place, progress))
-        if not self._attempts.errors:
+        read, errors = self._attempts.read, self._attempts.errors
+        try:
+            samples = self.each(
+                lambda index, own: read(self._alone, index, own.place, own), batch, progress
+            )
+        finally:
+            errors.sort(key=lambda error: error.position)
+        if not errors:
             return samples
         if self._attempts.tolerance.policy == "replace":
             self._replace(samples, batch, progress)

@@ -196,9 +196,9 @@ def usage() -> tuple[int, int, int, set[str]]:
 
 
 def reads_ended() -> None:
-    """Let threads that read ahead end with what they have read for."""
+    """Wait until the threads of ``read_threads`` have ended with what they read for."""
     for thread in threading.enumerate():
-        if thread.name == "lit_loader read":
+        if thread.name.startswith("lit_loader reader"):
             thread.join(5)
 
 

@@ -25,6 +25,7 @@ from lit_loader.core.batch.collate import default_collate
 from lit_loader.core.batch.dataset_attributes import Changes, apply
 from lit_loader.core.batch.fetch import OMITTED, MapFetcher
 from lit_loader.core.batch.progress import Progress
+from lit_loader.core.batch.read_pool import ReadPool, Sample
 from lit_loader.core.seeding import generator_lock
 from lit_loader.core.seeding.held_generators import MAX_OBJECTS, HeldGenerators, find_generators
 from lit_loader.core.seeding.seeds import (
@@ -37,6 +38,7 @@ from lit_loader.core.seeding.seeds import (
     index_number,
     seed_globals,
 )
+from lit_loader.core.seeding.shared_draws import SharedDraws
 from lit_loader.core.transport.worker_exception import ReaderShare
 
 __all__ = ["BEGINNING", "SET_EPOCH", "BatchBuilder", "builder_of", "make_batch"]
@@ -78,6 +80,9 @@ class BatchBuilder:
         self._attempts = None
         if spec.tolerance is not None:
             self._attempts = spec.tolerance.attempts(self._attempt)
+        self._pool = ReadPool(spec.read_threads, spec.modes) if spec.read_threads > 1 else None
+        # In threads no sample can have the generators to itself.
+        self._seeds_samples = spec.per_sample and self._pool is None
         self._table = spec.table()
         # Whether batches are made by `take`, which draws nothing, as far as indices allow.
         self.reads_table = self._table is not None
@@ -100,6 +105,12 @@ class BatchBuilder:
     def begin_epoch(self) -> None:
         """Take up an epoch."""
         self._fetcher = None
+
+    def end(self) -> None:
+        """End the threads that read samples, and let go of the board."""
+        self._fetcher = self.rng.step = None
+        if self._pool is not None:
+            self._pool.end()
 
     def take(self, indices: Any, progress: Progress) -> Any:
         """Make a batch by one indexing, where the dataset is a table; None: `load` is to make it.
@@ -126,7 +137,7 @@ class BatchBuilder:
         self._pass = seeds, epoch
         if self._found is not None:
             found, self._found = self._found, None
-            self.held = HeldGenerators(found, self._spec.held, seeds)
+            self._hold(found, seeds)
         else:
             self._search(seeds)
         return True
@@ -139,13 +150,10 @@ class BatchBuilder:
         Cancelled: it is no longer wanted.
         """
         spec, rng, context = self._spec, self.rng, reading()
-        # At every batch: loaders with num_workers=0 may take turns in one process.
-        context.epoch, context.shard, context.maker = epoch, self._share, self
-        if self.enter(seeds, epoch) or self._fetcher is None:
-            self._begin_pass(seeds, progress)
+        self.begin(epoch, seeds, progress)
         number = number * spec.num_replicas + spec.rank
         rng.begin(seeds.seed, number)
-        if not spec.per_sample:
+        if not self._seeds_samples:
             self._seed(BATCH, number)
         rng.step, context.tokens = progress, 0
         samples = self._fetcher.fetch(indices, progress)
@@ -159,12 +167,20 @@ class BatchBuilder:
             return self.with_report(batch)
         return batch
 
+    def begin(self, epoch: int, seeds: PassSeeds, progress: Progress) -> None:
+        """Take up a batch of a pass; if it is the first one, begin the pass."""
+        context = reading()
+        # At every batch: loaders with num_workers=0 may take turns in one process.
+        context.epoch, context.shard, context.maker = epoch, self._share, self
+        if self.enter(seeds, epoch) or self._fetcher is None:
+            self._begin_pass(seeds, progress)
+
     def collate(self, samples: Any, progress: Progress) -> Any:
         """Make a batch of its samples."""
         spec = self._spec
         self.samples = len(samples) if spec.batched else 1
         progress.collating()
-        if spec.per_sample:
+        if spec.per_sample or self._pool is not None:
             self._seed(BATCH, self.rng.batch)  # whatever the samples have drawn before
         if self._collates_into_slot:
             batch = default_collate(samples, progress.empty)
@@ -210,7 +226,7 @@ class BatchBuilder:
         """Search for the generators that the dataset and its functions hold."""
         spec = self._spec
         found = find_generators(spec.dataset, spec.collate_fn, spec.worker_init_fn)
-        self.held = HeldGenerators(found.generators, spec.held, seeds)
+        self._hold(found.generators, seeds)
         if spec.reseed_fn is not None:
             return
         if found.cut is not None:
@@ -225,6 +241,14 @@ class BatchBuilder:
                     f"{path} is a random.SystemRandom, which no seed determines, so batches differ "
                     "from run to run. Use random.Random [LL415]"
                 )
+
+    def _hold(self, found: _Found, seeds: PassSeeds) -> None:
+        """Take the generators that were found for those that are to be seeded."""
+        if self._spec.in_thread:  # others draw from them meanwhile
+            return
+        self.held = HeldGenerators(found, self._spec.held, seeds)
+        if self._pool is not None:
+            self._pool.draws = SharedDraws(found)
 
     def _seed(self, *parts: int) -> None:
         """Seed every generator that the dataset may draw from, for what ``parts`` name."""
@@ -241,18 +265,31 @@ class BatchBuilder:
 
     def _attempt(self, place: int) -> None:
         """Seed before an attempt to read a sample: another attempt draws the same numbers."""
-        self.rng.attempt()
-        self._seed_sample(place)
+        maker = reading().maker
+        maker.rng.attempt()
+        if maker is self:  # no other thread reads at the moment
+            self._seed_sample(place)
+
+    def _sample_at(self, place: int) -> Sample:
+        """Return what a thread of the pool reads the sample at a place of the batch with."""
+        spec, seed = self._spec, self.seed
+        rng = BatchRng(spec.size, spec.rank, spec.num_replicas)
+        rng.begin(self.rng.pass_seed, self.rng.batch)
+        if spec.per_sample:
+            seed = extend(rng.pass_seed, SAMPLE, rng.sample_seed(place)) >> 1
+        assert seed is not None
+        return Sample(place, rng, seed, self.note, self.rng.step.beat)
 
     def _new_map_fetcher(self) -> MapFetcher:
         spec = self._spec
+        threads = self._pool, self._sample_at
         if spec.tolerance is not None:
             fetcher: MapFetcher = spec.tolerance.map_fetcher(
-                spec, self._attempts, self._replacement_seed
+                spec, self._attempts, self._replacement_seed, *threads
             )
             return fetcher
-        before_sample = self._seed_sample if spec.per_sample else None
-        return MapFetcher(spec.dataset, spec.batched, before_sample)
+        before_sample = self._seed_sample if self._seeds_samples else None
+        return MapFetcher(spec.dataset, spec.batched, before_sample, *threads)
 
     def _replacement_seed(self, index: Any) -> int:
         assert self._pass is not None

@@ -1,9 +1,10 @@
 """`DatasetAttributes`: what the workers' copies of a dataset have for plain attributes.
 
 A program may set ``dataset.difficulty = 0.5`` between two passes. Workers that live on have copies
-of the dataset, so what has changed when a pass begins is sent to them (`changed`, `pickled`, `apply`).
-A worker that replaces another one later is given what the others have: a fork has the dataset as
-the program has it by then, and sets it back (`restore`); all others get every change so far.
+of the dataset, so what has changed when a pass begins is sent to them (`changed`, `pickled`,
+`apply`). A worker that replaces another one later is given what the others have: a fork has the
+dataset as the program has it by then, and sets it back (`restore`); all others get every change so
+far.
 
 Plain are numbers, strings, booleans, None, and tuples of these. A change of anything else is only
 reported.

@@ -8,12 +8,14 @@ add-on, and so has what copes with samples that cannot be read (``tolerance`` of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from torch.utils.data import Subset
 
 from lit_loader.core.batch.progress import Progress
+from lit_loader.core.batch.read_pool import ReadPool, Sample
 
 __all__ = ["OMITTED", "EndOfData", "MapFetcher", "NothingLeft", "as_read"]
 
@@ -51,14 +53,23 @@ class MapFetcher:
 
     ``before_sample`` is called with the place in the batch before each sample is read; a dataset's
     ``__getitems__``, which else has the whole list, then gets one index at a time.
+
+    With a ``pool`` the samples of a batch are read by its threads, and ``__getitems__`` gets a part
+    of the list in each. ``sample_at`` makes the `Sample` for a place in the batch.
     """
 
     def __init__(
-        self, dataset: Any, batched: bool, before_sample: Callable[[int], None] | None = None
+        self,
+        dataset: Any,
+        batched: bool,
+        before_sample: Callable[[int], None] | None = None,
+        pool: ReadPool | None = None,
+        sample_at: Callable[[int], Sample] | None = None,
     ) -> None:
         self._dataset, self._many = as_read(dataset) if batched else (dataset, None)
         self._batched = batched
         self._before_sample = before_sample
+        self._pool, self._sample_at = pool, sample_at
 
     def fetch(self, indices: Any, progress: Progress) -> Any:
         """Return ``[dataset[i] for i in indices]``, or ``dataset[indices]`` if not batched."""
@@ -69,8 +80,9 @@ class MapFetcher:
                 before(0)
             return self._alone(indices)
         if before is None and self._many is not None:
-            progress.all_at_once()
-            return self._many(indices)
+            return self._by_getitems(indices, progress)
+        if self._pool is not None:
+            return self.each(lambda index, _: self._alone(index), indices, progress)
         samples: list[Any] = []
         append, step, get = samples.append, progress.step, self._alone
         if before is None and type(indices) is list and progress.is_quick(len(indices)):
@@ -86,6 +98,46 @@ class MapFetcher:
                 append(get(index))
         progress.read(len(samples))
         return samples
+
+    def each(
+        self, read: Callable[[Any, Any], Any], indices: Sequence[Any], progress: Progress
+    ) -> list[Any]:
+        """Return ``read(index, progress)`` of each index, in order; by threads if there is a pool.
+
+        ``read`` is called with a ``progress`` of that sample: it has its ``place``, and ``step`` is
+        called before another attempt.
+        """
+        if self._pool is not None and len(indices) > 1:
+            assert self._sample_at is not None
+            samples = [self._sample_at(place) for place in range(len(indices))]
+            return self._pool.read(read, indices, samples, progress)
+        found: list[Any] = []
+        for place, index in enumerate(indices):
+            progress.step(place)
+            found.append(read(index, progress))
+        return found
+
+    def _by_getitems(self, indices: Any, progress: Progress) -> Any:
+        """Read samples by ``__getitems__``: all at once, or a part in each thread of the pool."""
+        many, size = self._many, len(indices)
+        assert many is not None
+        progress.all_at_once()
+        if self._pool is None or size < 2:
+            return many(indices)
+        assert self._sample_at is not None
+        count = min(self._pool.count, size)
+        starts = [size * number // count for number in range(count + 1)]
+        parts = [indices[start:end] for start, end in itertools.pairwise(starts)]
+        samples = [self._sample_at(start) for start in starts[:-1]]
+        try:
+            found = self._pool.read(lambda part, _: many(part), parts, samples, progress)
+        finally:
+            progress.place = -1  # which sample of its part it is, is not known
+        if any(type(part) is not list for part in found):
+            # What is no list of samples cannot be joined: it is made at once from now on.
+            self._pool = None
+            return many(indices)
+        return [sample for part in found for sample in part]
 
     def _alone(self, index: Any) -> Any:
         return self._dataset[index] if self._many is None else self._many([index])[0]

@@ -7,12 +7,14 @@ readers, whichever process the reader is served by.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 from torch.utils.data._utils import worker as torch_worker  # reach: torch: get_worker_info()
 
-from lit_loader.context import WORKERS, get_rng, reading
+from lit_loader.context import WORKERS, Reading, get_rng, reading, reading_apart
 
 
 class WorkerInfo(torch_worker.WorkerInfo):
@@ -55,3 +57,40 @@ def show(info: Any) -> None:
         return
     # reach: torch: the variable behind get_worker_info()
     torch_worker._worker_info = info
+
+
+# --- in threads ---
+
+
+def answer_threads() -> None:
+    """Have torch's functions answer threads of the loader by what they read, from now on.
+
+    They know only the process. A worker thread gets the numbers that a worker process gets.
+    """
+    _ask_first(torch.utils.data.get_worker_info, lambda own: own.info, lambda own: own.of_thread)
+    _ask_first(torch.initial_seed, lambda own: own.maker.seed, lambda own: own.maker is not None)
+    found = getattr(torch, "thread_safe_generator", None)  # from 2.13 on
+    if found is not None:
+        _ask_first(found, lambda own: own.generator, lambda own: own.of_thread)
+
+
+def _ask_first(
+    function: Any, answer: Callable[[Reading], Any], knows: Callable[[Reading], bool]
+) -> None:
+    """Let a function of torch ask ``answer`` where ``knows`` says so, whoever has imported it.
+
+    Datasets have imported the function by now: so its code is replaced, and not its name.
+    """
+    name = f"lit_loader_{function.__name__}"
+    names, code = function.__globals__, function.__code__
+    if name in names:
+        return
+    before = FunctionType(code, names, function.__name__)
+
+    def asked() -> Any:
+        own = reading_apart()
+        return before() if own is None or not knows(own) else answer(own)
+
+    names[name] = asked
+    calls = compile(f"def {function.__name__}(): return {name}()", __file__, "exec").co_consts
+    function.__code__ = next(each for each in calls if isinstance(each, CodeType))

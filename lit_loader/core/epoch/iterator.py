@@ -59,8 +59,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
     """An iterator over the batches of one pass.
 
     ``drawn`` is the seed that was drawn for it, or None. ``here`` returns the spec by which
-    this process makes the batches; None: workers make them. ``pin`` pins them, those of workers in a
-    thread of its own; None: nothing does.
+    this process makes the batches; None: workers make them. ``pin`` pins them, those of workers in
+    a thread of its own; None: nothing does.
 
     Attributes:
         observer: Is shown the batches, as long as it is not done; None for most.
@@ -131,6 +131,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         except BaseException as error:
             if asked and error is not own:
                 self._broken_off(error)
+            if self._executor is not None and self._executor.page is not None:
+                self._executor.page.rest()  # the program goes on
             own = None  # whose traceback holds this frame
             raise
         finally:

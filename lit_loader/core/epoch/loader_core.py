@@ -368,6 +368,7 @@ class LoaderCore:
             and plan.is_computed
             and loader.persistent_workers
             and loader.num_workers
+            and loader.worker_method == "multiprocessing"  # threads end with the iterator
             and self.of_process.get("shared") is None
         ):
             foreseen = self.passes.foresee(made)

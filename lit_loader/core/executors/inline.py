@@ -43,8 +43,9 @@ class Inline(Executor):
         self._draws = draws_of(spec.dataset, spec.collate_fn)
         self._always = spec.per_sample or spec.iterable or spec.reseed_fn is not None
         self.draws = not self._builder.reads_table
-        if spec.iterable:  # a stream that is left is closed at once: the builder is in cycles
-            weakref.finalize(self, self._builder.begin_epoch).atexit = False
+        # At once: the builder is in cycles.
+        end = self._builder.begin_epoch if spec.iterable else self._builder.end
+        weakref.finalize(self, end).atexit = False
 
     def submit(self, task: Task) -> None:
         """Keep the task until it is asked for."""

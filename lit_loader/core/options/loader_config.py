@@ -47,6 +47,7 @@ FOR_WORKERS: Final = (
 
 FOR_PROCESSES: Final = (
     *("multiprocessing_context", "max_worker_restarts", "memory_budget", "num_remote_workers"),
+    "reseed_fn",
 )
 """Options that mean nothing for workers in threads."""
 
@@ -156,6 +157,9 @@ class LoaderConfig:
             for name, default in self._differing(FOR_PROCESSES):
                 text = f"{name} is for worker processes: leave {name} at {default!r}, or "
                 yield f"{text}worker_method at 'multiprocessing'", name, "worker_method"
+        if self.read_threads > 1 and self.reseed_fn is not None:
+            text = "reseed_fn seeds generators for one sample after another: leave read_threads at "
+            yield f"{text}0, or reseed_fn at None", "read_threads", "reseed_fn"
         if (self.rank is None) != (self.num_replicas is None):
             text = "rank and num_replicas are given together or not at all"
             yield text, "rank", "num_replicas"
