@@ -20,10 +20,12 @@ from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     Dataset,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     Sampler,
     Subset,
+    get_worker_info,
 )
 from torch.utils.data import DataLoader as TorchLoader
 
