@@ -231,6 +231,7 @@ SCRIPT = [
 ]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_by_start_method(method: str, tmp_path: Path) -> None:
     """One persistent pool, an epoch a fault: starting an interpreter takes seconds."""
