@@ -127,8 +127,7 @@ class StallWarning(RuntimeWarning):
 class WorkerRestartWarning(RuntimeWarning):
     """A worker died or hung and was replaced; the data goes on as if nothing had happened.
 
-    Also: the process that starts workers was replaced, a worker could not be forked at first, or
-    workers on other machines are missing or lost.
+    Also: workers on other machines are missing or lost.
     """
 
 

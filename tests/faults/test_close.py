@@ -243,6 +243,7 @@ def test_children_that_others_reap(tmp_path: Path, method: str, how: str) -> Non
 
 DAEMON = """
 import threading
+import torch
 from lit_loader import DataLoader
 from lit_loader.accelerator import pin_memory
 from tests.support.samples import Call, hang

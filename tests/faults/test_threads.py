@@ -56,10 +56,7 @@ CASES: dict[str, Callable[[int], DataLoader[Any]]] = {
     "stream": lambda seed: DataLoader(Counting(26, noisy), 3, num_shards=2, seed=seed),
     "table": lambda seed: DataLoader(TABLE, 3, sampler=EveryOther(26), seed=seed),
     "in workers": lambda seed: DataLoader(Augmented(), 3, num_workers=1, seed=seed),
-    "retries": lambda seed: DataLoader(
-        Flaky(), 3, seed=seed, sample_retries={"times": 1, "backoff": 0}, collate_fn=noisy_collate
-    ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)

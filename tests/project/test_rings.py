@@ -20,7 +20,7 @@ ASSEMBLED = {"loader", "__init__"}
 """What puts the rings together."""
 
 
-MOST_MODULES = 75
+MOST_MODULES = 76
 MOST_FILES = {
     "remote": (r"remote", 11),
     "reads": (r"reads?_ahead|concurrent_reads|read_stream", 8),

@@ -187,7 +187,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                     arrived = self._arrived
                 if executor.page is not None:
                     executor.page.row[SINCE] = began
-                self._fill(executor, tasks, least=1)
+                if not tasks.tasks or tasks.again:
+                    self._fill(executor, tasks, least=1)
             if not tasks.tasks:
                 if tail and tail.begins_again(tasks.place):
                     tasks.restart_all(arrived)

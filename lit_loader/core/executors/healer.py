@@ -130,7 +130,8 @@ class Healer:
         worker, seconds = hanging
         assert self.timeout is not None
         first = pool.workers.forks and pool.is_at_its_first(worker)
-        # Those that were forked at the same time may all wait for the same lock, and count as one.
+        # Those that were forked at the same time may all wait for the same lock: they count as one
+        # restart, and no batch is to blame.
         together = first and not pool.is_successor(worker)
         ended = pool.workers.end(worker)
         task = self.assigned.get(ended.row.number)
@@ -139,17 +140,20 @@ class Healer:
             message += f"\nIt had made no batch: {_AT_A_LOCK}."
         self._charged -= together and self._hung_at_first
         self._hung_at_first |= together
-        return self._see_to(pool, ended, WorkerTimeoutError, message)
+        return self._see_to(pool, ended, WorkerTimeoutError, message, blame=not together)
 
     # --- the budget ---
 
     def _see_to(
-        self, pool: WorkerPool, death: WorkerDeath, fault: Fault, message: str
+        self, pool: WorkerPool, death: WorkerDeath, fault: Fault, message: str, blame: bool = True
     ) -> Outcome | None:
-        """Replace a worker if it may be; returns the outcome of its task if that is given up."""
+        """Replace a worker if it may be; return the outcome of its task if that is given up.
+
+        ``blame``: whether the task may be what has ended it.
+        """
         number, stage = death.row.number, death.row.stage
         # Not one whose result it had sent already; nor one of an epoch that is over.
-        if stage in Stage.BUSY and pool.is_pending(number):
+        if blame and stage in Stage.BUSY and pool.is_pending(number):
             self._kills[number] += 1
             if self._kills[number] >= _KILLS_IN_A_ROW and self._max_restarts:
                 error = fault(

@@ -41,13 +41,12 @@ from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.dataset_attributes import pickled
 from lit_loader.core.executors.outcome import FewerWorkers, Outcome
 from lit_loader.core.executors.pipes import Ended, Pipes
-from lit_loader.core.executors.reader_assignment import ReaderHomes
 from lit_loader.core.executors.stall_watch import LONGEST_LOOK, Stall, StallWatch
 from lit_loader.core.executors.worker_process import WorkerProcess
 from lit_loader.core.executors.worker_set import Relays, WorkerSet, explain_limit
@@ -83,6 +82,9 @@ from lit_loader.core.transport.status_board import (
 from lit_loader.core.transport.viewer_page import PAGE_BYTES, ViewerPage
 from lit_loader.core.transport.worker_exception import WorkerException
 from lit_loader.errors import LoaderError
+
+if TYPE_CHECKING:  # map-style datasets need none
+    from lit_loader.core.executors.reader_assignment import ReaderHomes
 
 MOST_WORKERS: Final = 1024
 """Workers that a pool may grow to, if it was not begun with more: rows of its status board."""
@@ -226,7 +228,11 @@ class WorkerPool:
                 # What viewers in other processes are shown of the loader.
                 self.page = ViewerPage(arena.board, 0 if remote is None else relay + 1)
                 pipes = self.pipes = Pipes()  # what they are talked to by
-                self._homes = ReaderHomes(turns, num_workers) if turns else None
+                self._homes: ReaderHomes | None = None
+                if turns:
+                    from lit_loader.core.executors.reader_assignment import ReaderHomes
+
+                    self._homes = ReaderHomes(turns, num_workers)
                 board.token, board.workers = self.token, num_workers
                 workers = self.workers = WorkerSet(arena, board, pipes, at_end=self.page.close)
                 self._finalizer = weakref.finalize(self, workers.close, unnoticed=True)

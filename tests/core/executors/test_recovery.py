@@ -19,7 +19,6 @@ from torch.utils.data import IterableDataset
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.core.executors.worker_pool import WorkerPool
-from lit_loader.core.transport.status_board import Stage
 from lit_loader.errors import (
     StallWarning,
     WorkerDiedError,
@@ -45,7 +44,6 @@ from tests.support.samples import (
     hang,
     ints,
     share,
-    until,
     worker_pids,
 )
 
@@ -276,19 +274,6 @@ def test_hanging_when_the_next_epoch_begins(gate: Gate) -> None:
         assert len(set(before) & set(pool_of(loader).workers.pids)) == 1  # the other one lives
 
 
-def test_stopped_while_idle_in_mid_epoch() -> None:
-    """Nothing is due from a worker that has no task; when there is one, it is missed."""
-    iterator = iter(DataLoader(range(20), num_workers=1, timeout=0.5))
-    found = [int(next(iterator))]
-    pool = iterator.workers
-    until(lambda: pool._board.read(0).stage == Stage.IDLE and pool.unread == 2)  # all that it had
-    os.kill(pool.workers.pids[0], signal.SIGSTOP)
-    with told(1) as texts:
-        found += ints(iterator)
-    assert found == list(range(20))
-    assert "it was idle, for" in texts[0]
-
-
 def test_slow_is_not_hanging() -> None:
     """A batch may take longer than ``timeout``, if no sample does."""
 
@@ -377,15 +362,6 @@ def test_an_error_that_was_given_out_is_not_given_out_again(
         assert (found, len(caught)) == ([0, 1, "error"], 0)
     else:
         assert (found, len(caught)) == ([0, 1, "error", 3, 4, 5, 6, 7], 1)
-
-
-def test_dealt_tasks_are_dealt_again(tmp_path: Path) -> None:
-    """``seeding="worker"``: what is drawn depends on the worker's life, but nothing is lost."""
-    loader = DataLoader(
-        Call(dying([2, 9], tmp_path), 24), batch_size=2, num_workers=2, seeding="worker"
-    )
-    with told(2):
-        assert ints(loader) == list(range(24))
 
 
 class Meeting(IterableDataset[int]):
