@@ -57,7 +57,7 @@ THEMES = {
     "sample_retries retry_backoff transient_errors",
     "Memory": "memory_budget share_lists",
     "Ranks and shards": "num_replicas rank num_shards uneven_ranks",
-    "Storage and other machines": "concurrent_reads num_remote_workers remote",
+    "Storage and other machines": "read_threads num_remote_workers remote",
 }
 """The options, by what they are about; each stands in one theme."""
 
