@@ -194,27 +194,22 @@ class SharedStore:
         return True
 
     def _has_room(self, size: int) -> bool:
-        used = self.used
+        used, room = self.used, f"memory={self.limit} bytes"
         if used + size > self.limit or size > _MOST:
             # A smaller one may still find its place, unless this is one as most are.
             if size <= _MOST and size * self.total(Counter.KEPT) <= 2 * used:
-                self.note(Note.FULL, f"memory={self.limit} bytes are full: {self._extent()}")
+                self.note(Note.FULL, f"{room} are full: {self._extent()}")
             else:
-                self.note(
-                    Note.TOO_LARGE,
-                    f"a sample of {size / 1e6:,.1f} MB finds no room in memory={self.limit} bytes: "
-                    "such samples are made again each time, smaller ones are still kept [LL119]",
-                )
+                large = f"a sample of {size / 1e6:,.1f} MB finds no room in {room}"
+                self.note(Note.TOO_LARGE, f"{large}, smaller ones are still kept [LL119]")
             return False
         self._looked -= size
         if self._looked < 0:
             self._looked = _LOOK
             left, spared = _memory_left()
             if left < spared + size:
-                self.note(
-                    Note.NO_MEMORY,
-                    f"only {left / 1e9:.1f} GB of memory are left here: {self._extent()}",
-                )
+                little = f"only {left / 1e9:.1f} GB of memory are left here"
+                self.note(Note.NO_MEMORY, f"{little}: {self._extent()}")
                 return False
         return True
 
@@ -241,7 +236,7 @@ class SharedStore:
         kept = self.total(Counter.KEPT)
         return (
             f"{kept} of {self.length} samples are kept ({self.used / 1e6:,.1f} MB), the others are "
-            "made again each time [LL108]"
+            "made each time [LL108]"
         )
 
     @property

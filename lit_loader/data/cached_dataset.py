@@ -254,9 +254,7 @@ class CachedDataset(Dataset[T_co]):
         try:
             entry = pack(number, sample)
         except TransportError as error:
-            store.note(
-                Note.NOT_KEPT, f"samples that hold such a thing are not kept [LL110]: {error.text}"
-            )
+            store.note(Note.NOT_KEPT, f"such samples are not kept [LL110]: {error.text}")
             return
         if store.is_open:
             store.put(number, entry)
@@ -265,11 +263,8 @@ class CachedDataset(Dataset[T_co]):
         try:
             self._folder.put(number, entry)
         except OSError as error:
-            store.note(
-                Note.NOT_ON_DISK,
-                f"{self._folder.path} takes no more samples ({error.strerror}): the others are "
-                "kept in memory only, or made again each time [LL120]",
-            )
+            full = f"{self._folder.path} takes no more samples ({error.strerror})"
+            store.note(Note.NOT_ON_DISK, f"{full}: memory alone keeps the others [LL120]")
 
     # --- the rest ---
 

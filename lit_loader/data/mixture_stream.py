@@ -51,7 +51,8 @@ class MixtureStream(IterableDataset[Any]):
     Each shard (one of ``num_shards``; without, each worker of each rank) mixes its share of every
     source, so each source asks `lit_loader.get_shard` for its share. A resume continues from the
     sources' own ``state_dict`` and ``load_state_dict`` (those of the iterator and of the dataset).
-    If a source that has been begun has none, all of the mixture is read again from the epoch's
+    A source that shuffles before its first sample must save the order, or what it draws it from.
+    If a source that has been begun has no state, all of the mixture is read again from the epoch's
     start, each batch with the seeds that it had. (Other loaders know only the mixture's own state:
     there such a source alone is read again.)
 

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 import logging
@@ -133,10 +134,18 @@ def _pickled(identity: object) -> tuple[bytes, object]:
         by_value=by_value,
         apart=False,
     )
-    pickled = freeze(identity, policy, {"factory": identity}).pickled
+    pickled = freeze(_apart(identity), policy, {"factory": _apart(identity)}).pickled
     # What a script defines is pickled by its name, which another script may have, too.
     script = getattr(sys.modules["__main__"], "__file__", None)
     return pickled, script if b"__main__" in pickled else None
+
+
+def _apart(thing: object) -> object:
+    """Take a partial apart, which is pickled otherwise once somebody has seen its attributes."""
+    if not isinstance(thing, functools.partial):
+        return thing
+    keywords = {name: _apart(value) for name, value in thing.keywords.items()}
+    return thing.func, [*map(_apart, thing.args)], keywords
 
 
 def _made(factory: Callable[[], Any], key: str) -> Any:

@@ -170,8 +170,8 @@ class LoaderStateCallback(Callback):
         is_amid, self._is_amid = self._is_amid, False
         if is_amid and self._loaders and not any(each.position.batches for each in self._loaders):
             rank_zero_warn(
-                "lit_loader: the checkpoint was saved mid-epoch by a run with another loader, so it "
-                "has no position in the data. Lightning continues in the middle of the epoch, but "
+                "lit_loader: the checkpoint was saved mid-epoch by a run with another loader, so "
+                "it has no position in the data. Lightning continues in the middle of the epoch, but "
                 "the loader begins at its start: samples come again, and the rest of the epoch is "
                 "left out. Change loaders at a checkpoint of an epoch's end [LL327]"
             )
@@ -189,7 +189,8 @@ class LoaderStateCallback(Callback):
         module: Any = trainer.lightning_module
         # With manual optimization, a batch may have any number of steps.
         # reach: lightning: which hook saved the checkpoint decides whether the last batch counts
-        if module.automatic_optimization and abs(loop._batches_that_stepped - loop.global_step) == 1:
+        ahead = loop._batches_that_stepped - loop.global_step
+        if module.automatic_optimization and abs(ahead) == 1:
             loop._batches_that_stepped = loop.global_step
 
     def on_train_batch_end(

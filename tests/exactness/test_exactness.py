@@ -40,13 +40,13 @@ from lit_loader import (
 from lit_loader.data.cached_dataset import MappedDataset
 from lit_loader.data.mixture import MixtureSampler
 from tests.core.seeding import test_get_rng
-from tests.data import test_own_generators as mixed
 from tests.data import test_sample_errors, test_tensor_table
-from tests.data.data import Decoded, ManyAtOnce
 from tests.exactness import test_before_first_sample as before
 from tests.exactness import test_cached as cached
 from tests.exactness import test_reads as reads
 from tests.support import drawing_streams, shard_data
+from tests.support import mixed_sources as mixed
+from tests.support.decoded import Decoded, ManyAtOnce
 from tests.support.drawn_apart import draw_apart
 from tests.support.exact import (
     Augmented,

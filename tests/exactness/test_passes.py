@@ -29,7 +29,9 @@ class Rows(Dataset[Tensor]):
         return N
 
     def __getitem__(self, index: int) -> Tensor:
-        return torch.tensor([index, float(torch.rand((), dtype=torch.float64))], dtype=torch.float64)
+        return torch.tensor(
+            [index, float(torch.rand((), dtype=torch.float64))], dtype=torch.float64
+        )
 
 
 @pytest.fixture(params=HOW)

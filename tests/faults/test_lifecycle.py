@@ -17,8 +17,8 @@ import torch
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.core.executors.pipes import Pipes
-from tests.node.data import Child
 from tests.parity.tools import Gate, finish_script, start_script, wait_gone
+from tests.support.bulk import Child
 from tests.support.programs import run_program
 from tests.support.samples import METHODS, Call, Counting, ints, until, usage, worker_pids
 

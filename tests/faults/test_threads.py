@@ -18,13 +18,30 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+import lit_loader
 from lit_loader import DataLoader
 from lit_loader.core.seeding import generator_lock
-from tests.node.data import Child
+from tests.support.bulk import Child
 from tests.support.exact import Augmented, EveryOther, digests, noisy_collate
 from tests.support.samples import Call, Counting, own_generators
 
 TABLE = TensorDataset(torch.arange(52.0).reshape(26, 2))
+
+
+class Flaky(Augmented):
+    """Every fifth sample fails once in each epoch, after it has drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed: set[tuple[int, int]] = set()
+
+    def __getitem__(self, index: int) -> Tensor:
+        sample = super().__getitem__(index)
+        attempt = lit_loader.get_epoch(), index
+        if index % 5 == 0 and attempt not in self.failed:
+            self.failed.add(attempt)
+            raise OSError("not now")
+        return sample
 
 
 def noisy(index: int) -> list[float]:
@@ -39,7 +56,10 @@ CASES: dict[str, Callable[[int], DataLoader[Any]]] = {
     "stream": lambda seed: DataLoader(Counting(26, noisy), 3, num_shards=2, seed=seed),
     "table": lambda seed: DataLoader(TABLE, 3, sampler=EveryOther(26), seed=seed),
     "in workers": lambda seed: DataLoader(Augmented(), 3, num_workers=1, seed=seed),
-}
+    "retries": lambda seed: DataLoader(
+        Flaky(), 3, seed=seed, sample_retries={"times": 1, "backoff": 0}, collate_fn=noisy_collate
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -30,6 +30,7 @@ from lit_loader import (
     OptionError,
     Packed,
     PackingBatchSampler,
+    Retry,
     TokenBudgetBatchSampler,
 )
 from lit_loader.data.pad import PadCollate, Padded
@@ -259,13 +260,13 @@ def test_partial_function_carries_nothing_of_hydra(application: Compose) -> None
 def test_lists_of_nodes_that_do_not_convert() -> None:
     """Hydra's own default: lists come as nodes."""
     numbers = [{"_target_": f"{__name__}.Numbers", "length": length} for length in (4, 6)]
-    options = {"batch_size": 2, "transient_errors": ["KeyError"]}
+    options = {"batch_size": 2, "sample_retries": {"times": 2, "on": ["KeyError"]}}
     target = {"_target_": "lit_loader.LoaderDataModule", "loader": options}
     data = instantiate({**target, "datasets": {"train": numbers[0], "val": numbers}})
     data.setup("fit")
     loaders = data.val_dataloader()
     assert [len(loader) for loader in loaders] == [2, 3]
-    assert loaders[1].transient_errors == (KeyError,)
+    assert loaders[1].sample_retries == Retry(2, on=[KeyError])
     target = {"_target_": "lit_loader.MixtureDataset"}
     mixture = instantiate({**target, "datasets": numbers, "weights": [3, 1]})
     assert (mixture.lengths, list(mixture.weights)) == ([4, 6], [3, 1])

@@ -92,7 +92,7 @@ class Documents(IterableDataset[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         index, count = lit_loader.get_shard()
         for number in range(index, 100, count):
-            lit_loader.note(number, tokens=3 + number % 11)
+            lit_loader.note(tokens=3 + number % 11)
             yield [number] * (3 + number % 11)
 
 

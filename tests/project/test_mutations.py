@@ -61,10 +61,9 @@ ADD_ONS: Final = {
 """Seams at which an add-on hangs, and who notices if it does not."""
 
 PARTS: Final = {
-    'parts["tolerance"] = BadSamples.of(loader)': "data/test_sample_errors.py",
+    'parts["tolerance"] = BadSamples.of(loader)': "data/test_bad_samples.py",
     'parts["concurrent_reads"] = reads_of_loader(core)': "exactness/test_reads.py storage",
     'parts["table_of"] = table_of': "data/test_tensor_table.py",
-    'parts["share_lists"] = SharedLists': "data/test_shared_lists.py",
 }
 """The same of what workers are sent."""
 
@@ -104,31 +103,31 @@ MUTATIONS: Final = (
         "samples of a step are dealt once, and not exchanged",
         "    if size > fixed:\n",
         "    if False:\n",
-        "data/test_balance.py",
+        "data/test_by_length.py",
     ),
     Mutation(
         "accumulated batches are no part of a balanced step",
         "self.group = ranks * accumulated",
         "self.group = ranks",
-        "data/test_balance.py",
+        "data/test_by_length.py",
     ),
     Mutation(
         "a pack holds a token too many",
         "left = np.full((windows, int(1.1 * least) + 2), room, np.int32)",
         "left = np.full((windows, int(1.1 * least) + 2), room + 1, np.int32)",
-        "data/test_packing.py",
+        "data/test_by_length.py",
     ),
     Mutation(
         "positions in a pack do not begin again with each sample",
         "position_ids=torch.arange(len(firsts)) - firsts",
         "position_ids=torch.arange(len(firsts))",
-        "data/test_packing.py",
+        "data/test_collation.py",
     ),
     Mutation(
         "a packed stream is resumed at the start of a document",
         "documents, offset = self._pieces[0].before, self._pieces[0].start",
         "documents, offset = self._pieces[0].before, 0",
-        "data/test_packing.py",
+        "data/test_collation.py",
     ),
     Mutation(
         "a source of a mixture comes in the same order each time",
@@ -138,9 +137,9 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a mixture's new weights count for what was drawn before, too",
-        "history = theirs.going_on(history, draw)",
-        "pass",
-        "data/test_changing.py",
+        "timeline = theirs.going_on(self._own_timeline(), draw)",
+        "timeline = self._own_timeline()",
+        "data/test_mixture.py",
     ),
     # --- epochs ---
     Mutation(
@@ -501,15 +500,15 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a cache does not look at its key",
-        "_FORMAT, platform.machine(), self.key, size, self.dataset",
-        '_FORMAT, platform.machine(), "", size, self.dataset',
-        "data/test_identity.py data/test_among_ranks.py data/test_cached_dataset.py",
+        "name = repr((_FORMAT, platform.machine(), key)).encode()",
+        "name = repr((_FORMAT, platform.machine())).encode()",
+        "data/test_cache_keys.py",
     ),
     Mutation(
-        "a cache does not look at what its dataset holds",
-        "_FORMAT, platform.machine(), self.key, size, self.dataset",
-        "_FORMAT, platform.machine(), self.key, size",
-        "data/test_identity.py",
+        "a cache is not compared with what its dataset makes",
+        "any(a != b for a, b in pairs if a and b)",
+        "False",
+        "data/test_cache_keys.py",
     ),
     # --- add-ons ---
     *(

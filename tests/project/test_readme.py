@@ -54,8 +54,8 @@ THEMES = {
     "multiprocessing_context worker_init_fn pin_memory pin_memory_device",
     "Exactness": "seed generator seeding reseed_fn check_determinism",
     "Faults": "timeout stall_warning max_worker_restarts on_sample_error max_sample_errors "
-    "sample_retries retry_backoff transient_errors",
-    "Memory": "memory_budget share_lists",
+    "sample_retries",
+    "Memory": "memory_budget",
     "Ranks and shards": "num_replicas rank num_shards uneven_ranks",
     "Storage and other machines": "read_threads num_remote_workers remote",
 }

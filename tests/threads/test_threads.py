@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,14 +16,14 @@ import lightning
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import get_worker_info
 
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.core.transport import viewer_page
 from lit_loader.top.discovery import NotFound
 from lit_loader.top.watch import Watch
-from tests.support.programs import run_program, start_program
+from tests.support.programs import start_program
 from tests.support.samples import Call, OfLength, Rows, until
 
 THREADS: dict[str, Any] = {"num_workers": 2, "worker_method": "thread"}

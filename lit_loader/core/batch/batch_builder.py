@@ -22,6 +22,7 @@ from typing import Any, Final
 from lit_loader.context import reading
 from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.collate import default_collate
+from lit_loader.core.batch.dataset_attributes import Changes, apply
 from lit_loader.core.batch.fetch import OMITTED, MapFetcher
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.batch.read_pool import ReadPool, Sample
@@ -96,6 +97,10 @@ class BatchBuilder:
     def dataset(self) -> Any:
         """What is read."""
         return self._spec.dataset
+
+    def set_attributes(self, changes: Changes) -> None:
+        """Set attributes of the dataset that the program has changed."""
+        apply(changes, self._spec.dataset)
 
     def begin_epoch(self) -> None:
         """Take up an epoch."""

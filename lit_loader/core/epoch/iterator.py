@@ -59,8 +59,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
     """An iterator over the batches of one pass.
 
     ``drawn`` is the seed that was drawn for it, or None. ``here`` returns the spec by which
-    this process makes the batches; None: workers make them. ``pin`` pins them, those of workers in a
-    thread of its own; None: nothing does.
+    this process makes the batches; None: workers make them. ``pin`` pins them, those of workers in
+    a thread of its own; None: nothing does.
 
     Attributes:
         observer: Is shown the batches, as long as it is not done; None for most.
@@ -144,6 +144,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         with self._core.lock:
             tasks = self._tasks or self._begin()
             if self._here is None:
+                if not tasks.tasks:
+                    tasks.next_task()
                 self._fill(self._executor or self._connect(tasks), tasks)
 
     @property
@@ -177,6 +179,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             if self._closed or self._pid != self._core.pid:
                 self._check_closed()
             executor = self._executor
+            if executor is None and not tasks.tasks:
+                tasks.next_task()  # before workers are started or told: it may change the dataset
             if tasks.tasks or not tasks.is_drawn:
                 if executor is None:
                     executor = self._connect(tasks)

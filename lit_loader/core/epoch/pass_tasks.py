@@ -174,9 +174,7 @@ class NextEpochTasks:
         token: That of the tasks, where they are handed over.
     """
 
-    def __init__(
-        self, plan: BatchPlan | None, foreseen: tuple[PassSeeds, Position] | None
-    ) -> None:
+    def __init__(self, plan: BatchPlan | None, foreseen: tuple[PassSeeds, Position] | None) -> None:
         self.tasks: dict[int, Task] = {}
         self.arrived: dict[int, Outcome] = {}
         self.token = 0

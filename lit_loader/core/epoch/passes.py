@@ -120,16 +120,16 @@ class Passes:
             self.plan.epochs.set(epoch)
 
     def load(self, position: Position, generator: int) -> None:
-        """Let the next pass begin at a position; ``generator`` is the state's digest of torch's."""
+        """Let the next pass begin at a position; ``generator`` is the digest of torch's there."""
         running = self.current
-        if running is not None and not self.commits and self._is_running(running):
-            if running.given:
-                warnings.warn(
-                    "lit_loader: load_state_dict() was called while an iterator of this loader is "
-                    "in use. That iterator continues where it is; the next iter(loader) begins at "
-                    "the loaded position [LL333]",
-                    stacklevel=program_stacklevel(),
-                )
+        in_use = running is not None and running.given and self._is_running(running)
+        if in_use and not self.commits:
+            warnings.warn(
+                "lit_loader: load_state_dict() was called while an iterator of this loader is in "
+                "use. That iterator continues where it is; the next iter(loader) begins at the "
+                "loaded position [LL333]",
+                stacklevel=program_stacklevel(),
+            )
         self._loaded, self.current = position, None
         self._set, self._next = None, position.epoch
         self._repeats = Counter({position.epoch: position.repeat})
@@ -163,7 +163,9 @@ class Passes:
     def resumes(self) -> bool:
         """Whether the next pass continues one that a state was taken in: its seed is known."""
         loaded = self._loaded
-        return loaded is not None and loaded.has_begun and bool(loaded.delivered or not _base(loaded))
+        if loaded is None or not loaded.has_begun:
+            return False
+        return bool(loaded.delivered) or not _base(loaded)
 
     def begin(
         self,
@@ -318,9 +320,7 @@ class Passes:
             distributed=None if self.plan is None else self.plan.distributed,
         )
 
-    def _own_seeds(
-        self, found: list[tuple[str, Any]], seeds: PassSeeds
-    ) -> dict[str, OwnSeed]:
+    def _own_seeds(self, found: list[tuple[str, Any]], seeds: PassSeeds) -> dict[str, OwnSeed]:
         known, loaded = self._own, self._loaded
         if loaded is not None and loaded.generators and not seeds.held:
             if len(loaded.generators) == len(found):

@@ -8,7 +8,8 @@
                                                                                option asks for
 
 Each method says what it is asked for, when, and what its answer must have. What worker processes
-need of an add-on is in the spec, and is pickled with it: ``tolerance``, ``table_of``, ``streams`` of `BatchSpec`.
+need of an add-on is in the spec, and is pickled with it: ``tolerance``, ``table_of`` and
+``streams`` of `BatchSpec`.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ class Seams:
         return None
 
     def device_copy(self, core: Any) -> Any:
-        """Return what copies batches ahead to a device: ``stage``, ``source``, ``take``; or None."""
+        """Return what copies batches ahead to a device (``stage``, ``source``, ``take``)."""
         return None
 
     def pin_memory(self, core: Any) -> Any:
-        """Return what copies batches into pinned memory: called with one, or its ``thread``; None."""
+        """Return what copies batches into pinned memory, by a call or its ``thread``; or None."""
         return None
 
     def executor(self, core: Any, start: Any) -> Any:

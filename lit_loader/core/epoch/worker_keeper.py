@@ -22,6 +22,7 @@ from lit_loader.core.executors.pipes import PoolClosed
 from lit_loader.core.executors.pool_executor import PoolExecutor
 from lit_loader.core.executors.process_start import default_context
 from lit_loader.core.executors.worker_pool import WorkerPool
+from lit_loader.core.seeding.seeds import UNTOLD
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.describe import program_stacklevel
 
@@ -89,11 +90,26 @@ class WorkerKeeper:
             return pool, None
         # A forgotten iterator is collected at any time, also when others have used the workers.
         known = begun is not None and begun.token == pool.token
-        if known and begun is not None and begun.fits(made):
+        changed = self._send_attributes(pool, made)
+        if known and begun is not None and not changed and begun.fits(made):
             pool.trim()
             return pool, begun
         pool.resume()  # which calls off what they were at
         return pool, None
+
+    def _send_attributes(self, pool: WorkerPool, made: Pass) -> bool:
+        """Bring the workers' copies of the dataset up to date; return whether anything changed."""
+        core, attributes = self.core, pool.workers.attributes
+        # Workers call the dataset's ``set_epoch`` themselves, which may replace anything.
+        replaced = attributes.replaced() if made.seeds.dataset_epoch == UNTOLD else []
+        if replaced:
+            core.warn_once(
+                f"persistent workers do not see that {', '.join(replaced)} changed between two "
+                "passes: only numbers, strings, booleans, None and tuples of these are sent to "
+                "them. Choose between values by a plain attribute, or call loader.close() before "
+                "the pass, which starts new workers [LL337]"
+            )
+        return pool.send_attributes()
 
     def give_back(self, executor: Any, begun: NextEpochTasks | None, reusable: bool) -> None:
         """Take workers back; those that are persistent go on, with what they have ``begun``."""

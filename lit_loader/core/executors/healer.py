@@ -174,7 +174,7 @@ class Healer:
             f"{message}\nIt has been replaced and nothing is lost (restart {self._charged} of at "
             f"most {budget} in this epoch)."
         )
-        if replaced := pool.workers.replaced_attributes():
+        if pool.workers.forks and (replaced := pool.workers.attributes.replaced()):
             notice += (
                 f" The new worker is a fork of this program as it is now, and has another "
                 f"{', '.join(replaced)} than the workers before: its batches may differ."

@@ -3,7 +3,7 @@
 ::
 
     own pipe ─Task─▶ indices ▶ fetch ▶ collate ▶ encode into the slot ─Reply─▶ pipe of all workers
-             ─Resume, Space, Stop─▶                      ─Up, Need, Resumed─▶
+             ─Attributes, Resume, Space, Stop─▶          ─Up, Need, Resumed─▶
 
 - An idle worker is in a blocking read of its own pipe. What it is sent it does in that order.
 - Before each task and each sample it compares the board's token with its own, and leaves a batch
@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import pickle
 import sys
 import threading
 from collections import deque
@@ -39,9 +40,11 @@ from lit_loader.core.system.stack_dumps import show_stacks_when_asked, write_sta
 from lit_loader.core.transport.arena import ArenaMap
 from lit_loader.core.transport.codec import SlotFull, SlotWriter, encode
 from lit_loader.core.transport.messages import (
+    ATTRIBUTES_PART,
     NOT_WANTED,
     POSITION,
     SIZE,
+    Attributes,
     Message,
     Need,
     Reply,
@@ -113,6 +116,7 @@ class _Worker:
         self._writers: dict[int, SlotWriter] = {}
         self._tasks, self._results = links.control.fd, links.results.fd
         self._inbox: deque[Message] = deque()
+        self._changes = b""  # parts of a pickle that is not complete
         self._clock = ProcessorClock()
         self._clocked, self._always_clocked = False, False  # this batch; every batch
         self._board.enter(self._id, Stage.INITIALISING, -1)
@@ -143,11 +147,21 @@ class _Worker:
         while type(message := self._receive()) is not Stop:
             if type(message) is Task:
                 self._make(message)
+            elif type(message) is Attributes:
+                self._set_attributes(message)
             elif type(message) is Resume:  # else Space, which came too late
                 self._progress.token = message.token
                 if self._loader is not None:
                     self._loader.begin_epoch()
                 self._send(pack(Resumed(self._id, message.token)))
+
+    def _set_attributes(self, message: Attributes) -> None:
+        """Set attributes of the dataset, when the last part of them is here."""
+        self._changes += message.part[: message.left]
+        if message.left <= ATTRIBUTES_PART:
+            changes, self._changes = pickle.loads(self._changes), b""
+            if self._loader is not None:
+                self._loader.set_attributes(changes)
 
     def leave(self) -> None:
         """Close the streams that are being read, so that their ``finally`` blocks run."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from lit_loader.core.batch.batch_spec import BatchSpec
-from lit_loader.core.executors.dataset_attributes import DatasetAttributes
+from lit_loader.core.batch.dataset_attributes import Changes, DatasetAttributes, apply
 from lit_loader.core.executors.process_start import main_is_importable
 from lit_loader.core.system.shared_file import Descriptor, nameless_file, remedy
 from lit_loader.errors import LoaderError
@@ -70,26 +70,24 @@ class Payload:
     pipe would hold up the parent until each, in turn, has come to reading it; ``shared_bytes`` of
     it are large buffers, which the workers share.
 
-    A worker that is forked later, in the place of another one, has the dataset of that moment, but
-    the plain attributes that it had when this was made.
+    A worker that is started later has the plain attributes that the others have (`attributes`).
     """
 
     def __init__(self, spec: BatchSpec) -> None:
         self.shared_bytes = 0
         self._spec: BatchSpec | None = spec
         self._fds: list[int] = []  # the file, and what goes along
-        self._attributes: DatasetAttributes | None = DatasetAttributes(spec.dataset)
+        self.attributes: DatasetAttributes | None = DatasetAttributes(spec.dataset)
+        self._changes: Changes = {}
 
-    def __getstate__(self) -> list[Descriptor]:
-        return list(map(Descriptor, self._fds))
+    def __getstate__(self) -> tuple[list[Descriptor], Changes]:
+        assert self.attributes is not None
+        return list(map(Descriptor, self._fds)), self.attributes.changes
 
-    def __setstate__(self, fds: list[Descriptor]) -> None:
+    def __setstate__(self, state: tuple[list[Descriptor], Changes]) -> None:
+        fds, self._changes = state
         self._spec, self._fds = None, [each.fd for each in fds]
-        self._attributes = None
-
-    def replaced_attributes(self) -> list[str]:
-        """The dataset's attributes that are others now, and not plain: those of a fork of now."""
-        return [] if self._attributes is None else self._attributes.replaced()
+        self.attributes = None
 
     def prepare(self) -> None:
         """Write the file, unless that is done; a LoaderError if there is no room.
@@ -126,8 +124,9 @@ class Payload:
             file, *along = self._fds
             self._spec = thaw(file, along)
             os.close(file)  # what came along belongs to what was made of it
-        elif self._attributes is not None:  # in a fork of the process that made it
-            self._attributes.restore()
+            apply(self._changes, self._spec.dataset)
+        elif self.attributes is not None:  # in a fork of the process that made it
+            self.attributes.restore()
         return self._spec
 
     def close(self) -> None:

@@ -44,6 +44,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, Final
 
 from lit_loader.core.batch.batch_spec import BatchSpec
+from lit_loader.core.batch.dataset_attributes import pickled
 from lit_loader.core.executors.outcome import FewerWorkers, Outcome
 from lit_loader.core.executors.pipes import Ended, Pipes
 from lit_loader.core.executors.reader_assignment import ReaderHomes
@@ -68,6 +69,7 @@ from lit_loader.core.transport.messages import (
     Up,
     pack,
     pack_indices,
+    packed_attributes,
     packed_task,
     position_of,
 )
@@ -575,6 +577,21 @@ class WorkerPool:
                 if worker.awaited:
                     self.pipes.send(worker.number, pack(Resume(self.token)))
             self._awaited = sum(worker.awaited for worker in self._by_number.values())
+
+    def send_attributes(self) -> bool:
+        """Send the workers what has changed of the dataset's plain attributes; False: nothing has.
+
+        :meth:`resume` comes next: what they are at has been made with the old ones.
+        """
+        changed = self.workers.attributes.changed()
+        if changed:
+            parts = packed_attributes(pickled(changed))
+            with self._lock:
+                for number, worker in self._by_number.items():
+                    if not worker.leaving:
+                        for part in parts:
+                            self.pipes.send(number, part)
+        return bool(changed)
 
     def trim(self) -> None:
         """Give the memory of slots back to the system that a new epoch will not need."""

@@ -18,6 +18,7 @@ from multiprocessing.context import BaseContext
 from typing import Final, Protocol
 
 from lit_loader.core.batch.batch_spec import BatchSpec
+from lit_loader.core.batch.dataset_attributes import DatasetAttributes
 from lit_loader.core.executors.main import LEAVE_GRACE
 from lit_loader.core.executors.outcome import WorkerDeath
 from lit_loader.core.executors.payload import Links, Payload
@@ -141,9 +142,11 @@ class WorkerSet:
         """Bytes of the dataset in a file that all of them map; forked ones need none."""
         return 0 if self.payload is None else self.payload.shared_bytes
 
-    def replaced_attributes(self) -> list[str]:
-        """The dataset's attributes that a worker forked now has other ones of than those before."""
-        return self.payload.replaced_attributes() if self.forks and self.payload is not None else []
+    @property
+    def attributes(self) -> DatasetAttributes:
+        """What the workers have for the dataset's plain attributes."""
+        assert self.payload is not None and self.payload.attributes is not None
+        return self.payload.attributes
 
     def is_wanted(self, worker: int) -> bool:
         """Whether there is to be a worker with this number."""

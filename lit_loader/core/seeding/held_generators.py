@@ -33,7 +33,15 @@ import torch.utils.data
 
 from lit_loader.core.seeding.seeds import PassSeeds, canonical_pickle, derive, extend, index_number
 
-__all__ = ["GLOBAL_GENERATORS", "Found", "HeldGenerators", "OwnSeed", "find_generators", "own_seeds", "tape"]
+__all__ = [
+    "GLOBAL_GENERATORS",
+    "Found",
+    "HeldGenerators",
+    "OwnSeed",
+    "find_generators",
+    "own_seeds",
+    "tape",
+]
 
 MAX_OBJECTS: Final = 20_000
 """Objects that a search looks into, each in 1 to 2 µs."""

@@ -28,7 +28,15 @@ from numpy.typing import NDArray
 
 __all__ = [
     *("BATCH", "SAMPLE", "BatchRng", "PassSeeds", "await_draws", "canonical_pickle", "derive"),
-    *("extend", "index_number", "numpy_seed", "order_seed", "renew_numpy_generator", "seed_globals", "seed_worker"),
+    *(
+        "extend",
+        "index_number",
+        "numpy_seed",
+        "order_seed",
+        "renew_numpy_generator",
+        "seed_globals",
+        "seed_worker",
+    ),
     *("tensor_bytes",),
 ]
 
@@ -58,7 +66,6 @@ class PassSeeds(NamedTuple):
 _numpy: Any = np.random  # NumPy's stubs do not know all of its functions
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
-
 
 
 def _mix(x: int) -> int:

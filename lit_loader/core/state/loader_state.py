@@ -1,19 +1,19 @@
 """`LoaderState`: a loader's checkpoint state; written, read, checked.
 
-======================  ==========================================================================
+======================  =========================================================================
 key                     value
-======================  ==========================================================================
+======================  =========================================================================
 ``version``             `VERSION`, and the release that wrote it
 ``epoch``, ``pass``     the epoch, and how many earlier passes it had
-``seed``, ``base``      one of them: the pass's seed; what all passes follow from; or, where the next
-or ``after``            pass has not begun, the seed of the one before
+``seed``, ``base``      one of them: the pass's seed; what all passes follow from; or, where the
+or ``after``            next pass has not begun, the seed of the one before
 ``batches``, ``ahead``  batches that were delivered, in order and beyond
 ``generators``          a digest of torch's generator; then of each held generator its number and
                         passes
 ``sampler``             what the sampler must remember
 ``readers``             of an iterable dataset: how far each reader is
 ``fingerprint``         what the position is a position in
-======================  ==========================================================================
+======================  =========================================================================
 
 A state does not depend on how the data is loaded (number of workers, start method, prefetching),
 and of a map-style dataset all ranks give the same one. It is a dict of primitives, so that

@@ -39,7 +39,7 @@ _LIST_HEADER: Final = 5
 
 
 def digest(items: Sequence[Any], before: int = 0) -> int:
-    """Return 32 bits that tell what was drawn, behind ``before``, in whatever groups it was drawn."""
+    """Return 32 bits that tell what was drawn behind ``before``, in whatever groups."""
     try:
         data = marshal.dumps(list(items), 2)  # a version that knows nothing of shared objects
     except ValueError:

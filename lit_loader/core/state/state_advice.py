@@ -19,8 +19,8 @@ _ADVICE: Final = {
     "seed": "pass the state's seed as the loader's seed option",
 }
 _WRAPPED: Final = (
-    "Lightning wraps a custom sampler to divide it among several ranks: resume with the same number "
-    "of ranks, or begin with num_replicas= and rank= and Trainer(use_distributed_sampler=False)"
+    "Lightning wraps a custom sampler to divide it among several ranks: resume with the same "
+    "number of ranks, or begin with num_replicas= and rank= and Trainer(use_distributed_sampler=False)"
 )
 _OR_SHUFFLED: Final = (
     ". Lightning shuffles a training loader on several ranks, and not on one: resume with the same "

@@ -51,7 +51,7 @@ def brief(value: object) -> str:
 
 
 def damaged(constraint: str, value: object, of: str = "state") -> StateError:
-    """Return the error for a state that holds what none does; ``constraint`` says what is wanted."""
+    """Return the error for a state that holds what none does, and what is wanted instead."""
     return StateError(
         f"{of}'s {constraint}, got {brief(value)}: resume with a state as state_dict() gave "
         "it [LL322]"

@@ -2,14 +2,15 @@
 
 ::
 
-    parent ── Task · Resume · Space · Stop ─────▶ worker k   (its own pipe, in order)
-    parent ◀── Up · Reply · Need · Resumed ────── workers    (one pipe, atomic writes)
+    parent ── Task · Attributes · Resume · Space · Stop ─▶ worker k   (its own pipe, in order)
+    parent ◀── Up · Reply · Need · Resumed ─────────────── workers    (one pipe, atomic writes)
     board: the token that is wanted; a row a worker: task, sample, stage, since when
 
     Task    one copy of a task, with its slot      Reply    the one end of that copy; names the slot
     Resume  begin a new epoch                      Resumed  every older task has had its Reply
     Space   a larger slot, in answer to Need       Need     the batch does not fit its slot
     Stop    end, behind the tasks sent before      Up       ready; so many tasks at a time
+    Attributes  what has changed of the dataset's plain attributes, in several messages
 
 Every message is :data:`SIZE` bytes. POSIX makes a pipe write of up to 512 bytes atomic, so neither
 side needs a lock, and a process killed at any instant leaves the pipes whole. A copy of a task has
@@ -32,6 +33,8 @@ import numpy as np
 from lit_loader.core.seeding.seeds import PassSeeds
 
 SIZE: Final = 128
+
+ATTRIBUTES_PART: Final = 112
 
 _POSITION_BITS: Final = 40
 POSITION: Final = (1 << _POSITION_BITS) - 1
@@ -73,6 +76,13 @@ class Task(NamedTuple):
     def seeds(self) -> PassSeeds:
         """What its random numbers follow from."""
         return PassSeeds(*self[3:7])
+
+
+class Attributes(NamedTuple):
+    """A part of a pickle: what has changed of the dataset's plain attributes."""
+
+    left: int  # bytes of the pickle from here on
+    part: bytes  # its next `ATTRIBUTES_PART` bytes
 
 
 class Resume(NamedTuple):
@@ -159,11 +169,12 @@ class Resumed(NamedTuple):
     token: int
 
 
-Message = Task | Resume | Space | Stop | Up | Reply | Need | Resumed
+Message = Task | Attributes | Resume | Space | Stop | Up | Reply | Need | Resumed
 
 
 _FIELDS: Final[dict[type[Message], str]] = {
     Task: "QqqQqqqqqqq",
+    Attributes: f"q{ATTRIBUTES_PART}s",
     Resume: "Q",
     Space: "qqq",
     Stop: "",
@@ -200,6 +211,14 @@ def pack(message: Message) -> bytes:
     """Write a message down, in :data:`SIZE` bytes."""
     kind, write = _WRITTEN[type(message)]
     return write(kind, *message)
+
+
+def packed_attributes(pickled: bytes) -> list[bytes]:
+    """Return the packed `Attributes` that carry a pickle."""
+    starts = range(0, len(pickled), ATTRIBUTES_PART)
+    return [
+        pack(Attributes(len(pickled) - at, pickled[at : at + ATTRIBUTES_PART])) for at in starts
+    ]
 
 
 def unpack(data: bytes) -> Message:

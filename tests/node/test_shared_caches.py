@@ -1,4 +1,4 @@
-"""Processes that are strangers, and have the same key, share what is in memory."""
+"""Processes that are strangers, and have the same key, share a cache in memory."""
 
 import os
 from collections.abc import Callable
@@ -7,18 +7,16 @@ from typing import Any
 
 import pytest
 
-from lit_loader import CachedDataset
-from lit_loader.data import cache_store as shared_store
-from tests.data.data import Decoded
-from tests.data.test_folder import all_equal
-from tests.node.conftest import all_children_are_ended  # noqa: F401  a fixture
-from tests.node.data import Child
+from lit_loader import CachedDataset, OptionError
+from lit_loader.data import cache_store
+from tests.support.bulk import Child
+from tests.support.decoded import Decoded, all_equal
 
 KEY = f"a test's {os.getpid()}"
 
 
-def cache(dataset: Any = None, memory: Any = "1 MB", key: str = KEY, **options: Any) -> Any:
-    return CachedDataset(Decoded() if dataset is None else dataset, memory, key=key, **options)
+def cache(dataset: Any = None, memory: Any = "1 MB", key: str = KEY) -> Any:
+    return CachedDataset(Decoded() if dataset is None else dataset, memory, key=key)
 
 
 def fills(dataset: Any) -> Callable[[object], Any]:
@@ -38,33 +36,31 @@ def test_what_one_has_made_all_have(tmp_path: Path) -> None:
     first.kill()
     mine = cache(dataset)
     assert all_equal(mine)
-    assert dataset.made() == list(range(26))
-    assert mine.figures()[:2] == (78, 26)
+    assert dataset.made() == sorted([*range(26), *[0, 13, 25] * 3])  # compared by each
+    with pytest.raises(OptionError, match="holds other samples than this dataset makes"):
+        cache(Decoded(27))
     for child in others:
         child.kill()
     del mine
     assert all_equal(cache(dataset))  # the last one has taken it along
-    assert len(dataset.made()) == 52
+    assert len(dataset.made()) == 26 + 9 + 26
 
 
 def test_what_counts_as_the_same(tmp_path: Path) -> None:
     dataset = Decoded(notes=tmp_path)
     kept = [
-        cache(dataset),
-        cache(dataset, memory=2_000_000),
-        cache(dataset, key=KEY + " v2"),
-        cache(Decoded(27, tmp_path)),
+        *(cache(dataset), cache(dataset, 2_000_000), cache(dataset, key=KEY + " v2")),
         CachedDataset(dataset, "1 MB"),
     ]
-    assert all(all_equal(cached) for cached in kept)
-    assert len(dataset.made()) == 5 * 26
-    assert all_equal(cache(dataset)) and all_equal(cache(dataset, directory=tmp_path / "cache"))
-    assert len(dataset.made()) == 5 * 26
+    assert all(map(all_equal, kept))
+    assert len(dataset.made()) == 4 * 26
+    assert all_equal(cache(dataset))
+    assert len(dataset.made()) == 4 * 26 + 3
 
 
 def test_it_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     cached = cache(memory=3000)
-    assert all_equal(cached) and all_equal(cached)
+    assert all_equal(cached)
     child = Child(lambda say: all_equal(cache(memory=3000)))
     assert child.line() == "True"
     child.end()
@@ -72,12 +68,10 @@ def test_it_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     assert "are full" in caplog.text
 
 
-def test_no_lock_is_to_be_had(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_locks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(1, "not permitted")
 
-    monkeypatch.setattr(shared_store.memory_files, "lock", refuse)
+    monkeypatch.setattr(cache_store.memory_files, "lock", refuse)
     assert all_equal(cache())
     assert "each process has a cache of its own: [Errno 1] not permitted" in caplog.text

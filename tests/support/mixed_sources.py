@@ -1,23 +1,17 @@
-"""Generators from which the sources of a `MixtureStream` draw: a resume finds them as they were."""
+"""Sources of a `MixtureStream` that draw from generators of their own, with and without a state."""
 
 import random
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
 import lit_loader
-from lit_loader import DataLoader, MixtureStream
+from lit_loader import MixtureStream
 from tests.support.samples import Placed, share
-
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*MixtureStream has a source that has no state_dict"
-)
 
 
 class Held(IterableDataset[Tensor]):
@@ -96,45 +90,3 @@ SOURCES: dict[str, Callable[[], list[Any]]] = {
         HeldWithState(0, 16), Nested(HeldWithState(100, 12), Buffered(200, 8))
     ],
 }  # fmt: skip
-
-
-def test_who_reads_again_is_told() -> None:
-    """Only if a source that has been begun, and is not through, has no state."""
-
-    def loader() -> DataLoader[Any]:
-        sources = SOURCES["buffered late"]()
-        mixture = MixtureStream(
-            sources, weights=[3, 1], stopping_strategy="all_exhausted_without_replacement", seed=1
-        )
-        return DataLoader(mixture, 2, seed=1)
-
-    one, warned = loader(), []
-    for _ in one:
-        state = one.state_dict()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            loader().load_state_dict(state)
-        texts = " ".join(str(warning.message) for warning in caught)
-        warned.append("has a source that has no state_dict" in texts)
-    assert not warned[0]
-    assert True in warned
-
-
-def test_a_loader_of_others_reads_a_source_again_alone() -> None:
-    """From the mixture's own state, which does without the seeds of our loader's batches."""
-
-    def mixture() -> MixtureStream:
-        return MixtureStream(
-            [HeldWithState(0, 24), Held(100, 12)],
-            stopping_strategy="all_exhausted_without_replacement",
-            seed=1,
-        )
-
-    whole = [int(row[0]) for row in mixture()]
-    for stop in range(len(whole) + 1):
-        first: Any = iter(mixture())
-        assert [int(next(first)[0]) for _ in range(stop)] == whole[:stop]
-        state = first.state_dict()
-        second: Any = iter(mixture())
-        second.load_state_dict(state)
-        assert [int(row[0]) for row in second] == whole[stop:]

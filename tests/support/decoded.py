@@ -63,9 +63,7 @@ class Drawing(OfLength):
                 self.lazy = random.Random(1)
             {
                 "random": random.random,
-                "gauss": lambda: random.gauss(0, 1),
-                "numpy.random": np.random.random,
-                "numpy.random normal": np.random.standard_normal,
+                "numpy.random": np.random.standard_normal,
                 "torch": lambda: torch.rand(2),
                 "seeds": lambda: torch.manual_seed(5),
                 "rng": self.rng.random,
@@ -77,7 +75,7 @@ class Drawing(OfLength):
 
 
 class Augment:
-    """Draws from all generators, its own among them, behind the cache; writes in place."""
+    """Draws from all generators, its own among them, after the cache; writes in place."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng()
@@ -98,3 +96,19 @@ class Augment:
 def equal(one: Any, other: Any) -> bool:
     """Whether two samples are equal in every byte, kind and shape."""
     return plain(one) == plain(other)
+
+
+def all_equal(cached: Any) -> bool:
+    """Whether a cache of `Decoded` has its samples."""
+    dataset = Decoded()
+    return all(equal(cached[index], dataset[index]) for index in range(26))
+
+
+def labels(loader: Any) -> list[int]:
+    """The labels of an epoch."""
+    return [label for batch in loader for label in batch["label"].tolist()]
+
+
+def entries(folder: Path) -> list[Path]:
+    """The samples that lie in a cache's directory."""
+    return sorted(folder.glob("*/0*/*"))
