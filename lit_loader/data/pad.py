@@ -51,8 +51,8 @@ class PadCollate:
         DataLoader(documents, 32, collate_fn=PadCollate({"tokens": 0, "labels": -100}))
 
     Mappings, tuples, namedtuples and lists are gone through entry by entry. A tensor or NumPy array
-    to be padded becomes a `Padded`, also where all lengths happen to be equal. What is not to be padded,
-    and what has no dimension, is left to `default_collate`.
+    to be padded becomes a `Padded`, also where all lengths happen to be equal. What is not to be
+    padded, and what has no dimension, is left to `default_collate`.
 
     Args:
         padding_value: What is put after the data. A number: every tensor or array of at least one
