@@ -37,7 +37,7 @@ _EXCHANGES = 16
 """Exchanges of a run at most; after 16 of them hardly a run has one more that helps."""
 
 _COMPARED = 64
-"""Samples of a batch that are looked at for an exchange: of more, many are alike."""
+"""Samples of a batch that are tried for an exchange: of more, many have one cost."""
 
 
 @public

@@ -5,12 +5,12 @@
     file  │ identity │ notes │ counters │ index: one word a sample │ entries, one after another │
                                  place │ size                             the file's end ▲
 
-* **Space is taken by appending**: the kernel writes behind the file's end in one step, and the
+* **Space is taken by appending**: the kernel writes after the file's end in one step, and the
   position of who has written is then the end of what is his. There is no lock, so none that a
   killed process could hold. What a process has written and not published when it is killed is
   lost, and nothing else.
 * **An entry is published by one word**, the last that is written. It is aligned, so a reader sees
-  none or all of it, and behind it bytes that do not change any more.
+  none or all of it, and after it bytes that do not change any more.
 * No memory and no room are errors of a ``write``, and not signals.
 """
 
@@ -214,7 +214,7 @@ class SharedStore:
         return True
 
     def _append(self, entry: Bytes) -> int:
-        """Write an entry behind all others; returns its first byte's place. OSError: no memory."""
+        """Write an entry after all others; returns its first byte's place. OSError: no memory."""
         if not os.path.isdir(_OPENED):  # all processes have one position in the file
             start = os.lseek(self._fd, len(entry), os.SEEK_CUR) - len(entry)
             _check_whole(os.pwrite(self._fd, entry.data, start), entry)

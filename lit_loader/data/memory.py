@@ -108,7 +108,7 @@ def _limit(text: str) -> int | None:
 
 
 def _field(path: Path, name: str) -> int | None:
-    """The number behind ``name`` in a file of lines ``name number``."""
+    """Return the number after ``name`` in a file of lines ``name number``."""
 
     def find(text: str) -> int | None:
         rows = [line.split() for line in text.splitlines()]

@@ -5,7 +5,7 @@
     lock(label) ─▶ find(label) ─┬─ a descriptor
                                 ╰─ None ─▶ new(label) ─ written ─▶ seal
 
-A memfd has no name that another process could open, and so none that is left behind. But the kernel
+A memfd has no name that another process could open, and so leaves none. But the kernel
 shows a process's open files to its own user, with their labels; so one is found by looking through
 those of all of this user's processes::
 
@@ -16,7 +16,7 @@ other users cannot be looked into, and cannot look into ours.
 
 The lock is a name in the kernel's own list of sockets (an abstract address): one process can have
 it, and it is free the moment that process ends. Nothing is ever sent. Who waits connects to it, and
-is told by the kernel when the holder lets go::
+the kernel says when the holder lets go::
 
     holder   bind, listen ─ ─ ─ ─ ─ ─ ─ ─ ─ close, or killed
     waiter        connect ── recv … … … … … ▶ ConnectionResetError: look again
@@ -81,7 +81,7 @@ def new(label: str) -> int:
 
 
 def seal(fd: int, writable: bool = False) -> None:
-    """Let others find it. Nobody can shorten it from now on, or change it unless ``writable``."""
+    """Publish a file: nobody can shorten it from now on, or change it unless ``writable``."""
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _WRITABLE if writable else _READABLE)
 
 

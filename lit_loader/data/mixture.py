@@ -181,7 +181,7 @@ class MixtureSampler(EpochOrder, Sampler[int]):
     Args:
         data_source: The dataset.
         epoch_length: Draws in an epoch, over all ranks; None: as many as there are samples.
-        shuffle: Shuffle each source, anew for each pass over it; False: in its own order.
+        shuffle: Shuffle each source, in each pass over it; False: in its own order.
         seed: Seed of the mixture; the loader's own ``seed`` is not known here.
 
     Raises:
@@ -256,7 +256,7 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         return {**self._timeline.to_state(), "lengths": list(self._lengths)}
 
     def place_in(self, state: Any, epoch: int, items: int) -> int:
-        """Make sure that what has been drawn of a source can be gone on from."""
+        """Check that the sources which were drawn from have the length that they had."""
         timeline, lengths = self._of_state(state)
         now = dict(zip(self.data_source.names, self.data_source.lengths, strict=True))
         for name, length in zip(timeline.names, lengths, strict=True):

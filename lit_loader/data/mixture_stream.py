@@ -144,7 +144,7 @@ class MixtureStream(IterableDataset[Any]):
         return frozenset({"shares"})
 
     def adapt_state(self, state: Any, again: int) -> Any:
-        """Let an iterator's state, of other weights, continue by these.
+        """Return an iterator's state, of other weights, such that it continues by these.
 
         Args:
             state: What the iterator's ``state_dict`` returned, in a mixture with other weights.

@@ -133,7 +133,7 @@ class _Packer(Iterator[dict[str, Tensor]]):
             name: torch.cat([each.parts[name] for each in taken]) for name in taken[0].parts
         }
         note(tokens=self._stream.length)
-        # By NumPy: torch's threads take longer than the work where others have the processors.
+        # By NumPy: torch's threads take longer than the work where others use the CPU cores.
         sizes = np.array([*map(_size, taken)], np.int64)
         firsts = np.repeat(np.cumsum(sizes) - sizes, sizes)
         sequence["position_ids"] = torch.from_numpy(np.arange(len(firsts)) - firsts)

@@ -224,7 +224,7 @@ def best_fit(lengths: Indices, room: int) -> tuple[Indices, Indices]:
 
 @public
 class Packed(NamedTuple):
-    """Samples one behind the other in one sequence, and where each begins and ends.
+    """Samples one after the other in one sequence, and where each begins and ends.
 
     ::
 

@@ -37,7 +37,7 @@ class Padded(NamedTuple):
     lengths: Tensor
 
     def mask(self) -> Tensor:
-        """Give True where there is data; bool, samples × longest, on the device of the lengths."""
+        """Return True where there is data: bool, samples × longest, on the lengths' device."""
         places = torch.arange(self.values.shape[1], device=self.lengths.device)
         return places < self.lengths[:, None]
 
@@ -51,11 +51,11 @@ class PadCollate:
         DataLoader(documents, 32, collate_fn=PadCollate({"tokens": 0, "labels": -100}))
 
     Mappings, tuples, namedtuples and lists are gone through entry by entry. A tensor or NumPy array
-    to be padded becomes a `Padded`, also where all lengths happen to be equal, so that batches are
-    all alike. What is not to be padded, and what has no dimension, is left to `default_collate`.
+    to be padded becomes a `Padded`, also where all lengths happen to be equal. What is not to be
+    padded, and what has no dimension, is left to `default_collate`.
 
     Args:
-        padding_value: What is put behind the data. A number: every tensor or array of at least one
+        padding_value: What is put after the data. A number: every tensor or array of at least one
             dimension is padded with it. A mapping: the entries of these names are, each with its
             own number, at whatever depth they are, and the others are left to `default_collate`.
         pad_to_multiple_of: The longest length is rounded up to a multiple of this.

@@ -56,7 +56,7 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
     each, whose large arrays and tensors (64 KiB and more) lie in memory once for all of them and
     their forked workers; other workers have a copy, one for all of a loader. What a process writes
     into one is seen by no other.
-    The data lives as long as any process that has it, and nothing is left behind. If the process
+    The data lives as long as any process that has it, and nothing is left of it. If the process
     that builds is killed, another one builds. Where ``factory`` raises, that is raised, and the
     next process tries by itself.
 

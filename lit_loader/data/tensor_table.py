@@ -68,7 +68,7 @@ def _chosen(chosen: Any, places: Any) -> Any:
 
 
 def _source(chosen: Any) -> Any:
-    """Give what rows are chosen from; None: no indices. Of a list only batches are looked at."""
+    """Return what rows are chosen from; None: no indices. Of a list only batches are read."""
     if type(chosen) is torch.Tensor and chosen.dtype is torch.int64 and _has_rows(chosen):
         chosen = chosen.numpy()
     if type(chosen) is np.ndarray:

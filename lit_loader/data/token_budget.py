@@ -175,7 +175,7 @@ class TokenBudgetBatchSampler(ByTokens):
     def _cut(self, bucket: Numbers, caps: Sequence[int]) -> Numbers:
         """Find where batches begin and end among the samples in their buckets' order.
 
-        Batch ``i`` goes from element ``i`` of what is returned, int64, to the one behind it.
+        Batch ``i`` goes from element ``i`` of what is returned, int64, to the next one.
         """
         length, most = len(bucket), self.max_samples or len(bucket)
         sizes = [min(self.max_tokens // cap, most) for cap in caps]

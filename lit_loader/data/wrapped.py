@@ -12,7 +12,7 @@ _DEPTH, _ITEMS = 6, 64
 
 
 def wrapped(dataset: Any, method: str) -> Iterator[Any]:
-    """Give a dataset, and what is wrapped in it: its attributes, those in short containers, ....
+    """Return a dataset, and what is wrapped in it: its attributes, those in short containers, ....
 
     What has ``method``, by which datasets are told from all else, each once.
     """

@@ -20,34 +20,12 @@ from lit_loader.data import bad_samples
 from lit_loader.data.bad_samples import MAX_BACKOFF, MAX_DRAWS, MAX_IN_A_ROW
 from lit_loader.data.sample_errors import KEPT_ERRORS
 from tests.parity.tools import Gate
-from tests.support.exact import Augmented, noisy_collate
-from tests.support.samples import Call, Cursor, OfLength, Rows, ints, share
+from tests.support.bad_data import BAD, CannotRead, Choosy, Stream
+from tests.support.exact import noisy_collate
+from tests.support.samples import Call, OfLength, Rows, ints
 
-BAD = (3, 7, 8, 9)
 NOTES = sys.version_info >= (3, 11)
 """Whether exceptions have notes."""
-
-
-class CannotRead(Exception):
-    """What a bad sample raises here."""
-
-
-class Choosy(Augmented):
-    """`Augmented`, of which the samples in ``bad`` raise after having drawn from everything."""
-
-    def __init__(self, bad: Iterable[int] = BAD, length: int = 26) -> None:
-        super().__init__(length)
-        self.bad = frozenset(bad)
-        # Not seeded by the loader where it seeds its workers only.
-        self.numpy_rng = np.random.default_rng(1)
-        self.python_rng = random.Random(2)
-        self.torch_rng.manual_seed(3)
-
-    def __getitem__(self, index: int) -> Tensor:
-        sample = super().__getitem__(index)
-        if index in self.bad:
-            raise CannotRead(f"no sample {index}")
-        return sample
 
 
 class Together(Choosy):
@@ -60,21 +38,6 @@ class Together(Choosy):
     def __getitems__(self, indices: list[int]) -> list[Tensor]:
         self.asked.append(list(indices))
         return [self[index] for index in indices]
-
-
-class Stream(IterableDataset):
-    """0, 1, 2, ... below ``length``, shared out; its iterator continues after the bad ones."""
-
-    def __init__(self, bad: Iterable[int] = BAD, length: int = 14) -> None:
-        self.bad, self.length = frozenset(bad), length
-
-    def __iter__(self) -> Iterator[int]:
-        return Cursor(self.item, share(range(self.length)))
-
-    def item(self, number: int) -> int:
-        if number in self.bad:
-            raise CannotRead(f"no sample {number}")
-        return number
 
 
 class Generated(Stream):
@@ -359,12 +322,12 @@ def test_an_error_is_written_down(workers: int, caplog: pytest.LogCaptureFixture
         [first] = iterator.sample_errors.errors
     assert type(first) is SampleError and pickle.loads(pickle.dumps(first)) == first
     assert (first.index, first.position, first.retries) == (3, 3, 0)
-    assert (first.kind, first.message) == (f"{__name__}.CannotRead", "no sample 3")
+    assert (first.kind, first.message) == (f"{CannotRead.__module__}.CannotRead", "no sample 3")
     assert first.action.startswith("replaced by ")
-    assert first.trace.startswith(__file__) and "fetch.py" not in first.trace
+    assert "bad_data.py" in first.trace and "fetch.py" not in first.trace
     assert caplog.messages == [f"bad sample in batch 0, {first}"]
     assert str(first) == (
-        f"index 3 (position 3 of its batch): {__name__}.CannotRead: no sample 3; "
+        f"index 3 (position 3 of its batch): {CannotRead.__module__}.CannotRead: no sample 3; "
         f"{first.action}; {first.trace}"
     )
 

@@ -11,26 +11,13 @@ from torch.utils.data import Subset, TensorDataset
 
 from lit_loader import DataLoader
 from lit_loader.data.tensor_table import table_of
+from tests.support.decoded import table
 from tests.support.samples import Call
 
 
 def by_sample(dataset: Any) -> Call:
     """The same samples, from a dataset that nothing is known of."""
     return Call(dataset.__getitem__, len(dataset))
-
-
-def table(length: int = 23) -> TensorDataset:
-    base = torch.arange(length * 6).view(length, 6)
-    return TensorDataset(
-        base.float(),
-        base[:, 0],
-        base[:, ::2],
-        base.to(torch.uint8).view(length, 2, 3).permute(0, 2, 1),
-        base[:, 0] % 2 == 0,
-        base[:, :0],
-        base[:, :2].to(torch.complex64),
-        base.double().view(length, 1, 6).expand(length, 4000, 6),  # large: stacked in the slot
-    )
 
 
 def test_rows_are_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,12 +40,11 @@ from lit_loader import (
 from lit_loader.data.cached_dataset import MappedDataset
 from lit_loader.data.mixture import MixtureSampler
 from tests.core.seeding import test_get_rng
-from tests.data import test_sample_errors, test_tensor_table
 from tests.exactness import test_before_first_sample as before
 from tests.exactness import test_cached as cached
-from tests.support import drawing_streams, shard_data
+from tests.support import bad_data, drawing_streams, shard_data
 from tests.support import mixed_sources as mixed
-from tests.support.decoded import Decoded, ManyAtOnce
+from tests.support.decoded import Decoded, ManyAtOnce, table
 from tests.support.drawn_apart import draw_apart
 from tests.support.exact import (
     Augmented,
@@ -220,9 +219,9 @@ def map_cases() -> Iterator[tuple[str, Case]]:
         options = functools.partial(dict, SHUFFLED, batch_size=2, seeding=seeding)
         yield f"loaders within, by {seeding}", Case(Episodes, options)
     yield "global functions", Case(Jittered, functools.partial(dict, SHUFFLED))
-    yield "table", Case(test_tensor_table.table, functools.partial(dict, SHUFFLED))
+    yield "table", Case(table, functools.partial(dict, SHUFFLED))
     yield "get_rng", Case(test_get_rng.Noisy, functools.partial(dict, SHUFFLED))
-    yield "bad samples", tolerant(test_sample_errors.Choosy)
+    yield "bad samples", tolerant(bad_data.Choosy)
     for kind, seeding in itertools.product((Decoded, ManyAtOnce), ("batch", "sample")):
         for memory in ("1 MB", 5000):
             yield (
@@ -281,14 +280,12 @@ def stream_cases() -> Iterator[tuple[str, Case]]:
     yield "shards, global functions", Case(jittered, shards, following=False)
     for name, make in test_get_rng.STREAMS.items():
         yield f"get_rng, {name}", Case(make, lambda: {"num_shards": 3, "batch_size": 3})
-    for kind, readers in itertools.product(
-        (test_sample_errors.Stream, test_sample_errors.StatefulStream), (0, 2)
-    ):
+    for kind, readers in itertools.product((bad_data.Stream, bad_data.StatefulStream), (0, 2)):
         name = f"bad samples, {kind.__name__}, {readers}"
         yield name, tolerant(kind)._replace(readers=readers)
     shards = functools.partial(dict, num_shards=3, batch_size=2, on_sample_error="skip")
     yield "bad samples, Sources", tolerant(bad_sources)._replace(readers=0)
-    yield "bad samples, Shards", Case(test_sample_errors.Stream, shards, following=False)
+    yield "bad samples, Shards", Case(bad_data.Stream, shards, following=False)
     rows = lambda: cached.rows_of(  # noqa: E731
         MappedDataset(CachedDataset(Decoded(), "1 MB"), cached.Numbers())
     )
@@ -361,7 +358,7 @@ def mixture_of(sources: str, **options: Any) -> MixtureStream:
 
 
 def bad_sources() -> MixtureStream:
-    sources: list[Any] = [test_sample_errors.Stream(), test_sample_errors.StatefulStream()]
+    sources: list[Any] = [bad_data.Stream(), bad_data.StatefulStream()]
     return MixtureStream(sources, stopping_strategy="all_exhausted_without_replacement")
 
 

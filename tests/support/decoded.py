@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import TensorDataset
 
 import lit_loader
 from tests.support.faults import plain
@@ -112,3 +113,18 @@ def labels(loader: Any) -> list[int]:
 def entries(folder: Path) -> list[Path]:
     """The samples that lie in a cache's directory."""
     return sorted(folder.glob("*/0*/*"))
+
+
+def table(length: int = 23) -> TensorDataset:
+    """A table of tensors of many kinds."""
+    base = torch.arange(length * 6).view(length, 6)
+    return TensorDataset(
+        base.float(),
+        base[:, 0],
+        base[:, ::2],
+        base.to(torch.uint8).view(length, 2, 3).permute(0, 2, 1),
+        base[:, 0] % 2 == 0,
+        base[:, :0],
+        base[:, :2].to(torch.complex64),
+        base.double().view(length, 1, 6).expand(length, 4000, 6),  # large: stacked in the slot
+    )
