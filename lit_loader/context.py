@@ -176,7 +176,8 @@ def get_rng(index: Any = None) -> np.random.Generator:
     it draw different numbers. Ask again for each sample, and do not keep the generator.
 
     - In ``collate_fn``, and in ``__getitems__``, which reads a batch at once: a generator that
-      follows from the pass's seed and the batch's number.
+      follows from the pass's seed and the batch's number. With ``read_threads`` it follows from the
+      first sample of the part that ``__getitems__`` gets: ask ``get_rng(index)`` for each sample.
     - In an iterable dataset: one that follows from the sample's place in its batch. Before the
       first sample (``__iter__``) with ``num_shards`` it is the same for all shards: shuffle files
       by it. ``get_rng(get_shard()[0])`` differs for each shard. Without ``num_shards`` it differs

@@ -98,7 +98,7 @@ class SampleErrorsError(LoaderError):
     """An epoch has more bad samples than the options allow, or none that is good.
 
     Attributes:
-        errors: The last of them (at most 100), as `data/sample_errors.py`'s ``SampleError``.
+        errors: The last of them (at most 100), each a `SampleError`.
     """
 
     errors: tuple[Any, ...] = ()

@@ -423,8 +423,8 @@ class DataLoader(_TorchLoader[T_co]):
             decides their order. Set it for runs that repeat. On a built loader, seed and generator
             may be set, and count from the next pass.
         seeding: What the random generators are seeded from, besides seed and epoch. "batch" uses
-            the batch's number, "sample" the sample's index, "worker" torch's scheme. Set "sample"
-            if random numbers must not depend on batch_size and the number of ranks.
+            the batch's number, "sample" the sample's position in the pass. Set "sample" if random
+            numbers must not depend on batch_size and the number of ranks.
         reseed_fn: Called with (dataset, seed) wherever the generators are seeded. None calls
             nothing. Set it for a generator that lit_loader does not find in the dataset. Threads
             share the dataset's generators, so it is refused with them.

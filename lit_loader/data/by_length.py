@@ -122,7 +122,7 @@ class ByLength(EpochOrder, Sampler[list[int]]):
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({len(self.lengths):,} samples in {len(self):,} batches, "
-            f"{self._shown()}, {self.group_option}={self.group}, shuffle={self.shuffle}, "
+            f"{self._shown()}, shuffle={self.shuffle}, {self.group_option}={self.group}, "
             f"seed={self.seed})"
         )
 

@@ -57,10 +57,6 @@ class MappedDataset(Dataset[T_co]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def reads_from(self, index: Any) -> tuple[tuple[Any, Any], ...]:
-        """Return what a sample is read from (see `lit_loader.reads_ahead`)."""
-        return ((self.dataset, index),)
-
     def __getitem__(self, index: Any) -> T_co:
         return self.function(self.dataset[index])
 
@@ -170,14 +166,6 @@ class CachedDataset(Dataset[T_co]):
         if sample is MISSING:
             (sample,) = self._made([number], [number], lambda: [self.dataset[number]])
         return sample
-
-    def reads_from(self, index: Any) -> tuple[tuple[Any, Any], ...]:
-        """Return what a sample is read from (see `lit_loader.reads_ahead`); it may be kept."""
-        number = self._number(index)
-        kept = number >= 0 and (
-            number in self._store or (self._folder is not None and number in self._folder)
-        )
-        return () if kept else ((self.dataset, index if number < 0 else number),)
 
     def _number(self, index: Any) -> int:
         """Return the number of a sample that may be kept; -1: the dataset is to answer itself."""

@@ -101,11 +101,6 @@ class MixtureDataset(Dataset[Any]):
         source = int(np.searchsorted(self.starts, index, side="right")) - 1
         return source, index - self.starts[source]
 
-    def reads_from(self, index: int) -> tuple[tuple[Any, int], ...]:
-        """Return what a sample is read from (see `lit_loader.reads_ahead`)."""
-        source, within = self.locate(index)
-        return ((self.datasets[source], within),)
-
     def __getitem__(self, index: int) -> Any:
         source, within = self.locate(index)
         return self.datasets[source][within]

@@ -295,15 +295,6 @@ def test_samples_beyond_the_budget(kind: Any) -> None:
     assert skipped.statistics()[2:4] == (2, 7) and cut.statistics()[2:4] == (0, 27)
 
 
-def test_dropping_the_last() -> None:
-    assert list(TokenBudgetBatchSampler([2] * 5, 4, shuffle=False)) == [[0, 1], [2, 3], [4]]
-    assert len(TokenBudgetBatchSampler([2] * 5, 4, drop_last=True)) == 2
-    assert len(TokenBudgetBatchSampler([2] * 6, 4, drop_last=True, num_replicas=2)) == 2
-    made = TokenBudgetBatchSampler([2] * 50, 20, drop_last=True, max_samples=8)
-    left = [frozenset(range(50)).difference(*batches) for batches in epochs(made, 4)]
-    assert all(len(samples) == 2 for samples in left) and len({*left}) > 1
-
-
 # --- ranks ---
 
 
@@ -324,13 +315,6 @@ def test_the_ranks_are_those_of_torch_distributed(monkeypatch: pytest.MonkeyPatc
         assert kind(texts(100), 1024).group == 4
     assert len(TokenBudgetBatchSampler(texts(100), 1024)) % 4 == 0
     assert TokenBudgetBatchSampler(texts(100), 1024, num_replicas=2).num_replicas == 2
-
-
-def test_fewer_samples_than_ranks_are_left_to_the_loader() -> None:
-    made = [TokenBudgetBatchSampler([5, 5, 5], 10, num_replicas=4) for _ in range(4)]
-    got = [lists(of_rank(each, 4, rank)) for rank, each in enumerate(made)]
-    assert [len(batches) for batches in got] == [1, 1, 1, 1]
-    assert {*flat(flat(got))} == {0, 1, 2}
 
 
 # --- resume ---
@@ -452,8 +436,3 @@ def test_refused(kind: Any, lengths: Any, options: dict[str, Any], message: str)
     with pytest.raises(OptionError) as caught:
         kind(lengths, **{**size, **options})
     assert message in str(caught.value)
-
-
-def test_an_old_name_is_answered_by_the_new_one() -> None:
-    with pytest.raises(OptionError, match="did you mean lengths"):
-        TokenBudgetBatchSampler(source=[1], max_tokens=3)  # type: ignore[call-arg]

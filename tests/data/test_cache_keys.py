@@ -1,8 +1,6 @@
 """Caches with a key: on disk from run to run, and refused where another dataset has made them."""
 
 import os
-import pickle
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,17 +45,6 @@ def test_it_outlives_the_run(memory: Any, tmp_path: Path) -> None:
     [about] = tmp_path.glob("cache/v1-*/about.txt")
     assert about.read_text().startswith(f"v1\n{Decoded.__module__}.Decoded of 26 samples\n")
     assert not os.listdir(about.parent / "new")
-
-
-def test_spawned_workers_fill_it(tmp_path: Path) -> None:
-    dataset = Decoded(notes=tmp_path)
-    cached = cache(dataset, tmp_path)
-    loader = DataLoader(cached, 4, num_workers=2, multiprocessing_context="forkserver")
-    assert labels(loader) == list(range(26))
-    made = dataset.made()
-    assert {*made} == {*range(26)}
-    assert all_equal(pickle.loads(pickle.dumps(cached)))
-    assert len(dataset.made()) == len(made) + 3
 
 
 @pytest.mark.parametrize("damage", ["cut", "bit", "empty", "other", "folder", "link"])
@@ -117,16 +104,6 @@ def test_others_may_not_write_into_it(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="which others may write into"):
         cache(Decoded(), tmp_path, key="a key / of mine")
     assert equal(cached[3], Decoded()[3])
-
-
-def test_what_was_not_finished_is_removed(tmp_path: Path) -> None:
-    cache(Decoded(), tmp_path)
-    [new] = tmp_path.glob("cache/*/new")
-    for name, age in {"old": 2 * cache_folder._STALE, "recent": 60}.items():
-        (new / name).write_bytes(b"half")
-        os.utime(new / name, (time.time() - age,) * 2)
-    cache(Decoded(), tmp_path)
-    assert os.listdir(new) == ["recent"]
 
 
 class Point:

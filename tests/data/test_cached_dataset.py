@@ -2,16 +2,13 @@
 
 import copy
 import os
-import random
 from collections import OrderedDict, UserDict, namedtuple
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hydra.utils import instantiate
 from torch.utils.data import Dataset, Subset
 
 from lit_loader import CachedDataset, DataLoader, OptionError
@@ -86,14 +83,6 @@ def test_indices() -> None:
     assert CachedDataset([5, 6, 7], 1000)[-1] == 7
 
 
-def test_attributes_are_the_datasets() -> None:
-    cached = CachedDataset(Decoded(width=9), "1 MB")
-    assert cached.width == 9 and cached.__getitems__ is None and isinstance(cached, Dataset)
-    with pytest.raises(AttributeError, match="nothing"):
-        cached.nothing  # noqa: B018
-    assert repr(cached) == "CachedDataset(Decoded, 0 of 26 samples in 0.0 of 1.0 MB)"
-
-
 def test_many_at_once(tmp_path: Path) -> None:
     dataset = ManyAtOnce(notes=tmp_path)
     cached = CachedDataset(dataset, "1 MB")
@@ -142,16 +131,6 @@ def test_workers_share_it(method: str, tmp_path: Path) -> None:
     assert statistics.cache_bytes == cached.figures().bytes > 0
 
 
-def test_threads() -> None:
-    cached = CachedDataset(Decoded(200), "1 MB")
-
-    def is_right(_: int) -> bool:
-        return all(equal(cached[i], Decoded(200)[i]) for i in range(200))
-
-    with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(is_right, range(4)))
-
-
 def test_its_figures_are_found_in_what_wraps_it() -> None:
     first, second = (CachedDataset(Rows(8), 4000) for _ in range(2))
     mixed: Any = torch.utils.data.ConcatDataset([first, Subset(second, [1, 2]), first])
@@ -183,16 +162,6 @@ def test_a_full_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         assert all_equal(cached)
     assert [record.message[-7:] for record in caplog.records] == ["[LL108]"]
-
-
-def test_what_finds_no_room_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    sizes = [8, 8, 8, 8, 4000, 4000, 8, 8]
-    data = [torch.full((size,), float(n)) for n, size in enumerate(sizes)]
-    cached = CachedDataset(data, 8000)
-    for _ in range(2):
-        assert all(torch.equal(cached[n], data[n]) for n in range(len(data)))
-    assert cached.figures()[:2] == (6, 10)
-    assert [record.message[-7:] for record in caplog.records] == ["[LL119]"]
 
 
 def test_little_memory_left(
@@ -281,13 +250,6 @@ def test_random_numbers_are_refused_in_a_loader(workers: int) -> None:
         list(loader)
 
 
-def test_the_programs_random_numbers_stay_where_they_are() -> None:
-    before = random.getstate(), torch.get_rng_state().tolist()
-    cached = CachedDataset(Decoded(), "1 MB")
-    assert all_equal(cached)
-    assert (random.getstate(), torch.get_rng_state().tolist()) == before
-
-
 def test_the_epoch_is_refused() -> None:
     class Epochs(Rows):
         def set_epoch(self, epoch: int) -> None:
@@ -347,10 +309,3 @@ def test_what_cannot_be_kept_is_made_each_time(caplog: pytest.LogCaptureFixture)
 def test_refused(arguments: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         CachedDataset(*arguments)
-
-
-def test_made_by_hydra() -> None:
-    decoded = {"_target_": "tests.support.decoded.Decoded", "length": 3}
-    target = {"_target_": "lit_loader.CachedDataset", "memory": "1 MB", "dataset": decoded}
-    cached = instantiate(target)
-    assert type(cached) is CachedDataset and equal(cached[2], Decoded()[2])

@@ -20,9 +20,7 @@ from lit_loader import (
     PackingBatchSampler,
     PadCollate,
     Padded,
-    StateError,
     TokenBudgetBatchSampler,
-    default_collate,
     get_epoch,
     get_shard,
 )
@@ -104,13 +102,6 @@ def test_nested_samples_and_named_entries() -> None:
     assert batch["tokens"].values.tolist() == [[1, 0], [1, 2]]
     assert batch["inner"]["labels"].values.tolist() == [[1, -100], [1, 2]]
     assert batch["image"].shape == (2, 3, 2)
-
-
-def test_without_anything_to_pad_it_is_default_collate() -> None:
-    samples = [{"number": index, "text": "ab", "scalar": torch.tensor(1.5)} for index in range(3)]
-    ours, theirs = PadCollate()(samples), default_collate(samples)
-    assert list(ours) == list(theirs) and ours["text"] == theirs["text"]
-    assert all(torch.equal(ours[key], theirs[key]) for key in ("number", "scalar"))
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
@@ -297,10 +288,3 @@ def test_a_stream_in_a_loader(stateful: bool) -> None:
         first = loader(2)
         assert plain(itertools.islice(first, count)) == whole[:count]
         assert plain(loaded(loader(0), through_file(first.state_dict()))) == whole[count:]
-
-
-def test_documents_that_have_changed() -> None:
-    resumed: Any = iter(PackedStream([b"ab"], 4))
-    resumed.load_state_dict({"documents": None, "offset": 3})
-    with pytest.raises(StateError, match="at token 3 of a document that has 2"):
-        next(resumed)

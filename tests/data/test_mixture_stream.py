@@ -97,12 +97,6 @@ def test_a_mixture_of_nothing() -> None:
             assert list(iterated) == []
 
 
-def test_sources_that_yield_all_to_everybody_are_reported() -> None:
-    loader = DataLoader(MixtureStream([[1, 2], [3, 4]], stopping_strategy=ALL), num_workers=2)
-    with pytest.warns(UserWarning, match="MixtureStream is iterated by 2 readers"):
-        assert sorted(int(batch) for batch in loader) == [1, 1, 2, 2, 3, 3, 4, 4]
-
-
 class Drawn(Held):
     """Draws its order before its first sample, from a global generator and one of its own."""
 
@@ -321,13 +315,6 @@ def test_a_resume_goes_on_counting_tokens(done: int) -> None:
     assert books(other) == pytest.approx(0.75, abs=0.08)
 
 
-def test_a_source_that_ends() -> None:
-    sources = {"web": Documents("web", 10, 40), "books": Documents("books", 100, 400)}
-    mixture = MixtureStream(sources, [3, 1], stopping_strategy=ALL, tokens="tokens")
-    found = DataLoader(mixture, None, num_shards=1)
-    assert Counter(sample["kind"] for sample in found) == {"web": 40, "books": 400}
-
-
 # --- refused ---
 
 
@@ -343,12 +330,6 @@ def test_a_source_that_ends() -> None:
 def test_refused(options: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         MixtureStream([[1]], **options)
-
-
-def test_a_source_with_a_state_is_there_once() -> None:
-    one = HeldWithState(0, 3)
-    with pytest.raises(OptionError, match="datasets must be different objects"):
-        MixtureStream([one, one])
 
 
 @pytest.mark.parametrize(

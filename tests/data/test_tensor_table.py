@@ -142,42 +142,6 @@ def test_indices_of_any_kind_as_torch_takes_them(num_workers: int, kind: str) ->
     check_as_torch(Subset(Subset(dataset, range(4)), INDICES[kind]), num_workers)
 
 
-def nested_tensor(layout: torch.layout) -> torch.Tensor:
-    return torch.nested.nested_tensor([torch.arange(2.0), torch.arange(3.0)], layout=layout)
-
-
-TENSORS: dict[str, Any] = {
-    "nested": lambda: nested_tensor(torch.strided),
-    "quantised": lambda: torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.quint8),
-    "conj": lambda: torch.tensor([1 + 2j, 3j]).conj(),
-    "neg": lambda: torch.tensor([1 + 2j, 3j]).conj().imag,
-}
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("kind", TENSORS)
-@pytest.mark.filterwarnings("ignore")  # torch's, of prototypes
-def test_tensors_of_any_kind_as_torch_takes_them(kind: str, num_workers: int) -> None:
-    tensor = TENSORS[kind]()
-    dataset = TensorDataset(torch.arange(2), torch.arange(2))
-    dataset.tensors = (torch.arange(2), tensor)
-    options: dict[str, Any] = {"batch_size": 1, "num_workers": num_workers}
-    try:
-        found, error = outcome(DataLoader(dataset, **options))
-    except Exception as raised:
-        raise AssertionError("the loader itself has failed") from raised
-    expected, its_error = outcome(TorchLoader(dataset, batch_size=1))
-    if num_workers == 0 or its_error is not None:
-        assert error is its_error
-    if error is None:
-        assert [len(batch) for batch in found] == [len(batch) for batch in expected]
-        for [first, second], [_, theirs] in zip(found, expected, strict=True):
-            assert len(first) == 1
-            assert second.shape == theirs.shape if not theirs.is_nested else second.is_nested
-            if not theirs.is_nested and not theirs.is_meta:
-                assert torch.equal(torch.as_tensor(second), theirs)
-
-
 def change_indices(dataset: Any) -> None:
     dataset.indices = [7, 7, 7, 7, 7, 7, 7, 7]
 

@@ -9,9 +9,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from torch.utils.data import IterableDataset
 
-from lit_loader import DataLoader, read_stream
+from lit_loader import DataLoader
 from tests.project.readmes import ROOT, fenced
 
 pytestmark = pytest.mark.timeout(200)
@@ -63,47 +62,6 @@ def test_documents_are_left_out(page: Any, folder: Path) -> None:
     with page.make_loader(folder, 1, without=["web-03.jsonl:0"]) as loader:
         left = text_of(loader)
     assert len(left) > 1000 and json.loads(line)["text"] not in left
-
-
-def numbered(path: Path) -> Iterator[tuple[str, int, bytes]]:
-    """Lines with their places; a generator, which an exception would end."""
-    with path.open("rb") as file:
-        offset = 0
-        for line in file:
-            yield path.name, offset, line
-            offset += len(line)
-
-
-def parse(place: tuple[str, int, bytes]) -> str:
-    name, offset, line = place
-    try:
-        return str(json.loads(line)["text"])
-    except ValueError as error:
-        raise ValueError(f"bad line at {name}:{offset}") from error
-
-
-class Read(IterableDataset[Any]):
-    """What the page says of a generator."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __iter__(self) -> Iterator[Any]:
-        return read_stream(numbered(self.path), parse)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_bad_line_of_a_generator_is_skipped(folder: Path, workers: int) -> None:
-    path = folder / "web-03.jsonl"
-    good, _, *rest = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([good, "{oops\n", *rest]))
-    options: dict[str, Any] = {"num_workers": workers, "num_shards": 1}
-    place = f"bad line at web-03.jsonl:{len(good)}"
-    with DataLoader(Read(path), None, **options) as loader, pytest.raises(ValueError, match=place):
-        list(loader)
-    with DataLoader(Read(path), None, on_sample_error="skip", **options) as loader:
-        assert len(list(loader)) == 1 + len(rest)
-        assert loader.statistics().sample_errors == 1
 
 
 def test_a_bad_line(page: Any, folder: Path) -> None:

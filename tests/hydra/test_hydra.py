@@ -49,7 +49,7 @@ CONF = Path(__file__).parents[2] / "conf" / "lit_loader"
 GROUPS = {
     "loader": {
         *("debug", "default", "fault_tolerant", "_inherit", "ray", "split"),
-        *("auto", "reproducible", "threads", "throughput"),
+        *("auto", "reproducible", "storage", "threads", "throughput"),
         "workers",
     },
     "remote": {"ray"},

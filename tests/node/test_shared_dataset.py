@@ -7,7 +7,6 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -260,12 +259,6 @@ def test_a_factory_that_asks_for_itself() -> None:
             asks_for_itself()
 
 
-def test_threads_share_it(factory: Any, notes: Path) -> None:
-    with ThreadPoolExecutor(3) as pool:
-        found = [*pool.map(shared_dataset, [factory] * 3, ["v1"] * 3)]  # held: else it may be gone
-    assert all(map(is_whole, found)) and len(builders(notes)) == 1
-
-
 def refuse(*_: object) -> int:
     raise OSError(28, "No space left on device")
 
@@ -292,18 +285,3 @@ def test_where_it_cannot_be_shared(
     assert inode_of(shared_dataset(factory, "v1").array) == 0
     assert "another one's cannot be read here" in caplog.messages[-1]
     assert is_whole(mine)
-
-
-def test_nothing_is_left_of_one_that_is_interrupted(
-    factory: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a notebook the process goes on."""
-    write = module.Frozen.write
-
-    def interrupt(self: Any, fd: int) -> None:
-        write(self, fd)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module.Frozen, "write", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        shared_dataset(factory, "key")

@@ -62,7 +62,6 @@ ADD_ONS: Final = {
 
 PARTS: Final = {
     'parts["tolerance"] = BadSamples.of(loader)': "data/test_bad_samples.py",
-    'parts["concurrent_reads"] = reads_of_loader(core)': "exactness/test_reads.py storage",
     'parts["table_of"] = table_of': "data/test_tensor_table.py",
 }
 """The same of what workers are sent."""

@@ -300,10 +300,10 @@ def test_bad_samples_may_be_counted_otherwise() -> None:
     class Counts(_AddOns):
         count = 0
 
-        def sample_errors(self, core: Any, before: int) -> Any:
+        def sample_errors(self, core: Any) -> Any:
             return self
 
-        def note(self, number: int, made: Any, place: Any) -> None:
+        def note(self, number: int, made: Any) -> None:
             self.count += len(made.errors)
 
         def end(self, epoch: int, delivered: int) -> None:
