@@ -119,7 +119,7 @@ def quiet_start(context: BaseContext) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _known_start_method(method: str) -> Iterator[None]:
-    """Have a default start method that a new interpreter knows, and is sent the name of.
+    """Set a default start method that a new interpreter knows, for it is sent its name.
 
     It knows no method that a library has set in this process: loky's, in joblib's processes.
     """

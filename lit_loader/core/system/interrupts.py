@@ -109,7 +109,7 @@ class HeldBack:
                 self.hasten()
 
     def hasten(self) -> None:
-        """Let the work end soon: the exception waits for it."""
+        """Make the work end soon: the exception waits for it."""
         for hurry in list(self.hurries):
             hurry()
 
@@ -145,7 +145,7 @@ def _for_each(act: Callable[[int], object], numbers: Iterable[int]) -> None:
 
 
 def _trip(number: int) -> None:
-    """Let a signal come anew; a real one, which interrupts what the main thread waits for."""
+    """Send a signal again: a real one, which interrupts what the main thread waits for."""
     main = threading.main_thread().ident
     time.sleep(_LEAVING)
     if main is not None:
