@@ -150,12 +150,3 @@ def _trip(number: int) -> None:
     time.sleep(_LEAVING)
     if main is not None:
         signal.pthread_kill(main, number)
-
-
-def is_interruption(error: BaseException) -> bool:
-    """Whether an exception is none that code is expected to handle."""
-    return not isinstance(error, Exception)
-
-
-def let_handlers_through(error: BaseException) -> None:
-    """Do nothing: an exception is handled as what it is, wherever it came from."""
