@@ -69,20 +69,20 @@ class Outcome:
             if self.failure is not None and self.error is None:
                 self.error = self.failure.error()
             return
-        began, self.memory = time.monotonic_ns(), None
+        began = time.monotonic_ns()
         try:
             batch = decode(memory, reply.at, reply.nbytes, memory.arena.divide)
-        except Exception as error:
+        except (TransportError, MemoryError) as error:  # any other one comes from outside
             self.error = TransportError(
                 f"batch {position_of(self.number)} cannot be rebuilt in the training process: "
                 f"{error}"
             )
-            self.error.__cause__ = error
+            self.error.__cause__, self.memory = error, None
             return
         if type(batch) is BatchWithReport:
             self.made = batch._replace(batch=None)  # what is pinned is another object
             batch = batch.batch
-        self.batch = batch
+        self.batch, self.memory = batch, None  # at last: a signal handler may raise before
         self.timings.decode = time.monotonic_ns() - began
 
     def pin(self, pin: Pin) -> None:
