@@ -6,7 +6,7 @@
     class Theirs(TorchLoader)     __init_subclass__ derives it from our class instead
     TorchLoader.__init__(self, …) of such a class is our constructor
 
-Torch's class itself is told, and not the places that name it: so it holds in globals, defaults,
+Torch's class itself is patched, and not the places that name it: so it holds in globals, defaults,
 closures and attributes alike, and ``isinstance`` says the same of every loader as before. A name
 that is put in torch's place would deny that torch's loaders are loaders, and Lightning would not
 shard them.
@@ -33,7 +33,7 @@ class Replacement:
     """What `replace_torch` has begun: `undo` ends it, or the end of its ``with`` block."""
 
     def undo(self) -> None:
-        """Let torch's class make torch's loaders again; a second call does nothing.
+        """Make torch's class create torch's loaders again; a second call does nothing.
 
         Loaders made meanwhile, and classes derived meanwhile, stay what they are.
         """
@@ -48,7 +48,7 @@ class Replacement:
 
 @public
 def replace_torch() -> Replacement:
-    """Have all of this process make ``lit_loader.DataLoader`` where it makes torch's.
+    """Make every ``torch.utils.data.DataLoader(...)`` in this process create a lit_loader one.
 
     Call it once, at the top of a program, for libraries that make their loaders themselves::
 
@@ -88,7 +88,7 @@ def _is_meant(kind: type) -> bool:
 
 @functools.cache
 def _patch() -> None:
-    """Let torch's class ask here, from now on and for good: it does as before where nothing stands.
+    """Make torch's class ask here, from now on: without a `Replacement` it does as before.
 
     What is assigned to ``__new__`` cannot be taken back: Python refuses arguments from then on.
     """

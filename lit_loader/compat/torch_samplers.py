@@ -25,7 +25,7 @@ __all__ = ["ShardedSampler", "shard_items"]
 
 
 class ShardedSampler(DistributedSampler[Any]):
-    """One rank's share of the items that a sampler, or a batch sampler, gives to all ranks.
+    """One rank's share of the items that a sampler, or a batch sampler, yields for all ranks.
 
     Its attributes are those of ``torch.utils.data.DistributedSampler``.
     """
@@ -53,7 +53,7 @@ class ShardedSampler(DistributedSampler[Any]):
         return seed() if callable(seed) else seed
 
     @property
-    def epoch(self) -> int:  # type: ignore[override]
+    def epoch(self) -> int:
         """The epoch whose order is given."""
         return self._epoch
 
@@ -111,7 +111,7 @@ class ShardedShuffledSampler(ShardedSampler, RandomSampler):
 
 
 def shard_items(source: Iterable[Any], shard: Shard) -> ShardedSampler:
-    """Give the sampler of one rank's share of the items that a sampler gives to all ranks."""
+    """Return the sampler of one rank's share of the items that a sampler yields for all ranks."""
     if isinstance(source, OrderedSampler):
         return ShardedOrderedSampler(source, shard)
     kind = ShardedShuffledSampler if isinstance(source, ShuffledSampler) else ShardedSampler

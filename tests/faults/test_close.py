@@ -177,7 +177,7 @@ def test_threads_of_the_dataset_have_time_to_end(tmp_path: Path, kind: str) -> N
 PROGRAM = """
 import gc, os, signal, sys, threading, time, warnings
 from lit_loader import DataLoader
-from tests.support.samples import Call, usage
+from tests.support.samples import Call, pool_of, usage
 
 def sample(index):
     assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
@@ -208,7 +208,7 @@ def main(method, how):
             found = []
             for batch in loader:
                 if persistent and not found:  # all: one alone may have had nothing left to do
-                    for pid in loader._core.pool.workers.pids:
+                    for pid in pool_of(loader).workers.pids:
                         os.kill(pid, signal.SIGKILL)
                 found.append(int(batch))
         assert found == list(range(12)), found

@@ -19,7 +19,7 @@ from lit_loader import DataLoader
 from tests.parity.tools import Gate, finish_script, start_script, wait_gone
 from tests.support.bulk import Child
 from tests.support.programs import run_program
-from tests.support.samples import METHODS, Call, Counting, ints, until, usage, worker_pids
+from tests.support.samples import METHODS, Call, Counting, ints, pool_of, until, usage, worker_pids
 
 PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
 KIND = pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
@@ -97,14 +97,14 @@ def test_an_iterator_whose_workers_were_taken_goes_on(iterable: bool, taken: int
     ) as loader:
         first = iter(loader)
         found = [int(next(first)) for _ in range(taken + 1)]
-        pids = loader._core.pool.workers.pids
+        pids = pool_of(loader).workers.pids
         second = iter(loader)
         assert [int(next(second)) for _ in range(taken + 1)] == list(range(taken + 1))
         assert worker_pids(second) == pids  # the newest one has the persistent workers
         assert found + ints(first) == list(range(30))
         assert ints(second) == list(range(taken + 1, 30))
         assert ints(loader) == list(range(30))
-        assert loader._core.pool.workers.pids == pids
+        assert pool_of(loader).workers.pids == pids
 
 
 @KIND
@@ -174,8 +174,8 @@ def test_a_forked_child_takes_nothing_from_its_parent(persistent: bool, how: str
                 loader.close()
             elif how == "del":
                 iterator._finalizer()
-                if loader._core.pool is not None:
-                    loader._core.pool.cancel()
+                if pool_of(loader) is not None:
+                    pool_of(loader).cancel()
                 holder.clear()
             gc.collect()
             return "done"
@@ -312,11 +312,9 @@ def test_workers_in_a_process_of_joblibs(tmp_path: Path, method: str) -> None:
     assert run_program(program, method) == "[[0, 1, 4, 9], [16, 25, 36, 49]]\n"
 
 
-@pytest.mark.parametrize("options", [{"iterable": True}, {"seeding": "worker"}], ids=str)
-def test_any_number_of_epochs(options: dict[str, Any]) -> None:
+@KIND
+def test_any_number_of_epochs(iterable: bool) -> None:
     """A pipe holds 1,000 messages: none may be sent to where nobody reads."""
-    settings = dict(options)
-    data = data_of(settings.pop("iterable", False), 8)
-    with DataLoader(data, num_workers=8, persistent_workers=True, **settings) as loader:
+    with DataLoader(data_of(iterable, 8), num_workers=8, persistent_workers=True) as loader:
         for _ in range(130):  # each sends 8 messages that an epoch has begun, and 8 replies
             assert sorted(ints(loader)) == list(range(8))

@@ -322,9 +322,9 @@ def strike(targets: list[Lane], over: threading.Event) -> collections.Counter[st
                 pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
                 os.kill(pid, signal.SIGKILL)
             else:
-                core = lane.loader._core
-                pools = [run.workers for run in core.runs if getattr(run, "workers", None)]
-                process = rng.choice((pools or [core.pool])[0].processes)
+                keeper = lane.loader._core.keeper
+                pools = [run.workers for run in keeper.runs if getattr(run, "workers", None)]
+                process = rng.choice((pools or [keeper.pool])[0].processes)
                 signal.pidfd_send_signal(process.sentinel, kind)
             struck[str(getattr(kind, "name", kind))] += 1
     return struck

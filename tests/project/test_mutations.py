@@ -295,8 +295,8 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a worker keeps the locks that other threads held at the fork",
-        "        _renew_locks()\n",
-        "        pass\n",
+        "            _renew_locks()\n",
+        "            pass\n",
         "core/executors/test_start.py::test_a_lock_that_workers_have_anew",
     ),
     Mutation(

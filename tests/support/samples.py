@@ -178,6 +178,11 @@ def ints(batches: Iterable[Any]) -> list[int]:
     return [int(number) for batch in batches for number in torch.as_tensor(batch).flatten()]
 
 
+def pool_of(loader: Any) -> Any:
+    """The `WorkerPool` of a loader's persistent workers."""
+    return loader._core.keeper.pool
+
+
 def worker_pids(iterator: Any) -> list[int]:
     """Process ids of the workers that serve an iterator."""
     return list(iterator.workers.workers.pids)

@@ -86,7 +86,7 @@ class Executor:
     page: ViewerPage | None = None
 
     def submit(self, task: Task) -> None:
-        """Have a task done. Returns at once; what cannot begin yet waits in the executor."""
+        """Accept a task. Returns at once; what cannot begin yet waits in the executor."""
         raise NotImplementedError
 
     def receive(self, timeout: float | None = None) -> Outcome | None:
@@ -106,10 +106,10 @@ class Executor:
         return 0
 
     def resize(self, num_workers: int, depth: int) -> None:
-        """Have another number of workers, and of tasks that may be outstanding."""
+        """Change the number of workers, and of tasks that may be outstanding."""
 
     def wake(self) -> None:
-        """Let a `receive` in another thread end, and all that come after it."""
+        """End a `receive` in another thread, and all that come after it."""
 
     def close(self, keep_workers: bool = False) -> None:
         """End it; a second call does nothing.

@@ -9,8 +9,8 @@
                                                  ╰ given up, and the error is its batch's outcome
 
 One object lives as long as an iterator, which is one epoch, and so does its budget. It is used by
-the thread that receives; the notices are taken by the consumer, who gets them as warnings. What has
-happened, the likely cause, and what to do is said at a seam (`diagnostics/death_messages.py`).
+the thread that receives; the consumer takes the notices and warns. What has happened, the likely
+cause, and what to do is said at a seam (`diagnostics/death_messages.py`).
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class Healer:
             self._suspect = None
             if awaited.get(worker) == row:
                 return worker, now - (row.since / 1e9 if row.since else began)
-        # One that waits for tasks is only to blame if those that have one get on.
+        # One that waits for tasks is only to blame if those that have one make progress.
         for worker, row in sorted(awaited.items(), key=lambda item: item[1].since):
             if _idle(row, began) >= limit:
                 self._suspect = worker, row

@@ -67,7 +67,7 @@ from lit_loader.errors import TransportError
 _NOT_CLOCKED: Final = (0, 0)
 
 CLOCKED_FROM: Final = 1_000_000
-"""Nanoseconds that a batch takes from which on the next one's processor time is measured, too."""
+"""Nanoseconds that a batch takes from which on the next one's CPU time is measured, too."""
 
 LEAVE_GRACE: Final = 5.0
 """Seconds that a worker which leaves has to end, as with torch's loader; then it ends at once."""
@@ -78,7 +78,7 @@ def worker_main(links: Links, payload: Payload) -> None:
     reset_signals()
     write_stacks_to(links.stacks.fd)
     # What was forked is not looked through by the garbage collector, which would copy its pages: of
-    # a large parent, in the midst of a sample, that takes seconds.
+    # a large parent, in the middle of a sample, that takes seconds.
     gc.freeze()
     follow_parent(links.parent)
     torch.set_num_threads(1)
@@ -254,7 +254,7 @@ class _Worker:
                     raise Cancelled
                 if message.capacity < 0:
                     raise TransportError(
-                        "the batch needs more shared memory than can be had: raise the "
+                        "the batch needs more shared memory than is available: raise the "
                         "training process's limit (ulimit -v), or make batches smaller"
                         " [LL112]"
                     )

@@ -1,4 +1,4 @@
-"""What a pool reports: `Outcome`, which it returns; `WorkerDeath`, raised; notices, told."""
+"""What a pool reports: `Outcome`, which it returns; `WorkerDeath`, raised; notices."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Outcome:
     def of_reply(
         cls, number: int, reply: Reply, memory: Lease | None, failure: WorkerException | None
     ) -> Outcome:
-        """Give what a worker's message says has become of a task."""
+        """Make the outcome that a worker's message reports."""
         timings = Timings(reply.worker, reply.at + reply.nbytes, *reply[MEASURED:])
         timings.arrived = time.monotonic_ns()
         outcome = cls(number, timings)
@@ -54,7 +54,7 @@ class Outcome:
 
     @classmethod
     def of_lost(cls, number: int) -> Outcome:
-        """Give what is said of a task that is to be given again."""
+        """Make the outcome of a task that is to be submitted again."""
         outcome = cls(number)
         outcome.lost = True
         return outcome
@@ -62,31 +62,31 @@ class Outcome:
     def unpack(self) -> None:
         """Rebuild the batch, or the exception in its place.
 
-        Its own arena is told that the consumer has it: the workers may be others by now.
+        Its own arena learns that the consumer has it: the workers may be others by now.
         """
         memory, reply = self.memory, self.reply
         if memory is None or reply is None:
             if self.failure is not None and self.error is None:
                 self.error = self.failure.error()
             return
-        began, self.memory = time.monotonic_ns(), None
+        began = time.monotonic_ns()
         try:
             batch = decode(memory, reply.at, reply.nbytes, memory.arena.divide)
-        except Exception as error:
+        except (TransportError, MemoryError) as error:  # any other one comes from outside
             self.error = TransportError(
                 f"batch {position_of(self.number)} cannot be rebuilt in the training process: "
                 f"{error}"
             )
-            self.error.__cause__ = error
+            self.error.__cause__, self.memory = error, None
             return
         if type(batch) is BatchWithReport:
             self.made = batch._replace(batch=None)  # what is pinned is another object
             batch = batch.batch
-        self.batch = batch
+        self.batch, self.memory = batch, None  # at last: a signal handler may raise before
         self.timings.decode = time.monotonic_ns() - began
 
     def pin(self, pin: Pin) -> None:
-        """Have the batch pinned; what that raises is the outcome."""
+        """Pin the batch; what that raises is the outcome."""
         if self.error is not None or self.ended or self.lost or (self.made and self.made.omitted):
             return
         began = time.monotonic_ns()
@@ -112,7 +112,7 @@ class WorkerDeath(Exception):
 
 
 class FewerWorkers(str):
-    """What the consumer is told where more workers were wanted than can be started.
+    """A notice that more workers were wanted than can be started.
 
     Attributes:
         workers: How many there are to be instead.
@@ -128,7 +128,7 @@ class FewerWorkers(str):
 
 
 class Overrun(str):
-    """What the consumer is told where a single batch exceeds the memory budget."""
+    """A notice that a single batch exceeds the memory budget."""
 
 
 def failure(error: BaseException, where: str) -> BaseException:

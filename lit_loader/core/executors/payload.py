@@ -105,7 +105,7 @@ class Payload:
             except OSError as error:
                 self.close()
                 if error.errno in (errno.EMFILE, errno.ENFILE):
-                    raise  # no want of room
+                    raise  # there is room
                 raise LoaderError(
                     f"no room in memory for the dataset's arrays ({frozen.nbytes / 2**20:,.0f} MiB "
                     f"for all workers, {error}): {remedy(error)}, or use "
@@ -130,6 +130,6 @@ class Payload:
         return self._spec
 
     def close(self) -> None:
-        """Let go of the file, and of what goes along."""
+        """Close the file, and what goes along."""
         while self._fds:
             os.close(self._fds.pop())

@@ -131,7 +131,7 @@ class Pipes:
                     steps.callback(os.close, end)
 
     def send(self, worker: int, data: bytes) -> None:
-        """Send a worker a packed message, behind those that wait for room."""
+        """Send a worker a packed message, after those that wait for room."""
         pipe = self._tasks[worker]
         if pipe in self.blocked:
             self.blocked[pipe].append(data)
@@ -151,15 +151,15 @@ class Pipes:
                 del self.blocked[pipe]
 
     def watch(self, sentinel: int) -> None:
-        """Let a wait end when the sentinel can be read from."""
+        """End a wait when the sentinel can be read from."""
         self._poll.register(sentinel, select.POLLIN)
 
     def unwatch(self, sentinel: int) -> None:
-        """Do so no longer."""
+        """Stop watching the sentinel."""
         self._poll.unregister(sentinel)
 
     def wake(self) -> None:
-        """Let a :meth:`wait` in another thread end; from any thread, also when closed."""
+        """End a :meth:`wait` in another thread; from any thread, also when closed."""
         with (
             self._waking,
             contextlib.suppress(BlockingIOError),  # it has been asked to by very many

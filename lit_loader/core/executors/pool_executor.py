@@ -81,12 +81,12 @@ class PoolExecutor(Executor):
         return room
 
     def resize(self, num_workers: int, depth: int) -> None:
-        """Have another number of workers; from any thread."""
+        """Change the number of workers; from any thread."""
         self._depth = depth
         self.workers.resize(num_workers, depth)
 
     def wake(self) -> None:
-        """Let a `receive` in another thread end."""
+        """End a `receive` in another thread."""
         self._stopping = True
         if not self.workers.closed:  # else it has ended already, or is about to
             self.workers.pipes.wake()

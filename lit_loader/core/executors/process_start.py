@@ -105,21 +105,21 @@ def quiet_start(context: BaseContext) -> Iterator[None]:
     held = SENT_TO_ALL | (handled() if method == "fork" else set())
     with _starting, _known_start_method(method), unguarded_fork(), _no_warning_of_threads():
         before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
-        collects = gc.isenabled()
-        gc.disable()
-        _forking = (threading.get_ident(), collects) if method == "fork" else None
+        if method == "fork":
+            _forking = threading.get_ident(), gc.isenabled()
+            gc.disable()
         try:
             yield
         finally:
-            _forking = None
-            if collects:
+            if _forking is not None and _forking[1]:
                 gc.enable()
+            _forking = None
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
 def _known_start_method(method: str) -> Iterator[None]:
-    """Have a default start method that a new interpreter knows, and is sent the name of.
+    """Set a default start method that a new interpreter knows, for it is sent its name.
 
     It knows no method that a library has set in this process: loky's, in joblib's processes.
     """
@@ -186,11 +186,13 @@ def _in_child() -> None:
     global _forking, _starting
     forking, _forking = _forking, None
     _starting = threading.RLock()
-    if forking is not None and forking[0] == threading.get_ident():
-        gc.freeze()  # else it copies the pages of the parent's objects, and finalizes its garbage
-        if forking[1]:
+    if forking is not None:
+        thread, collects = forking
+        if thread == threading.get_ident():
+            gc.freeze()  # or it copies the pages of the parent's objects, and finalizes its garbage
+            _renew_locks()
+        if collects:
             gc.enable()
-        _renew_locks()
 
 
 if hasattr(os, "register_at_fork"):

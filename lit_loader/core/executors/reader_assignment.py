@@ -22,18 +22,18 @@ _UNKNOWN: Final = -2
 
 
 class ReaderHomes:
-    """Gives each of so many readers a worker, as many readers to one as to another."""
+    """Assigns readers to workers, the same number to each."""
 
     def __init__(self, readers: int, workers: int) -> None:
         self._homes = [reader % workers for reader in range(readers)]
         self._next = [_BEGINS] * readers  # the turn that each can go on with in its home
 
     def home(self, turn: int) -> int:
-        """Give the worker that a reader's task goes to."""
+        """Return the worker that a reader's task goes to."""
         return self._homes[turn % len(self._homes)]
 
     def send(self, turn: int, place: bytes) -> bytes | None:
-        """Note that a turn's task is sent; gives what it says of where its reader is.
+        """Note that a turn's task is sent; returns what it says of where its reader is.
 
         That is the ``place`` that the task has, if any, where the reader begins in its home; and
         nothing where it goes on. None: it has to be said, and the task has none. It is not sent.
@@ -82,5 +82,5 @@ class ReaderHomes:
         self._next[reader] = _UNKNOWN
 
     def forget_places(self) -> None:
-        """Note that all readers begin anew, wherever they are."""
+        """Note that all readers begin again, wherever they are."""
         self._next = [_BEGINS] * len(self._homes)

@@ -20,8 +20,8 @@
   is queued behind another one gets a second copy there. The first reply counts; a copy that nobody
   has begun, and whose batch is there, is called off by a bit on the board.
 - **Calling off** (`break`, a new epoch): the token on the board moves on. Workers answer what they
-  still have with Dropped. Nobody waits for that: new tasks stand behind the old ones.
-- **Resume** goes into each pipe; Resumed comes behind the replies to all older tasks.
+  still have with Dropped. Nobody waits for that: new tasks come after the old ones.
+- **Resume** goes into each pipe; Resumed comes after the replies to all older tasks.
 - **Death**: what it sent is read first; then its slots come back and its tasks are assigned again.
 - **Resize**: more are started, and get tasks at once. The highest get no more, and a Stop.
 
@@ -251,7 +251,7 @@ class WorkerPool:
     def submit(
         self, number: int, indices: Any, epoch: int, seeds: PassSeeds, own: bool = False
     ) -> None:
-        """Have the batch of a task's number made (`core/transport/messages.py`).
+        """Submit the task of a number (`core/transport/messages.py`).
 
         ``indices``, of an order of the loader's ``own``, are an array; for an iterable dataset they
         say where its reader is to begin, or are None. One that has to say it and does not comes out
@@ -332,7 +332,7 @@ class WorkerPool:
         return [w for w in [*self._by_number.values()] if not w.queue and not w.leaving]
 
     def _copy_for_the_idle(self) -> None:
-        """Give workers that have nothing a second copy of what is queued behind another task."""
+        """Send idle workers a second copy of what is queued behind another task."""
         with self._lock:
             starting, relay = self.workers.starting, self.workers.relay
             for worker in self._idle_workers():
@@ -356,7 +356,7 @@ class WorkerPool:
                 self._call_off(first)
 
     def _call_off(self, copy: _Copy) -> None:
-        """Let a worker drop a copy that it has not begun."""
+        """Call off a copy that its worker has not begun."""
         worker = self._by_number[copy.worker]
         if not copy.off and len(worker.queue) <= VOIDABLE:
             copy.off = True
@@ -444,10 +444,10 @@ class WorkerPool:
         return b"" if task is None else task.packed
 
     def _see_to_the_dead(self) -> None:
-        """Clear away what is left of a worker that has left, as it was to.
+        """Clean up after a worker that exited as asked.
 
         Raises:
-            WorkerDeath: It was not to.
+            WorkerDeath: It was not asked to.
         """
         sentinel, self._dead = self._dead, None
         assert sentinel is not None
@@ -552,7 +552,7 @@ class WorkerPool:
     # --- epochs ---
 
     def cancel(self, token: int | None = None) -> None:
-        """Let the workers drop all tasks; they finish no more than the sample they are in.
+        """Call off all tasks; workers finish no more than the sample they are in.
 
         Not if another epoch has begun since that of ``token``. May be called from any thread, the
         garbage collector's too, and in a forked copy of the pool, where it does nothing.
@@ -600,7 +600,7 @@ class WorkerPool:
         return bool(changed)
 
     def trim(self) -> None:
-        """Give the memory of slots back to the system that a new epoch will not need."""
+        """Return the memory of slots that a new epoch will not need to the system."""
         self.arena.trim(self._in_flight + 2)
 
     # --- how many workers ---
@@ -608,9 +608,9 @@ class WorkerPool:
     def resize(self, num_workers: int, in_flight: int | None = None) -> None:
         """Change the number of workers; any thread may, at any time, and does not wait for it.
 
-        To 1 to :data:`MOST_WORKERS`, with so many tasks in flight; None: as before. Those with the
-        highest numbers leave: each finishes what it has, and gets no more. Readers of an iterable
-        dataset are served by others then, from their next batch on.
+        ``num_workers`` is 1 to :data:`MOST_WORKERS`; if ``in_flight`` is None, it stays. Those with
+        the highest numbers leave: each finishes what it has, and gets no more. Readers of an
+        iterable dataset are served by others then, from their next batch on.
         """
         if in_flight is not None:
             self._in_flight = in_flight
@@ -683,7 +683,7 @@ class WorkerPool:
         self._by_number[number] = _Worker(number, places, number == self.workers.relay)
 
     def _make_do(self, error: Exception) -> None:
-        """Go on with the workers that there are: others were wanted, and cannot be started."""
+        """Continue with the workers that there are: others cannot be started."""
         workers, wanted = self.workers, self.workers.num_workers
         started = workers.started
         there = next((n for n in range(wanted) if n not in started), wanted)
@@ -715,7 +715,7 @@ class WorkerPool:
         self._start_more()
 
     def replace(self, worker: int, skip_task: int | None = None) -> None:
-        """Have another process in the place of a worker that has ended; its tasks go to others.
+        """Start another process for a worker that has ended; its tasks go to others.
 
         But for ``skip_task``, a task's number. One that was to leave has no successor. Raises a
         LoaderError if no process can be started.
@@ -750,7 +750,7 @@ class WorkerPool:
         self.workers.clear_away(worker)
 
     def _put_back(self, tasks: list[_Task]) -> None:
-        """Let tasks wait for a worker again, the earliest first."""
+        """Queue tasks for a worker again, the earliest first."""
         self._unassigned = deque(sorted((*tasks, *self._unassigned), key=lambda each: each.number))
 
     # --- what is seen from outside ---

@@ -76,7 +76,7 @@ class WorkerProcess:
         return self._process is not None and not wait_for([self.sentinel], 0)
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for the end; for so many seconds at most."""
+        """Wait for the end, for ``timeout`` seconds at most."""
         if self._process is not None:
             wait_for([self.sentinel], timeout)
 
@@ -150,7 +150,7 @@ def start_worker(context: BaseContext, links: Links, payload: Payload) -> Worker
 
 
 def _check_room_for_files() -> None:
-    """Raise an OSError if a process cannot be started for want of descriptors.
+    """Raise an OSError if there are too few descriptors to start a process.
 
     ``multiprocessing`` leaves one of its pipes open where there is no room for the second one.
     """

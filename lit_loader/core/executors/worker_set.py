@@ -50,6 +50,7 @@ class Relays(Protocol):
     """Starts the process that stands for workers on other machines (`remote/starter.py`)."""
 
     count: int  # batches that these may be at
+    num_workers: int  # how many of them there are to be
 
     def prepare(self, links: Links, spec: BatchSpec, notices: deque[Notice]) -> None:
         """Get ready to start it."""
@@ -61,7 +62,7 @@ class Relays(Protocol):
         """Take in what it has to say."""
 
     def close(self) -> None:
-        """Let go of what it was sent; it has ended."""
+        """Release what it was sent; it has ended."""
 
 
 class WorkerSet:
@@ -282,7 +283,7 @@ class WorkerSet:
             raise
 
     def _kill(self) -> None:
-        """No more patience; for those that are there still."""
+        """Kill what is left."""
         for process in [*self.processes.values()]:
             process.kill()
 

@@ -45,8 +45,6 @@ class WorkerSetup:
         self._who = who
         self.spec: BatchSpec | None = None  # what is made; None: it could not be unpacked
         self.loader: Any = None  # makes it
-        # The same, where it is several readers of a stream; else None.
-        self.readers: Any = None
         self.broken: WorkerException | None = None  # what has gone wrong at the start
         where = "while its dataset was unpickled"
         try:
@@ -65,8 +63,7 @@ class WorkerSetup:
             where = "while its dataset was copied"
             if spec.shards is not None:
                 reading().shard_asked = NOBODY  # by a worker, not by a reader
-            self.loader = loader = builder_of(spec, worker, num_workers)
-            self.readers = None if spec.shards is None else loader
+            self.loader = builder_of(spec, worker, num_workers)
         except BaseException as error:
             self.broken = WorkerException.capture(error, f"{who}, {where}")
 

@@ -1,4 +1,4 @@
-"""Forks of the user's own: memory that a forked process looks into is not written anew.
+"""Forks by the program: memory that a forked process looks into is not written again.
 
 A forked child shares the arena with its parent. So slots that were out at a fork are not used
 again: `user_forks` tells of one. Workers of our own never look at what the consumer holds.

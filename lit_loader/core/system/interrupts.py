@@ -109,7 +109,7 @@ class HeldBack:
                 self.hasten()
 
     def hasten(self) -> None:
-        """Let the work end soon: the exception waits for it."""
+        """Make the work end soon: the exception waits for it."""
         for hurry in list(self.hurries):
             hurry()
 
@@ -145,17 +145,8 @@ def _for_each(act: Callable[[int], object], numbers: Iterable[int]) -> None:
 
 
 def _trip(number: int) -> None:
-    """Let a signal come anew; a real one, which interrupts what the main thread waits for."""
+    """Send a signal again: a real one, which interrupts what the main thread waits for."""
     main = threading.main_thread().ident
     time.sleep(_LEAVING)
     if main is not None:
         signal.pthread_kill(main, number)
-
-
-def is_interruption(error: BaseException) -> bool:
-    """Whether an exception is none that code is expected to handle."""
-    return not isinstance(error, Exception)
-
-
-def let_handlers_through(error: BaseException) -> None:
-    """Do nothing: an exception is handled as what it is, wherever it came from."""

@@ -5,10 +5,10 @@ on Linux                what for                              without
 ======================  ====================================  =====================================
 `memory_file`           the arena, datasets, stacks           an unlinked temporary file
 `open_process` (pidfd)  a process's end; signals to it alone  multiprocessing's pipe; its number
-``PROC``, ``ROOT``      memory, quota, processor time, what   unknown: no limit, no advice; a caller
+``PROC``, ``ROOT``      memory, quota, CPU time, what         unknown: no limit, no advice; a caller
                         others of this user have open         keeps what it has for itself
 `allocate`              room on a disk                        zeros are written
-`affinity`              processors of this process            those of the machine
+`affinity`              CPU cores of this process             those of the machine
 real-time signals       stacks of workers                     SIGUSR2
 holes (MADV_REMOVE)     memory given back                     kept until the loader is closed
 ``lit-loader-top``      reads ``/proc``                       says so
@@ -62,7 +62,7 @@ def stat_fields(pid: int | str) -> list[str]:
 
 
 def allocate(fd: int, offset: int, nbytes: int) -> None:
-    """Give a part of an ordinary file real blocks, so that writing there cannot fail later."""
+    """Allocate real blocks for a part of a file, so that writing there cannot fail later."""
     if HERE and hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, offset, nbytes)
         return

@@ -41,7 +41,7 @@ def cgroup_folders(controller: str, root: Path) -> Iterator[tuple[Path, int]]:
         if not separator:
             continue
         if controllers == "":
-            # Mounted alone, or beside version 1, where it rarely has a controller.
+            # Mounted alone, or next to version 1, where it rarely has a controller.
             top = mounts / "unified" if (mounts / "unified").is_dir() else mounts
             version = 2
         elif controller in controllers.split(","):
@@ -54,7 +54,7 @@ def cgroup_folders(controller: str, root: Path) -> Iterator[tuple[Path, int]]:
 
 
 def advice_if_too_many(num_workers: int) -> str | None:
-    """Say that there are more workers than processors for them; None: there are not."""
+    """Return a warning if there are more workers than CPU cores; None: there are not."""
     if num_workers <= 1:  # so nothing need be asked of the system
         return None
     processors = math.ceil(usable_processors())
@@ -62,13 +62,13 @@ def advice_if_too_many(num_workers: int) -> str | None:
         return None
     return (
         f"{AS_TORCH_SAYS} {num_workers} worker processes, but this process may use {processors} "
-        "processors: for work that computes, more workers only take time from each other and from "
+        "CPU cores: for work that computes, more workers only take time from each other and from "
         f"training; num_workers={processors} is enough, unless samples wait for storage [LL031]"
     )
 
 
 def times_of_threads() -> dict[str, tuple[int, int]]:
-    """Nanoseconds that each thread of this process has run, and has waited for a processor.
+    """Nanoseconds that each thread of this process has run, and has waited for a CPU core.
 
     By the thread's number; empty where the system does not say.
     """
@@ -93,7 +93,7 @@ def _quota(folder: Path) -> float | None:
 
 
 class ProcessorClock:
-    """What this process has of the processors from a start on; to be made in its main thread.
+    """CPU time of this process from a start on; to be made in its main thread.
 
     With ``thread`` it is what the thread has that makes it. Measuring takes some microseconds.
     """
@@ -113,12 +113,12 @@ class ProcessorClock:
         self._began = self._read()
 
     def used(self) -> tuple[int, int]:
-        """Nanoseconds of processor time, and those that the main thread waited for it (or 0)."""
+        """Nanoseconds of CPU time, and those that the main thread waited for it (or 0)."""
         used, queued = self._read()
         return used - self._began[0], queued - self._began[1]
 
     def close(self) -> None:
-        """Let go of the file that is read."""
+        """Close the file that is read."""
         if self._schedstat is not None:
             os.close(self._schedstat)
             self._schedstat = None

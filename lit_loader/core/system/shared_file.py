@@ -148,7 +148,7 @@ class HeldFile(Descriptor):
 def nameless_file(label: str) -> tuple[int, bool]:
     """Open a file that no directory knows; ``/proc`` shows it as ``label``.
 
-    Returns its descriptor, and whether it is sparse memory. OSError: no descriptor is to be had.
+    Returns its descriptor, and whether it is sparse memory. OSError: no descriptor is available.
     """
     try:
         return linux.memory_file(label), True

@@ -6,7 +6,7 @@ writes the stacks of the worker's threads there on its own. A worker that hangs 
 Python code, so that an endless loop or a blocking call in C cannot prevent it. That it is dead says
 that the file is complete: nothing is waited for otherwise.
 
-A worker that is asked by :data:`SHOW_SIGNAL` writes them into a file of its own and goes on; that
+A worker that gets :data:`SHOW_SIGNAL` writes them into a file of its own and goes on; that
 is for viewers (`top/stacks.py`), who find the file in ``/proc``, and leaves the pool's file alone.
 """
 
@@ -78,11 +78,11 @@ def shortened(text: str) -> str:
 
 
 def write_stacks_to(fd: int) -> None:
-    """Let this process write its stacks to ``fd`` when it crashes, or is sent the signal."""
+    """Make this process write its stacks to ``fd`` when it crashes, or is sent the signal."""
     faulthandler.unregister(DUMP_SIGNAL)  # of the process that this one was forked from
     signal.signal(DUMP_SIGNAL, signal.SIG_DFL)
     with contextlib.suppress(RuntimeError, OSError):  # a descriptor that is no longer open
-        # Disabled first: one that was enabled before the fork would not set its handlers anew, and
+        # Disabled first: one that was enabled before the fork would not set its handlers again, and
         # the program may have reset them since. (Lightning does, for all signals, after each fit.)
         faulthandler.disable()
         faulthandler.enable(file=fd, all_threads=True)
@@ -91,7 +91,7 @@ def write_stacks_to(fd: int) -> None:
 
 
 def show_stacks_when_asked() -> int:
-    """Let this process write its stacks when it is sent the signal for that, and go on.
+    """Make this process write its stacks when it is sent the signal for that, and go on.
 
     System calls that the signal interrupts are taken up again, by the system or by Python. Returns
     the descriptor of the file that they are written to; -1: there is none.

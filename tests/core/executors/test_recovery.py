@@ -18,7 +18,6 @@ from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader
-from lit_loader.core.executors.worker_pool import WorkerPool
 from lit_loader.errors import (
     StallWarning,
     WorkerDiedError,
@@ -43,6 +42,7 @@ from tests.support.samples import (
     StatefulCounting,
     hang,
     ints,
+    pool_of,
     share,
     worker_pids,
 )
@@ -63,10 +63,6 @@ def dying(indices: list[int], folder: Path, how: str = "SIGKILL", always: bool =
         return index
 
     return sample
-
-
-def pool_of(loader: Any) -> WorkerPool:
-    return loader._core.pool  # type: ignore[no-any-return]
 
 
 # The budget ------------------------------------------------------------------------------------

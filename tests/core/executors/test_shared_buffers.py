@@ -115,7 +115,7 @@ def loader_of(data: Bulk, method: str, **options: Any) -> DataLoader[Any]:
 def test_one_copy_for_all_workers_and_those_that_replace_them(method: str, alone: bool) -> None:
     """They get the dataset as it was at first; the next workers get it as it is then."""
     data = Bulk(None if alone else method)
-    loader = loader_of(data, method, prefetch_next_epoch=False)
+    loader = loader_of(data, method)
     batches = iter(loader)
     with contextlib.ExitStack() as stack:
         if not alone:

@@ -63,5 +63,5 @@ def test_forks_without_end() -> None:
             batch = next(iterator)
             assert batch[0, 0] == 2 * number
         assert len(os.listdir("/proc/self/fd")) <= before + 1
-        pool: Any = loader._core.pool
+        pool: Any = loader._core.keeper.pool
         assert len(pool.arena._leased) <= HELD_SLOTS + 8

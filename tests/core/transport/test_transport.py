@@ -79,7 +79,7 @@ def test_no_memory_for_a_larger_slot(small_slots: int, monkeypatch: pytest.Monke
         except TransportError as error:
             lengths.append(str(error))
     assert lengths[:3] + lengths[4:] == [0, 0, 0, 0, 0]
-    assert lengths[3].startswith("lit_loader: the batch needs more shared memory than can be had")
+    assert lengths[3].startswith("lit_loader: the batch needs more shared memory than is available")
     assert "batch 3, indices [3]" in lengths[3]
 
 
