@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from lit_loader.lightning.monitor import LoaderMonitor as LoaderMonitor
     from lit_loader.lightning.state_callback import LoaderStateCallback as LoaderStateCallback
     from lit_loader.loader import DataLoader as DataLoader
-    from lit_loader.profiling.verdict import LoaderStatistics as LoaderStatistics
+    from lit_loader.profiling.statistics import LoaderStatistics as LoaderStatistics
     from lit_loader.remote.ray_workers import RayWorkers as RayWorkers
     from lit_loader.storage.reads_ahead import read_stream as read_stream
     from lit_loader.storage.reads_declared import reads_ahead as reads_ahead
@@ -91,7 +91,7 @@ _NAMES_IN = {
     "lit_loader.loader": "DataLoader",
     "lit_loader.remote.ray_workers": "RayWorkers",
     "lit_loader.compat.replacement": "replace_torch",
-    "lit_loader.profiling.verdict": "LoaderStatistics",
+    "lit_loader.profiling.statistics": "LoaderStatistics",
     "lit_loader.data.shared_sequence": "SharedSequence",
     "torch.utils.data": "get_worker_info",
 }

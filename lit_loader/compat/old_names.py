@@ -32,10 +32,6 @@ NAMES: Final = {
     **OLD_OPTIONS,
     # of a loader
     "copy_ahead": "_copy_ahead",
-    # of its statistics
-    "cache_lacking": "cache_bytes_missing",
-    "stragglers": "straggler_seconds",
-    "why_so_many": "num_workers_reason",
     # of PadCollate and PackCollate
     "pad_value": "padding_value",
     # of a MixtureStream

@@ -144,7 +144,7 @@ class _Desk:
         if count > 1 and not spec.iterable:
             from lit_loader.diagnostics.fork_dangers import thread_dangers
 
-            self.notes += thread_dangers(spec.dataset, spec.worker_init_fn)
+            self.notes += thread_dangers(spec.dataset)
         self.copies: DatasetCopies | None = None
         self.collations: Any = None
         if spec.shards is not None:

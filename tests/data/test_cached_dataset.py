@@ -82,11 +82,10 @@ def test_workers_share_it(method: str, persistent: bool, tmp_path: Path) -> None
     assert {*made} == {*range(26)}
     assert equal(cached[3], Decoded()[3])  # in this process, too
     assert dataset.made() == made
-    statistics = loader.statistics()
-    assert statistics.cache_misses == len(made)
-    assert statistics.cache_hits >= 26
-    assert statistics.cache_bytes == cached.figures().bytes > 0
-    assert "% from the cache" in str(statistics)
+    figures = loader.statistics().evidence.cache
+    assert figures["cache_misses"] == len(made)
+    assert figures["cache_hits"] >= 26
+    assert figures["cache_bytes"] == cached.figures().bytes > 0
 
 
 def test_a_full_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -316,13 +315,13 @@ def test_found_in_what_wraps_it() -> None:
     mixed: Any = torch.utils.data.ConcatDataset([first, Subset(second, [1, 2]), first])
     loader = DataLoader(mixed, 3)
     assert len(list(loader)) == 6
-    statistics = loader.statistics()
-    assert (statistics.cache_hits, statistics.cache_misses) == (8, 10)
-    assert DataLoader(Rows(3)).statistics().cache_misses == 0
+    figures = loader.statistics().evidence.cache
+    assert (figures["cache_hits"], figures["cache_misses"]) == (8, 10)
+    assert DataLoader(Rows(3)).statistics().evidence.cache == {}
     other: Any = _Wrapping({"all": [first]})
-    assert DataLoader(other).statistics().cache_misses == 0  # in no dataset's attribute
+    assert DataLoader(other).statistics().evidence.cache == {}  # in no dataset's attribute
     other = _Wrapping([_Wrapping(first)])
-    assert DataLoader(other).statistics().cache_misses == 8
+    assert DataLoader(other).statistics().evidence.cache["cache_misses"] == 8
 
 
 class _Wrapping(list[int]):

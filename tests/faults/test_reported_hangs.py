@@ -2,8 +2,8 @@
 
 Each ends right, or in a message that names cause and cure: none is silent. The libraries are real;
 a test is skipped where one is missing. What else was reported: a file opened before the fork
-(`tests/diagnostics/test_fork_dangers.py`), signals to a job (`test_signals.py`), a cache that
-grows (`tests/diagnostics/test_growth.py`), limits (`tests/core/epoch/test_limits.py`).
+(`tests/diagnostics/test_fork_dangers.py`), signals to a job (`test_signals.py`), limits
+(`tests/core/epoch/test_limits.py`).
 """
 
 import importlib.util
@@ -99,21 +99,18 @@ if __name__ == "__main__":
 @needs("polars")
 @pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_frames_of_a_library_whose_threads_run(tmp_path: Path, method: str) -> None:
-    """torch's loader hangs in silence. It is told before, and where it hangs, what to do."""
+    """torch's loader hangs in silence. Here a warning says where it hangs, and what to do."""
     (tmp_path / "program.py").write_text(POLARS)
     out = run_python(tmp_path, "program.py", method)
     if method != "fork":
         assert out == "[4, 4]\n"  # as the messages say
         return
-    before, _, stall = out.partition("STALL")
-    before = out if stall else before
-    assert "Rows.frame is 'DataFrame' of polars, whose threads run in this process" in before
-    assert "Set multiprocessing_context='forkserver' or 'spawn'" in before
+    _, _, stall = out.partition("STALL")
     if stall:  # versions to come may survive a fork
-        assert "its workers do not get on" in stall
+        assert "LL008" in stall
         assert "sleeps at a lock (futex), got 0.0 s" in stall
         assert "in __getitem__" in stall
-        assert "workers were forked beside other threads (" in stall
+        assert "workers were forked next to other threads (" in stall
         assert "set multiprocessing_context='forkserver' or 'spawn'" in stall
 
 
@@ -141,10 +138,9 @@ print(int(sum(batch.sum() for batch in loader)))
 
 @needs("zarr")
 def test_arrays_of_a_library_with_an_event_loop(tmp_path: Path) -> None:
-    """Newer versions begin anew after a fork: then nothing is told. Of older ones it is."""
+    """It begins again after a fork, since zarr 3."""
     (tmp_path / "program.py").write_text(ZARR)
-    out = run_python(tmp_path, "program.py")
-    assert out == "1600\n" or "whose threads run in this process" in out
+    assert run_python(tmp_path, "program.py") == "1600\n"
 
 
 LOCKED = """
@@ -192,51 +188,5 @@ def test_a_thread_has_a_lock_while_workers_are_forked(tmp_path: Path, how: str) 
     else:
         assert "sleeps at a lock (futex), got 0.0 s" in out
         assert "in __getitem__" in out
-        assert "workers were forked beside other threads (uploader)" in out  # it has ended since
+        assert "workers were forked next to other threads (uploader)" in out  # it has ended since
         assert "With timeout=… (seconds) lit_loader replaces such a worker" in out
-
-
-NUMBA = """
-import numba, numpy, warnings
-from lit_loader import DataLoader, StallWarning
-
-@numba.njit(parallel=True)
-def total(row):
-    found = 0.0
-    for place in numba.prange(row.shape[0]):
-        found += row[place]
-    return found
-
-class Rows:
-    def __init__(self):
-        self.rows = numpy.ones((8, 1000))
-        total(self.rows[0])  # its threads begin
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return total(self.rows[index])
-
-warnings.simplefilter("error", StallWarning)
-try:
-    loader = DataLoader(Rows(), 4, num_workers=1, multiprocessing_context="fork", stall_warning=5)
-    print([*map(len, loader)])
-except StallWarning as stall:
-    print("STALL", stall)
-"""
-
-
-@needs("numba")
-@pytest.mark.parametrize("layer", ["omp", "workqueue"])
-def test_a_library_s_guard_against_forks(tmp_path: Path, layer: str) -> None:
-    """With torch's loader numba ends the worker, for it asks who its parent is."""
-    (tmp_path / "program.py").write_text(NUMBA)
-    environment = {"NUMBA_THREADING_LAYER": layer, "NUMBA_NUM_THREADS": "2"}
-    out = run_python(tmp_path, "program.py", **environment)
-    if layer == "workqueue":  # as the message says
-        assert out.endswith("[4, 4]\n") and "GNU OpenMP" not in out
-        return
-    assert "Rows calls total, which numba runs in the threads of GNU OpenMP" in out
-    assert "Set NUMBA_THREADING_LAYER=workqueue, or multiprocessing_context='forkserver'" in out
-    assert "its workers do not get on" in out and "in __getitem__" in out

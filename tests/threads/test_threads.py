@@ -24,8 +24,7 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, ge
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.core.transport import viewer_page
-from lit_loader.top.discovery import NotFound
-from lit_loader.top.watch import Watch
+from lit_loader.top.look import NotFound, Viewer
 from tests.support.samples import Call, OfLength, Rows
 
 THREADS = {"num_workers": 2, "worker_method": "thread"}
@@ -738,7 +737,7 @@ def test_auto_sets_the_number_of_threads(data: Any) -> None:
     found = [batch.tolist() for _ in range(2) for batch in loader]
     plain: Any = make(collate_fn=lambda samples: torch.as_tensor(samples[0]))
     assert found == [batch.tolist() for _ in range(2) for batch in plain]
-    assert loader.num_workers > 2, loader.statistics().why_so_many
+    assert loader.num_workers > 2, loader.statistics().verdict
 
 
 def test_statistics_are_those_of_threads() -> None:
@@ -806,16 +805,14 @@ def test_a_viewer_sees_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(viewer_page, "EVERY", 0)
     loader = DataLoader(Rows(), batch_size=4, shuffle=True, **THREADS)
     for number, _ in enumerate(loader, 1):
-        [training] = Watch(os.getpid()).look()
-        [seen] = training.loaders()
-        assert (seen.dataset, seen.num_workers, seen.batches) == ("Rows", 2, number)
-        assert [(each.worker, each.pid) for each in seen.workers] == [
+        [seen] = Viewer(os.getpid()).look()
+        assert (seen["dataset"], seen["num_workers"], seen["batches"]) == ("Rows", 2, number)
+        assert [(each["worker"], each["pid"]) for each in seen["workers"]] == [
             (0, os.getpid()),
             (1, os.getpid()),
         ]
-        assert {each.doing for each in seen.workers} == {"a thread of the training process"}
     with pytest.raises(NotFound):
-        Watch(os.getpid()).look()
+        Viewer(os.getpid()).look()
 
 
 # --- programs, Lightning ---

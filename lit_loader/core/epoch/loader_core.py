@@ -50,7 +50,7 @@ from lit_loader.core.seeding.bases import Bases, LoaderSeeds
 from lit_loader.core.seeding.find_generators import find_generators
 from lit_loader.core.state.position import Shards
 from lit_loader.core.system.interrupts import HeldBack, let_handlers_through
-from lit_loader.core.system.processors import AS_TORCH_SAYS, times_of_threads
+from lit_loader.core.system.processors import AS_TORCH_SAYS
 from lit_loader.core.transport import viewer_page
 from lit_loader.core.transport.viewer_page import ViewerPage
 from lit_loader.describe import program_stacklevel
@@ -60,9 +60,6 @@ __all__ = ["DEFAULT_PREFETCH", "ITERATED", "LoaderCore"]
 
 DEFAULT_PREFETCH: Final = 2
 """Batches in flight for each worker, unless ``prefetch_factor`` says otherwise."""
-
-_FEW: Final = 8
-"""Batches before the process's threads are looked at: that takes as long as some small ones."""
 
 ITERATED: Final[ContextVar[Callable[[], Any]]] = ContextVar("ITERATED", default=lambda: None)
 """A weak reference to the core of the loader whose ``__iter__`` runs: its workers go on.
@@ -610,6 +607,7 @@ class LoaderCore:
     def _tell_size(self) -> None:
         """Tell all that have workers how many there are to be, and how many batches ahead."""
         self.resizes += 1  # before they are looked for: of one that is begun now, or found
+        self.log.resized = time.monotonic_ns()
         size = self.size
         for run in self.alive():
             run.resize(*size)
@@ -650,15 +648,13 @@ class LoaderCore:
         log.last = record
         if len(log.records) >= WINDOW:
             self.seams.sum_up(self)
-        if log.threads is None and len(log.records) >= _FEW:
-            log.threads = times_of_threads()
         auto = self.auto
         if auto is None or record.worker < 0 or not auto.add(record, again) or pool is None:
             return  # what this process has made itself says nothing of workers
         loader, plan, name = self.loader, self.plan, type(self.dataset).__name__
         # More workers than readers, or than an epoch has batches, would have nothing to do.
         most = self.readers if plan is None else len(plan) if plan.is_computed else 0
-        if auto.decide(pool, name, loader.memory_budget, most, loader.concurrent_reads):
+        if auto.decide(pool, name, loader.memory_budget, most):
             self._tell_size()
 
     def show(self, page: ViewerPage, run: LoaderIterator[Any]) -> None:

@@ -24,7 +24,6 @@ from lit_loader import (
     PadCollate,
 )
 from lit_loader.compat.old_names import NAMES, OLD_OPTIONS, UNTIL
-from lit_loader.profiling.verdict import LoaderStatistics
 
 DATA: Any = list(range(8))
 GIVEN: dict[str, Any] = {
@@ -156,15 +155,6 @@ def test_one_of_several_loaders() -> None:
         data = LoaderDataModule({"val": pair}, loaders={"val": {"a": {"share": True}}})
         loaders = data.val_dataloader()
     assert (loaders["a"].share_lists, loaders["b"].share_lists) == (True, False)
-
-
-@pytest.mark.parametrize("name", ["cache_lacking", "stragglers", "why_so_many"])
-def test_statistics(name: str) -> None:
-    new = NAMES[name]
-    statistics = LoaderStatistics(**{new: 7})
-    with old(f"LoaderStatistics.{name}", new) as caught:
-        assert getattr(statistics, name) == 7
-    one(caught)
 
 
 def test_what_a_loader_copies_ahead() -> None:
