@@ -70,11 +70,12 @@ def _interval(
     before: LoaderStatistics, now: LoaderStatistics, num_workers: int
 ) -> dict[str, float]:
     seconds = max(now.seconds - before.seconds, 1e-9)
-    unit = "tokens" if now.tokens else "samples"
-    count = getattr(now, unit) - getattr(before, unit)
+    rate, count = "samples_per_second", now.samples - before.samples
+    if now.tokens:
+        rate, count = "tokens_per_second", now.tokens - before.tokens
     return {
         "wait_fraction": min(1.0, (now.waited - before.waited) / seconds),
-        f"{unit}_per_second": count / seconds,
+        rate: count / seconds,
         "worker_busy": min(1.0, (now.busy - before.busy) / seconds / max(1, num_workers)),
         "num_workers": float(num_workers),
         "sample_errors": float(now.sample_errors - before.sample_errors),
