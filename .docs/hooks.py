@@ -32,9 +32,9 @@ def public_names() -> list[str]:
 
 
 GROUPS = {
-    "The loader": "DataLoader LoaderConfig replace_torch LoaderStatistics merge_states",
+    "The loader": "DataLoader LoaderConfig Retry replace_torch LoaderStatistics merge_states",
     "Lightning": "LoaderDataModule LoaderStateCallback LoaderMonitor",
-    "Inside a dataset": "get_rng get_epoch get_shard note reads_ahead read_stream",
+    "Inside a dataset": "get_rng get_epoch get_shard note",
     "Datasets": "CachedDataset SharedSequence shared_dataset MixtureDataset MixtureStream "
     "PackedStream",
     "Samplers": "BalancedBatchSampler PackingBatchSampler TokenBudgetBatchSampler MixtureSampler",

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.utils.data import get_worker_info as get_worker_info
 
-    from lit_loader.compat import old_names as old_names
     from lit_loader.compat import state_advice as state_advice
     from lit_loader.compat import torch_samplers as torch_samplers
     from lit_loader.compat.replacement import replace_torch as replace_torch
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from lit_loader.core.batch.collate import default_collate as default_collate
     from lit_loader.core.batch.collate import default_convert as default_convert
     from lit_loader.core.options.loader_config import LoaderConfig as LoaderConfig
-    from lit_loader.data import transient_errors as transient_errors
+    from lit_loader.core.options.retry import Retry as Retry
     from lit_loader.data.balance import BalancedBatchSampler as BalancedBatchSampler
     from lit_loader.data.cached_dataset import CachedDataset as CachedDataset
     from lit_loader.data.mixture import MixtureDataset as MixtureDataset
@@ -35,9 +34,11 @@ if TYPE_CHECKING:
     from lit_loader.data.packing import PackingBatchSampler as PackingBatchSampler
     from lit_loader.data.pad import PadCollate as PadCollate
     from lit_loader.data.pad import Padded as Padded
+    from lit_loader.data.sample_errors import SampleError as SampleError
     from lit_loader.data.shared_dataset import shared_dataset as shared_dataset
     from lit_loader.data.shared_sequence import SharedSequence as SharedSequence
     from lit_loader.data.token_budget import TokenBudgetBatchSampler as TokenBudgetBatchSampler
+    from lit_loader.errors import DeterminismError as DeterminismError
     from lit_loader.errors import ExactnessWarning as ExactnessWarning
     from lit_loader.errors import LitLoaderError as LitLoaderError
     from lit_loader.errors import LoaderError as LoaderError
@@ -53,12 +54,12 @@ if TYPE_CHECKING:
     from lit_loader.errors import WorkerTimeoutError as WorkerTimeoutError
     from lit_loader.lightning.datamodule import LoaderDataModule as LoaderDataModule
     from lit_loader.lightning.monitor import LoaderMonitor as LoaderMonitor
+    from lit_loader.lightning.random_state import RandomStateCallback as RandomStateCallback
     from lit_loader.lightning.state_callback import LoaderStateCallback as LoaderStateCallback
     from lit_loader.loader import DataLoader as DataLoader
+    from lit_loader.profiling.determinism import check_determinism as check_determinism
     from lit_loader.profiling.statistics import LoaderStatistics as LoaderStatistics
     from lit_loader.remote.ray_workers import RayWorkers as RayWorkers
-    from lit_loader.storage.reads_ahead import read_stream as read_stream
-    from lit_loader.storage.reads_declared import reads_ahead as reads_ahead
     from lit_loader.streams import stream_options as stream_options
     from lit_loader.streams.merge_states import merge_states as merge_states
 
@@ -67,10 +68,9 @@ __version__ = "0.4.0"
 _NAMES_IN = {
     "lit_loader.core.batch.collate": "default_collate default_convert",
     "lit_loader.data.pad": "PadCollate Padded",
-    "lit_loader.storage.reads_ahead": "read_stream",
-    "lit_loader.storage.reads_declared": "reads_ahead",
     "lit_loader.streams.merge_states": "merge_states",
     "lit_loader.core.options.loader_config": "LoaderConfig",
+    "lit_loader.core.options.retry": "Retry",
     "lit_loader.context": "get_epoch get_rng get_shard note",
     "lit_loader.data.balance": "BalancedBatchSampler",
     "lit_loader.data.cached_dataset": "CachedDataset",
@@ -78,19 +78,22 @@ _NAMES_IN = {
     "lit_loader.data.mixture_stream": "MixtureStream",
     "lit_loader.data.packed_stream": "PackedStream",
     "lit_loader.data.packing": "PackCollate Packed PackingBatchSampler",
+    "lit_loader.data.sample_errors": "SampleError",
     "lit_loader.data.shared_dataset": "shared_dataset",
     "lit_loader.data.token_budget": "TokenBudgetBatchSampler",
     "lit_loader.errors": (
-        "ExactnessWarning LitLoaderError LoaderError OptionError PinMemoryError "
+        "DeterminismError ExactnessWarning LitLoaderError LoaderError OptionError PinMemoryError "
         "SampleErrorsError StallWarning StateError TransportError WorkerDiedError WorkerError "
         "WorkerRestartWarning WorkerTimeoutError"
     ),
     "lit_loader.lightning.datamodule": "LoaderDataModule",
     "lit_loader.lightning.monitor": "LoaderMonitor",
+    "lit_loader.lightning.random_state": "RandomStateCallback",
     "lit_loader.lightning.state_callback": "LoaderStateCallback",
     "lit_loader.loader": "DataLoader",
     "lit_loader.remote.ray_workers": "RayWorkers",
     "lit_loader.compat.replacement": "replace_torch",
+    "lit_loader.profiling.determinism": "check_determinism",
     "lit_loader.profiling.statistics": "LoaderStatistics",
     "lit_loader.data.shared_sequence": "SharedSequence",
     "torch.utils.data": "get_worker_info",
@@ -99,11 +102,7 @@ _NAMES_IN = {
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
 
 _ASKED_FOR_HERE = {
-    "old_names": "lit_loader.compat.old_names",
-    "state_advice": "lit_loader.compat.state_advice",
     "stream_options": "lit_loader.streams.stream_options",
-    "torch_samplers": "lit_loader.compat.torch_samplers",
-    "transient_errors": "lit_loader.data.transient_errors",
 }
 """Modules of add-ons for which the core asks this package: it imports none itself."""
 

@@ -10,17 +10,14 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
+from contextlib import contextmanager
 from operator import index as _whole
 from typing import Any, Final
 
 import numpy as np
 
 from lit_loader.describe import program_stacklevel, public
-from lit_loader.errors import OptionError
 
-_Context = AbstractContextManager[object]
 _Place = tuple[int, tuple[int, int], int, Any, int]
 
 NOBODY, WORKERS, READERS = 0, 1, 2
@@ -28,97 +25,70 @@ NOBODY, WORKERS, READERS = 0, 1, 2
 ``num_shards`` are those of a rank; or all readers of all ranks, by `get_shard`."""
 
 
-in_read: Final[ContextVar[bool]] = ContextVar("in_read", default=False)
-"""Whether this is a `lit_loader.reads_ahead` method, which may serve a sample that comes later."""
+class Reading:
+    """What is being read, by whom, and as which share: one per process, or of one thread.
 
+    ``of_thread``: `info` and `generator` are answered, in place of what torch knows of the process.
+    """
 
-class _Reading:
-    """What is being read, by whom, and as which share: one a process; in threads one a reader."""
-
-    def __init__(self) -> None:
+    def __init__(self, of_thread: bool = False) -> None:
+        self.of_thread = of_thread
         self.epoch = 0
         self.shard = (0, 1)
         self.shard_asked = NOBODY  # for what a dataset has asked which share it is to give
-        self.maker: Any = None  # the `BatchBuilder`; None: this is outside of a loader
+        # The `BatchBuilder`, or the `Sample` of a `ReadPool`; None: this is outside of a loader.
+        self.maker: Any = None
         self.asked = ""  # by which function a sample has asked for what differs between epochs
         self.again = False  # this is another attempt at a sample
-        self.notes: list[Any] | None = None  # what samples are made of, where that is asked for
         self.tokens = 0  # that the batch's samples have noted so far
-        self.info: Any = None  # a worker thread's, and of those that read for it
-
-    def beginning(self, part: int) -> _Context:
-        """Give a context in which a part that begins later finds what precedes a first sample."""
-        return nullcontext() if self.maker is None else self.maker.beginning(part)
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Have a context after which generators are where they were, for what is read again."""
-        with self.unnoted(), nullcontext() if self.maker is None else self.maker.aside():
-            yield
+        self.info: Any = None  # what get_worker_info() answers in a thread
+        self.generator: Any = None  # … and torch.thread_safe_generator()
 
     @contextmanager
     def unnoted(self) -> Iterator[None]:
-        """Have a context of what is read again, and is no part of the batch."""
-        notes, tokens = self.notes, self.tokens
-        self.notes = None if notes is None else []  # some of it is kept back for what comes
+        """Count no tokens within: what is replayed is no part of the batch."""
+        tokens = self.tokens
         try:
             yield
         finally:
-            self.notes, self.tokens = notes, tokens
+            self.tokens = tokens
 
     def warn(self, text: str) -> None:
-        """Have the program warned, once for all readers, of what is noticed while it is read."""
+        """Warn the program, once for all readers, of what is noticed while it is read."""
         if self.maker is None:
             warnings.warn(f"lit_loader: {text}", stacklevel=program_stacklevel())
         else:
             self.maker.note(text)
 
-    def drawn(self) -> str | None:
-        """Say where generators are: another word once something has been drawn."""
-        return None if self.maker is None else self.maker.drawn()
-
     def leave(self) -> _Place:
-        """Read something else (a loader within a dataset, say); returns what `return_to` takes."""
+        """Read something else (a loader within a dataset, say); return what `return_to` takes."""
         place = self.epoch, self.shard, self.shard_asked, self.maker, self.tokens
         self.shard_asked, self.maker = NOBODY, None
         return place
 
     def return_to(self, place: _Place) -> None:
-        """Be again where `leave` was called."""
+        """Go back to where `leave` was called."""
         self.epoch, self.shard, self.shard_asked, self.maker, self.tokens = place
 
 
-reading: Final = _Reading()
+_of_process: Final = Reading()
+_of_thread: Final = threading.local()
 
 
-class _OfThread(threading.local):
-    reading: _Reading | None = None
+def reading() -> Reading:
+    """Return what this thread reads: its own, if it is a worker thread, else the process's."""
+    found: Reading = getattr(_of_thread, "reading", _of_process)
+    return found
 
 
-_of_thread: Final = _OfThread()
+def read_apart(own: Reading) -> None:
+    """Let this thread, a worker thread, have a `Reading` of its own from now on."""
+    _of_thread.reading = own
 
 
-class _InThreads(_Reading):
-    """What `reading` is once there are worker threads, each of which has another in its place."""
-
-    def __getattribute__(self, name: str) -> Any:
-        own = _of_thread.reading
-        return object.__getattribute__(self if own is None else own, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        own = _of_thread.reading
-        object.__setattr__(self if own is None else own, name, value)
-
-
-def reading_here() -> _Reading | None:
-    """Give what this thread reads, if that is its own, for `read_apart` of a thread of its own."""
-    return _of_thread.reading
-
-
-def read_apart(shared: _Reading | None = None) -> None:
-    """Let this thread read for itself, or for whoever has what is ``shared``."""
-    reading.__class__ = _InThreads  # who has no worker threads does not pay for it
-    _of_thread.reading = _Reading() if shared is None else shared
+def reading_apart() -> Reading | None:
+    """Return the `Reading` that this thread has of its own; None: it has none."""
+    return getattr(_of_thread, "reading", None)
 
 
 @public
@@ -127,8 +97,8 @@ def get_epoch() -> int:
 
     It is the same in a worker and with ``num_workers=0``.
     """
-    reading.asked = "lit_loader.get_epoch()"
-    return reading.epoch
+    reading().asked = "lit_loader.get_epoch()"
+    return reading().epoch
 
 
 @public
@@ -147,20 +117,20 @@ def get_shard() -> tuple[int, int]:
         the rank that of ``torch.distributed``. Spawned workers, in which that is not initialised,
         take the rank from ``RANK`` and ``WORLD_SIZE``, which torchrun sets.
     """
-    reading.shard_asked = READERS
+    reading().shard_asked = READERS
     return share()
 
 
 def share() -> tuple[int, int]:
-    """Give what `get_shard` does, without noting that a dataset has asked."""
-    if reading.maker is not None:
-        return reading.shard
+    """Return what `get_shard` does, without noting that a dataset has asked."""
+    if reading().maker is not None:
+        return reading().shard
     from torch import distributed
     from torch.utils.data import get_worker_info
 
     info: Any = get_worker_info()
     if info is not None and not type(info).__module__.startswith("torch."):
-        return reading.shard  # a worker of ours, before it reads
+        return reading().shard  # a worker of ours, before it reads
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if distributed.is_available() and distributed.is_initialized():
         rank, ranks = distributed.get_rank(), distributed.get_world_size()
@@ -171,69 +141,59 @@ def share() -> tuple[int, int]:
 
 
 @public
-def note(name: Any = None, *, tokens: int = 0) -> None:
-    """Name what the sample that is being read is made of, or count its tokens.
+def note(*, tokens: int) -> None:
+    """Count the tokens of the sample or batch that is being read.
 
-    For use inside of a dataset or ``collate_fn``. ``loader.trace(batch)`` gives the names that a
-    batch's samples have noted, ``loader.statistics()`` the tokens, in all and a second::
+    For use inside of a dataset or ``collate_fn``. ``loader.statistics()`` gives the number of
+    tokens, in all and per second::
 
-        lit_loader.note(f"{path.name}:{offset}")  # in the dataset
         lit_loader.note(tokens=int(batch["attention_mask"].sum()))  # in collate_fn: no padding
 
-    A name costs nothing while a program trains. `PackedStream` and `PackCollate` count tokens by
-    themselves. A stream that keeps samples back (a shuffle buffer) notes when it gives the sample.
-    Samples that your dataset does not read again in each epoch are to be counted in ``collate_fn``.
+    `PackedStream` and `PackCollate` count tokens by themselves.
 
     Args:
-        name: Any hashable value, a document's file and place, say. None: no name.
         tokens: A number of tokens, which is added to the batch's.
 
     Raises:
         TypeError: ``tokens`` is no whole number.
     """
-    if tokens:
-        reading.tokens += _whole(tokens)
-    if name is not None and reading.notes is not None:
-        reading.notes.append(name)
+    reading().tokens += _whole(tokens)
 
 
 @public
 def get_rng(index: Any = None) -> np.random.Generator:
     """A random generator for the sample that is being read; for use inside of a dataset.
 
-    What it draws follows from (seed, epoch, index of the sample) and nothing else: the same in any
-    worker, with ``num_workers=0``, on another machine, after a resume and in another attempt to
-    read the sample. It needs not be found or kept, and costs nothing where it is not asked for::
+    What it draws follows from the pass's seed and the sample's position in the pass, and nothing
+    else: it is the same in any worker, with ``num_workers=0``, on another number of ranks, after a
+    resume, and in another attempt to read the sample. It costs nothing where it is not called::
 
         def __getitem__(self, index):
             rng = lit_loader.get_rng()
             return self.images[index] + rng.normal(0, 0.1, self.shape)
 
-    All calls for one sample give the same generator, which goes on: two transforms that ask for it
-    draw different numbers. A sample that comes twice in an epoch draws the same both times. Ask
-    anew for each sample, and do not keep it.
+    All calls for one sample return the same generator, which goes on: two transforms that ask for
+    it draw different numbers. Ask again for each sample, and do not keep the generator.
 
-    - In a collate function: one that follows from (seed, epoch, batch number).
-    - In an iterable dataset: from these and the sample's place in the batch; before its first
-      sample (``__iter__``, ``set_epoch``) from (seed, epoch) alone, alike for all readers:
-      shuffle files by it. ``get_rng(get_shard()[0])`` is another one for each reader.
-    - In ``__getitems__``, which reads a batch at once: as in a collate function; with ``index``
-      that sample's. Threads of the dataset's own should give it, too.
-    - Outside of a loader: a new one, seeded by a draw from torch's global generator, so that
+    - In ``collate_fn``, and in ``__getitems__``, which reads a batch at once: a generator that
+      follows from the pass's seed and the batch's number. With ``read_threads`` it follows from the
+      first sample of the part that ``__getitems__`` gets: ask ``get_rng(index)`` for each sample.
+    - In an iterable dataset: one that follows from the sample's place in its batch. Before the
+      first sample (``__iter__``) with ``num_shards`` it is the same for all shards: shuffle files
+      by it. ``get_rng(get_shard()[0])`` differs for each shard. Without ``num_shards`` it differs
+      for each worker.
+    - Outside of a loader: a new generator, seeded by a draw from torch's global generator, so that
       ``torch.manual_seed`` decides it.
 
     Args:
-        index: The sample's index; None: that of the sample that is being read.
+        index: Any value, such as the sample's index: the generator then follows from the pass's
+            seed and that value alone, also if a sample comes twice in a pass. Threads of your own
+            pass it, too. None: the sample that is being read.
     """
-    maker = reading.maker
+    maker = reading().maker
     if maker is None:
         import torch
 
         return np.random.default_rng(int(torch.empty((), dtype=torch.int64).random_()))
-    if in_read.get():
-        raise OptionError(
-            "get_rng() in a method that reads_ahead calls before its sample's turn: draw in "
-            "__getitem__, with what the method has read [LL405]"
-        )
-    reading.asked = "lit_loader.get_rng()"
+    reading().asked = "lit_loader.get_rng()"
     return maker.rng.give(index)  # type: ignore[no-any-return]

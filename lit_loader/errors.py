@@ -29,6 +29,7 @@ from typing import Any, Final
 from lit_loader.describe import public
 
 __all__ = [
+    "DeterminismError",
     "ExactnessWarning",
     "LitLoaderError",
     "LoaderError",
@@ -97,7 +98,7 @@ class SampleErrorsError(LoaderError):
     """An epoch has more bad samples than the options allow, or none that is good.
 
     Attributes:
-        errors: The last of them (at most 100), as `data/sample_errors.py`'s ``SampleError``.
+        errors: The last of them (at most 100), each a `SampleError`.
     """
 
     errors: tuple[Any, ...] = ()
@@ -111,12 +112,12 @@ class PinMemoryError(LoaderError):
     """The pin-memory thread ended before the epoch did."""
 
 
-class ExactnessWarning(UserWarning):
-    """A batch that was made again, for a check, came out otherwise than at first.
+class DeterminismError(LoaderError):
+    """A batch differs when it is made again, as `check_determinism` has found."""
 
-    By ``check_determinism``; also: another machine has other versions of what batches may depend
-    on.
-    """
+
+class ExactnessWarning(UserWarning):
+    """Something was seen that makes batches differ from run to run, or after a resume."""
 
 
 class StallWarning(RuntimeWarning):
@@ -126,8 +127,7 @@ class StallWarning(RuntimeWarning):
 class WorkerRestartWarning(RuntimeWarning):
     """A worker died or hung and was replaced; the data goes on as if nothing had happened.
 
-    Also: the process that starts workers was replaced, a worker could not be forked at first, or
-    workers on other machines are missing or lost.
+    Also: workers on other machines are missing or lost.
     """
 
 

@@ -23,9 +23,9 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -51,10 +51,11 @@ from lit_loader.core.options.loader_config import (
     WorkerMethod,
     check_option,
 )
+from lit_loader.core.options.retry import Retry
 from lit_loader.core.sampling.orders import epoch_number
 from lit_loader.core.sampling.sampler_view import choose_samplers
-from lit_loader.core.seeding.bases import LoaderSeeds
-from lit_loader.core.state.position import EpochPosition, Position
+from lit_loader.core.seeding.loader_seeds import LoaderSeeds
+from lit_loader.core.state.position import PassPosition, Position
 from lit_loader.core.system.processors import advice_if_too_many
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError
@@ -62,6 +63,14 @@ from lit_loader.errors import OptionError
 __all__ = ["DataLoader"]
 
 T_co = TypeVar("T_co", covariant=True)
+
+
+class LoaderPosition(NamedTuple):
+    """Where a loader is in the data; see `DataLoader.position`."""
+
+    epoch: int
+    batches: int
+
 
 if TYPE_CHECKING:
     from lit_loader.accelerator.device_copy import Move
@@ -99,36 +108,32 @@ class _AddOns(Seams):
     def spec_parts(self, core: Any) -> dict[str, Any]:
         loader = core.loader
         parts: dict[str, Any] = {}
-        if loader.on_sample_error != "raise" or loader.sample_retries:
+        if loader.on_sample_error != "raise" or Retry.of(loader.sample_retries).times:
             from lit_loader.data.bad_samples import BadSamples
 
             parts["tolerance"] = BadSamples.of(loader)
         if core.iterable:
-            from lit_loader.streams.readers import StreamMaker
+            from lit_loader.streams.readers import StreamBuilders
 
-            parts["streams"] = StreamMaker()
-        if core.iterable or _loaded("lit_loader.storage.reads_declared"):
-            from lit_loader.storage.reads_ahead import reads_of_loader
-
-            parts["concurrent_reads"] = reads_of_loader(core)
+            parts["streams"] = StreamBuilders()
         if type(core.dataset) in (TensorDataset, Subset):
             from lit_loader.data.tensor_table import table_of
 
             parts["table_of"] = table_of
-        if loader.share_lists:
-            from lit_loader.data.shared_lists import SharedLists
-
-            parts["share_lists"] = SharedLists
         return parts
 
     def advice(self, core: Any) -> Iterable[str]:
-        distributed = torch.distributed
-        in_job = distributed.is_available() and distributed.is_initialized()
-        if not (core.iterable or in_job):
-            return ()
-        from lit_loader.streams.advice import advice_before_epoch
+        loader, distributed = core.loader, torch.distributed
+        threads = loader.num_workers if loader.worker_method == "thread" else 0
+        if max(loader.read_threads, threads) > 1:
+            from lit_loader.diagnostics.fork_dangers import thread_dangers
 
-        return advice_before_epoch(core)
+            yield from thread_dangers(core.dataset)
+        in_job = distributed.is_available() and distributed.is_initialized()
+        if core.iterable or in_job:
+            from lit_loader.streams.advice import advice_before_epoch
+
+            yield from advice_before_epoch(core)
 
     def idle(self, core: Any) -> str | None:
         remote = core.loader.num_remote_workers
@@ -138,31 +143,24 @@ class _AddOns(Seams):
 
         return advice_if_idle(core.shards, core.loader.num_workers, remote)
 
-    def position(self, core: Any, start: Position) -> EpochPosition:
+    def position(self, core: Any, start: Position) -> PassPosition:
         if not core.iterable:
             return super().position(core, start)
         from lit_loader.streams.stream_position import StreamPosition
 
         return StreamPosition(start, core.readers)
 
-    def stream_epoch(self, core: Any, start: Any, in_order: bool) -> Any:
-        from lit_loader.streams.stream_epoch import StreamEpoch
+    def stream_tasks(self, core: Any, made: Any, in_order: bool) -> Any:
+        from lit_loader.streams.stream_tasks import StreamTasks
 
-        return StreamEpoch(start, core.shards, in_order)
+        return StreamTasks(made, core.shards, in_order)
 
-    def end_policy(self, core: Any, start: Any) -> Any:
+    def end_policy(self, core: Any, made: Any) -> Any:
         if core.shards is None:
             return None
         from lit_loader.streams.uneven_ranks import tail_of
 
-        return tail_of(core, start)
-
-    def observer(self, core: Any, in_process: bool) -> Any:
-        if not core.loader.check_determinism:
-            return None
-        from lit_loader.profiling.exactness_check import check_of
-
-        return check_of(core, in_process)
+        return tail_of(core, made)
 
     def device_copy(self, core: Any) -> Any:
         moves = core.loader._copies_to
@@ -180,12 +178,12 @@ class _AddOns(Seams):
 
         return Pinning.of(loader.pin_memory_device, core.warn_once)
 
-    def executor(self, core: Any, start: Any) -> Any:
+    def executor(self, core: Any, made: Any) -> Any:
         if core.loader.worker_method != "thread":
             return None
         from lit_loader.threads.thread_executor import ThreadExecutor
 
-        return ThreadExecutor(core, start)
+        return ThreadExecutor(core, made)
 
     def remote_workers(self, core: Any) -> Any:
         loader = core.loader
@@ -200,10 +198,10 @@ class _AddOns(Seams):
 
         return AutoWorkers()
 
-    def sample_errors(self, core: Any, before: int) -> Any:
+    def sample_errors(self, core: Any) -> Any:
         from lit_loader.data.sample_errors import SampleErrorLog
 
-        return SampleErrorLog(core.loader.max_sample_errors, before, core.log)
+        return SampleErrorLog(core.loader.max_sample_errors, core.log)
 
     def sum_up(self, core: Any) -> None:
         from lit_loader.profiling.recorder import Recorder
@@ -238,7 +236,7 @@ class _AddOns(Seams):
         return fork_dangers(core.dataset, num_workers > 1, core.loader.worker_init_fn is not None)
 
     def look_at_workers(self, core: Any, pool: Any, now: float) -> None:
-        if pool.oom_kills is None and now >= pool.began + _SETTLING:
+        if pool.processes and pool.oom_kills is None and now >= pool.began + _SETTLING:
             from lit_loader.data.memory import memory_limits
 
             pool.oom_kills = memory_limits().oom_kills or 0
@@ -300,7 +298,7 @@ class _NumWorkers:
             reason = core.why_not_resized()
             if reason is not None:
                 raise OptionError(f"{reason}: set a number, got num_workers='auto'")
-            core.end_idle_workers()  # they measure nothing
+            core.keeper.end_idle_workers()  # they measure nothing
         if value != "auto":  # before the other one: what breaks in between finds "auto" still on
             vars(loader)["num_workers"] = value
         core.set_auto(value == "auto")
@@ -315,15 +313,6 @@ def _share(sampler: Any, shard: Any) -> Any:
 
 def _in_lightning() -> bool:
     return bool(_loaded("lightning.pytorch") or _loaded("pytorch_lightning"))
-
-
-def _saved_by_lightning() -> Any:
-    """Give what knows how Lightning saves positions; None: the program does not use Lightning."""
-    if not _in_lightning():
-        return None
-    from lit_loader.lightning import saved_by_lightning
-
-    return saved_by_lightning
 
 
 @public
@@ -384,20 +373,20 @@ class DataLoader(_TorchLoader[T_co]):
             finished (those of one shard in order). Set False if single batches are slow and their
             order does not matter.
         worker_method: "multiprocessing" uses worker processes. "thread" uses threads of the
-            training process: nothing is forked, pickled or copied (each shard of a stream has a
-            copy). Set "thread" for work that releases the interpreter's lock, and let samples draw
-            from `lit_loader.get_rng`, ``get_worker_info().rng`` or
-            ``torch.thread_safe_generator()``.
+            training process, which share your dataset: nothing is forked, pickled or copied. Set
+            "thread" for work that releases the GIL, and draw from `lit_loader.get_rng`,
+            ``get_worker_info().rng`` or ``torch.thread_safe_generator()``.
         seed: Base of all randomness, 0 … 2**64 - 1. None draws it at the loader's first pass from
             generator, or from torch's generator, so ``torch.manual_seed`` fixes it. Ranks that
             share the data use rank 0's, and a DistributedSampler's seed (else PL_GLOBAL_SEED)
             decides their order. Set it for runs that repeat. On a built loader, seed and generator
             may be set, and count from the next pass.
         seeding: What the random generators are seeded from, besides seed and epoch. "batch" uses
-            the batch's number, "sample" the sample's index, "worker" torch's scheme. Set "sample"
-            if random numbers must not depend on batch_size and the number of ranks.
+            the batch's number, "sample" the sample's position in the pass. Set "sample" if random
+            numbers must not depend on batch_size and the number of ranks.
         reseed_fn: Called with (dataset, seed) wherever the generators are seeded. None calls
-            nothing. Set it for a generator that lit_loader does not find in the dataset.
+            nothing. Set it for a generator that lit_loader does not find in the dataset. Threads
+            share the dataset's generators, so it is refused with them.
         num_replicas: Processes (ranks) that share an epoch. None does not divide the data. A
             LoaderDataModule sets it.
         rank: Number of this process among them, 0 … num_replicas - 1. None does not divide the
@@ -422,32 +411,16 @@ class DataLoader(_TorchLoader[T_co]):
             IterableDataset can "raise" or "skip".
         max_sample_errors: Bad samples that one epoch may skip or replace. One more raises a
             SampleErrorsError that lists them. None allows any number, but not all of them.
-        sample_retries: Times that a sample is read again after a transient error. 0 reads it once.
-            Set it for storage that fails now and then. An IterableDataset's iterator is asked for
-            its next sample; `lit_loader.read_stream` reads the same key again.
-        retry_backoff: Seconds before the first retry. They double with each further one, up to
-            10 s: 0.1 and 3 retries wait 0.1 + 0.2 + 0.4 s.
-        transient_errors: Exception classes, or their names ("OSError", "my.module.Error"), after
-            which a sample is read again. None is OSError and TimeoutError.
+        sample_retries: Times that a sample is read again after an OSError or TimeoutError. 0 reads
+            it once. A `Retry`, or a mapping of its options, chooses the wait and the errors. Set it
+            for storage that fails now and then. An IterableDataset's iterator is asked for its next
+            sample.
         memory_budget: Shared memory that batches may use, in bytes or as text such as "2 GB". None
             sets no limit. Set it if batches differ much in size, or the container is small.
-        prefetch_next_epoch: True lets idle persistent workers begin the next epoch, if the order is
-            the loader's own (no sampler or batch_sampler, no seeding="worker", and num_shards for
-            an IterableDataset). Their batches are dropped if another epoch, seed or position comes
-            next. lit_loader does not do so if the dataset holds a multiprocessing Value, a Manager
-            or a shared tensor. Set False if you change files or other data between epochs.
-        check_determinism: Batches at the start that are made twice and compared, the second time
-            after others and in another process. 0 compares none. An ExactnessWarning names the
-            first difference: that sample does not follow from seed and index alone. Set it for a
-            test run, as it reads these samples twice.
-        share_lists: True keeps the dataset's long lists and tuples (10,000 strings, numbers, or
-            records of such, and more) once in memory for all workers. They read as before, and
-            raise if you write to them. Set it if memory grows with the number of workers. The
-            training process keeps its own.
-        concurrent_reads: Reads in flight in each worker, ahead of their samples. It counts where
-            the dataset marks its reads by `lit_loader.reads_ahead` or `lit_loader.read_stream`. 0
-            reads when the sample asks. Raise it if storage is far. The reads may hold a quarter of
-            memory_budget besides.
+        read_threads: Threads with which each worker reads the samples of a batch. 0 reads one
+            after another. Set it, to 16 say, if samples wait for a network or a disk. The dataset
+            must be thread-safe and draw from `lit_loader.get_rng`. A ``__getitems__`` gets a part
+            of the batch in each thread.
         num_remote_workers: Workers on other machines, besides num_workers on this one. 0 uses none.
             Set it if this machine's processors are too few. The shards of an IterableDataset stay
             on this machine.
@@ -476,14 +449,9 @@ class DataLoader(_TorchLoader[T_co]):
     stall_warning: float
     on_sample_error: SampleErrorPolicy
     max_sample_errors: int | None
-    sample_retries: int
-    retry_backoff: float
-    transient_errors: tuple[type[Exception], ...] | None
+    sample_retries: int | Retry
     memory_budget: int | None
-    prefetch_next_epoch: bool
-    check_determinism: int
-    share_lists: bool
-    concurrent_reads: int
+    read_threads: int
     num_remote_workers: int
 
     # The class has torch's name, and so this is torch's own flag under torch's own mangled name
@@ -529,14 +497,9 @@ class DataLoader(_TorchLoader[T_co]):
         stall_warning: float = 60,
         on_sample_error: SampleErrorPolicy = "raise",
         max_sample_errors: int | None = None,
-        sample_retries: int = 0,
-        retry_backoff: float = 0.1,
-        transient_errors: Sequence[type[Exception] | str] | None = None,
+        sample_retries: int | Retry | Mapping[str, Any] = 0,
         memory_budget: int | str | None = None,
-        prefetch_next_epoch: bool = True,
-        check_determinism: int = 0,
-        share_lists: bool = False,
-        concurrent_reads: int = 16,
+        read_threads: int = 0,
         num_remote_workers: int = 0,
         remote: RayWorkers | Mapping[str, Any] | None = None,
     ) -> None:
@@ -563,7 +526,7 @@ class DataLoader(_TorchLoader[T_co]):
             from lit_loader.lightning.noted_batches import unnoted
 
             config = dataclasses.replace(config, batch_sampler=unnoted(config.batch_sampler))
-        # An object of its own: samplers hold it, and would hold the loader in a cycle otherwise.
+        # An object of its own: samplers hold the seeds, and would hold the loader in a cycle.
         seams = _AddOns()
         name_in_job = functools.partial(seams.name_in_job, type(dataset).__name__)
         seeds = LoaderSeeds(config.seed, config.generator, config.num_replicas or 1, name_in_job)
@@ -587,10 +550,6 @@ class DataLoader(_TorchLoader[T_co]):
         self.check_worker_number_rationality()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if self.__initialized and name not in self.__dict__ and name[0] != "_":
-            from lit_loader import old_names  # which programs of today need not have
-
-            name = old_names.current_name(self, name)
         if self.__initialized and name in FIXED:
             raise OptionError(
                 f"{name} cannot be changed once the loader is built, "
@@ -604,18 +563,13 @@ class DataLoader(_TorchLoader[T_co]):
         if self.__initialized and name != "multiprocessing_context":  # whose property checks it
             value = check_option(name, value)
         super().__setattr__(name, value)
-        if name in ("seed", "generator") and "_core" in self.__dict__:
-            self._core.seeds.choose(name, value)
+        if "_core" in self.__dict__ and name in LoaderConfig.__dataclass_fields__:
+            self._core.forget_start()
+            if name in ("seed", "generator"):
+                setattr(self._core.seeds, name, value)
         # reach: torch: its loader sets it when it is made, and Lightning when it has renewed one
         if name == "_DataLoader__initialized" and value:
             self._core.make_plan()
-
-    if not TYPE_CHECKING:  # which is to find what is misspelt
-
-        def __getattr__(self, name: str) -> Any:
-            from lit_loader import old_names  # of which this is one, or it is none
-
-            return old_names.attribute(self, name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_core": copy.copy(self._core)}
@@ -631,8 +585,8 @@ class DataLoader(_TorchLoader[T_co]):
             return self.__dict__["_iterator"]
         if "_core" not in self.__dict__ or not self.persistent_workers:
             return None
-        connected = [run for run in self._core.alive() if run.pool is not None]
-        return connected[0] if connected else self._core.of_idle_workers()
+        connected = [run for run in self._core.keeper.alive() if run.workers is not None]
+        return connected[0] if connected else self._core.keeper.idle_iterator()
 
     @_iterator.setter
     def _iterator(self, value: Any) -> None:
@@ -680,13 +634,14 @@ class DataLoader(_TorchLoader[T_co]):
         self._copies_to = (device, move) if device.type == "cuda" else None
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iterator loads. Without it, the loader counts epochs.
+        """Choose the epoch of the passes that begin from now on.
 
-        The loader calls ``set_epoch`` of your own sampler, if there is one, with the same number.
+        Without it the epoch counts up, or stays 0 if ranks share the data. The loader calls
+        ``set_epoch`` of your sampler and your dataset, if they have it; persistent workers call it
+        of their copies.
 
         A position within that epoch, from `load_state_dict`, is kept. One within another epoch is
-        given up, with a warning. If your program had set the epoch on its sampler alone, the
-        sampler's indices show whether it is the same epoch.
+        given up, with a warning.
 
         Args:
             epoch: Epoch number; one below 0 has an order of its own, as with torch's samplers.
@@ -694,11 +649,7 @@ class DataLoader(_TorchLoader[T_co]):
         Raises:
             OptionError: It is no whole number, or has more than 62 bits.
         """
-        epoch = epoch_number(epoch)
-        self._core.follow_samplers()
-        self._core.epochs.set_epoch(epoch)
-        if self._core.plan is not None:
-            self._core.plan.sampler.tell(epoch)
+        self._core.set_epoch(epoch_number(epoch))
 
     def __len__(self) -> int:
         """Number of batches in a full epoch (of this rank).
@@ -754,7 +705,7 @@ class DataLoader(_TorchLoader[T_co]):
             within: Whether the training loop's epoch goes on. If this loader has ended, it then
                 yields nothing more, also after a resume; else its next epoch begins.
         """
-        self._core.epochs.commit(ahead, within)
+        self._core.passes.commit(ahead, within)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the data, for `load_state_dict`.
@@ -768,9 +719,6 @@ class DataLoader(_TorchLoader[T_co]):
             A new dict of primitives, of less than 2 kB unless a sampler or an IterableDataset has
             a state of its own. ``torch.load(weights_only=True)`` reads it.
         """
-        theirs = _saved_by_lightning()
-        if theirs and self._core.epochs.begun_without_commits and theirs.called_by_lightning():
-            self._core.warn_once(theirs.ADVICE_WITHOUT_CALLBACK)
         return take_state(self._core)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -785,16 +733,6 @@ class DataLoader(_TorchLoader[T_co]):
             StateError: The state does not fit; the message names the part and what to do.
         """
         self._loaded_state = state  # an attribute, as the device above
-        core = self._core
-        if core.reads_again:
-            now = core.epochs.now()
-            knows = now.epoch == 0 or now.told is not None
-            from lit_loader.streams.other_streams import advice_on_reading_again
-
-            core.warn_once(advice_on_reading_again(self.dataset, knows))
-        theirs = _saved_by_lightning()
-        if theirs and not theirs.CALLBACKS and theirs.called_by_lightning():
-            core.warn_once(theirs.ADVICE_WITHOUT_CALLBACK)
 
     def indices_of(self, epoch: int, batch: int, rank: int | None = None) -> Any:
         """Return the indices of a batch of any epoch, at once; it draws and starts nothing.
@@ -838,38 +776,21 @@ class DataLoader(_TorchLoader[T_co]):
 
         return state_at(self._core, epoch, batch)
 
-    def trace(
-        self, batch: int, epoch: int = 0, state: Mapping[str, Any] | None = None
-    ) -> list[Any]:
-        """Say what a batch is made of: the names that its samples give to `lit_loader.note`.
+    @property
+    def position(self) -> LoaderPosition:
+        """The epoch, and the batches of it that were yielded: where a state taken now is.
 
-        The batch is read again, in this process and without collating. Of a stream all that comes
-        before it is, too: from the epoch's start, or from ``state``. This loader stays where it is.
+        After `load_state_dict` it is the loaded place, so a loop knows which step comes next::
 
-        Args:
-            batch: The batch's number within its epoch, of this rank, from 0.
-            epoch: Epoch number, from 0.
-            state: A state of this loader's from before that batch, of the same epoch.
-
-        Returns:
-            The names, each once, in the order in which they were noted.
-
-        Raises:
-            OptionError: The stream has several workers and no ``num_shards``, or ``state`` is of
-                another epoch, or from after that batch.
-            IndexError: The epoch has fewer batches.
+            loader.load_state_dict(state)
+            step = loader.position.epoch * len(loader) + loader.position.batches
         """
-        from lit_loader.data.trace import trace  # which few programs need
-
-        if state is None:
-            from lit_loader.profiling.ledger import state_before
-
-            state = state_before(self._core, epoch, batch)
-        return trace(self, batch, epoch, state)
+        now = self._core.passes.now()
+        return LoaderPosition(now.epoch, now.delivered)
 
     @property
     def _loaded_state(self) -> Mapping[str, Any] | None:
-        return None  # the epochs have taken it over
+        return None  # the passes have taken it over
 
     @_loaded_state.setter
     def _loaded_state(self, state: Mapping[str, Any]) -> None:
@@ -878,22 +799,16 @@ class DataLoader(_TorchLoader[T_co]):
     def start(self) -> None:
         """Start the workers now, and let them make the first batches, while you build the model.
 
-        Without it they start at the first ``next()``. Call it behind `load_state_dict` and
-        `set_epoch`; what is changed after it (position, epoch, options, seeds) counts, and then the
-        workers are started again. No batch is another for it. Workers have the dataset as it is
-        now, and a loader without ``seed`` draws its base seed now.
-
-        With a sampler of your own, workers start and wait, for indices are drawn at the first
-        ``next()``. Without workers, while an iterator of this loader runs, and where persistent
-        workers are there, nothing is done. If you never iterate the loader, `close` and the
+        It makes and begins the iterator that the next ``iter(loader)`` returns; no batch differs
+        for it. Call it after `load_state_dict` and `set_epoch`: if you change a position, epoch or
+        option afterwards, the workers are started again. Without workers, or while an iterator of
+        this loader has some, nothing is done. If you never iterate the loader, `close` and the
         loader's own end stop the workers.
 
         Raises:
             LoaderError: No worker can be started, or there is no memory.
         """
-        from lit_loader.early.early_start import start  # which few programs need
-
-        start(self._core)
+        self._core.start()
 
     def resize(self, num_workers: int, prefetch_factor: int | None = None) -> None:
         """Change the number of workers now, also within an epoch.

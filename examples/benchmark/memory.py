@@ -96,17 +96,9 @@ def main():
     for name, kind, options in (
         ("list, shuffled", "list", {"shuffle": True}),
         ("list, in order", "list", {}),
-        ("list with share_lists=True, shuffled", "list", {"shuffle": True, "share_lists": True}),
         ("SharedSequence, shuffled", "SharedSequence", {"shuffle": True}),
     ):
-        figures = []
-        for loader in LOADERS:
-            given = {
-                key: value
-                for key, value in options.items()
-                if key != "share_lists" or loader != "torch"
-            }
-            figures.append(measured(loader, kind, size, {**of_list, **given}))
+        figures = [measured(loader, kind, size, {**of_list, **options}) for loader in LOADERS]
         rows.append([f"{size:,} records in a {name}", *figures])
     for method in ["fork"] if args.quick else multiprocessing.get_all_start_methods():
         for megabytes in (2,) if args.quick else (50, 350):

@@ -1,8 +1,9 @@
 """Map-style datasets over object storage: an object for each sample, or a range of a larger one.
 
 An index, one small object, says where each sample is; it is read once, where the dataset is made.
-A worker then asks for just the bytes of its samples. A failed request is an ``OSError``, which the
-loader tries again (``sample_retries``, ``retry_backoff``), without a byte of the batch changing.
+A worker then asks for just the bytes of its samples, with several threads (``read_threads``). A
+failed request is an ``OSError``, which the loader tries again (``sample_retries``), without a byte
+of the batch changing.
 """
 
 from __future__ import annotations
@@ -68,19 +69,12 @@ class Objects(Dataset[tuple[Tensor, int]]):
     def __len__(self) -> int:
         return len(self._places)
 
-    @lit_loader.reads_ahead
-    def read(self, index: int) -> bytes:
-        """Returns the image's bytes: what waits for the storage, ahead of its sample."""
-        name, start, end, _ = self._places[index].tolist()
-        whole = end < 0
-        return self.storage.read(
-            self._names[name], None if whole else start, None if whole else end
-        )
-
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Returns the image (1 × 64 × 64, uint8) and its class."""
-        label = int(self._places[index][-1])
-        with Image.open(io.BytesIO(self.read(index))) as file:
+        name, start, end, label = self._places[index].tolist()
+        part = (None, None) if end < 0 else (start, end)
+        jpeg = self.storage.read(self._names[name], *part)
+        with Image.open(io.BytesIO(jpeg)) as file:
             return to_tensor(file.convert("L")), label
 
 
@@ -95,5 +89,5 @@ class Shown(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         image, label = self.images[index]
-        down, right = torch.randint(-4, 5, (2,)).tolist()
+        down, right = lit_loader.get_rng().integers(-4, 5, 2).tolist()
         return torch.roll(image, (down, right), (1, 2)), label

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import random
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -77,19 +76,12 @@ class Storage:
         Raises:
             OSError: It cannot be read (now): ``sample_retries`` tries it again.
         """
-        # Clients draw how long they wait between attempts: samples are not to depend on it. A
-        # thread that reads ahead cannot put back what the samples' thread draws meanwhile.
-        alone = threading.current_thread() is threading.main_thread()
-        drawn = random.getstate()
         try:
             data: bytes = self.client.cat_file(f"{self.url}/{name}", start=start, end=end)
         except OSError:
             raise
         except Exception as error:  # each library has exceptions of its own for the network
             raise OSError(f"{self.url}/{name} cannot be read: {error}") from error
-        finally:
-            if alone:
-                random.setstate(drawn)
         if start is not None and end is not None and len(data) != end - start:
             raise OSError(f"{name}: {len(data)} bytes instead of {end - start} came")
         return data

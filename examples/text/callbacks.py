@@ -13,8 +13,7 @@ from digits.report import ACCENT, LOSS, canvas
 from lightning.pytorch import Callback, LightningModule, Trainer
 from matplotlib.ticker import LogFormatter
 
-from lit_loader import Packed
-from lit_loader.data.token_budget import TokenBudgetBatchSampler, TokenBudgetStatistics
+from lit_loader import Packed, TokenBudgetBatchSampler
 
 
 class Writes(Callback):
@@ -94,7 +93,7 @@ class Padding(Callback):
     def __init__(self) -> None:
         self.tokens = self.padded = 0
         self.shapes: list[tuple[int, int]] = []
-        self._planned: TokenBudgetStatistics | None = None
+        self._planned: Any = None
         self._others: dict[str, float] = {}
         self._began, self._seconds, self._budget = 0.0, 0.0, 0
 

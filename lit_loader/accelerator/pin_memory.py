@@ -134,10 +134,6 @@ class PinMemoryThread(Generic[T]):
 
     ``source`` gives the next item, waiting for it; None ends the thread, and so does an exception,
     which is handed on to the consumer behind the items before it. ``pin`` does not raise any.
-
-    Attributes:
-        waiting: Whether the consumer does nothing but wait; an exception that comes out of a signal
-            handler meanwhile has broken into nothing.
     """
 
     def __init__(
@@ -148,7 +144,7 @@ class PinMemoryThread(Generic[T]):
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ended = False
         self._error: BaseException | None = None
-        self.waiting = False
+        self._waiting = False  # whether the consumer waits for the bell
         # A daemon, so that no mistake can keep the interpreter from ending; join() is called.
         self._thread = threading.Thread(target=self._run, name="lit_loader pin memory", daemon=True)
         self._thread.start()
@@ -167,7 +163,7 @@ class PinMemoryThread(Generic[T]):
             self._ring()
 
     def _ring(self) -> None:
-        if self.waiting:
+        if self._waiting:
             self._bell.put(None)
 
     def _forward(self) -> bool:
@@ -185,10 +181,10 @@ class PinMemoryThread(Generic[T]):
 
     def take(self) -> T:
         """Return the next item; raises what the source raised, or PinMemoryError at the end."""
-        self.waiting = True  # before the look: what is put from now on rings
+        self._waiting = True  # before the look: what is put from now on rings
         while not self._items and not self._ended:
             self._bell.get()
-        self.waiting = False
+        self._waiting = False
         if self._items:
             return self._items.popleft()
         error, self._error = self._error, None

@@ -7,17 +7,21 @@ samplers themselves, by torch's loader.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
 from lit_loader.core.sampling.batch_plan import Shard
-from lit_loader.core.sampling.orders import EpochOrder, OrderedSampler, ShuffledSampler, resolve
-from lit_loader.describe import callers
+from lit_loader.core.sampling.orders import (
+    ComputedOrder,
+    EpochOrder,
+    OrderedSampler,
+    ShuffledSampler,
+    epoch_number,
+)
 
-__all__ = ["ShardedSampler", "shard_items", "tell_of_other_loader"]
+__all__ = ["ShardedSampler", "shard_items"]
 
 
 class ShardedSampler(DistributedSampler[Any]):
@@ -31,8 +35,10 @@ class ShardedSampler(DistributedSampler[Any]):
         self.source: Any = source
         self.shard = shard
         self.dataset: Any = source
-        if isinstance(source, EpochOrder):
+        if isinstance(source, ComputedOrder):
             self.dataset = self.data_source = source.data_source
+        self.requested_epoch: int | None = None  # that a program has set
+        self._epoch = 0
         self.num_replicas = shard.num_replicas
         self.rank = shard.rank
         self.shuffle = isinstance(source, ShuffledSampler)
@@ -41,13 +47,21 @@ class ShardedSampler(DistributedSampler[Any]):
     @property
     def seed(self) -> int:  # type: ignore[override]
         """Base seed of a shuffled order, 0 for others."""
-        return resolve(self.source.seed) if isinstance(self.source, ShuffledSampler) else 0
+        if not isinstance(self.source, ShuffledSampler):
+            return 0
+        seed = self.source.seed
+        return seed() if callable(seed) else seed
 
     @property
     def epoch(self) -> int:  # type: ignore[override]
         """The epoch whose order is given."""
-        epoch = getattr(self.source, "epoch", 0)
-        return epoch if isinstance(epoch, int) else 0
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        if isinstance(self.source, EpochOrder):
+            self.source.epoch = epoch
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]
@@ -60,7 +74,8 @@ class ShardedSampler(DistributedSampler[Any]):
         return self.shard.assigned(len(self.source))
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next, if the source has one for each."""
+        """Choose the epoch whose order comes next."""
+        self.epoch = self.requested_epoch = epoch_number(epoch)
         set_epoch = getattr(self.source, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)
@@ -70,10 +85,10 @@ class ShardedSampler(DistributedSampler[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         shard, source = self.shard, self.source
-        if isinstance(source, EpochOrder):
+        if isinstance(source, ComputedOrder):
             length = len(source)
             positions = shard.positions(0, shard.share(length), length)
-            order = source.order(source.epoch)
+            order = source.order(self.epoch)
             if source.of_batches:
                 return (order(positions[at : at + 1])[0].tolist() for at in range(len(positions)))
             return iter(order(positions).tolist())
@@ -101,32 +116,3 @@ def shard_items(source: Iterable[Any], shard: Shard) -> ShardedSampler:
         return ShardedOrderedSampler(source, shard)
     kind = ShardedShuffledSampler if isinstance(source, ShuffledSampler) else ShardedSampler
     return kind(source, shard)
-
-
-# --- samplers that others iterate ---
-
-
-def tell_of_other_loader(sampler: object) -> bool:
-    """Whether the caller is torch's own loader, which makes the batches then; warns once if so.
-
-    Programs that rebuild the loaders they are given (accelerate's ``prepare``) take the sampler
-    along and leave workers, seeding, state and statistics behind.
-    """
-    global _told
-    if not any(module.startswith(_OTHER_LOADERS) for module, _ in callers()[:_FRAMES_TO_LOADER]):
-        return False
-    if not _told:
-        _told = True
-        warnings.warn(
-            f"lit_loader: the batches of a lit_loader.DataLoader ({type(sampler).__name__}) are "
-            "made by torch's DataLoader: the program rebuilds the loaders that it is given, as "
-            'accelerate\'s prepare() does; "Other frameworks" in the documentation says '
-            "how lit_loader's own workers are used there [LL706]",
-            stacklevel=2,
-        )
-    return True
-
-
-_OTHER_LOADERS = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader")
-_told = False
-_FRAMES_TO_LOADER = 12  # samplers around samplers in between

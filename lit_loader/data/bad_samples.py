@@ -1,76 +1,174 @@
-"""Reading on past samples that cannot be read: `TolerantMapFetcher`, `GoodSamples`.
+"""Reading on past samples that cannot be read: retry, skip or replace them.
 
-They are tried again, skipped, or replaced by others, as the options say. An attempt that failed has
-drawn nothing: the random generators are put back, so that what a batch holds does not depend on how
-often its samples had to be tried.
+::
+
+    BadSamples (the options) ─▶ Attempts: reads one sample, again if need be
+                                    ├─ TolerantMapFetcher   samples by index
+                                    ╰─ GoodSamples          samples of an iterator
+
+A failed attempt has drawn nothing: the random generators are put back, so that a batch does not
+depend on how often its samples had to be tried.
 """
 
 from __future__ import annotations
 
 import inspect
-import itertools
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, NoReturn
 
+from lit_loader.context import reading
 from lit_loader.core.batch.batch_spec import BatchSpec
-from lit_loader.core.batch.fetch import OMITTED, MapFetcher
+from lit_loader.core.batch.fetch import OMITTED, MapFetcher, NothingLeft
 from lit_loader.core.batch.progress import Progress
+from lit_loader.core.options.retry import Retry
 from lit_loader.core.seeding.seeds import extend
-from lit_loader.data.sample_errors import (
-    BAD,
-    NOT_REPLACED,
-    TRANSIENT_ERRORS,
-    Attempts,
-    Tolerance,
-    TooMany,
-)
+from lit_loader.data.sample_errors import NOT_REPLACED, SampleError, is_new
 from lit_loader.describe import annotate
+from lit_loader.errors import OptionError, StateError
 
-__all__ = ["MAX_DRAWS", "MAX_IN_A_ROW", "BadSamples", "GoodSamples", "TolerantMapFetcher"]
+__all__ = [
+    *("MAX_BACKOFF", "MAX_DRAWS", "MAX_IN_A_ROW"),
+    *("Attempts", "BadSamples", "GoodSamples", "TolerantMapFetcher"),
+]
+
+MAX_BACKOFF: Final = 10.0
+"""Seconds that the wait before a retry grows to at most."""
 
 MAX_DRAWS: Final = 100
-"""Replacements that are drawn for one bad sample; if none of them is good it is skipped, and if no
-sample of its batch is good either, no more are drawn for that batch."""
+"""Replacements that are drawn for one bad sample; if all of them are bad too, it is skipped."""
 
 MAX_IN_A_ROW: Final = 1000
-"""Bad samples of an iterable dataset that are skipped one after the other; then it is an error."""
+"""Bad samples of an iterable dataset that are skipped in a row; the next one is an error."""
+
+_SLICE: Final = 0.05  # seconds within which a wait notices that its batch is no longer wanted
+
+_BAD: Final = object()
+"""Stands for a sample that could not be read."""
 
 
 @dataclass(frozen=True)
 class BadSamples:
-    """The seam: what a `BatchSpec` has as its ``tolerance``."""
+    """What is done about bad samples, by the loader's options: the ``tolerance`` of a spec."""
 
-    tolerance: Tolerance
+    policy: str  # "raise", "skip" or "replace"
+    limit: int | None  # bad samples that an epoch may have; None: any number
+    retry: Retry
 
     @classmethod
     def of(cls, loader: Any) -> BadSamples:
-        """Give that of a loader's options."""
-        transient = loader.transient_errors
-        return cls(
-            Tolerance(
-                policy=loader.on_sample_error,
-                limit=loader.max_sample_errors,
-                retries=loader.sample_retries,
-                backoff=loader.retry_backoff,
-                transient=TRANSIENT_ERRORS if transient is None else transient,
-            )
-        )
+        """Return that of a loader's options."""
+        retry = Retry.of(loader.sample_retries)
+        return cls(loader.on_sample_error, loader.max_sample_errors, retry)
 
-    def attempts(self, before: Callable[[Any], object], undo: Callable[[], object]) -> Attempts:
-        """Give what reads single samples, see `Attempts`."""
-        return Attempts(self.tolerance, before, undo)
+    def attempts(self, before: Callable[[int], object]) -> Attempts:
+        """Return what reads single samples, see `Attempts`."""
+        return Attempts(self, before)
 
     def map_fetcher(
-        self, spec: BatchSpec, attempts: Attempts, seed_for: Callable[[Any], int]
+        self, spec: BatchSpec, attempts: Attempts, seed_for: Callable[[Any], int], *threads: Any
     ) -> TolerantMapFetcher:
-        """Give what reads samples by index."""
-        return TolerantMapFetcher(spec, attempts, seed_for)
+        """Return what reads samples by index; ``threads`` are for `MapFetcher`."""
+        return TolerantMapFetcher(spec, attempts, seed_for, *threads)
 
     def stream(self, attempts: Attempts) -> GoodSamples:
-        """Give what passes over a stream's bad samples."""
+        """Return what passes over a stream's bad samples."""
         return GoodSamples(attempts)
+
+
+class _TooMany(NothingLeft):
+    """A batch alone has more bad samples than the epoch may have: the rest is not read."""
+
+
+class Attempts:
+    """Reads single samples, again if need be, and writes down those that cannot be read.
+
+    ``before`` is called with the place in the batch before each attempt, and seeds the random
+    generators: so an attempt that failed has drawn nothing. Several threads may read at a time.
+    """
+
+    def __init__(self, tolerance: BadSamples, before: Callable[[int], object]) -> None:
+        self.tolerance, self._before = tolerance, before
+        self._lock = threading.Lock()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a batch."""
+        self.errors: list[SampleError] = []
+        self.retries = 0  # times that samples of this batch were read again
+        self._seen: set[Any] = set()
+        self._count = 0  # bad samples; each index counts once
+
+    def read(
+        self,
+        read: Callable[[Any], Any],
+        index: Any,
+        position: int,
+        progress: Progress,
+        several: bool = False,
+    ) -> Any:
+        """Return ``read(index)``; if that is a bad sample, write it down and return `_BAD`.
+
+        ``several``: samples at once, of which not all need be bad, and so none is written down.
+
+        Raises:
+            Exception: What ``read`` raises, if bad samples are not passed over.
+            _TooMany: The batch has more bad samples than the epoch may have.
+            Cancelled: The batch is no longer wanted.
+        """
+        tolerance, tries, most = self.tolerance, 0, self.tolerance.retry.times
+        while True:
+            self._before(position)
+            reading().again, tokens = tries > 0, reading().tokens
+            try:
+                return read(index)
+            except (OptionError, StateError):
+                raise  # the program or the state is wrong, and no other sample would be better
+            except Exception as error:
+                reading().tokens = tokens
+                if tries == most or not self._may_pass(error):
+                    if several and self.goes_on_after(error):
+                        return _BAD
+                    if tolerance.policy == "raise":
+                        if tries:
+                            tried = f"this sample was tried {tries + 1} times"
+                            annotate(error, f"{tried}, sample_retries={most}")
+                        raise
+                    written = SampleError.of(error, index, position, tries)
+                    progress.step(position)  # raises if the batch was left meanwhile
+                    with self._lock:
+                        self.errors.append(written)
+                        self._count += is_new(index, self._seen)
+                    if tolerance.limit is not None and self._count > tolerance.limit:
+                        raise _TooMany from None
+                    return _BAD
+            finally:
+                reading().again = False
+            self._wait(tries, position, progress)
+            tries += 1
+            with self._lock:
+                self.retries += 1
+
+    def _may_pass(self, error: Exception) -> bool:
+        return isinstance(error, self.tolerance.retry.on)  # type: ignore[arg-type]
+
+    def goes_on_after(self, error: Exception) -> bool:
+        """Whether this exception need not be raised."""
+        return self.tolerance.policy != "raise" or self._may_pass(error)
+
+    def _wait(self, tries: int, position: int, progress: Progress) -> None:
+        """Wait before the next attempt; not longer than the batch is wanted."""
+        doubled = 2.0 ** min(tries, 64)  # a float has an end
+        seconds = min(self.tolerance.retry.backoff * doubled, MAX_BACKOFF)
+        progress.step(position)
+        while seconds > 0:
+            time.sleep(min(seconds, _SLICE))
+            seconds -= _SLICE
+            progress.step(position)
 
 
 class TolerantMapFetcher(MapFetcher):
@@ -81,60 +179,68 @@ class TolerantMapFetcher(MapFetcher):
 
     A dataset's ``__getitems__`` gets the whole batch at first (not with a seed for each sample),
     and single indices after an exception. A replacement is any sample of the dataset; under a
-    user's sampler another one of the batch, for only those has it chosen. ``seed_for`` gives the
+    user's sampler another one of the batch, for only those has it chosen. ``seed_for`` returns the
     seed by which an index is replaced.
     """
 
-    def __init__(self, spec: BatchSpec, attempts: Attempts, seed_for: Callable[[Any], int]) -> None:
-        super().__init__(spec.dataset, spec.batched)
+    def __init__(
+        self, spec: BatchSpec, attempts: Attempts, seed_for: Callable[[Any], int], *threads: Any
+    ) -> None:
+        super().__init__(spec.dataset, spec.batched, None, *threads)
         self._attempts, self._seed_for = attempts, seed_for
         self._together = spec.seeding != "sample" and self._many is not None
         self._from_all = spec.own_order
 
     def fetch(self, indices: Any, progress: Progress) -> Any:
-        """Return what can be had of ``[dataset[i] for i in indices]``."""
+        """Return the good ones of ``[dataset[i] for i in indices]``, or `OMITTED`."""
         attempts = self._attempts
         attempts.begin()
         batch = indices if self._batched else [indices]
         if self._together:
             assert self._many is not None
             progress.step(0)
-            samples = attempts.read(self._many, batch, 0, progress, several=True)
-            if samples is not BAD:
+            many = self._many
+            if self._pool is not None:
+                many = partial(self._by_getitems, progress=progress)
+            samples = attempts.read(many, batch, 0, progress, several=True)
+            if samples is not _BAD:
                 return samples
         try:
             samples = self._in_turn(batch, progress)
-        except TooMany:
+        except _TooMany:
             return OMITTED
         if attempts.errors and not samples:
             return OMITTED
         return samples if self._batched else samples[0]
 
     def _in_turn(self, batch: Any, progress: Progress) -> list[Any]:
-        read, positions = self._attempts.read, itertools.count()
-        samples = progress.read(
-            lambda index: read(self._alone, index, next(positions), progress), batch
-        )
-        if not self._attempts.errors:
+        read, errors = self._attempts.read, self._attempts.errors
+        try:
+            samples = self.each(
+                lambda index, own: read(self._alone, index, own.place, own), batch, progress
+            )
+        finally:
+            errors.sort(key=lambda error: error.position)
+        if not errors:
             return samples
         if self._attempts.tolerance.policy == "replace":
             self._replace(samples, batch, progress)
-        return [sample for sample in samples if sample is not BAD]
+        return [sample for sample in samples if sample is not _BAD]
 
     def _replace(self, samples: list[Any], batch: Any, progress: Progress) -> None:
         errors = self._attempts.errors
-        good = [place for place, sample in enumerate(samples) if sample is not BAD]
+        good = [place for place, sample in enumerate(samples) if sample is not _BAD]
         others: Sequence[Any] = range(len(self._dataset))
         if not self._from_all:
             others = [batch[place] for place in good]
         for number, error in enumerate(tuple(errors)):
             samples[error.position] = sample = self._replacement(number, others, progress)
-            if number == 0 and sample is BAD and self._from_all and not good:
+            if number == 0 and sample is _BAD and self._from_all and not good:
                 self._note(range(len(errors)), NOT_REPLACED)
-                return  # nothing of all this can be read
+                return  # nothing of all this can be read: no more is drawn for this batch
 
     def _replacement(self, number: int, others: Sequence[Any], progress: Progress) -> Any:
-        """Read the first good one of the replacements for a bad sample; `BAD` if there is none.
+        """Read the first good one of the replacements for a bad sample; `_BAD` if there is none.
 
         Which they are depends on the epoch's seed, the bad sample's index and their count alone.
         A bad one is a bad sample like any other, and not read again for this batch.
@@ -150,10 +256,10 @@ class TolerantMapFetcher(MapFetcher):
             tried.add(place)
             progress.step(position)
             sample = self._attempts.read(self._alone, others[place], position, progress)
-            if sample is not BAD:
+            if sample is not _BAD:
                 self._note([number, *range(before, len(errors))], f"replaced by {others[place]!r}")
                 return sample
-        return BAD
+        return _BAD
 
     def _note(self, numbers: Iterable[int], action: str) -> None:
         errors = self._attempts.errors
@@ -161,16 +267,16 @@ class TolerantMapFetcher(MapFetcher):
             errors[number] = replace(errors[number], action=action)
 
 
-# Why an iterator gives no more samples: it has said so; it cannot go on after its exception.
+# Why an iterator yields no more samples: it says so; or it cannot continue after its exception.
 _REACHED, _AFTER_ERROR = object(), object()
 
 
 class GoodSamples:
-    """An iterator over those samples of an iterable dataset's that can be read.
+    """An iterator over those samples of an iterable dataset that can be read.
 
     Not a generator, which would be finished by the first exception that it lets through. For the
     same reason a generator of the user's cannot be asked again: its end, which it then claims, is
-    none of the data's, and the exception is raised instead.
+    not the data's, and the exception is raised instead.
     """
 
     def __init__(self, attempts: Attempts) -> None:
@@ -203,7 +309,7 @@ class GoodSamples:
                     raise StopIteration
                 if sample is _AFTER_ERROR:
                     self._raise(_NO_GOING_ON)
-                if sample is not BAD:
+                if sample is not _BAD:
                     self._position += 1
                     return sample
             self._raise(
@@ -239,9 +345,8 @@ class GoodSamples:
 
 
 _NO_GOING_ON = (
-    "a generator cannot go on after an exception, so the sample was neither tried again nor "
-    "skipped: catch the exception in the generator, or give an iterator with a __next__ of its "
-    "own [LL210]"
+    "a generator cannot continue after an exception, so the sample was neither tried again nor "
+    "skipped. Catch the exception in the generator, or use an iterator class with __next__ [LL210]"
 )
 
 

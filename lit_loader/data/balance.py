@@ -14,22 +14,17 @@ closest, until no exchange helps. Both are done for many runs at once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from lit_loader.core.options.checks import flag, or_none, whole_number
+from lit_loader.core.options.checks import known_keywords, positive
 from lit_loader.core.sampling.orders import Indices
-from lit_loader.core.sampling.permutation import Permutation
-from lit_loader.core.seeding.bases import Bases
 from lit_loader.core.state.fingerprint import Fingerprint
-from lit_loader.core.state.state_validation import damaged, is_count
-from lit_loader.data.batch_order import BatchOrder, summarise
-from lit_loader.data.lengths import of_each_sample, processes
+from lit_loader.data.by_length import ByLength
 from lit_loader.describe import public
-from lit_loader.errors import OptionError, StateError
+from lit_loader.errors import OptionError
 
 __all__ = ["BalancedBatchSampler", "deal"]
 
@@ -45,12 +40,8 @@ _COMPARED = 64
 """Samples of a batch that are looked at for an exchange: of more, many are alike."""
 
 
-def _shuffled(length: int, seed: int, epoch: int) -> Permutation:
-    return Permutation(length, Bases.of(seed).order_seed(epoch, length))
-
-
 @public
-class BalancedBatchSampler(BatchOrder):
+class BalancedBatchSampler(ByLength):
     """Deals the samples of each step so that all its batches cost the same.
 
     ::
@@ -58,86 +49,82 @@ class BalancedBatchSampler(BatchOrder):
         batches = BalancedBatchSampler(dataset.lengths, 16, group=8, seed=1)
         DataLoader(dataset, batch_sampler=batches, num_replicas=8, rank=rank)
 
-    Each run of ``group`` batches has the samples that ``shuffle=True`` with this seed would give
-    it; which of these batches has which of them is chosen so that the sums of their costs are as
-    equal as they can be. Every batch has ``batch_size`` samples, but for those of a last group that
-    is not full: its samples are dealt among ``group`` batches whose sizes differ by one at most, or
-    there are as many batches as samples if that is fewer. Then the loader's ``uneven_ranks``
-    decides whether batches are repeated or left out, as a whole, so that all ranks have as many.
+    The shuffled order is cut into runs of ``group`` batches. Which of these batches has which
+    samples of the run is chosen so that the sums of their lengths are as equal as they can be.
+    Every batch has ``batch_size`` samples, except for those of a last run that is not full: its
+    samples are spread over ``group`` batches whose sizes differ by one at most, or over as many
+    batches as samples if that is fewer. Then the loader's ``uneven_ranks`` decides whether batches
+    are repeated or left out, as a whole, so that all ranks have equally many.
 
-    What a batch holds is a function of (costs, options, seed, epoch). Ranks need no sampler of
-    their own: rank r of R gets each R-th batch. In the middle of an epoch a state can be loaded
-    with another number of ranks, and at the edge of a group with another group.
+    What a batch holds is a function of (lengths, options, seed, epoch). Ranks need no sampler of
+    their own: rank r of R gets each R-th batch. A state can be loaded mid-epoch with another number
+    of ranks, and at the edge of a group with another group.
 
     In a configuration it is a factory, which is called with the dataset::
 
         batch_sampler: {_target_: lit_loader.BalancedBatchSampler, _partial_: true,
-                        batch_size: 16, costs_in: lengths}
+                        batch_size: 16, lengths_from: milliseconds}
 
     Args:
-        costs: Cost of each sample, finite numbers of at least 0: tokens, say, or milliseconds; or a
-            dataset with an attribute that holds them.
+        lengths: Length of each sample, or what else it costs (milliseconds): finite numbers of at
+            least 0. Or a dataset with an attribute that holds them.
         batch_size: Samples in a batch.
         group: Batches whose costs are made equal: ranks × batches that one optimizer step
             accumulates. None: ranks × the Trainer's ``accumulate_grad_batches`` in
-            `LoaderDataModule`, and as many as ``torch.distributed`` has processes elsewhere.
+            `LoaderDataModule`, and the number of processes of ``torch.distributed`` elsewhere.
+        lengths_from: Name of the attribute in which a dataset has the lengths.
         seed: Seed of the orders; the loader's own ``seed`` is not known here.
-        shuffle: Shuffle the samples anew for each epoch; False: in the dataset's order.
+        shuffle: Shuffle the samples in each epoch; False: the dataset's order.
         drop_last: Leave off the last group, with all its samples, if it is not full.
-        parts: Parts into which a group's samples are sorted by their costs before they are dealt,
-            ``group / parts`` batches in each: for batches that are padded to their longest sample,
-            as many as batches that one step accumulates. The ranks then have long samples at the
+        parts: Parts into which a group's samples are sorted by length before they are dealt,
+            ``group / parts`` batches in each. For batches that are padded to their longest sample:
+            the number of batches that one step accumulates. The ranks then have long samples at the
             same time, and little padding. 1: all batches of a group cost the same.
-        costs_in: Name of the attribute in which a dataset has its costs.
 
     Attributes:
         epoch: The epoch whose batches come next.
 
     Raises:
-        OptionError: An option or a cost is refused (a ValueError).
+        OptionError: An option or a length is refused (a ValueError).
     """
 
+    numbers: ClassVar = "fui"
+    group_option: ClassVar = "group"
+
+    @known_keywords
     def __init__(
         self,
-        costs: Any,
+        lengths: Any,
         batch_size: int,
         group: int | None = None,
         *,
+        lengths_from: str = "lengths",
         seed: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
         parts: int = 1,
-        costs_in: str = "lengths",
     ) -> None:
-        self.batch_size = whole_number("batch_size", batch_size, low=1)
-        given: int | None = or_none(partial(whole_number, low=1))("group", group)
-        self.group, self.group_is_given = given or processes(), given is not None
-        self.parts = whole_number("parts", parts, low=1)
+        super().__init__(
+            *(lengths, lengths_from), group=group, shuffle=shuffle, drop_last=drop_last, seed=seed
+        )
+        self.batch_size = positive("batch_size", batch_size)
+        self.parts = positive("parts", parts)
         self._check_parts()
-        self.seed = whole_number("seed", seed, low=0)
-        self.shuffle, self.drop_last = flag("shuffle", shuffle), flag("drop_last", drop_last)
-        self._costs: Costs = of_each_sample("costs", costs, costs_in, "fui").astype(np.float64)
-        self._summary, self.dataset_length = summarise(self._costs), len(self._costs)
 
     def _check_parts(self) -> None:
         if self.group % self.parts:
             raise OptionError(
-                f"group must be a multiple of parts={self.parts}, got group={self.group}: give "
+                f"group must be a multiple of parts={self.parts}, got group={self.group}: pass "
                 "ranks × accumulated batches as group, and accumulated batches as parts"
-                " [LL626]"
             )
 
     def __len__(self) -> int:
-        """Give the number of batches, on all ranks together; the same in every epoch."""
-        groups, rest = divmod(len(self._costs), self.group * self.batch_size)
+        """Return the number of batches, on all ranks together; the same in every epoch."""
+        groups, rest = divmod(len(self.lengths), self.group * self.batch_size)
         return groups * self.group + (0 if self.drop_last else min(rest, self.group))
 
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({len(self._costs):,} samples in {len(self):,} batches, "
-            f"batch_size={self.batch_size}, group={self.group}, shuffle={self.shuffle}, "
-            f"seed={self.seed})"
-        )
+    def _shown(self) -> str:
+        return f"batch_size={self.batch_size}"
 
     def fit_step(self, ranks: int, accumulated: int) -> None:
         """Make a group of each optimizer step's batches, unless ``group`` was given.
@@ -149,13 +136,13 @@ class BalancedBatchSampler(BatchOrder):
         if not self.group_is_given:
             self.group = ranks * accumulated
             self._check_parts()
-            self.forget()
+            self.__dict__.pop("_epochs", None)
 
     def batches(self, epoch: int) -> Callable[[int], Indices]:  # noqa: D102
-        length, group, size = len(self._costs), self.group, self.batch_size
+        length, group, size = len(self.lengths), self.group, self.batch_size
         run, whole = group * size, length // (group * size)
         at_once = max(1, _AT_ONCE // run)
-        order = _shuffled(length, self.seed, epoch) if self.shuffle else None
+        order = self.shuffled(epoch, length) if self.shuffle else None
         dealt: tuple[int, Any] = -1, ()
 
         def batch(number: int) -> Indices:
@@ -170,8 +157,7 @@ class BalancedBatchSampler(BatchOrder):
                 batches = [*self._dealt(samples).reshape(-1, size)]
                 if stop == whole:
                     places = np.arange(whole * run, length, dtype=np.int64)
-                    rest = places if order is None else order.at(places)
-                    batches += self._spread(rest)
+                    batches += self._spread(places if order is None else order.at(places))
                 dealt = part, batches
             chosen: Indices = batches[place]
             return chosen
@@ -179,8 +165,8 @@ class BalancedBatchSampler(BatchOrder):
         return batch
 
     def _dealt(self, samples: Indices) -> Indices:
-        """Deal runs × samples; gives runs × batches × their samples."""
-        runs, costs = len(samples), self._costs[samples]
+        """Deal runs × samples; returns runs × batches × their samples."""
+        runs, costs = len(samples), self.lengths[samples]
         if self.parts == 1:
             return samples[np.arange(runs)[:, None, None], deal(costs, self.group)]
         # Each part in the order of the run, too; and that first which has the first of its samples.
@@ -190,7 +176,7 @@ class BalancedBatchSampler(BatchOrder):
         order = parts.reshape(runs * self.parts, -1)
         samples = np.repeat(samples, self.parts, axis=0)
         samples = np.take_along_axis(samples, order, axis=1)
-        places = deal(self._costs[samples], self.group // self.parts, fixed=1)
+        places = deal(self.lengths[samples], self.group // self.parts, fixed=1)
         return samples[np.arange(len(samples))[:, None, None], places]
 
     def _spread(self, samples: Indices) -> list[Indices]:
@@ -200,42 +186,17 @@ class BalancedBatchSampler(BatchOrder):
             return []
         missing = -len(samples) % batches
         # Nothing, which costs nothing, is dealt too: last, and one to a batch at most.
-        costs = np.concatenate([self._costs[samples], np.full(missing, -1.0)])
+        costs = np.concatenate([self.lengths[samples], np.full(missing, -1.0)])
         places = deal(costs[None], batches, fixed=len(costs))[0]
         return [samples[each[each < len(samples)]] for each in places]
 
     def state_fingerprint(self) -> Fingerprint:
         """Name what the batches depend on, besides epoch and group."""
-        return {
-            "seed": self.seed,
-            "costs": self._summary,
-            "batch_size": self.batch_size,
-            "shuffle": self.shuffle,
-            "drop_last": self.drop_last,
-            "parts": self.parts,
-        }
+        own: Fingerprint = {"batch_size": self.batch_size, "parts": self.parts}
+        return {**super().state_fingerprint(), **own}
 
-    def order_state(self) -> dict[str, Any]:  # noqa: D102
-        return {"group": self.group, "batches": len(self)}
-
-    def place_in(self, state: Any, epoch: int, items: int) -> int:
-        """Find the place of a state, which may be of other groups if it is at the edge of one."""
-        group, batches = (
-            (state.get("group"), state.get("batches")) if isinstance(state, dict) else (None, None)
-        )
-        if not (is_count(group) and group and is_count(batches)):
-            raise damaged("sampler['order'] must have the group and the batches", state)
-        if group == self.group:
-            return items
-        if items >= batches:
-            return len(self)
-        if items % group or items % self.group:
-            raise StateError(
-                f"the state is {items:,} batches into an epoch of groups of {group}, and this "
-                f"BalancedBatchSampler has groups of {self.group}, which begin elsewhere: resume "
-                f"with group={group}, or from a state at an edge of groups of both kinds [LL315]"
-            )
-        return items
+    def _begins_alike(self, items: int, group: int) -> bool:
+        return not items % group and not items % self.group
 
 
 def deal(costs: npt.NDArray[Any], batches: int, fixed: int = 0) -> Indices:

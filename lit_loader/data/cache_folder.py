@@ -2,23 +2,26 @@
 
 ::
 
-    directory/<key>-<fingerprint>/about.txt       what it holds
-                                  000012/12345    entry of sample 12345, with its checksum
-                                  new/            files that are being written
+    directory/<key>-<digest of the key>/about.txt       what it holds, and its identity
+                                        000012/12345    entry of sample 12345, with its checksum
+                                        new/            files that are being written
 
 A file is written under ``new`` and then renamed, so several runs may fill a folder at once. One
-that a machine has left torn as it went down is known by its checksum, and made again. Entries may
+that a machine has left torn as it went down is known by its checksum, and rebuilt. Entries may
 be unpickled: the folder must belong to this user, and be writable for nobody else.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import platform
 import re
 import secrets
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -26,11 +29,14 @@ import numpy as np
 
 from lit_loader.core.system.shared_file import HeldFile, write_all
 from lit_loader.data.cache_entry import Bytes, seal, whole
+from lit_loader.data.cache_identity import Identity
 from lit_loader.errors import OptionError
 
 __all__ = ["Folder"]
 
+_FORMAT: Final = 4
 _EACH: Final = 1000  # samples in a folder of its own
+_ABOUT: Final = "about.txt"
 _NEW: Final = "new"
 _STALE: Final = 3600
 """Seconds after which a file that was not finished is taken for one of a process that is dead."""
@@ -42,19 +48,20 @@ _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOL
 class Folder:
     """One folder. Goes along when a process is started, by any start method.
 
-    Entries must agree in its ``identity``; ``about`` is for whoever looks. OptionError: it belongs
-    to another user, or others may write into it; OSError: it cannot be made.
+    ``about`` is for whoever looks. OptionError: it is of another ``identity``, belongs to another
+    user, or others may write into it; OSError: it cannot be made.
     """
 
-    def __init__(self, directory: Path, key: str, identity: str, about: str) -> None:
-        path = directory / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', key)[:80]}-{identity}"
+    def __init__(self, directory: Path, key: str, identity: Identity, about: str) -> None:
+        name = repr((_FORMAT, platform.machine(), key)).encode()
+        digest = hashlib.blake2b(name, digest_size=4).hexdigest()
+        path = directory / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', key)[:80]}-{digest}"
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OptionError(
-                f"directory cannot be made ({type(error).__name__}: {error}): pass one that is, or "
-                f"can be, a directory of yours, got directory={str(directory)!r}"
-                " [LL628]"
+                f"directory cannot be made ({type(error).__name__}: {error}), got "
+                f"directory={str(directory)!r}"
             ) from error
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
@@ -65,9 +72,8 @@ class Folder:
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
             raise OptionError(
                 f"directory holds {path}, which others may write into, and what is read from it "
-                "may run code: remove it, or choose another directory, got "
+                "may run code. Remove it, or choose another directory, got "
                 f"directory={str(directory)!r}"
-                " [LL627]"
             )
         with contextlib.suppress(FileExistsError):
             os.mkdir(_NEW, 0o700, dir_fd=self._file.fd)
@@ -76,8 +82,25 @@ class Folder:
             for entry in os.scandir(path / _NEW):
                 if time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE:
                     os.unlink(entry.path)
-        if not (path / "about.txt").exists():
-            self._write("about.txt", f"{key}\n{about}\n".encode())
+        self._check(identity, key, about)
+
+    def _check(self, identity: Identity, key: str, about: str) -> None:
+        """Compare with whoever has made the folder, or write down that it was made for this."""
+        text, known = f"{key}\n{about}\n{identity.to_bytes().hex()}\n", None
+        # A link leaves alone what another process writes now; some file systems have none.
+        for publish in (os.link, os.rename):
+            if (known := self._known()) is not None:
+                break
+            with contextlib.suppress(OSError):
+                self._write(_ABOUT, text.encode(), publish)
+        identity.check(known or identity, key, f", or delete {self.path}")
+
+    def _known(self) -> Identity | None:
+        try:
+            *_, line = (self.path / _ABOUT).read_text().split()
+            return Identity.from_bytes(bytes.fromhex(line))
+        except (OSError, ValueError):  # not there yet, or torn as the machine went down
+            return None
 
     def __contains__(self, index: int) -> bool:
         try:
@@ -111,16 +134,17 @@ class Folder:
             os.mkdir(folder, 0o700, dir_fd=self._file.fd)
         self._write(f"{folder}/{index}", entry.data)
 
-    def _write(self, name: str, data: bytes | memoryview) -> None:
-        new = f"{_NEW}/{secrets.token_hex(16)}"
-        fd = os.open(new, _WRITE, 0o600, dir_fd=self._file.fd)
+    def _write(
+        self, name: str, data: bytes | memoryview, publish: Callable[..., None] = os.rename
+    ) -> None:
+        new, folder = f"{_NEW}/{secrets.token_hex(16)}", self._file.fd
         try:
+            fd = os.open(new, _WRITE, 0o600, dir_fd=folder)
             try:
                 write_all(fd, data)
             finally:
                 os.close(fd)
-            os.rename(new, name, src_dir_fd=self._file.fd, dst_dir_fd=self._file.fd)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(new, dir_fd=self._file.fd)
-            raise
+            publish(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+        finally:
+            with contextlib.suppress(OSError):  # it is renamed
+                os.unlink(new, dir_fd=folder)

@@ -2,7 +2,7 @@
 
 ::
 
-    file  │ notes │ counters │ index: one word a sample │ entries, one behind the other ... │
+    file  │ identity │ notes │ counters │ index: one word a sample │ entries, one after another │
                                  place │ size                             the file's end ▲
 
 * **Space is taken by appending**: the kernel writes behind the file's end in one step, and the
@@ -30,6 +30,7 @@ from lit_loader.core.system import linux
 from lit_loader.core.system.shared_file import HeldFile, nameless_file, round_up
 from lit_loader.data import memory_files
 from lit_loader.data.cache_entry import MISSING, UNIT, unpack
+from lit_loader.data.cache_identity import Identity
 from lit_loader.data.memory import memory_left, memory_limits
 
 __all__ = ["CacheFigures", "Counter", "Note", "SharedStore"]
@@ -37,12 +38,14 @@ __all__ = ["CacheFigures", "Counter", "Note", "SharedStore"]
 Bytes = npt.NDArray[np.uint8]
 
 _NAME: Final = "lit_loader cache"
+_SHARED: Final = f"{_NAME} 4"  # its end is the version of the format
 _OPENED: Final = f"{linux.PROC}/self/fd"
 _WORD: Final = 8
 _NOTES: Final = 64  # bytes
 _ROWS: Final = 1024  # of counters; a process has that of its number, modulo so many
 _ROW: Final = 8  # words
-_INDEX: Final = _NOTES + _ROWS * _ROW * _WORD
+_COUNTERS: Final = Identity.NBYTES + _NOTES
+_INDEX: Final = _COUNTERS + _ROWS * _ROW * _WORD
 
 _SIZE_BITS: Final = 28
 _SIZE_MASK: Final = (1 << _SIZE_BITS) - 1
@@ -89,14 +92,15 @@ class CacheFigures(NamedTuple):
 class SharedStore:
     """The file. Goes along when a process is started, by any start method.
 
-    All processes of this user on this machine find it by its ``label``, as long as any has it;
-    without one it is this process's, and its workers'. OSError: there is no memory, or descriptor.
+    All processes of this user on this machine find it by its ``key``, as long as any has it;
+    without one it is this process's, and its workers'. OptionError: it is of another ``identity``.
+    OSError: there is no memory, or descriptor.
     """
 
-    def __init__(self, length: int, limit: int, label: str | None = None) -> None:
-        self.length, self.limit = length, limit
-        shared = label and limit and memory_files.is_supported()
-        self._map(self._found_or_made(label) if label and shared else self._made())
+    def __init__(self, identity: Identity, limit: int, key: str | None = None) -> None:
+        self.length, self.limit = identity.length, limit
+        shared = key is not None and limit and memory_files.is_supported()
+        self._map(self._found_or_made(identity, key) if key and shared else self._made())
 
     def _made(self) -> HeldFile:
         fd, sparse = nameless_file(_NAME)
@@ -108,8 +112,9 @@ class SharedStore:
         os.lseek(fd, self._begin, os.SEEK_SET)
         return file
 
-    def _found_or_made(self, label: str) -> HeldFile:
+    def _found_or_made(self, identity: Identity, key: str) -> HeldFile:
         """Find the one that another process has made, or make it for others, too."""
+        label = memory_files.label_of(_SHARED, key, self.limit)
         try:
             lock = memory_files.lock(label, _PATIENCE)
         except OSError as error:
@@ -118,9 +123,12 @@ class SharedStore:
         with lock:
             found = memory_files.find(label, writable=True)
             if found is not None:
-                return HeldFile(found)
+                file = HeldFile(found)
+                identity.check(Identity.from_bytes(os.pread(found, Identity.NBYTES, 0)), key)
+                return file
             file = HeldFile(memory_files.new(label))
             os.ftruncate(file.fd, self._begin)
+            os.pwrite(file.fd, identity.to_bytes(), 0)
             memory_files.seal(file.fd, writable=True)
             return file
 
@@ -131,8 +139,8 @@ class SharedStore:
     def _map(self, file: HeldFile) -> None:
         self._file, self._fd = file, file.fd
         table = memoryview(mmap.mmap(self._fd, self._begin))
-        self._notes = table[:_NOTES].cast("Q")
-        self._counters = table[_NOTES:_INDEX].cast("Q")
+        self._notes = table[Identity.NBYTES : _COUNTERS].cast("Q")
+        self._counters = table[_COUNTERS:_INDEX].cast("Q")
         self._index = table[_INDEX : _INDEX + self.length * _WORD].cast("Q")
         self._looked = 0
 
@@ -186,27 +194,22 @@ class SharedStore:
         return True
 
     def _has_room(self, size: int) -> bool:
-        used = self.used
+        used, room = self.used, f"memory={self.limit} bytes"
         if used + size > self.limit or size > _MOST:
             # A smaller one may still find its place, unless this is one as most are.
             if size <= _MOST and size * self.total(Counter.KEPT) <= 2 * used:
-                self.note(Note.FULL, f"memory={self.limit} bytes are full: {self._extent()}")
+                self.note(Note.FULL, f"{room} are full: {self._extent()}")
             else:
-                self.note(
-                    Note.TOO_LARGE,
-                    f"a sample of {size / 1e6:,.1f} MB finds no room in memory={self.limit} bytes: "
-                    "such samples are made again each time, smaller ones are still kept [LL119]",
-                )
+                large = f"a sample of {size / 1e6:,.1f} MB finds no room in {room}"
+                self.note(Note.TOO_LARGE, f"{large}, smaller ones are still kept [LL119]")
             return False
         self._looked -= size
         if self._looked < 0:
             self._looked = _LOOK
             left, spared = _memory_left()
             if left < spared + size:
-                self.note(
-                    Note.NO_MEMORY,
-                    f"only {left / 1e9:.1f} GB of memory are left here: {self._extent()}",
-                )
+                little = f"only {left / 1e9:.1f} GB of memory are left here"
+                self.note(Note.NO_MEMORY, f"{little}: {self._extent()}")
                 return False
         return True
 
@@ -216,7 +219,7 @@ class SharedStore:
             start = os.lseek(self._fd, len(entry), os.SEEK_CUR) - len(entry)
             _check_whole(os.pwrite(self._fd, entry.data, start), entry)
             return start
-        # OpenStream anew, for a position of its own.
+        # Opened again, for a position of its own.
         fd = os.open(f"{_OPENED}/{self._fd}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
             while True:
@@ -233,7 +236,7 @@ class SharedStore:
         kept = self.total(Counter.KEPT)
         return (
             f"{kept} of {self.length} samples are kept ({self.used / 1e6:,.1f} MB), the others are "
-            "made again each time [LL108]"
+            "made each time [LL108]"
         )
 
     @property

@@ -1,41 +1,32 @@
 """`CachedDataset`: each sample is made once, and kept for all workers and epochs.
 
-What changes from epoch to epoch comes behind it: ``CachedDataset(decoded, "4 GB").map(augment)``.
+What changes from epoch to epoch comes after it: ``CachedDataset(decoded, "4 GB").map(augment)``.
 """
 
 from __future__ import annotations
 
-import logging
+import functools
 import operator
-import platform
 import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from torch.utils.data import Dataset, IterableDataset
 
 from lit_loader.context import reading
 from lit_loader.core.options.checks import check_dataset, filled_text, memory_size, path, refuse
-from lit_loader.core.seeding.find_generators import root_of
 from lit_loader.data.cache_entry import MISSING, pack, unpack
 from lit_loader.data.cache_folder import Folder
+from lit_loader.data.cache_identity import Identity
 from lit_loader.data.cache_store import CacheFigures, Counter, Note, SharedStore
-from lit_loader.data.fingerprint import environment, fingerprint
+from lit_loader.data.draws import Draws
 from lit_loader.data.wrapped import wrapped
 from lit_loader.describe import class_name, public, short_repr
 from lit_loader.errors import OptionError, TransportError
-from lit_loader.storage.draws import Draws
 
 __all__ = ["CachedDataset", "MappedDataset", "figures_of"]
-
-_FORMAT: Final = 3
-_LABEL: Final = f"lit_loader cache {_FORMAT}"
-_STATELESS: Final = frozenset({"_thread", "threading", "multiprocessing"})
-"""Modules whose objects (locks, say) cannot be compared, and need not be."""
-
-_log = logging.getLogger("lit_loader.cache")
 
 _T = TypeVar("_T")
 T_co = TypeVar("T_co", covariant=True)
@@ -60,15 +51,11 @@ class MappedDataset(Dataset[T_co]):
         self.function = function
 
     def map(self, function: Callable[[T_co], _T]) -> MappedDataset[_T]:
-        """Return a dataset of ``function(sample)``, which is called behind this one's."""
+        """Return a dataset of ``function(sample)``, which is called after this one's."""
         return MappedDataset(self, function)
 
     def __len__(self) -> int:
         return len(self.dataset)
-
-    def reads_from(self, index: Any) -> tuple[tuple[Any, Any], ...]:
-        """Give what a sample is read from (see `lit_loader.reads_ahead`)."""
-        return ((self.dataset, index),)
 
     def __getitem__(self, index: Any) -> T_co:
         return self.function(self.dataset[index])
@@ -87,15 +74,15 @@ class CachedDataset(Dataset[T_co]):
     """A map-style dataset whose samples are made once, by whichever worker needs them first.
 
     Samples lie in memory that all workers share under every start method, for as long as this
-    object lives, and on disk in ``directory``. Each reader gets a copy of its own, equal to what
-    was made. The dataset is asked by plain integers, whatever a sampler gives: what is kept must
-    not depend on who asked first. Nothing is ever dropped for another sample: where the memory is
-    full, or scarce, the rest is made again each time (and a line is logged).
+    object lives, and on disk in ``directory``. Each reader gets a copy, equal to what was made.
+    The dataset is asked by plain integers, whatever a sampler yields. No sample is dropped for
+    another one: where the memory is full, or scarce, the rest is made each time (and a line is
+    logged).
 
     What is kept must not depend on random numbers, or on the epoch: a sample that draws from a
-    generator while it is kept is an error. Augment behind the cache: `map`. Attributes that
-    this object does not have are the dataset's. Copies by ``pickle`` and ``copy.deepcopy`` begin
-    empty, unless there is a key.
+    generator while it is kept is an error. Augment after the cache: `map`. Attributes that this
+    object does not have are the dataset's. Copies by ``pickle`` and ``copy.deepcopy`` begin empty,
+    unless there is a key.
 
     Args:
         dataset: What makes the samples; it has a length and is not changed any more.
@@ -103,14 +90,14 @@ class CachedDataset(Dataset[T_co]):
         directory: A folder in which samples outlive the run, and which several runs may use at
             once; None: none.
         key: Names the data, as in ``"flowers, June 2026"``: all processes of this user on this
-            machine that give the same one (ranks, other runs) share the memory, and ``directory``
-            if there is one. With another key samples are made anew, and so they are with another
-            dataset: what it and its parts hold (indices, transforms) is compared, and the text of
-            the files that define their classes. What cannot be compared (an open file, say) is
-            logged; that, files that are read and code elsewhere are for the key to name.
+            machine that pass the same one (ranks, other runs) share the memory, and ``directory``
+            if there is one. Each dataset needs its own key (train and val, too), and another one
+            when its files, transforms or code change. As a check, the length and three samples are
+            compared whenever the cache is opened: these samples are read at once.
 
     Raises:
-        OptionError: An argument is refused, or the directory is not this user's alone.
+        OptionError: An argument is refused, the directory is not this user's alone, or the key is
+            that of another dataset.
         OSError: There is no memory, or the directory cannot be made.
     """
 
@@ -135,34 +122,38 @@ class CachedDataset(Dataset[T_co]):
                 "directory needs a key, which names the data and all that their samples depend on, "
                 f"so that no run reads those of another, got directory={short_repr(directory)} and "
                 "key=None"
-                " [LL633]"
             )
         if not self.memory and self.directory is None:
-            raise OptionError(
-                "memory=0 keeps nothing without a directory, got directory=None [LL632]"
-            )
+            raise OptionError("memory=0 keeps nothing without a directory, got directory=None")
         self._open()
 
     def _open(self) -> None:
+        length = len(self.dataset)
+        samples = {} if self.key is None else self._probes(length)
+        identity = Identity.of(length, samples)
         self._folder: Folder | None = None
-        label = None
-        if self.key is not None:
-            size = len(self.dataset)
-            identity, missing = fingerprint(
-                _FORMAT, platform.machine(), self.key, size, self.dataset
-            )
-            for thing in missing:
-                if root_of(type(thing)) not in _STATELESS:
-                    _log.warning(
-                        "CachedDataset: %s in %s cannot be compared with that of another process "
-                        "or run: let the key name what it stands for",
-                        *(short_repr(thing), type(self.dataset).__name__),
-                    )
-            if self.directory is not None:
-                about = f"{class_name(type(self.dataset))} of {size} samples"
-                self._folder = Folder(self.directory, self.key, identity[:16], about)
-            label = f"{_LABEL} {fingerprint(environment(), identity, self.memory)[0]}"
-        self._store = SharedStore(len(self.dataset), self.memory, label)
+        if self.directory is not None and self.key is not None:
+            about = f"{class_name(type(self.dataset))} of {length} samples"
+            self._folder = Folder(self.directory, self.key, identity, about)
+        self._store = SharedStore(identity, self.memory, self.key)
+        for place, sample in samples.items():
+            if self._held(place, count=False) is MISSING:
+                self._store.count(Counter.MADE)
+                self._keep(place, sample)
+
+    def _probes(self, length: int) -> dict[int, Any]:
+        """Make the samples by which the cache is checked, those that can be read."""
+        made = {}
+        for place in range(length) if length < 3 else Identity.places(length):
+            try:
+                made[place] = self._without_draws(
+                    functools.partial(operator.getitem, self.dataset, place), [place]
+                )
+            except OptionError:
+                raise
+            except Exception:  # a bad sample, which raises when it is asked for
+                continue
+        return made
 
     # --- samples ---
 
@@ -176,16 +167,8 @@ class CachedDataset(Dataset[T_co]):
             (sample,) = self._made([number], [number], lambda: [self.dataset[number]])
         return sample
 
-    def reads_from(self, index: Any) -> tuple[tuple[Any, Any], ...]:
-        """Give what a sample is read from (see `lit_loader.reads_ahead`): nothing if it is kept."""
-        number = self._number(index)
-        kept = number >= 0 and (
-            number in self._store or (self._folder is not None and number in self._folder)
-        )
-        return () if kept else ((self.dataset, index if number < 0 else number),)
-
     def _number(self, index: Any) -> int:
-        """Give the number of a sample that may be kept; -1: the dataset is to answer itself."""
+        """Return the number of a sample that may be kept; -1: the dataset is to answer itself."""
         if type(index) is not int:
             try:
                 index = -1 if type(index) is bool else operator.index(index)
@@ -193,8 +176,8 @@ class CachedDataset(Dataset[T_co]):
                 return -1
         return index if 0 <= index < self._store.length else -1
 
-    def _held(self, number: int) -> Any:
-        """Give a sample from memory, or from disk; `MISSING` if it is in neither."""
+    def _held(self, number: int, count: bool = True) -> Any:
+        """Return a sample from memory, or from disk; `MISSING` if it is in neither."""
         store = self._store
         sample = store.get(number)
         if sample is MISSING and self._folder is not None:
@@ -203,7 +186,7 @@ class CachedDataset(Dataset[T_co]):
                 if store.is_open:
                     store.put(number, entry)  # before the sample, which looks into it, is changed
                 sample = unpack(number, entry)
-        if sample is not MISSING:
+        if sample is not MISSING and count:
             store.count(Counter.HITS)
         return sample
 
@@ -252,18 +235,15 @@ class CachedDataset(Dataset[T_co]):
         if draws is None:
             draws = _watching[self] = Draws(self.dataset)
         marks = draws.mark()
-        reading.asked = ""
+        reading().asked = ""
         made = make()
-        if draws.made_one():  # perhaps it has drawn from that: it has not been watched yet
-            marks = draws.mark()
-            made = make()
         drawn = draws.drawn(marks)
-        if drawn is None and not reading.asked:
+        if drawn is None and not reading().asked:
             return made
-        what = f"draws from (or seeds) {drawn}" if drawn else f"asks for {reading.asked}"
+        what = f"draws from (or seeds) {drawn}" if drawn else f"asks for {reading().asked}"
         raise OptionError(
             f"{type(self.dataset).__name__} {what} in sample {short_repr(indices[0])}, and "
-            "CachedDataset would keep what it drew for all epochs: move it behind the cache, as in "
+            "CachedDataset would keep what it drew for all epochs. Move it after the cache, as in "
             "CachedDataset(dataset, memory).map(augment) [LL109]"
         )
 
@@ -274,9 +254,7 @@ class CachedDataset(Dataset[T_co]):
         try:
             entry = pack(number, sample)
         except TransportError as error:
-            store.note(
-                Note.NOT_KEPT, f"samples that hold such a thing are not kept [LL110]: {error.text}"
-            )
+            store.note(Note.NOT_KEPT, f"such samples are not kept [LL110]: {error.text}")
             return
         if store.is_open:
             store.put(number, entry)
@@ -285,11 +263,8 @@ class CachedDataset(Dataset[T_co]):
         try:
             self._folder.put(number, entry)
         except OSError as error:
-            store.note(
-                Note.NOT_ON_DISK,
-                f"{self._folder.path} takes no more samples ({error.strerror}): the others are "
-                "kept in memory only, or made again each time [LL120]",
-            )
+            full = f"{self._folder.path} takes no more samples ({error.strerror})"
+            store.note(Note.NOT_ON_DISK, f"{full}: memory alone keeps the others [LL120]")
 
     # --- the rest ---
 
@@ -349,8 +324,7 @@ def _check_is_fixed(dataset: Any) -> None:
     if isinstance(dataset, IterableDataset) or not indexed or told:
         raise OptionError(
             "dataset must have __getitem__ and __len__, and the same samples in every epoch, to be "
-            f"cached, got {kind.__name__}{told}: cache a map-style dataset that lies below it "
-            "[LL629]"
+            f"cached, got {kind.__name__}{told}. Cache a map-style dataset that lies below it"
         )
 
 

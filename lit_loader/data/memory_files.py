@@ -27,17 +27,23 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import logging
 import os
 import socket
 import struct
+import sys
 import time
 import weakref
 from typing import Final
 
+import numpy as np
+import torch
+
+from lit_loader import __version__
 from lit_loader.core.system import linux
 
-__all__ = ["find", "is_supported", "lock", "new", "seal"]
+__all__ = ["find", "is_supported", "label_of", "lock", "new", "seal"]
 
 _READABLE: Final = 0x0F  # F_SEAL_SEAL, _SHRINK, _GROW and _WRITE: nothing about it changes any more
 _WRITABLE: Final = 0x02  # F_SEAL_SHRINK
@@ -55,6 +61,13 @@ _held: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 def is_supported() -> bool:
     """Whether files are found here (Linux, with ``/proc``)."""
     return hasattr(os, "memfd_create") and os.path.isdir(f"{linux.PROC}/self/fd")
+
+
+def label_of(kind: str, *parts: object) -> str:
+    """Return the label of what processes share that run the same interpreter and libraries."""
+    versions = sys.version, sys.prefix, __version__, torch.__version__, np.__version__
+    digest = hashlib.blake2b(repr((versions, parts)).encode(), digest_size=16)
+    return f"{kind} {digest.hexdigest()}"
 
 
 # --- files ---

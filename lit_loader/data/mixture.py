@@ -15,22 +15,14 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset, Sampler
 
-from lit_loader.core.options.checks import flag, is_dataset, is_list, whole_number
+from lit_loader.core.options.checks import flag, is_dataset, is_list, refuse, whole_number
 from lit_loader.core.sampling.orders import CHUNK, EpochOrder, Indices
 from lit_loader.core.sampling.permutation import Permutation
 from lit_loader.core.seeding.seeds import derive
 from lit_loader.core.state.fingerprint import Fingerprint
 from lit_loader.core.state.state_validation import damaged, is_count
-from lit_loader.data.batch_order import summarise
-from lit_loader.data.weights import (
-    ALL_DRAWS,
-    Changes,
-    History,
-    Timeline,
-    Weights,
-    named_changes,
-    summary,
-)
+from lit_loader.data.by_length import summarise
+from lit_loader.data.weights import ALL_DRAWS, Changes, Timeline, Weights, named_changes, summary
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError, StateError
 
@@ -41,14 +33,14 @@ _WITHIN = 2  # keeps random numbers within sources apart from those of their ord
 
 @public
 class MixtureDataset(Dataset[Any]):
-    """Several map-style datasets one behind the other, with the weights to mix them by.
+    """Several map-style datasets one after the other, with the weights to mix them by.
 
     Args:
         datasets: The sources, in a list, or by name; factories without arguments are called.
-        weights: Relative frequency of each, alike a list or by name; None: their lengths, so that
-            every sample is as frequent as any other. Weights that change are a list of pairs,
-            ``[(0, {"web": 3, "books": 1}), (5000, {"web": 1, "books": 1})]``: from which draw on
-            they count, of all ranks together and over all epochs.
+        weights: Relative frequency of each, in a list or by name. None: their lengths, so that all
+            samples are equally frequent. Weights that change are a list of pairs, ``[(0, {"web": 3,
+            "books": 1}), (5000, {"web": 1, "books": 1})]``: from which draw on they count, of all
+            ranks together and over all epochs.
 
     Attributes:
         names: The sources' names; "0", "1", … for a list.
@@ -77,9 +69,7 @@ class MixtureDataset(Dataset[Any]):
         drawn = [any(each) for each in zip(*(weights for _, weights in self.changes), strict=True)]
         for name, length, weight in zip(self.names, self.lengths, drawn, strict=True):
             if weight and not length:
-                raise OptionError(
-                    f"source {name!r} is empty: leave it out or give it weight 0 [LL643]"
-                )
+                raise OptionError(f"source {name!r} is empty: leave it out, or set its weight to 0")
 
     def __len__(self) -> int:
         return self.starts[-1]
@@ -92,7 +82,7 @@ class MixtureDataset(Dataset[Any]):
         return f"{type(self).__name__}(lengths={lengths}, weights={weights})"
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Give where a sample comes from.
+        """Return where a sample comes from.
 
         Args:
             index: Its index in the mixture, from 0.
@@ -110,11 +100,6 @@ class MixtureDataset(Dataset[Any]):
             )
         source = int(np.searchsorted(self.starts, index, side="right")) - 1
         return source, index - self.starts[source]
-
-    def reads_from(self, index: int) -> tuple[tuple[Any, int], ...]:
-        """Give what a sample is read from (see `lit_loader.reads_ahead`)."""
-        source, within = self.locate(index)
-        return ((self.datasets[source], within),)
 
     def __getitem__(self, index: int) -> Any:
         source, within = self.locate(index)
@@ -147,12 +132,9 @@ class MixtureDataset(Dataset[Any]):
 
 
 def named_sources(datasets: Any) -> tuple[list[str], list[Any]]:
-    """Give the names and the datasets of a mapping or sequence; factories are called."""
+    """Return the names and the datasets of a mapping or sequence; factories are called."""
     if not (isinstance(datasets, Mapping) or is_list(datasets)) or not datasets:
-        raise OptionError(
-            "datasets must be a list of datasets, or a mapping from name to dataset, with at "
-            f"least one, got {short_repr(datasets)} [LL642]"
-        )
+        refuse("datasets", "a list of datasets, or a mapping from name to dataset", datasets)
     if not isinstance(datasets, Mapping):
         datasets = {str(number): dataset for number, dataset in enumerate(datasets)}
     names, members = list(map(str, datasets)), list(datasets.values())
@@ -161,11 +143,7 @@ def named_sources(datasets: Any) -> tuple[list[str], list[Any]]:
 
 def _made(name: str, source: Any) -> Any:
     if not is_dataset(source) and not callable(source):
-        raise OptionError(
-            f"datasets[{name!r}] must be a dataset, or a factory without arguments, got "
-            f"{short_repr(source)}"
-            " [LL641]"
-        )
+        refuse(f"datasets[{name!r}]", "a dataset, or a factory without arguments", source)
     return source if is_dataset(source) else source()
 
 
@@ -174,7 +152,6 @@ def _length(name: str, dataset: Any) -> int:
         raise OptionError(
             f"datasets[{name!r}] must have a length, got {type(dataset).__name__}: a "
             "MixtureDataset is of map-style datasets, a MixtureStream of iterable ones"
-            " [LL640]"
         )
     return len(dataset)
 
@@ -219,19 +196,14 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         seed: int = 0,
     ) -> None:
         if not isinstance(data_source, MixtureDataset) or not len(data_source):
-            raise OptionError(
-                "data_source must be a MixtureDataset, which knows its sources, with at least one "
-                f"sample, got {short_repr(data_source)} [LL639]"
-            )
+            refuse("data_source", "a MixtureDataset with at least one sample", data_source)
         self.epoch_length = len(data_source)
         if epoch_length is not None:
             self.epoch_length = whole_number("epoch_length", epoch_length, low=1)
         self.data_source, self.dataset_length = data_source, len(data_source)
         self.shuffle = flag("shuffle", shuffle)
         self.seed = whole_number("seed", seed)
-        self._of = summarise([*data_source.names, summary(data_source.changes)])
-        # Sources are numbered as they came first to a run, and drawn from by these numbers.
-        self._go_on(History(data_source.names, data_source.changes), data_source.lengths)
+        self._draw_by(self._own_timeline(), data_source.lengths)
 
     def __len__(self) -> int:
         return self.epoch_length
@@ -248,7 +220,7 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         return lambda positions: self._draw(positions + first)
 
     def counts(self, epoch: int) -> dict[str, int]:
-        """Give how often each source comes in an epoch; computes the whole epoch.
+        """Return how often each source comes in an epoch; computes the whole epoch.
 
         Args:
             epoch: Epoch number.
@@ -277,53 +249,56 @@ class MixtureSampler(EpochOrder, Sampler[int]):
         }
 
     def elastic(self, state: Any) -> frozenset[str]:  # noqa: D102
-        names = ("sampler.shares", "sampler.lengths", "dataset_length")
-        return frozenset() if state is None else frozenset(names)
+        return frozenset(("sampler.shares", "sampler.lengths", "dataset_length"))
 
-    def order_state(self) -> dict[str, Any] | None:
-        """Give which sources are drawn from by which weights, and the sources' lengths."""
-        state = self._history.to_state()
-        return state and {**state, "lengths": list(self._lengths), "of": self._of}
+    def order_state(self) -> dict[str, Any]:
+        """Return which sources are drawn from by which weights, and the sources' lengths."""
+        return {**self._timeline.to_state(), "lengths": list(self._lengths)}
 
     def place_in(self, state: Any, epoch: int, items: int) -> int:
         """Make sure that what has been drawn of a source can be gone on from."""
-        if state is not None:
-            history, lengths = _of_state(state)
-            now = dict(zip(self.data_source.names, self.data_source.lengths, strict=True))
-            for name, length in zip(history.names, lengths, strict=True):
-                if now.get(name, length) != length:
-                    raise StateError(
-                        f"the state is of a mixture whose source {name!r} has {length:,} samples, "
-                        f"and this one has {now[name]:,}: resume with the source as it was, and "
-                        "add what is new as another source"
-                        " [LL357]"
-                    )
+        timeline, lengths = self._of_state(state)
+        now = dict(zip(self.data_source.names, self.data_source.lengths, strict=True))
+        for name, length in zip(timeline.names, lengths, strict=True):
+            if now.get(name, length) != length:
+                raise StateError(
+                    f"the state is of a mixture whose source {name!r} has {length:,} samples, and "
+                    f"this one has {now[name]:,}. Resume with the source as it was, and add what "
+                    "is new as another source [LL357]"
+                )
         return items
 
     def go_on(self, state: Any, epoch: int, items: int) -> None:
         """Draw from the state's place on by the weights that this mixture has."""
-        source = self.data_source
-        history, lengths = History(source.names, source.changes), source.lengths
-        if state is not None:
-            theirs, known = _of_state(state)
-            # A state of these very weights has what is drawn by them, before its place and after.
-            if state.get("of") == self._of:
-                history = theirs
-            else:
-                draw = epoch * self.epoch_length % ALL_DRAWS + items
-                history = theirs.going_on(history, draw)
-            now = dict(zip(source.names, source.lengths, strict=True))
-            lengths = [*known, *(now[name] for name in history.names[len(known) :])]
-        self._go_on(history, lengths)
+        theirs, known = self._of_state(state)
+        draw = epoch * self.epoch_length % ALL_DRAWS + items
+        timeline = theirs.going_on(self._own_timeline(), draw)
+        now = dict(zip(self.data_source.names, self.data_source.lengths, strict=True))
+        self._draw_by(timeline, [*known, *(now[name] for name in timeline.names[len(known) :])])
 
-    def _go_on(self, history: History, lengths: list[int]) -> None:
-        self._history, self._lengths = history, lengths
-        self._timeline = Timeline(history.changes, self.seed)
+    def _own_timeline(self) -> Timeline:
+        return Timeline(self.data_source.names, self.data_source.changes, self.seed)
+
+    def _of_state(self, state: Any) -> tuple[Timeline, list[int]]:
+        """Read what `order_state` returned; a StateError if it is not that."""
+        timeline = Timeline.from_state("sampler['order']", state, self.seed)
+        lengths = state.get("lengths")
+        whole = is_list(lengths) and len(lengths) == len(timeline.names)
+        if not (whole and all(map(is_count, lengths))):
+            raise damaged("sampler['order'] must have the sources' lengths", lengths)
+        drawn = (number for number, length in enumerate(lengths) if not length)
+        if any(timeline.needs(number, 0) for number in drawn):
+            raise damaged("sampler['order'] must have samples in sources that are drawn", lengths)
+        return timeline, list(lengths)
+
+    def _draw_by(self, timeline: Timeline, lengths: list[int]) -> None:
+        # Sources are numbered as they came first to a run, and drawn from by these numbers.
+        self._timeline, self._lengths = timeline, lengths
         places = {name: place for place, name in enumerate(self.data_source.names)}
-        self._places = [places.get(name) for name in history.names]
+        self._places = [places.get(name) for name in timeline.names]
 
     def _draw(self, draws: Indices) -> Indices:
-        """Give the dataset indices of draws, counted from the first one of epoch 0."""
+        """Return the dataset indices of draws, counted from the first one of epoch 0."""
         sources, counts = self._timeline.at(draws)
         result = np.empty_like(draws)
         for source in np.unique(sources).tolist():
@@ -331,10 +306,9 @@ class MixtureSampler(EpochOrder, Sampler[int]):
             length, place = self._lengths[source], self._places[source]
             if place is None:
                 raise StateError(
-                    f"the mixture's source {self._history.names[source]!r} was drawn from here, "
-                    "and has been taken out since: look at what came before with the sources that "
+                    f"the mixture's source {self._timeline.names[source]!r} was drawn from here, "
+                    "and has been taken out since. Look at what came before with the sources that "
                     "it was drawn from"
-                    " [LL356]"
                 )
             passes, places = np.divmod(counts[chosen], length)
             for number in np.unique(passes).tolist() if self.shuffle else ():
@@ -343,17 +317,3 @@ class MixtureSampler(EpochOrder, Sampler[int]):
                 places[now] = Permutation(length, seed).at(places[now])
             result[chosen] = places + self.data_source.starts[place]
         return result
-
-
-def _of_state(state: Any) -> tuple[History, list[int]]:
-    """Read what `MixtureSampler.order_state` gave; a StateError if it is not that."""
-    history = History.from_state("sampler['order']", state)
-    lengths = state.get("lengths")
-    if not (
-        is_list(lengths) and len(lengths) == len(history.names) and all(map(is_count, lengths))
-    ):
-        raise damaged("sampler['order'] must have the sources' lengths", lengths)
-    drawn = [any(each) for each in zip(*(shares for _, shares in history.changes), strict=True)]
-    if any(share and not length for share, length in zip(drawn, lengths, strict=True)):
-        raise damaged("sampler['order'] must have samples in sources that are drawn from", lengths)
-    return history, list(lengths)

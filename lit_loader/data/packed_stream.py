@@ -4,15 +4,14 @@
 
     documents ─▶ one after the other ─ cut every `length` tokens ─▶ sequence
     state: {"documents": where they were before the one in which the next sequence begins,
-            "offset": what of that one is given already, …}
+            "offset": what of that one is yielded already, …}
 
-A sequence ends where it is full, in the midst of a document most often, and the next one goes on
-there. The state holds no tokens: that document is read again.
+A sequence ends where it is full, usually inside a document, and the next one continues there. The
+state holds no tokens: that document is read again.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -74,17 +73,14 @@ class PackedStream(IterableDataset[dict[str, Tensor]]):
         if isinstance(documents, (type, str, bytes)) or not hasattr(type(documents), "__iter__"):
             raise OptionError(
                 "documents must be an iterable dataset, got "
-                f"{short_repr(documents)} ({type(documents).__name__}): give an IterableDataset "
-                "of documents; the samples of a map-style dataset are packed by PackingBatchSampler"
-                " [LL652]"
+                f"{short_repr(documents)} ({type(documents).__name__}). For a map-style dataset "
+                "use PackingBatchSampler"
             )
         self.documents = documents
         self.length = whole_number("length", length, low=1)
         self.overlap = whole_number("overlap", overlap, low=0)
         if self.overlap >= self.length:
-            raise OptionError(
-                f"overlap must be below length={length}, got overlap={overlap} [LL651]"
-            )
+            raise OptionError(f"overlap must be below length={length}, got overlap={overlap}")
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         return _Packer(self)
@@ -113,7 +109,6 @@ class _Piece(NamedTuple):
     before: Any  # where the documents were before they gave it
     start: int  # of the part, in the document
     parts: dict[str, Tensor]
-    names: tuple[Any, ...] = ()  # that the document has noted
 
 
 class _Packer(Iterator[dict[str, Tensor]]):
@@ -122,7 +117,7 @@ class _Packer(Iterator[dict[str, Tensor]]):
         self._opened: OpenStream | None = None
         self._loaded: Any = None
         self._pieces: list[_Piece] = []
-        self._skipped = 0  # tokens of the document that comes next, given already
+        self._skipped = 0  # tokens of the document that comes next, yielded already
         self._read = 0  # documents
 
     def __next__(self) -> dict[str, Tensor]:
@@ -137,8 +132,6 @@ class _Packer(Iterator[dict[str, Tensor]]):
         sequence = {
             name: torch.cat([each.parts[name] for each in taken]) for name in taken[0].parts
         }
-        for name in itertools.chain.from_iterable(piece.names for piece in taken):
-            note(name)
         note(tokens=self._stream.length)
         # By NumPy: torch's threads take longer than the work where others have the processors.
         sizes = np.array([*map(_size, taken)], np.int64)
@@ -149,7 +142,7 @@ class _Packer(Iterator[dict[str, Tensor]]):
         return sequence
 
     def _from(self, place: int) -> list[_Piece]:
-        """Give the pieces from a place of the sequence on."""
+        """Return the pieces from a place of the sequence on."""
         left = []
         for piece in self._pieces:
             if place < _size(piece):
@@ -161,31 +154,26 @@ class _Packer(Iterator[dict[str, Tensor]]):
         if self._opened is None:
             self._opened = OpenStream(self._stream.documents, _KEY, self._loaded, role="documents")
             self._loaded = None
-        before, notes, tokens = self._opened.state(), reading.notes, reading.tokens
-        mark = len(notes or ())
-        document, number = next(self._opened.iterator), self._read
+        before = self._opened.state()
+        with reading().unnoted():  # the tokens of sequences count
+            document = next(self._opened.iterator)
+        piece = _Piece(before, 0, _entries(document, self._read))
         self._read += 1
-        reading.tokens = tokens  # those of sequences count
-        # Noted again with each sequence that has a part of the document.
-        piece = _Piece(before, 0, _entries(document, number), tuple((notes or ())[mark:]))
-        if notes:
-            del notes[mark:]
         skipped, self._skipped = self._skipped, 0
         if skipped > _size(piece):
             raise StateError(
                 f"the state is at token {skipped} of a document that has {_size(piece)}: resume "
                 "with the documents that the state was taken with"
-                " [LL360]"
             )
         return _cut(piece, skipped, _size(piece)) if skipped else piece
 
     @property
     def must_be_read_again(self) -> bool:
         """Whether the documents have been begun and have no state."""
-        return self._opened is not None and self._opened.must_be_read_again
+        return self._opened is not None and not self._opened.stateful
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the place: of the documents, and in the one in which the next sequence begins."""
+        """Return the place: of the documents, and in that in which the next sequence begins."""
         if self._pieces:
             documents, offset = self._pieces[0].before, self._pieces[0].start
         else:
@@ -194,7 +182,7 @@ class _Packer(Iterator[dict[str, Tensor]]):
         return {"documents": documents, "offset": offset}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken; a StateError if it is none."""
+        """Continue where a state was taken; a StateError if it is none."""
         if not isinstance(state, Mapping) or not is_count(state.get("offset")):
             raise damaged("place in the documents must be a dict with an offset", state)
         self._loaded = checked_parts("documents", state.get("documents"), _KEY)
@@ -211,7 +199,7 @@ def _cut(piece: _Piece, start: int, stop: int) -> _Piece:
 
 
 def _entries(document: Any, number: int) -> dict[str, Tensor]:
-    """Give a document's entries as tensors; a ValueError if they are none, or differ in length."""
+    """Return a document's entries as tensors; ValueError: there are none, or lengths differ."""
     # Of a reader; one that was resumed does not know how many there were before.
     which = f"document {number} (counted from 0, since this reader began or was resumed)"
     named = document if isinstance(document, Mapping) else {"tokens": document}
@@ -221,8 +209,7 @@ def _entries(document: Any, number: int) -> dict[str, Tensor]:
         raise ValueError(
             "lit_loader: "
             f"{which}: a document's entries must have one length of at least 1, got lengths "
-            f"{lengths}: leave out what is not a token's, and documents without tokens"
-            " [LL650]"
+            f"{lengths}. Leave out entries that are not one per token, and empty documents"
         )
     return entries
 
@@ -236,7 +223,6 @@ def _tensor(entry: Any, which: str) -> Tensor:
         raise ValueError(
             "lit_loader: "
             f"{which}, must be a tensor, an array, a list of numbers or bytes, or a mapping from "
-            f"name to such, got {short_repr(entry)} ({type(entry).__name__}): tokenize text, and "
-            "leave out what is not a token's"
-            " [LL649]"
+            f"name to such, got {short_repr(entry)} ({type(entry).__name__}). Tokenize text, and "
+            "leave out entries that are not one per token"
         ) from error

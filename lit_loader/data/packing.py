@@ -17,19 +17,15 @@ import torch
 from torch import Tensor
 
 from lit_loader.context import note, reading
-from lit_loader.core.options.checks import or_none, positive
+from lit_loader.core.options.checks import known_keywords, or_none, positive
 from lit_loader.core.sampling.orders import Indices
-from lit_loader.core.sampling.permutation import Permutation
-from lit_loader.core.seeding.seeds import derive
 from lit_loader.core.state.fingerprint import Fingerprint
-from lit_loader.data.lengths import LengthsSampler, halved, in_order
+from lit_loader.data.by_length import BATCHES, ByTokens, halved, in_order
 from lit_loader.data.pad import PadCollate
 from lit_loader.describe import public
 from lit_loader.errors import LoaderError
 
 __all__ = ["PackCollate", "Packed", "PackingBatchSampler", "best_fit"]
-
-_SAMPLES, _PACKS = 1, 2  # what is shuffled; keeps the two orders of an epoch apart
 
 _MOST_TOKENS = 2**30
 """What is left of a pack is counted in 32 bits."""
@@ -49,7 +45,7 @@ window's last pack is has a standard deviation of 0.29 packs, so this is ten of 
 
 
 @public
-class PackingBatchSampler(LengthsSampler):
+class PackingBatchSampler(ByTokens):
     """Makes each batch a pack: samples that together have at most ``max_tokens`` tokens.
 
     ::
@@ -63,22 +59,23 @@ class PackingBatchSampler(LengthsSampler):
     packed when it begins, in half a second for a million samples of text.
 
     Args:
-        lengths: Tokens of each sample, one whole number each; or a dataset with an attribute
-            ``lengths`` that holds them. An empty sample counts as one token.
+        lengths: Tokens of each sample, one whole number each; or a dataset with an attribute that
+            holds them. An empty sample counts as one token.
         max_tokens: Tokens of a pack at most.
+        lengths_from: Name of the attribute in which a dataset has the lengths.
         window: Samples of the shuffled order that are packed together. More of them fill the packs
             better and take longer. None: so many that they fill 64 packs.
         seed: Seed of the orders; the loader's own ``seed`` is not known here.
-        shuffle: Shuffle samples and packs anew for each epoch; False: windows of the dataset's
+        shuffle: Shuffle samples and packs in each epoch; False: windows of the dataset's
             order, the same in every epoch.
         drop_last: Leave off the last packs that do not divide evenly among the ranks, and those
             beyond the number that every epoch has; False: every sample comes once, and packs are
             cut in two until their number is the same.
         too_long: What becomes of a sample of more than ``max_tokens`` tokens: "raise" an error,
             "skip" it, or count it as ``max_tokens`` long because the dataset will "truncate" it.
-        num_replicas: Ranks: the number of packs is a multiple of it. None: as many as
-            ``torch.distributed`` has processes, 1 without. To resume on another number of ranks
-            give one that all of them divide.
+        num_replicas: Number of ranks; the number of packs is a multiple of it. None: the processes
+            of ``torch.distributed``, 1 without. To resume on another number of ranks, pass one that
+            all of them divide.
 
     Attributes:
         epoch: The epoch whose packs come next.
@@ -87,11 +84,13 @@ class PackingBatchSampler(LengthsSampler):
         OptionError: An option is refused, or a sample is too long (a ValueError).
     """
 
+    @known_keywords
     def __init__(
         self,
         lengths: Any,
         max_tokens: int,
         *,
+        lengths_from: str = "lengths",
         window: int | None = None,
         seed: int = 0,
         shuffle: bool = True,
@@ -100,28 +99,24 @@ class PackingBatchSampler(LengthsSampler):
         num_replicas: int | None = None,
     ) -> None:
         super().__init__(
-            *("lengths", lengths, max_tokens, _MOST_TOKENS),
+            *(lengths, lengths_from, max_tokens, _MOST_TOKENS),
             shuffle=shuffle,
             drop_last=drop_last,
             too_long=too_long,
             num_replicas=num_replicas,
             seed=seed,
         )
-        tokens = np.maximum(self._lengths, 1)
+        tokens = np.maximum(self.lengths, 1)
         self._kept = self._fitting(tokens, self.max_tokens)
         self._tokens = np.minimum(tokens, self.max_tokens)
         self.window: int | None = or_none(positive)("window", window)
 
     def __len__(self) -> int:
-        """Give the number of packs, on all ranks together; the same in every epoch."""
+        """Return the number of packs, on all ranks together; the same in every epoch."""
         return self._number
 
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({len(self._lengths):,} samples, max_tokens={self.max_tokens}, "
-            f"window={self.window}, shuffle={self.shuffle}, num_replicas={self.num_replicas}, "
-            f"seed={self.seed})"
-        )
+    def _shown(self) -> str:
+        return f"{super()._shown()}, window={self.window}"
 
     def plan(self, epoch: int) -> tuple[Indices, Indices]:  # noqa: D102
         most, window = self._number, self._window
@@ -131,23 +126,18 @@ class PackingBatchSampler(LengthsSampler):
                 raise LoaderError(
                     f"epoch {epoch} needs {len(starts) - 1:,} packs, and a pass has {most:,}: "
                     "give PackingBatchSampler a larger window"
-                    " [LL655]"
                 )
             window *= 2
             samples, starts = self._packed(epoch, window)
         if self.shuffle:
-            order = Permutation(len(starts) - 1, derive(self.seed, epoch, _PACKS))
-            samples, starts = in_order(samples, starts, order.take(0, len(starts) - 1))
-        while missing := max(0, most - (len(starts) - 1)):
-            starts = halved(starts, missing, np.diff(starts))
-        starts = starts[: most + 1]
+            packs = len(starts) - 1
+            order = self.shuffled(epoch, packs, BATCHES).take(0, packs)
+            samples, starts = in_order(samples, starts, order)
+        starts = halved(starts, most, self._tokens[samples])[: most + 1]
         return samples[: starts[-1]], starts
 
-    def fill(self) -> float:
-        """Give the share of the packs' room that is tokens, 0 … 1, in the epoch that comes next."""
-        samples, starts = self.plan(self.epoch)
-        room = (len(starts) - 1) * self.max_tokens
-        return float(self._tokens[samples].sum() / room) if room else 1.0
+    def _room(self, samples: Indices, starts: Indices) -> Indices:
+        return np.full(len(starts) - 1, self.max_tokens)
 
     def state_fingerprint(self) -> Fingerprint:
         """Name what the packs depend on, besides the epoch and the number of ranks."""
@@ -178,8 +168,7 @@ class PackingBatchSampler(LengthsSampler):
         """Pack an epoch, window by window: its samples, and where packs begin and end."""
         samples, count = self._kept, len(self._kept)
         if self.shuffle:
-            order = Permutation(count, derive(self.seed, epoch, _SAMPLES))
-            samples = samples[order.take(0, count)]
+            samples = samples[self.shuffled(epoch, count).take(0, count)]
         whole = count // window * window
         rows = max(1, _AT_ONCE // window)
         windows = samples[:whole].reshape(-1, window)
@@ -308,10 +297,9 @@ class PackCollate(PadCollate):
                 "lit_loader: "
                 f"samples have nothing to pack: no tensor with a length, or none of the names in "
                 f"padding_value={self.padding_value!r}; got {type(samples[0]).__name__}"
-                " [LL654]"
             )
         lengths = torch.tensor(joining.lengths)
-        if not reading.tokens:  # the dataset has not counted them
+        if not reading().tokens:  # the dataset has not counted them
             note(tokens=sum(joining.lengths))
         padding = joining.padded(int(lengths.sum())) - int(lengths.sum())
         numbers = torch.arange(len(lengths))
@@ -349,7 +337,6 @@ class _Joining(PadCollate):
                     f"{place}: the packed entries of a sample must have one length, and sample "
                     f"{number} of the pack has {ours}, but {theirs} of {self._place}: name the "
                     "entries to be packed in padding_value, as {'tokens': 0, 'labels': -100}"
-                    " [LL653]"
                 )
         self.lengths, self._place = lengths, place
         joined = torch.cat(tensors)

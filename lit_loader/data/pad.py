@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from lit_loader.core.batch.collate import default_collate
-from lit_loader.core.options.checks import known_keywords, plain, whole_number
+from lit_loader.core.options.checks import known_keywords, plain, refuse, whole_number
 from lit_loader.describe import public
-from lit_loader.errors import OptionError
 
 __all__ = ["PadCollate", "Padded"]
 
@@ -65,7 +64,7 @@ class PadCollate:
         OptionError: An option is refused.
     """
 
-    @functools.partial(known_keywords, unset={"padding_value": 0})
+    @known_keywords
     def __init__(
         self, padding_value: float | Mapping[str, float] = 0, pad_to_multiple_of: int = 1
     ) -> None:
@@ -76,11 +75,7 @@ class PadCollate:
         values = padding_value if isinstance(padding_value, Mapping) else {"": padding_value}
         for value in values.values():
             if not isinstance(value, numbers.Real):
-                raise OptionError(
-                    "padding_value must be a number, or a mapping from entry to number, "
-                    f"got padding_value={padding_value!r}"
-                    " [LL659]"
-                )
+                refuse("padding_value", "a number, or a number for each entry", padding_value)
         self.padding_value = padding_value
         self.pad_to_multiple_of = whole_number("pad_to_multiple_of", pad_to_multiple_of, low=1)
 
@@ -123,7 +118,6 @@ class PadCollate:
                     "lit_loader: "
                     f"{place or 'samples'}: sequences of different lengths cannot be padded, got "
                     f"lengths {_few(samples, len)}: make tensors of them"
-                    " [LL658]"
                 )
             columns = [
                 self._collate(column, value, f"{place}[{number}]")
@@ -143,7 +137,6 @@ class PadCollate:
                 f"{place}: only the first dimension may differ, got shapes "
                 f"{_few(tensors, lambda tensor: tuple(tensor.shape))}: crop or pad the others in "
                 "the dataset"
-                " [LL657]"
             )
         dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
         _check_fits(value, dtype, place)
@@ -175,7 +168,6 @@ def _check_fits(value: float, dtype: torch.dtype, place: str) -> None:
             "lit_loader: "
             f"{place}: {dtype} cannot hold padding_value={value!r}: choose another padding_value, "
             "or convert the data"
-            " [LL656]"
         )
 
 

@@ -1,27 +1,38 @@
-"""`shared_dataset`: one process of a machine builds a dataset, the others map its arrays."""
+"""`shared_dataset`: one process of a machine builds a dataset, the others map its arrays.
+
+::
+
+    key, pickled factory ─▶ label ─▶ lock ─▶ found among this user's open files? ─ yes ─▶ mapped
+                                      ▲        │ no                                        ▲
+                                    waits      ╰─▶ built ─▶ frozen ─▶ file, sealed ────────╯
+
+`core/transport/dataset_pickle.py` writes and reads the file, as it does for workers by spawn.
+"""
 
 from __future__ import annotations
 
+import functools
 import gc
+import importlib.util
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from lit_loader.core.options.checks import filled_text, is_dataset, seconds
+from lit_loader.core.options.checks import filled_text, is_dataset, seconds, undeferred
 from lit_loader.core.transport.dataset_pickle import Frozen, Policy, freeze, thaw
 from lit_loader.data import memory_files
-from lit_loader.data.fingerprint import environment, fingerprint
+from lit_loader.data.draws import Draws
 from lit_loader.data.memory import memory_left
 from lit_loader.describe import message_of, public, short_repr
 from lit_loader.errors import LoaderError, OptionError, TransportError
-from lit_loader.storage.draws import Draws
 
-__all__ = ["shared_dataset"]
+__all__ = ["shared", "shared_dataset"]
 
-_LABEL: Final = "lit_loader dataset 1"
+_LABEL: Final = "lit_loader dataset 2"
 """What files in memory and locks are called; its end is the version of the format."""
 
 _SPARED: Final = 256 << 20  # bytes of memory that are left to others
@@ -41,13 +52,13 @@ _log = logging.getLogger("lit_loader.node")
 def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0) -> Any:
     """Build a dataset once for all processes of this user on this machine that ask for it.
 
-    The first one calls ``factory``; it and all others, ranks or other runs, get an equal dataset
+    The first one calls ``factory``. It and all others, ranks or other runs, get an equal dataset
     each, whose large arrays and tensors (64 KiB and more) lie in memory once for all of them and
     their forked workers; other workers have a copy, one for all of a loader. What a process writes
     into one is seen by no other.
     The data lives as long as any process that has it, and nothing is left behind. If the process
-    that builds is killed, another one builds; where ``factory`` raises, that is raised, and
-    the next process tries by itself.
+    that builds is killed, another one builds. Where ``factory`` raises, that is raised, and the
+    next process tries by itself.
 
     In Hydra around any dataset::
 
@@ -56,12 +67,11 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
         factory: {_target_: my.Dataset, root: data, _partial_: true}
 
     Args:
-        factory: Makes the dataset, without arguments; it can be pickled (open files and the like
-            are left out and opened on first use) and draws no random numbers from a generator that
-            is not its own. Another argument, or another text of the file that defines it, makes
-            another dataset in spite of the same key.
-        key: Names what the factory reads and does not say, as in "flowers, June 2026": change it
-            with files, with code in other modules, with installed packages and the environment.
+        factory: Makes the dataset, without arguments, and draws no random numbers from a generator
+            that is not its own. It can be pickled. A factory of another name, or with other
+            arguments, makes another dataset in spite of the same key.
+        key: Names the data, as in "flowers, June 2026": change it with files, code, installed
+            packages and the environment.
         timeout: Seconds to wait for another process that builds.
 
     Returns:
@@ -71,32 +81,27 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
     Raises:
         OptionError: An argument is refused, or the factory draws random numbers, or asks for this
             very dataset.
-        TransportError: The dataset cannot be pickled.
+        TransportError: The factory or the dataset cannot be pickled.
         LoaderError: Another process has not finished within ``timeout``.
     """
-    key = filled_text("key", key)
-    timeout = seconds("timeout", timeout)
     if isinstance(factory, str) or not callable(factory) or is_dataset(factory):
         raise OptionError(
             "factory must make the dataset when it is called without arguments, got "
             f"{short_repr(factory)}: pass functools.partial(Dataset, ...), in Hydra _partial_: true"
-            " [LL665]"
         )
-    identity, missing = fingerprint(environment(), key, factory)
-    if missing:
-        raise OptionError(
-            "the factory has an argument or variable that cannot be compared, "
-            f"{short_repr(missing[0])}: shared_dataset must know which processes mean the same "
-            "dataset; pass what can be pickled, such as paths and numbers"
-            " [LL664]"
-        )
-    label = f"{_LABEL} {identity}"
+    return shared(factory, key, undeferred(factory), timeout)
+
+
+def shared(factory: Callable[[], Any], key: str, identity: object, timeout: float = 1800.0) -> Any:
+    """Do as `shared_dataset`; ``identity`` is what tells datasets of one key apart."""
+    key = filled_text("key", key)
+    timeout = seconds("timeout", timeout)
+    label = memory_files.label_of(_LABEL, key, _pickled(identity))
     me = threading.get_ident(), label
     if me in _building:
         raise OptionError(
             f"the factory of shared_dataset({key!r}) asks for the dataset that it is to make, and "
-            "would wait for itself: have it make the dataset, by its class"
-            " [LL663]"
+            "would wait for itself: make the dataset by its class"
         )
     if not memory_files.is_supported():
         return _alone(factory, key, "there are no files in memory that others could find")
@@ -104,10 +109,8 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
         lock = memory_files.lock(label, timeout)
     except TimeoutError as error:
         raise LoaderError(
-            f"{error.strerror} has not finished building "
-            f"shared_dataset({key!r}) in time (timeout): give it more, or end that process, and "
-            "another one builds"
-            " [LL662]"
+            f"{error.strerror} has not finished building shared_dataset({key!r}) within "
+            f"timeout={timeout} s. Raise timeout, or end that process, and another one builds"
         ) from error
     except OSError as error:  # a sandbox, or another user's process
         return _alone(factory, key, str(error))
@@ -122,6 +125,29 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
     return _mapped(fd, factory, key)
 
 
+def _pickled(identity: object) -> tuple[bytes, object]:
+    """Return what is the same in processes that mean the same dataset."""
+    by_value = importlib.util.find_spec("cloudpickle") is not None
+    policy = Policy(
+        "cannot be pickled, by which shared_dataset knows who means the same dataset",
+        "pass a function or class at the top level of a module, and paths and numbers",
+        by_value=by_value,
+        apart=False,
+    )
+    pickled = freeze(_apart(identity), policy, {"factory": _apart(identity)}).pickled
+    # What a script defines is pickled by its name, which another script may have, too.
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    return pickled, script if b"__main__" in pickled else None
+
+
+def _apart(thing: object) -> object:
+    """Take a partial apart, which is pickled otherwise once somebody has seen its attributes."""
+    if not isinstance(thing, functools.partial):
+        return thing
+    keywords = {name: _apart(value) for name, value in thing.keywords.items()}
+    return thing.func, [*map(_apart, thing.args)], keywords
+
+
 def _made(factory: Callable[[], Any], key: str) -> Any:
     """Call the factory, and see that what it makes does not depend on who calls it."""
     draws = Draws(factory)
@@ -130,16 +156,12 @@ def _made(factory: Callable[[], Any], key: str) -> Any:
     if (drawn := draws.drawn(marks)) is not None:
         raise OptionError(
             f"the factory of shared_dataset({key!r}) draws from (or seeds) {drawn}, and all "
-            "processes would have what the first one drew: give it a generator of its own, with a "
-            "seed"
-            " [LL661]"
+            "processes would have what the first one drew. Use a generator of its own, with a seed"
         )
     if not is_dataset(dataset):
         raise OptionError(
-            f"the factory of shared_dataset({key!r}) has returned no dataset, but "
-            f"{short_repr(dataset)}: an object with __getitem__ or __iter__ is wanted; is a "
-            "return missing?"
-            " [LL660]"
+            f"the factory of shared_dataset({key!r}) must return an object with __getitem__ or "
+            f"__iter__, got {short_repr(dataset)}: is a return missing?"
         )
     return dataset
 
@@ -175,8 +197,7 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
     assert frozen is not None
     nbytes, left = frozen.size, memory_left()
     if left is not None and left < nbytes + _SPARED:
-        wanted, there = nbytes / 1e6, left / 1e6
-        _say_alone(key, f"{wanted:.0f} MB are wanted for it, and {there:.0f} MB are left")
+        _say_alone(key, f"it needs {nbytes / 1e6:.0f} MB, and {left / 1e6:.0f} MB are left")
         return dataset
     fd = -1
     try:
@@ -195,7 +216,6 @@ def _built(factory: Callable[[], Any], key: str, label: str) -> Any:
         raise TransportError(
             f"shared_dataset({key!r}) cannot be unpickled ({type(error).__name__}: "
             f"{message_of(error)}): correct its __setstate__"
-            " [LL117]"
         ) from error
     finally:
         if fd >= 0:

@@ -11,59 +11,28 @@ with samples of the next bucket, which are shorter.
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lit_loader.core.options.checks import or_none, plain, positive
-from lit_loader.core.sampling.permutation import Permutation
-from lit_loader.core.seeding.seeds import derive
+from lit_loader.core.options.checks import known_keywords, number, or_none, positive, refuse
 from lit_loader.core.state.fingerprint import Fingerprint
 from lit_loader.data.balance import deal
-from lit_loader.data.lengths import LengthsSampler, halved, in_order
-from lit_loader.describe import public, short_repr
+from lit_loader.data.by_length import BATCHES, ByTokens, halved, in_order
+from lit_loader.describe import public
 from lit_loader.errors import OptionError
 
-__all__ = ["TokenBudgetBatchSampler", "TokenBudgetStatistics"]
+__all__ = ["TokenBudgetBatchSampler"]
 
 Numbers = npt.NDArray[np.int64]
-_SAMPLES, _BATCHES = 1, 2  # what is shuffled; keeps the two orders of an epoch apart
 _AT_ONCE = 16_384  # samples that are dealt at once
 _MOST_TOKENS = 2**63  # they are counted in 64 bits
 
 
-@dataclass(frozen=True)
-class TokenBudgetStatistics:
-    """What the batches of one epoch hold.
-
-    Attributes:
-        batches: Number of batches, on all ranks together.
-        samples: Samples in them.
-        skipped: Samples left out for being too long.
-        tokens: Tokens of the samples themselves.
-        padded_tokens: Tokens of the batches, all samples padded to the longest of theirs.
-        largest: Padded tokens of the largest batch.
-    """
-
-    batches: int
-    samples: int
-    skipped: int
-    tokens: int
-    padded_tokens: int
-    largest: int
-
-    @property
-    def padding(self) -> float:
-        """Share of the batches' tokens that is padding, 0 … 1."""
-        return 1 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
-
-
 @public
-class TokenBudgetBatchSampler(LengthsSampler):
+class TokenBudgetBatchSampler(ByTokens):
     """Puts samples of similar length into batches of at most ``max_tokens`` padded tokens.
 
     ::
@@ -79,26 +48,26 @@ class TokenBudgetBatchSampler(LengthsSampler):
                         max_tokens: 8192, seed: 1}
 
     Args:
-        source: Tokens of each sample, one whole number each; or a dataset with an attribute
-            ``lengths`` that holds them. An empty sample counts as one token.
+        lengths: Tokens of each sample, one whole number each; or a dataset with an attribute that
+            holds them. An empty sample counts as one token.
         max_tokens: Upper bound of (longest sample) × (number of samples) in a batch.
+        lengths_from: Name of the attribute in which a dataset has the lengths.
         max_samples: Upper bound of a batch's samples; None: unbounded.
-        shuffle: Shuffle samples within their buckets, and the batches, anew for each epoch; False:
-            the longest samples first, the same in every epoch.
+        shuffle: Shuffle samples within their buckets, and the batches, in each epoch; False: the
+            longest samples first, the same in every epoch.
         drop_last: Leave off the batch of the shortest samples if it is not full, and the last
             batches that do not divide evenly among the ranks; False: every sample comes once, and
-            the largest batches are halved until their number does.
+            the batches of most tokens are cut in two until their number does.
         spread: How much shorter than the longest sample of its bucket a sample may be, as a share,
             0 … 1. The padding of a batch within one bucket is below it, on the average about half
             of it; larger buckets mix the samples more.
         pad_to_multiple_of: What the ``collate_fn`` pads lengths to a multiple of; counted in.
         too_long: What becomes of a sample of more than ``max_tokens`` tokens: "raise" an error,
             "skip" it, or count it as ``max_tokens`` long because the dataset will "truncate" it.
-        num_replicas: Ranks. So many batches in a row, one for each rank's step, have as equal
-            numbers of tokens as can be, with and without padding; and the number of batches is a
-            multiple of it, if batches can be divided. None: as many as
-            ``torch.distributed`` has processes, 1 without. To resume on another number of ranks
-            give one that all of them divide.
+        num_replicas: Number of ranks. Batches are dealt so that the ranks' batches of one step have
+            similar token counts, with and without padding. The number of batches is a multiple of
+            it, if batches can be divided. None: the processes of ``torch.distributed``, 1 without.
+            To resume on another number of ranks, pass one that all of them divide.
         seed: Seed of the orders; the loader's own ``seed`` is not known here.
 
     Attributes:
@@ -108,14 +77,13 @@ class TokenBudgetBatchSampler(LengthsSampler):
         OptionError: An option is refused, or a sample is too long (a ValueError).
     """
 
-    # An older state is of batches that were not dealt; on one rank they are the same.
-    _ranks_of_older_states = 1
-
+    @known_keywords
     def __init__(
         self,
-        source: Any,
+        lengths: Any,
         max_tokens: int,
         *,
+        lengths_from: str = "lengths",
         max_samples: int | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
@@ -126,7 +94,7 @@ class TokenBudgetBatchSampler(LengthsSampler):
         seed: int = 0,
     ) -> None:
         super().__init__(
-            *("source", source, max_tokens, _MOST_TOKENS),
+            *(lengths, lengths_from, max_tokens, _MOST_TOKENS),
             shuffle=shuffle,
             drop_last=drop_last,
             too_long=too_long,
@@ -139,15 +107,11 @@ class TokenBudgetBatchSampler(LengthsSampler):
             raise OptionError(
                 "pad_to_multiple_of must not exceed max_tokens, or no sample fits into a batch, "
                 f"got pad_to_multiple_of={pad_to_multiple_of} and max_tokens={max_tokens}"
-                " [LL667]"
             )
-        share: Any = plain(spread)  # mypy does not take a float for a numbers.Real
-        if not (isinstance(share, numbers.Real) and 0 <= float(share) <= 1):
-            raise OptionError(
-                f"spread must be between 0 and 1, got spread={short_repr(share)} [LL666]"
-            )
-        self.spread = float(share)
-        self._tokens, kept = self._counted(self._lengths)
+        self.spread = float(number("spread", spread))
+        if self.spread > 1:
+            refuse("spread", "a number from 0 to 1", spread)
+        self._tokens, kept = self._counted(self.lengths)
         order = np.argsort(-self._tokens[kept], kind="stable")
         self._longest_first: Numbers = kept[order]
         self._bucket, caps = self._buckets(self._tokens[self._longest_first])
@@ -155,51 +119,25 @@ class TokenBudgetBatchSampler(LengthsSampler):
         self._alike = self._runs()
 
     def __len__(self) -> int:
-        """Give the number of batches, on all ranks together; the same in every epoch."""
+        """Return the number of batches, on all ranks together; the same in every epoch."""
         return len(self._cuts) - 1
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({len(self._lengths):,} samples in {len(self):,} batches, "
-            f"max_tokens={self.max_tokens}, shuffle={self.shuffle}, "
-            f"num_replicas={self.num_replicas}, seed={self.seed})"
-        )
 
     def plan(self, epoch: int) -> tuple[Numbers, Numbers]:  # noqa: D102
         cuts, samples = self._cuts, self._longest_first
         if not self.shuffle:
             return self._dealt(samples)[: cuts[-1]], cuts
-        ranks = np.arange(len(samples), dtype=np.int64)
-        ranks = Permutation(len(samples), derive(self.seed, epoch, _SAMPLES)).at(ranks)
+        ranks = self.shuffled(epoch, len(samples)).take(0, len(samples))
         samples = self._dealt(samples[np.lexsort((ranks, self._bucket))])
         # Batches of one step stay together. A rest, which only single samples leave, stays last.
         replicas, count = self.num_replicas, len(self)
-        groups = np.arange(count // replicas, dtype=np.int64)
-        groups = Permutation(len(groups), derive(self.seed, epoch, _BATCHES)).at(groups)
+        groups = self.shuffled(epoch, count // replicas, BATCHES).take(0, count // replicas)
         batches = (groups[:, None] * replicas + np.arange(replicas)).ravel()
         batches = np.concatenate([batches, np.arange(len(batches), count, dtype=np.int64)])
         return in_order(samples, cuts, batches)
 
-    def statistics(self) -> TokenBudgetStatistics:
-        """Sum up the batches of the epoch that comes next; computes the whole epoch.
-
-        Returns:
-            Numbers of batches, of samples and of tokens, with and without padding, of all ranks.
-        """
-        samples, starts = self.plan(self.epoch)
-        largest, padded = 0, 0
-        if len(samples):
-            longest = np.maximum.reduceat(self._tokens[samples], starts[:-1])
-            sizes = longest * np.diff(starts)
-            largest, padded = int(sizes.max()), int(sizes.sum())
-        return TokenBudgetStatistics(
-            batches=len(self),
-            samples=len(samples),
-            skipped=len(self._lengths) - len(self._longest_first),
-            tokens=int(np.minimum(self._lengths, self._tokens)[samples].sum()),
-            padded_tokens=padded,
-            largest=largest,
-        )
+    def _room(self, samples: Numbers, starts: Numbers) -> Numbers:
+        longest = np.maximum.reduceat(self._tokens[samples], starts[:-1])
+        return longest * np.diff(starts)
 
     def state_fingerprint(self) -> Fingerprint:
         """Name what the batches depend on, besides the epoch and the number of ranks."""
@@ -213,7 +151,7 @@ class TokenBudgetBatchSampler(LengthsSampler):
     # --- which samples make a batch, once ---
 
     def _counted(self, lengths: Numbers) -> tuple[Numbers, Numbers]:
-        """Give the tokens that each sample counts for, and the samples that are not left out."""
+        """Return the tokens that each sample counts for, and the samples that are not left out."""
         multiple = self.pad_to_multiple_of
         budget = self.max_tokens // multiple * multiple
         tokens = np.maximum(-(-lengths // multiple) * multiple, multiple)
@@ -249,11 +187,9 @@ class TokenBudgetBatchSampler(LengthsSampler):
         if self.drop_last:
             cuts = cuts[: len(cuts) - (not full)]
             return np.array(cuts[: len(cuts) - (len(cuts) - 1) % self.num_replicas], np.int64)
-        starts, longest = np.array(cuts, np.int64), np.array(caps, np.int64)[bucket]
         # With fewer samples than ranks the loader's uneven_ranks decides.
-        while (missing := -(len(starts) - 1) % self.num_replicas) and len(starts) <= length:
-            starts = halved(starts, missing, np.diff(starts) * longest[starts[:-1]])
-        return starts
+        wanted = -(-(len(cuts) - 1) // self.num_replicas) * self.num_replicas
+        return halved(np.array(cuts, np.int64), wanted, self._tokens[self._longest_first])
 
     def _runs(self) -> list[tuple[int, Numbers]]:
         """Find what is dealt: batches in a row of one step that have as many samples.

@@ -1,13 +1,14 @@
 """Which source each draw of a mixture comes from: weights, also ones that change.
 
-A `Schedule` draws by weights, block by block; a `Timeline` has one from each draw on at which they
-change. What has been drawn of a source by then is counted on, so that none of its samples comes
-twice in a pass, whatever the weights were.
+A `Schedule` draws by weights, block by block. A `Timeline` has one from each draw on at which the
+weights change. What has been drawn of a source by then is counted on, so that none of its samples
+comes twice in a pass, whatever the weights were.
 """
 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import itertools
 import math
@@ -25,12 +26,11 @@ from lit_loader.core.sampling.orders import Indices
 from lit_loader.core.sampling.permutation import Permutation
 from lit_loader.core.seeding.seeds import derive
 from lit_loader.core.state.state_validation import damaged, is_count
-from lit_loader.data.batch_order import summarise
+from lit_loader.data.by_length import summarise
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
-__all__ = ["ALL_DRAWS", "MOST_NAMED", "Changes", "History", "Schedule", "Timeline", "Weights"]
-__all__ += ["exact_weights", "named_changes", "summary"]
+__all__ = ["ALL_DRAWS", "Changes", "Schedule", "Timeline", "Weights", "named_changes", "summary"]
 
 Weights = Mapping[str, float] | Sequence[float]
 
@@ -39,10 +39,6 @@ Changes = list[tuple[int, list[Any]]]
 
 ALL_DRAWS: Final = 2**61
 """Where the sequence begins again."""
-
-MOST_NAMED: Final = 64
-"""Sources of which a state names each with its share; of more it has a digest, and weights cannot
-be changed by a resume."""
 
 _SCHEDULE = 1  # keeps the order of sources apart from those within them
 _BLOCK = 1024
@@ -66,7 +62,6 @@ class Schedule:
             raise OptionError(
                 "weights must each be 0 or at least a millionth of their sum, for a source of less "
                 f"would hardly ever come, got weights={weights!r}"
-                " [LL675]"
             )
         self.seed = seed
         self.block = max(_BLOCK, math.ceil(1 / least))
@@ -75,20 +70,20 @@ class Schedule:
         self._last: tuple[int, tuple[Indices, Indices]] | None = None
 
     def drawn(self, blocks: int) -> list[int]:
-        """Give how often each source comes in the first ``blocks`` blocks."""
+        """Return how often each source comes in the first ``blocks`` blocks."""
         draws = blocks * self.block
         floors = [draws * bound.numerator // bound.denominator for bound in self._bounds]
         # Not negative from one block to the next, because block * share is at least 1 (or 0).
         return [after - before for before, after in itertools.pairwise(floors)]
 
     def among(self, draws: int) -> Indices:
-        """Give how often each source comes in the first ``draws`` draws; int64."""
+        """Return how often each source comes in the first ``draws`` draws; int64."""
         blocks, rest = divmod(draws, self.block)
         within = np.bincount(self.at(blocks)[0][:rest], minlength=len(self.shares))
         return np.array(self.drawn(blocks), np.int64) + within
 
     def at(self, block: int) -> tuple[Indices, Indices]:
-        """Give for each draw of a block its source, and how many of that source came before it.
+        """Return for each draw of a block its source, and how many of that source came before it.
 
         Counted from the sequence's beginning; two int64 arrays, not to be written to.
         """
@@ -106,7 +101,7 @@ class Schedule:
 
 
 def named_weights(weights: Weights, names: Sequence[str]) -> list[float]:
-    """Give each source's weight; OptionError where weights and sources do not fit."""
+    """Return each source's weight; OptionError where weights and sources do not fit."""
     if isinstance(weights, Mapping):
         if set(weights) == set(names):
             return [plain(weights[name]) for name in names]
@@ -114,12 +109,12 @@ def named_weights(weights: Weights, names: Sequence[str]) -> list[float]:
         return list(map(plain, weights))
     raise OptionError(
         f"weights must be one number for each of the datasets {', '.join(map(repr, names))}, in a "
-        f"list or by name, got weights={short_repr(weights)} [LL672]"
+        f"list or by name, got weights={short_repr(weights)}"
     )
 
 
 def exact_weights(weights: Sequence[Any]) -> list[Fraction]:
-    """Give weights without rounding; OptionError where they are not weights."""
+    """Return weights without rounding; OptionError where they are not weights."""
     numeric = all(isinstance(weight, (numbers.Real, Decimal)) for weight in weights)
     if (
         not numeric
@@ -129,7 +124,6 @@ def exact_weights(weights: Sequence[Any]) -> list[Fraction]:
         raise OptionError(
             "weights must be finite numbers of at least 0, and at least one of them above 0, got "
             f"weights={list(weights)!r}"
-            " [LL671]"
         )
     # Fraction knows float alone of the inexact kinds, and keeps NumPy's integers, which overflow.
     known = (numbers.Rational, Decimal)
@@ -138,7 +132,7 @@ def exact_weights(weights: Sequence[Any]) -> list[Fraction]:
 
 
 def named_changes(weights: Any, names: Sequence[str]) -> Changes:
-    """Give weights with the draws from which on they count; OptionError if they are refused."""
+    """Return weights with the draws from which on they count; OptionError if they are refused."""
     timed = is_list(weights) and [
         entry for entry in weights if is_list(entry) and len(entry) == 2 and not is_number(entry[1])
     ]
@@ -157,7 +151,6 @@ def named_changes(weights: Any, names: Sequence[str]) -> Changes:
             raise OptionError(
                 "weights that change must begin at draw 0, and their draws must rise, got draws "
                 f"{short_repr(draws)}"
-                " [LL670]"
             )
     for _, each in changes:
         exact_weights(each)
@@ -177,7 +170,7 @@ def summary(changes: Changes) -> str:
 
 
 def shares_of(weights: Sequence[Any]) -> list[Fraction]:
-    """Give each source's exact share."""
+    """Return each source's exact share."""
     exact = exact_weights(weights)
     return [weight / sum(exact) for weight in exact]
 
@@ -185,26 +178,28 @@ def shares_of(weights: Sequence[Any]) -> list[Fraction]:
 class Timeline:
     """Which source each draw of an endless sequence comes from, where weights change.
 
-    Sources are numbered, and stay so when others are added or taken out. OptionError: weights are
-    refused.
+    It is what a state has of a mixture: the names of the sources that a run has drawn from so far,
+    and by which shares. Sources are numbered, and stay so when others are added or taken out; those
+    that are not there any more have the weight 0 by then. OptionError: weights are refused.
     """
 
-    def __init__(self, changes: Changes, seed: int) -> None:
+    def __init__(self, names: Sequence[str], changes: Changes, seed: int) -> None:
+        self.names, self.seed = list(names), seed
+        self.changes = [(draw, shares_of(weights)) for draw, weights in changes]
         self._starts = [draw for draw, _ in changes]
         # The first one's seed is that of weights that never change.
         self._schedules = [
-            _schedule(tuple(weights), derive(seed, draw) if draw else seed)
-            for draw, weights in changes
+            _schedule(tuple(shares), derive(seed, draw) if draw else seed)
+            for draw, shares in self.changes
         ]
-        before = np.zeros(len(changes[0][1]), np.int64)
+        before = np.zeros(len(names), np.int64)
         self._before = [before]
-        for number in range(len(changes) - 1):
-            length = changes[number + 1][0] - changes[number][0]
-            before = before + self._schedules[number].among(length)
+        for number, (start, end) in enumerate(itertools.pairwise(self._starts)):
+            before = before + self._schedules[number].among(end - start)
             self._before.append(before)
 
     def at(self, draws: Indices) -> tuple[Indices, Indices]:
-        """Give for draws their source, and how many of that source came before; both int64."""
+        """Return for draws their source, and how many of that source came before; both int64."""
         sources, counts = np.empty_like(draws), np.empty_like(draws)
         parts = np.searchsorted(self._starts, draws, side="right") - 1
         for part in np.unique(parts).tolist():
@@ -218,83 +213,77 @@ class Timeline:
                 counts[chosen] = block_counts[within[chosen]] + before[sources[chosen]]
         return sources, counts
 
+    def part(self, draw: int) -> int:
+        """Return the number of the change whose weights count at a draw."""
+        return bisect.bisect_right(self._starts, draw) - 1
+
     def source(self, draw: int) -> int:
-        """Give the source of one draw."""
-        part = bisect.bisect_right(self._starts, draw) - 1
+        """Return the source of one draw."""
+        part = self.part(draw)
         schedule = self._schedules[part]
         block, within = divmod(draw - self._starts[part], schedule.block)
         return int(schedule.at(block)[0][within])
 
+    def needs(self, number: int, draw: int) -> bool:
+        """Whether a source may be drawn from at a draw, or after it."""
+        return any(shares[number] for _, shares in self.changes[self.part(draw) :])
 
-class History:
-    """The sources that a run has drawn from so far, and by which weights: what a state has of it.
+    def going_on(self, now: Timeline, draw: int) -> Timeline:
+        """Return this timeline up to a draw, and ``now`` from there on."""
+        names = [*self.names, *(name for name in now.names if name not in self.names)]
+        changes = [
+            (at, _placed(shares, self.names, names)) for at, shares in self.changes if at < draw
+        ]
+        for at, shares in now.changes[now.part(draw) :]:
+            placed = _placed(shares, now.names, names)
+            if at >= draw or not changes or changes[-1][1] != placed:
+                changes.append((max(at, draw), placed))
+        return Timeline(names, changes, self.seed)
 
-    Of sources that are not there any more it has the names; their weight is 0 by then.
-    """
-
-    def __init__(self, names: Sequence[str], changes: Changes) -> None:
-        self.names, self.changes = list(names), changes
-
-    def to_state(self) -> dict[str, Any] | None:
-        """Give it as primitives; None: there are too many sources to name."""
-        if len(self.names) > MOST_NAMED:
-            return None
-        shares = [[draw, [*map(str, shares_of(each))]] for draw, each in self.changes]
+    def to_state(self) -> dict[str, Any]:
+        """Return it as primitives."""
+        shares = [[draw, [*map(str, each)]] for draw, each in self.changes]
         return {"names": list(self.names), "shares": shares}
 
     @classmethod
-    def from_state(cls, place: str, state: Any) -> History:
-        """Read what `to_state` gave; a StateError, which names the place, if it is not that."""
+    def from_state(cls, place: str, state: Any, seed: int) -> Timeline:
+        """Read what `to_state` returned; a StateError, which names the place, if it is not that."""
         known: Mapping[str, Any] = state if isinstance(state, Mapping) else {}
         names: Any = known.get("names")
-        shares: Any = known.get("shares")
-        good = is_list(names) and is_list(shares) and bool(names) and bool(shares)
-        if not good or not all(type(name) is str for name in names) or len({*names}) < len(names):
-            raise damaged(f"{place} must have the names and shares of sources", state)
-        changes: Changes = []
-        for entry in shares:
-            whole = is_list(entry) and len(entry) == 2 and is_list(entry[1])
-            if not (
-                whole
-                and is_count(entry[0], ALL_DRAWS)
-                and (entry[0] > changes[-1][0] if changes else entry[0] == 0)
-                and len(entry[1]) == len(names)
-                and all(type(each) is str and _FRACTION.fullmatch(each) for each in entry[1])
-            ):
-                raise damaged(f"{place}'s shares must be [draw, a share of each source]", entry)
-            changes.append((entry[0], [*map(Fraction, entry[1])]))
-        try:
-            for _, each in changes:
-                _schedule(tuple(each), 0)
-        except OptionError as error:
-            raise damaged(f"{place}'s shares must be such that can be drawn by", shares) from error
-        return cls(names, changes)
-
-    def needs(self, number: int, draw: int) -> bool:
-        """Whether a source may be drawn from at a draw, or after it."""
-        ends = [at for at, _ in self.changes[1:]] + [ALL_DRAWS]
-        weights = (each for end, (_, each) in zip(ends, self.changes, strict=True) if end > draw)
-        return any(each[number] for each in weights)
-
-    def going_on(self, now: History, draw: int) -> History:
-        """Give what has been drawn up to a draw, and what is to be drawn now from there on."""
-        names = [*self.names, *(name for name in now.names if name not in self.names)]
-        then = [(at, each) for at, each in self.changes if at < draw]
-        old = [(at, _placed(each, self.names, names)) for at, each in then]
-        new = [(max(at, draw), _placed(each, now.names, names)) for at, each in now.changes]
-        later = [(at, each) for at, each in new if at > draw]
-        counts = [each for at, each in new if at == draw][-1]
-        if not old or shares_of(old[-1][1]) != shares_of(counts):
-            old.append((draw, counts))
-        return History(names, old + later)
+        changes: Any = known.get("shares")
+        if (
+            is_list(names)
+            and all(type(name) is str for name in names)
+            and 0 < len(names) == len({*names})
+            and is_list(changes)
+            and all(_is_change(each, len(names)) for each in changes)
+        ):
+            draws = [draw for draw, _ in changes]
+            if draws[:1] == [0] and draws == sorted({*draws}):
+                with contextlib.suppress(OptionError):
+                    exact: Changes = [(draw, [*map(Fraction, each)]) for draw, each in changes]
+                    return cls(names, exact, seed)
+        raise damaged(f"{place} must have names, and from which draw on which shares count", state)
 
 
-# Each resume makes those of all changes anew, and each state is looked at twice.
+# Each resume makes those of all changes again, and each state is looked at twice.
 _schedule = functools.lru_cache(maxsize=64)(Schedule)
 
 _FRACTION = re.compile(r"\d{1,1200}(/[1-9]\d{0,1199})?")
 
 
-def _placed(weights: Sequence[Any], of: Sequence[str], names: Sequence[str]) -> list[Any]:
-    known = dict(zip(of, weights, strict=True))
-    return [known.get(name, 0) for name in names]
+def _is_change(entry: Any, sources: int) -> bool:
+    """Whether this is [draw, a share of each source]."""
+    if not (is_list(entry) and len(entry) == 2 and is_count(entry[0], ALL_DRAWS)):
+        return False
+    shares = entry[1]
+    return (
+        is_list(shares)
+        and len(shares) == sources
+        and all(type(each) is str and bool(_FRACTION.fullmatch(each)) for each in shares)
+    )
+
+
+def _placed(shares: Sequence[Any], of: Sequence[str], names: Sequence[str]) -> list[Any]:
+    known = dict(zip(of, shares, strict=True))
+    return [known.get(name, Fraction(0)) for name in names]

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from lit_loader.core.executors.outcome import FewerWorkers, WorkerDeath
 from lit_loader.core.executors.payload import NO_ROOM
-from lit_loader.core.state.position import ReadPoint
+from lit_loader.core.state.position import ReaderPlace
 from lit_loader.core.transport.messages import listed, position_of
 from lit_loader.core.transport.status_board import BoardRow, Stage
 from lit_loader.core.transport.worker_exception import describe_indices
@@ -124,13 +124,13 @@ def _doing(row: BoardRow, task: Any) -> str:
         return doing(row.stage, None)
     if task is None:
         return f"done with batch {position_of(row.number)}"
-    indices = task.whose if isinstance(task.indices, ReadPoint | None) else listed(task.indices)
+    indices = task.whose if isinstance(task.indices, ReaderPlace | None) else listed(task.indices)
     return doing_task(row, indices)
 
 
 def doing_task(row: BoardRow, indices: Any) -> str:
     """Say what a worker is doing: ``fetching index 17 (sample 2 of batch 3, indices [...])``."""
-    if isinstance(indices, ReadPoint):  # where a reader is to begin
+    if isinstance(indices, ReaderPlace):  # where a reader is to begin
         indices = None
     batch = f"batch {position_of(row.number)}, {describe_indices(indices)}"
     known = isinstance(indices, list) and 0 <= row.position < len(indices)

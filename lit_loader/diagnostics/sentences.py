@@ -51,8 +51,7 @@ def doing(stage: int, batch: str | None, position: int = -1, index: Any = NOT_KN
         return name
     if stage not in Stage.SAMPLES:
         return f"{name} ({batch})"
-    at = "fetching" if stage == Stage.FETCHING else "waiting for the read of"
     if position < 0:
-        return f"{at} {batch}"
+        return f"{name} {batch}"
     sample = f"sample {position} of {batch}"
-    return f"{at} {sample}" if index is NOT_KNOWN else f"{at} index {index!r} ({sample})"
+    return f"{name} {sample}" if index is NOT_KNOWN else f"{name} index {index!r} ({sample})"

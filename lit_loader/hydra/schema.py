@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, get_origin, get_type_hints
 
-from lit_loader.compat.old_names import OLD_OPTIONS
 from lit_loader.core.options.loader_config import LoaderConfig
 
 __all__ = ["hydra_schema"]
@@ -20,7 +19,7 @@ def hydra_schema() -> type:
     This is what ``OmegaConf.structured`` takes, or a ConfigStore of yours: OmegaConf cannot type
     `LoaderConfig` itself. ``instantiate`` makes a `LoaderConfig` of it. It has `LoaderConfig`'s
     fields and defaults; whatever OmegaConf cannot type (callables, samplers, contexts) is Any, so
-    that a ``_target_`` node fits. Old names of options are there, too, and null.
+    that a ``_target_`` node fits.
     """
     hints = get_type_hints(LoaderConfig)
     simple = (bool, int, float, str, bool | None, int | None)
@@ -37,5 +36,4 @@ def hydra_schema() -> type:
         if get_origin(hints[field.name]) is Literal:
             hint = str
         fields.append((field.name, hint, dataclasses.field(default=field.default)))
-    fields += [(old, Any, dataclasses.field(default=None)) for old in sorted(OLD_OPTIONS)]
     return dataclasses.make_dataclass("LoaderSchema", fields)

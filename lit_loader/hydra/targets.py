@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 from torch.utils.data import RandomSampler, WeightedRandomSampler
 
-from lit_loader.compat.old_names import PRESETS, warn
-from lit_loader.core.options.loader_config import LoaderConfig
 from lit_loader.errors import OptionError
 
 __all__ = ["SampleList", "load_weights", "random_sampler", "weighted_sampler"]
@@ -83,16 +81,3 @@ def random_sampler(
 ) -> RandomSampler:
     """Make torch's RandomSampler of a dataset."""
     return RandomSampler(dataset, replacement, num_samples)
-
-
-def _preset(name: str, *args: Any, **options: Any) -> Any:
-    warn({name: PRESETS[name]}, "preset ")
-    made: Any = random_sampler if PRESETS[name] == "random" else LoaderConfig.from_options
-    return made(*args, **options)
-
-
-def __getattr__(name: str) -> Any:
-    """What the file of an old preset is made by, as if it were the new one."""
-    if name not in PRESETS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return functools.partial(_preset, name)

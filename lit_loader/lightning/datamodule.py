@@ -45,10 +45,9 @@ from lit_loader.core.options.checks import (
     is_list,
     known_keywords,
     known_options,
-    renamed,
 )
 from lit_loader.core.options.loader_config import FOR_WORKERS, LoaderConfig, check_option
-from lit_loader.data.shared_dataset import shared_dataset
+from lit_loader.data.shared_dataset import shared, shared_dataset
 from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError
 from lit_loader.lightning.names import (
@@ -356,7 +355,6 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         """
         given = train_dataset, val_dataset, test_dataset, predict_dataset
         splits = zip(SPLITS, given, strict=True)
-        options = renamed(options, _OPTIONS)
         datasets: dict[str, Any] = {name: one for name, one in splits if one is not None}
         order, train = options.pop("shuffle", None), options.get("train") or {}
         if isinstance(train, LoaderConfig):
@@ -477,7 +475,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         source: Any = self.datasets.get(split)
         if not is_dataset(source):
             own = source is None or self._makes_datasets
-            source = self._once(functools.partial(self.make_dataset, split) if own else source)
+            source = self._made_by_own(split) if own else self._once(source)
 
         def made(one: Any) -> Any:
             is_made = one is source or is_dataset(one)  # else it is a factory among several
@@ -490,12 +488,15 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         """Calls a factory, or has another process of this machine call it."""
         return factory() if self.shared_key is None else shared_dataset(factory, self.shared_key)
 
-    def fingerprint_parts(self) -> object:
-        """Names what `make_dataset` depends on, for `shared_key`: see `data/fingerprint.py`."""
+    def _made_by_own(self, split: str) -> Any:
+        """Calls `make_dataset`; with `shared_key` once for all modules of equal attributes."""
+        factory = functools.partial(self.make_dataset, split)
+        if self.shared_key is None:
+            return factory()
         ours = vars(LoaderDataModule({}))
         held = {name: value for name, value in vars(self).items() if name not in ours}
         given = {n: v for n, v in self.hparams.items() if n not in ("loader", *SPLITS)}
-        return type(self), held, given
+        return shared(factory, self.shared_key, (type(self), split, held, given))
 
     def _check_made(self, split: str, made: Any) -> Any:
         """Returns what a factory or `make_dataset` has made, if it is a dataset."""
@@ -797,7 +798,6 @@ def swapped(wrapped: LightningDataModule, overrides: Mapping[str, Any]) -> Swapp
         )
     # Unknown names are refused at once, by options that are sure to fit together; whether these do
     # is seen when there is a loader that they are laid over.
-    overrides = renamed(overrides, _OPTIONS)
     LoaderConfig().merged(**{name: getattr(LoaderConfig, name, None) for name in overrides})
     # In the class, and not among the attributes, which are the user's. The name is that of the
     # user's class, by which Lightning's checkpoints have a data module's state.

@@ -24,8 +24,6 @@ import torch.distributed
 
 from lit_loader.core.state.position import COUNT
 from lit_loader.errors import StateError
-from lit_loader.streams import rank_store
-from lit_loader.streams.merge_states import merge_states
 
 __all__ = ["RankStates"]
 
@@ -57,6 +55,9 @@ class RankStates:
         distributed = torch.distributed
         if not partial or not (distributed.is_available() and distributed.is_initialized()):
             return [*states]
+        from lit_loader.streams import rank_store  # which few programs need
+        from lit_loader.streams.merge_states import merge_states
+
         store = rank_store.store()
         place = f"lit_loader/{self.fits}/{epoch}/{step}/{self._times}"
         ranks: int = partial[0]["fingerprint"]["num_replicas"]

@@ -133,7 +133,7 @@ class AutoWorkers:
             self._processors = processors_of_this_rank()
             cores = math.ceil(self._processors)
             self._room = _limit(cores), f"are not started on {cores} CPU core(s)"
-            each = own_memory(pids[0]) if (pids := pool.workers.pids) else None
+            each = own_memory(all_[0].pid) if (all_ := pool.processes) else None
             if left is not None and each:
                 fit = pool.num_workers + int(SPARE * left / each)
                 self._room = min(self._room, (fit, "do not fit into the memory that is left"))

@@ -11,53 +11,63 @@ import torch
 
 from lit_loader.core.seeding.seeds import canonical_pickle, tensor_bytes
 
-__all__ = ["Digest", "difference", "digest"]
+__all__ = ["Digest", "digest", "first_difference"]
 
-Digest = dict[str, tuple[str, bytes]]
-"""Path in a batch to what is there, in words, and a hash of its value."""
+Digest = dict[str, tuple[str, tuple[bytes, ...]]]
+"""Path in a batch to what is there, in words, and hashes of its samples, or of it as a whole."""
 
 
-def difference(before: Digest, now: Digest) -> str | None:
-    """Say where two batches differ first; None: nowhere."""
+def first_difference(before: Digest, now: Digest) -> tuple[str, int | None] | None:
+    """Return in words where two batches differ first, and in which sample if that is known."""
     for path in itertools.chain(before, now):
         was, is_ = before.get(path), now.get(path)
-        if was != is_:
-            there = f"batch{path}"
-            if was is None or is_ is None or was[0] != is_[0]:
-                words = [side[0] if side else "missing" for side in (was, is_)]
-                return f"{there} was {words[0]}, and then {words[1]}"
-            return f"{there} ({was[0]}) has other values"
+        if was == is_:
+            continue
+        there = f"batch{path}"
+        if was is None or is_ is None or was[0] != is_[0]:
+            words = [side[0] if side else "missing" for side in (was, is_)]
+            return f"{there} was {words[0]}, and then {words[1]}", None
+        differ = [a != b for a, b in zip(was[1], is_[1], strict=True)]
+        return f"{there} ({was[0]}) has other values", differ.index(True) if differ[1:] else None
     return None
 
 
-def digest(batch: Any) -> Digest:
-    """Say what a batch holds, tensor by tensor; equal for equal bytes."""
+def digest(batch: Any, samples: int = 0) -> Digest:
+    """Return what a batch of so many samples holds, tensor by tensor; equal for equal bytes."""
     found: Digest = {}
-    _walk(batch, "", found, ())
+    _walk(batch, "", found, (), samples)
     return found
 
 
-def _walk(value: Any, path: str, found: Digest, above: tuple[int, ...]) -> None:
+def _walk(value: Any, path: str, found: Digest, above: tuple[int, ...], samples: int) -> None:
     kind = type(value)
     if id(value) in above:
-        found[path] = ("itself", b"")
+        found[path] = ("itself", ())
     elif isinstance(value, torch.Tensor) and not value.is_nested:
-        found[path] = _of_tensor(value)
+        shape = "x".join(map(str, value.shape)) or "scalar"
+        words = f"{str(value.dtype).removeprefix('torch.')} {shape}"
+        found[path] = (words, tuple(map(_of_tensor, _rows(value, samples))))
     elif isinstance(value, np.ndarray) and value.dtype != object:
         shape = "x".join(map(str, value.shape)) or "scalar"
-        found[path] = (f"array, {value.dtype} {shape}", _hash(value.tobytes()))
+        rows = [_hash(np.ascontiguousarray(row).tobytes()) for row in _rows(value, samples)]
+        found[path] = (f"array, {value.dtype} {shape}", tuple(rows))
     elif isinstance(value, BaseException):
-        found[path] = (f"{kind.__name__}: {' '.join(str(value).split())[:100]}", b"")
+        found[path] = (f"{kind.__name__}: {' '.join(str(value).split())[:100]}", ())
     elif (parts := _parts(value)) is not None:
-        found[path] = (f"{kind.__name__} of {len(parts)}", b"")
+        found[path] = (f"{kind.__name__} of {len(parts)}", ())
         for step, part in parts:
-            _walk(part, path + step, found, (*above, id(value)))
+            _walk(part, path + step, found, (*above, id(value)), samples)
     else:
         try:
             data = canonical_pickle(value)
         except Exception:  # its kind must do
             data = b""
-        found[path] = (kind.__name__, _hash(data))
+        found[path] = (kind.__name__, (_hash(data),))
+
+
+def _rows(value: Any, samples: int) -> Any:
+    """Return the samples of a collated array, or the array as a whole."""
+    return value if samples > 1 and value.shape[:1] == (samples,) else [value]
 
 
 def _parts(value: Any) -> list[tuple[str, Any]] | None:
@@ -76,13 +86,11 @@ def _parts(value: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
-def _of_tensor(tensor: torch.Tensor) -> tuple[str, bytes]:
-    shape = "x".join(map(str, tensor.shape)) or "scalar"
-    words = f"{str(tensor.dtype).removeprefix('torch.')} {shape}"
+def _of_tensor(tensor: torch.Tensor) -> bytes:
     try:
-        return words, _hash(tensor_bytes(tensor).data)
+        return _hash(tensor_bytes(tensor).data)
     except Exception:  # sparse, quantized
-        return words, _hash(repr(tensor).encode())
+        return _hash(repr(tensor).encode())
 
 
 def _hash(data: bytes | memoryview) -> bytes:

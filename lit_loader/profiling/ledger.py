@@ -14,41 +14,43 @@ from lit_loader.core.epoch.loader_core import LoaderCore
 from lit_loader.core.options.checks import whole_number
 from lit_loader.core.sampling.batch_plan import BatchPlan, ComputedBatches
 from lit_loader.core.sampling.orders import epoch_number
-from lit_loader.core.state.position import Position
+from lit_loader.core.state.position import Position, Root
 from lit_loader.core.transport.messages import listed
+from lit_loader.errors import OptionError
 
-__all__ = ["indices_of", "state_at", "state_before"]
+__all__ = ["indices_of", "state_at"]
 
 
 def indices_of(core: LoaderCore, epoch: int, batch: int, rank: int | None) -> Any:
-    """Give what `DataLoader.indices_of` gives."""
-    plan = _computed(core, "indices_of")
+    """Return what `DataLoader.indices_of` returns."""
+    plan, place = _computed(core, "indices_of"), _start(core, epoch, "indices_of")
     if rank is not None:
         rank = whole_number("rank", rank, low=0, below=plan.num_replicas)
         plan = copy.copy(plan)
         plan.shard = replace(plan.shard, rank=rank)
     number = whole_number("batch", batch, low=0)
-    batches = ComputedBatches(plan, _epoch(epoch), core.seeds.bases())
-    return listed(batches.at(number))
+    return listed(ComputedBatches(plan, place).at(number))
 
 
 def state_at(core: LoaderCore, epoch: int, batch: int) -> dict[str, Any]:
-    """Give what `DataLoader.state_at` gives."""
-    plan = _computed(core, "state_at")
+    """Return what `DataLoader.state_at` returns."""
+    plan, place = _computed(core, "state_at"), _start(core, epoch, "state_at")
     most = -(-len(plan.source) // plan.global_size)
     number = whole_number("batch", batch, low=0, below=most + 1)
-    return state_of(core, Position(_epoch(epoch), core.seeds.bases(), number))
+    return state_of(core, replace(place, batches=number))
 
 
-def state_before(core: LoaderCore, epoch: int, batch: int) -> dict[str, Any]:
-    """Give a state that leads to a batch: of a stream that of the epoch's start."""
-    if core.plan is not None:
-        return state_at(core, epoch, batch)
-    return state_of(core, Position(_epoch(epoch), core.seeds.bases(), 0))
-
-
-def _epoch(epoch: Any) -> int:
-    return epoch_number(whole_number("epoch", epoch, low=0))
+def _start(core: LoaderCore, epoch: Any, what: str) -> Position:
+    """Return the start of an epoch's first pass; an OptionError without a seed to know it by."""
+    number = epoch_number(whole_number("epoch", epoch, low=0))
+    base, plan = core.seeds.seed, core.plan
+    if base is None and plan is not None and plan.is_shuffled and plan.distributed is None:
+        raise OptionError(
+            f"{what} needs a loader with seed=, because each pass of another one draws its seed "
+            "when it begins: pass seed= [LL335]"
+        )
+    distributed = None if plan is None else plan.distributed
+    return Position(number, Root(base or 0, True), distributed=distributed)
 
 
 def _computed(core: LoaderCore, what: str) -> BatchPlan:

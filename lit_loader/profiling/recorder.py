@@ -177,11 +177,11 @@ def statistics_of(core: Any, memory: bool, caches: Mapping[str, Any]) -> LoaderS
 
 
 def _memory_use(core: Any) -> MemoryUse:
-    pools = {core.pool, *(run.pool for run in core.alive())}
-    running = [pool for pool in pools if pool is not None and not pool.closed]
+    keeper = core.keeper
+    workers = {*filter(None, [keeper.pool, *(run.workers for run in keeper.alive())])}
     return MemoryUse(
         parent=own_memory(),
-        arena=sum(pool.arena.resident for pool in running),
-        shared_data=sum(pool.workers.shared_data for pool in running),
-        workers=tuple(own_memory(pid) for pool in running for pid in pool.workers.pids),
+        arena=sum(each.memory[0] for each in workers),
+        shared_data=sum(each.memory[1] for each in workers),
+        workers=tuple(own_memory(process.pid) for each in workers for process in each.processes),
     )

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from torch.utils.data import Dataset
 
-from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.core.transport import viewer_page
 from lit_loader.profiling.statistics import LoaderStatistics
 
@@ -76,6 +75,5 @@ def _name(dataset: object) -> str:
 def _length(plan: Any) -> int | None:
     try:
         return None if plan is None else len(plan)
-    except Exception as error:  # a sampler of the user's, perhaps without a length
-        let_handlers_through(error)
+    except Exception:  # a sampler of the user's, perhaps without a length
         return None

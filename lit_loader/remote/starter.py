@@ -23,7 +23,7 @@ from typing import Any, Final
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.executors.payload import Links, freeze_spec
 from lit_loader.core.executors.process_start import importable_main, quiet_start
-from lit_loader.core.executors.starters import DirectWorker, Notice, RelayExit
+from lit_loader.core.executors.worker_process import Notice, RelayExit, WorkerProcess
 from lit_loader.core.system.shared_file import Descriptor, nameless_file, write_all
 from lit_loader.core.transport.dataset_pickle import LEFT_OUT, Policy
 from lit_loader.core.transport.status_board import Stage, StatusBoard
@@ -61,7 +61,7 @@ class RemoteWorkers:
 
     def __init__(self, config: Any, num_remote_workers: int, nodes: dict[int, str]) -> None:
         self._config = config
-        self._num_remote_workers = num_remote_workers
+        self.num_workers = num_remote_workers
         self._nodes = nodes
         self._relays = 0
         self._relay: _Relay | None = None
@@ -70,7 +70,7 @@ class RemoteWorkers:
     def prepare(self, links: Links, spec: BatchSpec, notices: deque[Notice]) -> None:
         """Get ready to start the relay; TransportError: something of ``spec`` cannot be pickled."""
         here, self._notices = links.num_workers, notices
-        total = here + self._num_remote_workers
+        total = here + self.num_workers
         self._roles = [Role(each, total, links.seed + each) for each in range(here, total)]
         packed = freeze_spec(spec, _MACHINES).pickled
         self._payload, _ = nameless_file("lit_loader dataset")
@@ -101,7 +101,7 @@ class RemoteWorkers:
             ours.close()
             raise
         last, alone = self._relays == _RELAYS, links.num_workers == 0
-        rows = range(links.worker - self._num_remote_workers, links.worker)
+        rows = range(links.worker - self.num_workers, links.worker)
         forget = partial(_forget, board, rows)
         self._relay = _Relay(process, ours, self._notices, self._nodes, forget, last, alone)
         return self._relay
@@ -116,7 +116,7 @@ class RemoteWorkers:
         os.close(self._payload)
 
 
-class _Relay(DirectWorker):
+class _Relay(WorkerProcess):
     def __init__(
         self,
         process: BaseProcess,
@@ -152,8 +152,10 @@ class _Relay(DirectWorker):
     def relay_exit(self) -> RelayExit:  # type: ignore[override]
         """How it has come to its end."""
         if self._exit is None:
-            self.join()
+            self.reap()
             self.hear()
+            self._relay.close()
+            self._forget()
             self.served_long = time.monotonic() - self._since >= _ROW
             self._exit = self._explained(self.exitcode)
         return self._exit
@@ -184,12 +186,6 @@ class _Relay(DirectWorker):
         """Kill it, when it has had time enough to end its remote workers."""
         if not wait_for([self.sentinel], _LEAVING):
             super().terminate()
-
-    def close(self) -> None:
-        """Let go of it."""
-        self._forget()
-        self._relay.close()
-        super().close()
 
 
 def _forget(board: StatusBoard, rows: Iterable[int]) -> None:

@@ -35,7 +35,6 @@ import torch
 from torch.utils.data import Dataset
 
 from lit_loader.core.seeding.find_generators import GLOBAL_GENERATORS, instance_dict
-from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.core.transport.dataset_pickle import refusal
 from lit_loader.describe import find_failing_object
 from lit_loader.streams.other_streams import shared_epoch
@@ -79,7 +78,6 @@ class DatasetCopies:
         try:
             kind(file, self._shared).dump(dataset)
         except Exception as error:
-            let_handlers_through(error)
 
             def attempt(value: object) -> None:
                 kind(io.BytesIO(), []).dump(value)

@@ -38,12 +38,11 @@ from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.fetch import OMITTED, EndOfData
 from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.worker_info import WorkerInfo, show, shown
-from lit_loader.core.seeding.bases import PassSeeds
 from lit_loader.core.seeding.generator_state import Rewind
+from lit_loader.core.seeding.seeds import PassSeeds
 from lit_loader.core.state.position import ReadPoint
 from lit_loader.core.state.state_validation import resuming
 from lit_loader.core.state.stateful import OpenStream
-from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.errors import StateError, TransportError
 from lit_loader.streams import datapipes
 from lit_loader.streams.copies import DatasetCopies
@@ -104,7 +103,7 @@ class Reader(BatchBuilder):
         ``indices`` is a :class:`ReadPoint`, by which the epoch's first call finds the place to
         begin at; None is its start. Raises EndOfData, or Cancelled.
         """
-        reading.epoch, reading.shard, reading.maker = epoch, self._share, self
+        reading().epoch, reading().shard, reading().maker = epoch, self._share, self
         if self._epoch != (seeds, epoch):
             self._enter(seeds, epoch, progress)
         begins = not self._begun
@@ -114,7 +113,7 @@ class Reader(BatchBuilder):
                 self._stale = False
             self._begun = True  # if iter(dataset) raises, there is nothing to go on with
             point = indices or ReadPoint()
-            with reading.unnoted():
+            with reading().unnoted():
                 self._fetcher = self._open(point, number, progress)
             if self._fetcher is None and self._warn_if_short(point):
                 return self._with_report(None, omitted=True)  # the end comes next time
@@ -124,7 +123,7 @@ class Reader(BatchBuilder):
         if fetcher is None:
             raise EndOfData
         state = self._take_state(fetcher, progress, begins)
-        self.rng.progress, reading.tokens = progress, 0
+        self.rng.progress, reading().tokens = progress, 0
         samples = fetcher.fetch(indices, progress)
         self.rng.progress = None
         if self.reads is not None:
@@ -156,7 +155,7 @@ class Reader(BatchBuilder):
 
     def _divided(self) -> int | None:
         """Say among whom the dataset has divided itself, if there are more; else None."""
-        divided, spec = reading.shard_asked, self._spec
+        divided, spec = reading().shard_asked, self._spec
         # With num_shards get_worker_info() counts the readers of all ranks.
         enough = READERS if spec.shards is None and spec.num_replicas > 1 else WORKERS
         return divided if self._share[1] > 1 and divided < enough else None
@@ -290,8 +289,7 @@ class Reader(BatchBuilder):
             except EndOfData as end:  # right, behind all that was given out
                 self._ended_at = batch
                 return end, batch >= point.batches and _are_known(point, found)
-            except Exception as error:
-                let_handlers_through(error)
+            except Exception:
                 if state is not None and earlier == first:
                     # A state is that before a batch which could be read.
                     with resuming(self._spec.dataset, "dataset"):
@@ -368,8 +366,7 @@ def _pickled(state: dict[str, Any] | None) -> Any:
         return state
     try:
         return pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
-    except Exception as error:
-        let_handlers_through(error)
+    except Exception:
         return copy.deepcopy(state)
 
 

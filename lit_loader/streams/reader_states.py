@@ -17,7 +17,6 @@ from lit_loader.core.state.loader_state import VERSION, LoaderState, copied
 from lit_loader.core.state.position import COUNT, Mark, Position, ReadPoint, Shards
 from lit_loader.core.state.state_validation import PRIMITIVES, brief, damaged, is_count
 from lit_loader.core.state.stateful import ITERATOR, checked_parts
-from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.errors import StateError
 
 __all__ = [
@@ -141,7 +140,6 @@ def _check_portable(points: Iterable[ReadPoint]) -> None:
         try:
             pickle.dumps(point.state, pickle.HIGHEST_PROTOCOL)
         except Exception as error:
-            let_handlers_through(error)
             raise StateError(
                 f"state's part for the dataset cannot be pickled ({type(error).__name__}), as it "
                 "must be for workers: resume with a state as state_dict() gave it"

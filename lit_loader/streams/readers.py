@@ -28,9 +28,8 @@ from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.batch.worker_info import WorkerInfo, show, shown
-from lit_loader.core.seeding.bases import PassSeeds
 from lit_loader.core.seeding.generator_state import Loan, OwnStreams
-from lit_loader.core.seeding.seeds import of_thread
+from lit_loader.core.seeding.seeds import PassSeeds, of_thread
 from lit_loader.core.state.position import ReadPoint
 from lit_loader.core.transport.worker_exception import ReaderShare
 from lit_loader.errors import OptionError

@@ -50,6 +50,12 @@ def _conflicts_with(config: Any, iterable: bool) -> Iterator[tuple[str, ...]]:
                 "num_shards",
             )
         return
+    if config.read_threads > 1:
+        yield (
+            "read_threads reads samples by their indices, and an IterableDataset has none: leave "
+            "read_threads at 0, and use threads in its __iter__",
+            "read_threads",
+        )
     if config.on_sample_error == "replace":
         yield (
             "on_sample_error='replace' does not apply to an IterableDataset, which has no "

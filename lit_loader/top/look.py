@@ -31,9 +31,7 @@ STALLED = 5.0  # seconds at one sample, or stage, after which a worker is said t
 _FILE: Final = "/memfd:lit_loader (deleted)"
 """What ``/proc`` shows a loader's shared file as."""
 
-_STAGES: Final = (
-    *("starting", "worker_init_fn", "idle", "fetch", "collate", "encode", "leaving", "read"),
-)
+_STAGES: Final = ("starting", "worker_init_fn", "idle", "fetch", "collate", "encode", "leaving")
 _NONE: Final = (
     "no lit_loader DataLoader of this version has workers at this moment (one is seen from its "
     "start on; where the training process makes the batches itself, use py-spy dump --pid)"

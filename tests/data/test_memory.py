@@ -99,19 +99,7 @@ CASES: dict[str, tuple[dict[str, object], MemoryLimits, str]] = {
         "1 OOM kill",
     ),
     "nothing": ({}, MemoryLimits(), "memory unknown"),
-    "gone": ({"proc/self/cgroup": "0::/gone\n"}, MemoryLimits(), "memory unknown"),
     "nonsense": ({"proc/self/cgroup": "nonsense\n"}, MemoryLimits(), "memory unknown"),
-    "broken": (
-        {
-            "proc/self/cgroup": "0::/\n",
-            f"{BASE}/memory.current": "many\n",
-            f"{BASE}/memory.max": "\n",
-            "proc/self/statm": "1\n",
-            "proc/meminfo": "MemAvailable:\n",
-        },
-        MemoryLimits(),
-        "memory unknown",
-    ),
 }
 
 
@@ -121,12 +109,3 @@ def test_what_is_read(name: str, tmp_path: Path) -> None:
     found = memory_limits(root=tree(tmp_path, files))
     assert found == expected
     assert found.describe() == said
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc here")
-def test_this_machine() -> None:
-    found = memory_limits()
-    assert found.process is not None
-    assert 10 << 20 < found.process < 1 << 40
-    assert found.available is not None
-    assert "process" in found.describe()

@@ -123,7 +123,7 @@ def test_a_worker_that_somebody_has_stopped() -> None:
     loader = DataLoader(Rows(100, 1), num_workers=1, stall_warning=1, prefetch_factor=1)
     iterator = iter(loader)
     next(iterator)
-    [pid] = iterator.pool.workers.pids  # type: ignore[attr-defined]
+    [pid] = iterator.workers.workers.pids  # type: ignore[attr-defined]
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(StallWarning, match="it is stopped by a signal"):
         ints(iterator)
@@ -143,7 +143,7 @@ def test_workers_on_other_machines(tmp_path: Path) -> None:
     with DataLoader(Call(sample, 12), persistent_workers=True, **options) as loader:
         assert ints(loader) == list(range(12))  # they are up
         mark.touch()
-        loader._core.pool._stall_limits = [0.5]  # type: ignore[union-attr]
+        loader._core.keeper.pool._stall._limits = [0.5]  # type: ignore[union-attr]
         with pytest.raises(StallWarning, match="LL008") as caught:
             list(loader)
         mark.unlink()

@@ -14,7 +14,7 @@ import torch
 from lit_loader import CachedDataset, DataLoader
 from lit_loader.data.cached_dataset import MappedDataset
 from lit_loader.errors import OptionError
-from tests.data.data import Augment, Decoded
+from tests.support.decoded import Augment, Decoded
 from tests.support.exact import digests, taken, through_file
 from tests.support.samples import Counting
 

@@ -40,13 +40,12 @@ from lit_loader import (
 from lit_loader.data.cached_dataset import MappedDataset
 from lit_loader.data.mixture import MixtureSampler
 from tests.core.seeding import test_get_rng
-from tests.data import test_own_generators as mixed
 from tests.data import test_sample_errors, test_tensor_table
-from tests.data.data import Decoded, ManyAtOnce
 from tests.exactness import test_before_first_sample as before
 from tests.exactness import test_cached as cached
-from tests.exactness import test_reads as reads
 from tests.support import drawing_streams, shard_data
+from tests.support import mixed_sources as mixed
+from tests.support.decoded import Decoded, ManyAtOnce
 from tests.support.drawn_apart import draw_apart
 from tests.support.exact import (
     Augmented,
@@ -102,8 +101,8 @@ class Case(NamedTuple):
         options = {"batch_size": 4, "seed": 11, "num_workers": workers, **self.options(), **more}
         if "batch_sampler" in options:
             del options["batch_size"]
-        if clean and "concurrent_reads" in options:
-            options["concurrent_reads"] = 0
+        if clean and "read_threads" in options:
+            options["read_threads"] = 0
         make = self.plain if clean and self.plain is not None else self.dataset
         return DataLoader(make(), **options)
 
@@ -210,14 +209,13 @@ def map_cases() -> Iterator[tuple[str, Case]]:
         yield f"balanced, {ranks}", Case(functools.partial(Augmented, 62), options)
         options = functools.partial(lambda ranks: {"batch_sampler": packing(), **ranks}, ranks)
         yield f"packed, {ranks}", Case(functools.partial(Augmented, 60), options)
-    for place, (name, dataset) in enumerate(reads.KINDS.items()):
-        seeding = ("batch", "sample")[place % 2]
-        options = {**SHUFFLED, "concurrent_reads": (1, 3, 16)[place % 3], "seeding": seeding}
-        yield f"reads, {name}", Case(dataset, functools.partial(dict, options))
-    for policy, seeding in itertools.product(("skip", "replace"), ("batch", "sample")):
-        options = functools.partial(dict, SHUFFLED, on_sample_error=policy, seeding=seeding)
-        name = f"bad samples, read ahead, {policy}, by {seeding}"
-        yield name, Case(reads.Broken, options, following=False)
+    for threads, seeding in itertools.product((2, 16), ("batch", "sample")):
+        options = functools.partial(dict, SHUFFLED, read_threads=threads, seeding=seeding)
+        yield f"{threads} read threads, by {seeding}", Case(test_get_rng.Noisy, options)
+    for policy in ("skip", "replace"):
+        options = functools.partial(dict, SHUFFLED, on_sample_error=policy, read_threads=3)
+        flaky = functools.partial(test_get_rng.Flaky, 0, 7)
+        yield f"bad samples, read threads, {policy}", Case(flaky, options, following=False)
     for seeding in ("batch", "sample"):
         options = functools.partial(dict, SHUFFLED, batch_size=2, seeding=seeding)
         yield f"loaders within, by {seeding}", Case(Episodes, options)
@@ -281,9 +279,6 @@ def stream_cases() -> Iterator[tuple[str, Case]]:
     shards = functools.partial(dict, num_shards=3)
     jittered = lambda: Counting(LENGTH, Jittered().__getitem__)  # noqa: E731
     yield "shards, global functions", Case(jittered, shards, following=False)
-    for kind in (reads.Stream, reads.AwaitedStream):
-        options = functools.partial(dict, num_shards=3, concurrent_reads=4)
-        yield f"reads, {kind.__name__}", Case(kind, options, following=False)
     for name, make in test_get_rng.STREAMS.items():
         yield f"get_rng, {name}", Case(make, lambda: {"num_shards": 3, "batch_size": 3})
     for kind, readers in itertools.product(
@@ -510,7 +505,7 @@ FEW += [
     "global functions",
     "shards, global functions",
     "get_rng",
-    "reads, plain",
+    "2 read threads, by batch",
     "drawing, shuffled buffer, own numpy, iterator",
 ]
 

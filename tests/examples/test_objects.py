@@ -82,7 +82,7 @@ def test_failing_requests_change_no_byte(
     num_workers: int, made: Callable[..., Any], tmp_path: Path
 ) -> None:
     fsspec.register_implementation("flaky", Flaky, clobber=True)
-    retried = {"sample_retries": 2, "retry_backoff": 0.0, "num_workers": num_workers}
+    retried = {"sample_retries": {"times": 2, "backoff": 0}, "num_workers": num_workers}
     Flaky.asked.clear()
     flaky = made(f"flaky://{tmp_path}")
     with DataLoader(flaky, 64, shuffle=True, seed=1, **retried) as loader:

@@ -1,26 +1,175 @@
-"""Closing takes every step, whatever the one before raises and whoever else waits for children."""
+"""Ends: every step is taken, streams are closed first, and whoever else waits for children may."""
 
 import gc
+import os
 import signal
+import subprocess
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import IterableDataset
 
 from lit_loader import DataLoader
-from lit_loader.core.executors.pipes import Pipes
 from lit_loader.errors import LoaderError
-from tests.faults.test_signals import finish, launch
-from tests.support.samples import METHODS, Call, hang, usage
+from tests.parity.tools import wait_gone
+from tests.support.samples import METHODS, Call, Rows, hang, share, usage, worker_pids
+from tests.support.sessions import end_all, finish, launch
+
+PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
 
 
-def nothing_is_left(before: tuple[int, int, int, set[str]]) -> None:
-    """What a test before this one has left may have gone meanwhile."""
+@pytest.fixture(autouse=True)
+def programs_end() -> Iterator[None]:
+    yield
+    end_all()
+
+
+@PERSISTENT
+def test_close(persistent: bool) -> None:
+    before = usage()
+    loader = DataLoader(Rows(50), num_workers=2, persistent_workers=persistent)
+    loader.close()  # before anything was started
+    fresh, used, done = iter(loader), iter(loader), iter(loader)
+    batch = next(used)
+    assert len(list(done)) == 50
+    pids = worker_pids(used) if used.workers else []
+    loader.close()
+    loader.close()
+    wait_gone(pids)
+    assert batch.tolist() == [[0] * 4]
+    for iterator in (used, used, fresh):
+        with pytest.raises(LoaderError, match="iterate the loader again"):
+            next(iterator)
+    assert next(done, None) is None
+    del used, fresh, done, batch, iterator
     gc.collect()
-    after = usage()
-    assert all(now <= then for now, then in zip(after, before, strict=True)), (before, after)
+    assert usage() == before
+    assert len(list(loader)) == 50  # iterating it begins again
+    loader.close()
+    assert usage() == before
+
+
+@PERSISTENT
+@pytest.mark.parametrize("in_cycle", [False, True], ids=["plain", "in a cycle"])
+def test_dropping_everything_ends_the_workers(persistent: bool, in_cycle: bool) -> None:
+    loader = DataLoader(range(100), num_workers=2, persistent_workers=persistent)
+    iterator = iter(loader)
+    next(iterator)
+    pids = worker_pids(iterator)
+    if in_cycle:
+        loader.itself = [loader, iterator]  # type: ignore[attr-defined]
+    del loader, iterator
+    gc.collect()
+    wait_gone(pids)
+
+
+@pytest.mark.usefixtures("by_fork")
+def test_a_handler_closes_the_loader_while_a_batch_is_awaited() -> None:
+    before = usage()
+    loader = DataLoader(Call(lambda index: hang() if index else index), num_workers=1)
+    iterator = iter(loader)
+    next(iterator)
+    previous = signal.signal(signal.SIGALRM, lambda *_: loader.close())
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(LoaderError, match="closed"):
+            next(iterator)
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    del iterator
+    gc.collect()
+    assert all(now <= then for now, then in zip(usage(), before, strict=True))
+
+
+def test_closing_and_starting_at_the_same_time() -> None:
+    """Whoever starts a process reaps all that have ended: another thread's, too."""
+    with DataLoader(range(4), num_workers=1) as loader:
+        list(loader)
+    gc.collect()
+    before = usage()
+
+    def work(_: int) -> None:
+        for _ in range(12):
+            with DataLoader(range(4), num_workers=1, persistent_workers=True) as loader:
+                assert [int(batch) for batch in loader] == list(range(4))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(list(pool.map(work, range(4)))) == 4
+    gc.collect()
+    assert all(now <= then for now, then in zip(usage(), before, strict=True))
+
+
+# Streams ---------------------------------------------------------------------------------------
+
+
+class Producing(IterableDataset[int]):
+    """A thread and a helper process make its samples; a file says that both were ended."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __iter__(self) -> Iterator[int]:
+        numbers, stop = share(range(100)), threading.Event()
+        name = f"{os.getpid()} {numbers.start}"
+        thread = threading.Thread(target=stop.wait)
+        thread.start()
+        (self.folder / name).touch()
+        with subprocess.Popen(["sleep", "1000"]) as helper:
+            try:
+                yield from numbers
+            finally:
+                helper.kill()
+                stop.set()
+                thread.join()
+                (self.folder / name).unlink()
+
+
+@PERSISTENT
+@pytest.mark.parametrize("method", [*METHODS[:1], METHODS[-1]])
+@pytest.mark.parametrize("shards", [None, 2], ids=["", "shards"])
+def test_a_stream_that_is_left_is_closed(
+    tmp_path: Path, shards: int | None, method: Any, persistent: bool
+) -> None:
+    """After ``break``, at the next epoch, by ``close()``: its ``finally`` and ``with`` run."""
+    options: Any = {"num_shards": shards, "multiprocessing_context": method}
+    with DataLoader(
+        Producing(tmp_path), num_workers=2, persistent_workers=persistent, **options
+    ) as loader:
+        for _ in range(2):
+            for batch in loader:
+                if int(batch) == 1:
+                    break
+            assert len([*tmp_path.iterdir()]) == 2 * persistent
+    assert [*tmp_path.iterdir()] == []
+
+
+STUBBORN = """
+import sys, threading, time
+import torch.utils.data
+import lit_loader
+
+class Stubborn:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if not index:
+            threading.Thread(target=time.sleep, args=(2.5,)).start()  # no daemon
+        return index
+
+kind = {"torch": torch.utils.data, "ours": lit_loader}[sys.argv[2]]
+assert len(list(kind.DataLoader(Stubborn(), num_workers=1, multiprocessing_context="fork"))) == 4
+print("done")
+"""
+
+
+@pytest.mark.parametrize("kind", ["torch", "ours"])
+def test_threads_of_the_dataset_have_time_to_end(tmp_path: Path, kind: str) -> None:
+    assert finish(launch(STUBBORN, tmp_path, kind)) == ("done\n", "", 0)
 
 
 # Somebody else reaps ---------------------------------------------------------------------------
@@ -36,13 +185,6 @@ def sample(index):
         assert os.waitstatus_to_exitcode(os.system("exit 3")) == 3  # it learns how they end
     return index
 
-def reap(*_):
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
-
 def reap_always():
     while True:
         try:
@@ -57,24 +199,22 @@ def main(method, how):
     before = usage()
     if how == "ignored":
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    elif how == "handler":
-        signal.signal(signal.SIGCHLD, reap)
     else:
         threading.Thread(target=reap_always, daemon=True).start()
-    for turn in range(2):
-        loader = DataLoader(data, persistent_workers=turn == 1, **options)
+    for persistent in (False, True):
+        loader = DataLoader(data, persistent_workers=persistent, **options)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found = []
             for batch in loader:
-                if turn == 1 and not found:  # all: one alone may have had nothing left to do
+                if persistent and not found:  # all: one alone may have had nothing left to do
                     for pid in loader._core.pool.workers.pids:
                         os.kill(pid, signal.SIGKILL)
                 found.append(int(batch))
         assert found == list(range(12)), found
         loader.close()
-        told = [str(warning.message) for warning in caught]
         causes = ("killed by SIGKILL", "its exit code is not known")
+        told = [str(warning.message) for warning in caught]
         print(len(told) > 0, all(any(cause in text for cause in causes) for text in told))
     del loader, batch
     gc.collect()
@@ -89,10 +229,9 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("method", "how"),
     [
-        pytest.param(method, how, marks=() if default else pytest.mark.slow)
+        pytest.param(method, how, marks=() if method == "fork" else pytest.mark.slow)
         for method in METHODS
-        for how in ("ignored", "handler", "thread")
-        for default in [method == "fork" and how != "handler"]
+        for how in ("ignored", "thread")
     ],
 )
 def test_children_that_others_reap(tmp_path: Path, method: str, how: str) -> None:
@@ -100,56 +239,10 @@ def test_children_that_others_reap(tmp_path: Path, method: str, how: str) -> Non
     assert told == ("False True\nTrue True\nTrue 0 set()\n", "", 0)
 
 
-def test_closing_and_starting_at_the_same_time() -> None:
-    """Whoever starts a process reaps all that have ended: another thread's, too."""
-    with DataLoader(range(4), num_workers=1) as loader:
-        list(loader)
-    before = usage()
-
-    def work(_: int) -> None:
-        for _ in range(12):
-            with DataLoader(range(4), num_workers=1, persistent_workers=True) as loader:
-                assert [int(batch) for batch in loader] == list(range(4))
-
-    with ThreadPoolExecutor(4) as pool:
-        assert len(list(pool.map(work, range(4)))) == 4
-    nothing_is_left(before)
-
-
-# Ctrl-C ----------------------------------------------------------------------------------------
-
-
-def test_a_handler_that_closes_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the midst of next(), which waits for a batch that never comes."""
-    before = usage()
-    loader = DataLoader(Call(lambda index: hang() if index else index), num_workers=1)
-    iterator = iter(loader)
-    next(iterator)
-    previous = signal.signal(signal.SIGUSR1, lambda *_: loader.close())
-    main, waits = threading.main_thread().ident or 0, threading.Event()
-    wait = Pipes.wait
-
-    def waiting(pipes: Pipes, timeout: float | None) -> bool:
-        waits.set()
-        return wait(pipes, timeout)
-
-    monkeypatch.setattr(Pipes, "wait", waiting)
-    thread = threading.Thread(
-        target=lambda: (waits.wait(), signal.pthread_kill(main, signal.SIGUSR1))
-    )
-    thread.start()
-    with pytest.raises(LoaderError, match="closed"):
-        next(iterator)
-    thread.join()
-    signal.signal(signal.SIGUSR1, previous)
-    del iterator
-    nothing_is_left(before)
-
-
 # The program's end -----------------------------------------------------------------------------
 
 DAEMON = """
-import threading, sys
+import threading
 import torch
 from lit_loader import DataLoader
 from lit_loader.accelerator import pin_memory
@@ -177,23 +270,13 @@ if __name__ == "__main__":
 """
 
 
-PERSISTENT = {"num_workers": 2, "persistent_workers": True, "prefetch_next_epoch": True}
-
-
 @pytest.mark.parametrize(
     ("where", "options"),
     [
         ("working", {"num_workers": 2}),
-        ("waiting", PERSISTENT),
+        ("waiting", {"num_workers": 2, "persistent_workers": True}),
         ("working", {"num_workers": 2, "pin_memory": True}),
-        pytest.param("working", PERSISTENT, marks=pytest.mark.slow),
-        pytest.param("waiting", {"num_workers": 2, "pin_memory": True}, marks=pytest.mark.slow),
         pytest.param("waiting", {"num_workers": 1, "timeout": 600}, marks=pytest.mark.slow),
-        pytest.param(
-            "waiting",
-            {"num_workers": 1, "multiprocessing_context": "spawn"},
-            marks=pytest.mark.slow,
-        ),
     ],
     ids=str,
 )
@@ -203,13 +286,3 @@ def test_a_daemons_thread_at_the_programs_end(
     """It ends without a word, and so do the workers."""
     source = DAEMON.replace("WHERE", where).replace("OPTIONS", repr(options))
     assert finish(launch(source, tmp_path)) == ("", "", 0)
-
-
-# Limits ----------------------------------------------------------------------------------------
-
-
-def test_a_timeout_of_a_century() -> None:
-    loader = DataLoader(range(6), num_workers=1, timeout=3e9, persistent_workers=True)
-    for _ in range(2):
-        assert [int(batch) for batch in loader] == list(range(6))
-    loader.close()

@@ -1,13 +1,12 @@
 """From the first next() to the last process: beginnings, epochs, users side by side, and ends."""
 
 import gc
-import multiprocessing
+import importlib.util
 import os
 import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import context
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,10 @@ import torch
 
 import lit_loader
 from lit_loader import DataLoader
-from lit_loader.core.executors.pipes import Pipes
-from lit_loader.core.executors.process_start import default_context
-from lit_loader.errors import LoaderError
-from tests.node.data import Child
 from tests.parity.tools import Gate, finish_script, start_script, wait_gone
-from tests.support.samples import METHODS, Call, Counting, Rows, ints, until, usage, worker_pids
+from tests.support.bulk import Child
+from tests.support.programs import run_program
+from tests.support.samples import METHODS, Call, Counting, ints, until, usage, worker_pids
 
 PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
 KIND = pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
@@ -80,7 +77,7 @@ def test_nothing_of_a_pass_that_was_left_is_delivered_in_the_next_of_its_epoch()
             iterator: Any = iter(loader)
             next(iterator)
             if options:
-                until(lambda: iterator.ready == 3)
+                until(lambda: iterator.ready >= 3)
             next(iterator)  # takes in what there is
             iterator = None
             loader.set_epoch(0)
@@ -188,80 +185,7 @@ def test_a_forked_child_takes_nothing_from_its_parent(persistent: bool, how: str
         assert ints(loader) == list(range(60))
 
 
-@pytest.mark.usefixtures("by_fork")
-def test_a_fork_while_another_thread_waits_for_a_batch(
-    gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waiting, wait = threading.Event(), Pipes.wait
-
-    def waits(pipes: Any, timeout: Any) -> bool:
-        waiting.set()
-        return wait(pipes, timeout)
-
-    with DataLoader(
-        Call(lambda index: (index == 3 and gate.wait(), index)[1], 12), num_workers=1,
-        persistent_workers=True,
-    ) as loader:  # fmt: skip
-        iterator = iter(loader)
-        found = [int(next(iterator)) for _ in range(3)]
-        monkeypatch.setattr(Pipes, "wait", waits)
-        thread = threading.Thread(target=lambda: found.append(int(next(iterator))))
-        thread.start()
-        assert waiting.wait(30)
-
-        def go_on() -> str:
-            gate.open()
-            numbers = ints(iterator), ints(loader)
-            loader.close()
-            return str(numbers == (list(range(3, 12)), list(range(12))))
-
-        assert told_by_child(go_on) == "True"
-        thread.join()
-        assert found + ints(iterator) == list(range(12))
-
-
 # Ends ------------------------------------------------------------------------------------------
-
-
-@PERSISTENT
-def test_close(persistent: bool) -> None:
-    before = usage()
-    loader = DataLoader(Rows(50), num_workers=2, persistent_workers=persistent)
-    loader.close()  # before anything was started
-    fresh, used, done = iter(loader), iter(loader), iter(loader)
-    batch = next(used)
-    assert len(list(done)) == 50
-    pids = worker_pids(used) if used.pool else []
-    loader.close()
-    loader.close()
-    wait_gone(pids)
-    assert batch.tolist() == [[0] * 4]
-    for _ in range(2):
-        with pytest.raises(LoaderError, match="was closed while this iterator was in use"):
-            next(used)
-    assert next(done, None) is None
-    with pytest.raises(LoaderError, match="iterate the loader again"):
-        next(fresh)
-    del used, fresh, done, batch
-    gc.collect()
-    assert usage() == before
-    assert len(list(loader)) == 50  # iterating anew begins anew
-    loader.close()
-    assert usage() == before
-
-
-@PERSISTENT
-@pytest.mark.parametrize("in_cycle", [False, True], ids=["plain", "in a cycle"])
-def test_dropping_everything_ends_the_workers(persistent: bool, in_cycle: bool) -> None:
-    loader = DataLoader(range(100), num_workers=2, persistent_workers=persistent)
-    iterator = iter(loader)
-    next(iterator)
-    pids = worker_pids(iterator)
-    if in_cycle:
-        loader.itself = [loader, iterator]  # type: ignore[attr-defined]
-    del loader, iterator
-    gc.collect()
-    wait_gone(pids)
 
 
 @pytest.mark.usefixtures("by_fork")  # which has the descriptors
@@ -285,7 +209,7 @@ def test_cancelled_work_stops_at_the_sample_it_is_in(gate: Gate) -> None:
         iterator = iter(loader)
         next(iterator)
         assert os.read(seen[0], 1) == b"!"
-        iterator.pool.cancel()
+        iterator.workers.cancel()
         gate.open()
         assert [len(batch) for batch in loader] == [1, 10_000]
         os.set_blocking(seen[0], False)
@@ -358,12 +282,34 @@ for batch in DataLoader(Call(pid, 1000), **options):
     wait_gone(map(int, out.split()))
 
 
-def test_a_start_method_that_is_not_pythons_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """joblib's loky sets one in its processes, under which not even an explicit spawn works."""
-    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: "loky")
-    monkeypatch.setitem(context._concrete_contexts, "loky", context.BaseContext())
-    assert default_context().get_start_method() == "fork"
-    assert ints(DataLoader(range(6), num_workers=2)) == list(range(6))
+JOBLIB = """
+import sys
+import joblib
+from lit_loader import DataLoader
+
+class Squares:
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return index * index
+
+def job(method):
+    loader = DataLoader(Squares(), 4, num_workers=2, multiprocessing_context=method)
+    return [batch.tolist() for batch in loader]
+
+if __name__ == "__main__":
+    method = None if sys.argv[1] == "default" else sys.argv[1]
+    print(*joblib.Parallel(n_jobs=2, backend="loky")([joblib.delayed(job)(method)]))
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("joblib") is None, reason="joblib is not installed")
+@pytest.mark.parametrize("method", ["default", *METHODS])
+def test_workers_in_a_process_of_joblibs(tmp_path: Path, method: str) -> None:
+    """loky sets a start method of its own there, which no worker knows."""
+    (program := tmp_path / "program.py").write_text(JOBLIB)
+    assert run_program(program, method) == "[[0, 1, 4, 9], [16, 25, 36, 49]]\n"
 
 
 @pytest.mark.parametrize("options", [{"iterable": True}, {"seeding": "worker"}], ids=str)

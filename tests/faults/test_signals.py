@@ -1,28 +1,29 @@
-"""Real signals to real programs: SIGTERM, SIGKILL and Ctrl-C, to the parent alone and to all.
+"""Real signals to real programs: Ctrl-C, alarms, SIGTERM, SIGKILL, to the parent alone and to all.
 
-Each program leads a session of its own, so that a test can signal its process group, as schedulers
-and terminals do, and can see afterwards that none of the session's processes is left.
+Each program leads a session of its own (`tests/support/sessions.py`).
 """
 
-import contextlib
 import inspect
 import json
 import os
-import random
-import select
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from tests.parity.tools import PROMPT, finish_script
-from tests.support.programs import start_program
 from tests.support.samples import METHODS
+from tests.support.sessions import (
+    end_all,
+    expect,
+    finish,
+    launch,
+    send,
+    tell,
+)
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfds (Linux)")
 
@@ -32,78 +33,11 @@ METHOD = pytest.mark.parametrize(
 )
 
 
-def members(session: int) -> Iterator[int]:
-    """Processes of a session that run."""
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                # After the name, which is in parentheses and may hold anything.
-                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-                if int(fields[3]) == session and fields[0] not in "ZX":
-                    yield int(entry)
-
-
-def wait_until_empty(session: int) -> None:
-    """Wait until a session has no processes."""
-    begun = time.monotonic()
-    while left := list(members(session)):
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                pidfd = os.pidfd_open(pid)
-                ended, _, _ = select.select([pidfd], [], [], begun + PROMPT - time.monotonic())
-                os.close(pidfd)
-                if not ended:
-                    for other in members(session):
-                        os.kill(other, signal.SIGKILL)
-                    raise AssertionError(f"processes {left} are still running")
-
-
-def send(process: subprocess.Popen[str], number: int, whom: str) -> None:
-    (os.killpg if whom == "group" else os.kill)(process.pid, number)
-
-
-def expect(process: subprocess.Popen[str], *lines: str) -> None:
-    """Read lines that come in any order."""
-    assert process.stdout is not None
-    found = {process.stdout.readline().strip() for _ in lines}
-    assert found == set(lines), (found, process.poll() is not None and process.communicate())
-
-
-def tell(process: subprocess.Popen[str], word: object) -> None:
-    """Write a line to the program's standard input."""
-    assert process.stdin is not None
-    process.stdin.write(f"{word}\n")
-    process.stdin.flush()
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[str, str, int]:
-    """Let a program end; none of its processes may be left."""
-    done = finish_script(process)
-    wait_until_empty(process.pid)
-    return done
-
-
-launched: list[subprocess.Popen[str]] = []
-
-
 @pytest.fixture(autouse=True)
 def programs_end() -> Iterator[None]:
     """A test that fails leaves its program running."""
     yield
-    while launched:
-        process = launched.pop()
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-
-
-def launch(source: str, folder: Path, *arguments: object) -> subprocess.Popen[str]:
-    """Run a program with a folder and further arguments."""
-    program = folder / "program.py"
-    program.write_text(source)
-    process = start_program(program, folder, *arguments, stdin=subprocess.PIPE)
-    launched.append(process)
-    return process
+    end_all()
 
 
 PROGRAM = """
@@ -165,16 +99,26 @@ def start(body: str, folder: Path, method: str, *arguments: str) -> subprocess.P
     return launch(PROGRAM.replace("BODY", lines), folder, method, *arguments)
 
 
-# Ctrl-C ----------------------------------------------------------------------------------------
+# Exceptions of handlers ------------------------------------------------------------------------
 
 INTERRUPTED = """
+class Late(Exception):
+    pass
+
+def late(*_):
+    raise Late
+
+signal.signal(signal.SIGTERM, late)
+if sys.argv[3] == "0":
+    gated[:] = [9]
+    loader = DataLoader(data)
 found, iterator = [], iter(loader)
 while True:
     try:
         if len(found) in gated:
             say("next", len(found))
         batch = next(iterator, None)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Late):
         say("interrupted")
         gated.remove(len(found))
         data.open_gate(len(found))
@@ -182,21 +126,34 @@ while True:
         if batch is None:
             break
         found.append(int(batch))
-say(found == list(range(40)))
+say(*sorted({*range(40)} - {*found}), len(found), found == sorted(found))
 """
 
 
 @pytest.mark.parametrize("whom", ["parent", pytest.param("group", marks=SLOW)])
-@pytest.mark.parametrize("method", METHODS)
-def test_an_iterator_goes_on_after_ctrl_c(tmp_path: Path, method: str, whom: str) -> None:
-    """In the middle of next(): an interrupt in the loop, and then the rest, nothing missing."""
-    process = start(INTERRUPTED, tmp_path, method)
-    expect(process, "fetching 9", "next 9")
-    send(process, signal.SIGINT, whom)
-    expect(process, "interrupted")
-    expect(process, "fetching 24", "next 24")
-    send(process, signal.SIGINT, whom)
-    assert finish(process) == ("interrupted\nTrue\n", "", 0)
+@pytest.mark.parametrize("name", ["INT", "TERM"])
+@METHOD
+def test_an_iterator_goes_on_after_an_interruption(
+    tmp_path: Path, method: str, name: str, whom: str
+) -> None:
+    """The exception comes out of next(), and the next one returns the batch that was due."""
+    process = start(INTERRUPTED, tmp_path, method, "2")
+    for place in (9, 24):
+        expect(process, f"fetching {place}", f"next {place}")
+        send(process, getattr(signal, f"SIG{name}"), whom)
+        expect(process, "interrupted")
+    expect(process, "40 True")
+    assert finish(process) == ("", "", 0)
+
+
+@pytest.mark.parametrize(("name", "last"), [("INT", "40 True"), ("TERM", "9 39 True")])
+def test_an_interruption_without_workers(tmp_path: Path, name: str, last: str) -> None:
+    """An `Exception` that a handler raises in ``dataset[i]`` is that sample's."""
+    process = start(INTERRUPTED, tmp_path, "fork", "0")
+    expect(process, "next 9", "fetching 9")
+    os.kill(process.pid, getattr(signal, f"SIG{name}"))
+    expect(process, "interrupted", last)
+    assert finish(process) == ("", "", 0)
 
 
 IN_A_THREAD = """
@@ -276,9 +233,10 @@ def test_ctrl_c_ends_all_ranks(tmp_path: Path) -> None:
 
 GROUP = """
 import torch
-named = sys.argv[3].split()
+named, ran = sys.argv[3].split(), os.pipe()
+os.set_blocking(ran[0], False)
 for name in named:
-    signal.signal(getattr(signal, name), lambda *_: None)
+    signal.signal(getattr(signal, name), lambda *_: os.write(ran[1], f"{os.getpid()} ".encode()))
 make = torch.utils.data.DataLoader if sys.argv[4] == "torch" else DataLoader
 gated[:] = [9, 10]  # each worker is at one
 loader = make(data, batch_size=None, num_workers=2, multiprocessing_context=method)
@@ -288,10 +246,12 @@ for batch in iterator:
     found.append(int(batch))
     if len(found) == 9:
         say("next 9")
+if sys.argv[4] != "torch":  # forked workers of torch's run the program's handlers
+    assert {*map(int, os.read(ran[0], 1 << 16).split())} == {os.getpid()}
 say(found == list(range(40)))
 """
 
-SENT = ["HUP", "TERM", "USR1", "USR2", "ALRM", "XCPU", "QUIT", "TSTP", "CONT"]
+SENT = ["HUP", "TERM", "USR1", "USR2", "ALRM", "VTALRM", "PROF", "XCPU", "QUIT", "TSTP", "CONT"]
 """What schedulers, terminals and limits send to all processes of a job."""
 
 
@@ -302,7 +262,7 @@ SENT = ["HUP", "TERM", "USR1", "USR2", "ALRM", "XCPU", "QUIT", "TSTP", "CONT"]
 def test_signals_to_the_group_are_the_parents_affair(
     tmp_path: Path, whose: str, method: str
 ) -> None:
-    """The program handles them and goes on: so do its workers, and no batch is made again."""
+    """Its handlers run there alone. It goes on, and so do its workers: no batch is made again."""
     if whose == "torch":
         # Spawned workers of torch's have no handler; forked ones run the program's.
         sent = [f"SIG{name}" for name in SENT if name != "TERM"]
@@ -339,24 +299,6 @@ def test_when_the_parent_ends_of_it_so_do_they(tmp_path: Path, name: str, method
     assert finish(process)[2] == -number
 
 
-SUBPROCESS = """
-import subprocess
-class Starting:
-    def __len__(self):
-        return 2
-    def __getitem__(self, index):
-        child = subprocess.Popen(["sleep", "100"])
-        child.terminate()
-        return child.wait()
-say(*map(int, DataLoader(Starting(), num_workers=1, multiprocessing_context="fork")))
-"""
-
-
-def test_what_a_worker_starts_can_be_terminated(tmp_path: Path) -> None:
-    """What a worker heeds not, its own processes do."""
-    assert finish(start(SUBPROCESS, tmp_path, "fork")) == ("-15 -15\n", "", 0)
-
-
 PAUSED = """
 import time
 class Slow(Data):
@@ -384,35 +326,6 @@ def test_a_pause_of_the_whole_job_is_no_hang(tmp_path: Path, workers: str) -> No
     assert finish(process) == ("True\n", "", 0)
 
 
-HANDLED = """
-ran = os.pipe()
-os.set_blocking(ran[0], False)
-numbers = signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGALRM
-for number in numbers:
-    signal.signal(number, lambda *_: os.write(ran[1], f"{os.getpid()} ".encode()))
-data.gated = [0, 1]
-loader = DataLoader(data, num_workers=2, multiprocessing_context=method)
-warnings.simplefilter("error")
-found, iterator = [], iter(loader)
-for batch in iterator:
-    found.append(int(batch))
-    if len(found) == 2:
-        for pid in (*iterator.pool.workers.pids, os.getpid()):
-            for number in numbers:
-                os.kill(pid, number)
-say(found == list(range(40)), os.read(ran[0], 999) == f"{os.getpid()} ".encode() * len(numbers))
-"""
-
-
-@METHOD
-def test_workers_never_run_the_parents_handlers(tmp_path: Path, method: str) -> None:
-    process = start(HANDLED, tmp_path, method)
-    expect(process, "fetching 0", "fetching 1")
-    for index in (0, 1):
-        (tmp_path / f"{index}.gate").write_text("!")
-    assert finish(process) == ("True True\n", "", 0)
-
-
 STORM = """
 ran, over = os.pipe(), threading.Event()
 signal.signal(signal.SIGUSR1, lambda *_: os.write(ran[1], f"{os.getpid()} ".encode()))
@@ -435,7 +348,7 @@ say(len(pids), os.getpid() in map(int, pids))
 """
 
 
-def test_not_even_while_they_start(tmp_path: Path) -> None:
+def test_workers_do_not_run_handlers_while_they_start(tmp_path: Path) -> None:
     """Under fork, which copies the handlers, with signals in each moment of it."""
     assert finish(start(STORM, tmp_path, "fork")) == ("1 True\n", "", 0)
 
@@ -519,75 +432,3 @@ def test_sigterm_to_the_group_lets_lightning_save_and_resume(tmp_path: Path, whe
     rest, whole = map(json.loads, out.splitlines())
     assert len(whole) == 21
     assert first + rest == whole
-
-
-# The parent is killed ----------------------------------------------------------------------------
-
-MOTHER = """
-import functools, os, sys, warnings
-import torch
-from lit_loader import DataLoader, get_epoch
-from tests.support.samples import Call, hang
-
-def sample(hangs, index):
-    if hangs and (get_epoch(), index) == (1, 7):
-        hang()
-    return torch.full((1000,), index)
-
-def say(*words):
-    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
-
-def load(method):
-    os.setsid()
-    say(os.getpid())
-    for hangs in (False, True):
-        data = Call(functools.partial(sample, hangs), 8)
-        with DataLoader(
-            data, num_workers=2, persistent_workers=True, multiprocessing_context=method
-        ) as loader:
-            for _ in range(2):
-                say("epoch")
-                for batch in loader:
-                    say("batch")
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore", DeprecationWarning)  # of forking; one thread is all there is
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            load(line.strip())
-        os.waitpid(pid, 0)
-        say("killed")
-"""
-
-
-@pytest.mark.parametrize(
-    ("seed", "methods"),
-    [(0, ["fork", *METHODS]), *(pytest.param(n, METHODS * 3, marks=SLOW) for n in range(3))],
-)
-def test_a_parent_killed_at_any_moment_takes_all_with_it(
-    tmp_path: Path, seed: int, methods: list[str]
-) -> None:
-    """While it starts, feeds, waits for or closes its workers; under every start method.
-
-    It writes 35 lines, and then waits for a worker that hangs.
-    """
-    chance = random.Random(seed)
-    process = launch(MOTHER, tmp_path)
-    assert process.stdout is not None
-    for method in methods:
-        tell(process, method)
-        parent = int(process.stdout.readline())
-        for _ in range(chance.choice([1, 2, chance.randrange(34), 35])):
-            process.stdout.readline()
-        for _ in range(chance.randrange(20_000)):  # not always just after a line
-            pass
-        family = list(members(parent))
-        os.kill(parent, signal.SIGKILL)
-        wait_until_empty(parent)
-        named = {pid for pid in family for name in os.listdir("/dev/shm") if str(pid) in name}
-        assert not named
-        while process.stdout.readline() != "killed\n":
-            pass
-    assert process.stdin is not None
-    finish(process)

@@ -30,9 +30,9 @@ from lit_loader import (
     OptionError,
     Packed,
     PackingBatchSampler,
+    Retry,
     TokenBudgetBatchSampler,
 )
-from lit_loader.compat.old_names import PRESETS as PRESETS_BY_OLD_NAMES
 from lit_loader.data.pad import PadCollate, Padded
 from lit_loader.hydra.schema import hydra_schema
 from tests.support.samples import OfLength
@@ -49,19 +49,17 @@ CONF = Path(__file__).parents[2] / "conf" / "lit_loader"
 GROUPS = {
     "loader": {
         *("debug", "default", "fault_tolerant", "_inherit", "ray", "split"),
-        *("auto", "cluster", "fragile_data", "inherit", "reproducible", "threads", "throughput"),
+        *("auto", "reproducible", "storage", "threads", "throughput"),
         "workers",
     },
     "remote": {"ray"},
     "sampler": {
         *("balanced", "mixture", "packing", "token_budget", "random", "weighted"),
-        "with_replacement",
     },
     "collate": {"list", "pack", "pad"},
     "callbacks": {"monitor", "state"},
 }
-# ray needs Ray; those of old names are in test_old_names.py.
-PRESETS = sorted(GROUPS["loader"] - {"_inherit", "split", "ray"} - PRESETS_BY_OLD_NAMES.keys())
+PRESETS = sorted(GROUPS["loader"] - {"_inherit", "split", "ray"})
 
 
 class Numbers(OfLength):
@@ -262,13 +260,13 @@ def test_partial_function_carries_nothing_of_hydra(application: Compose) -> None
 def test_lists_of_nodes_that_do_not_convert() -> None:
     """Hydra's own default: lists come as nodes."""
     numbers = [{"_target_": f"{__name__}.Numbers", "length": length} for length in (4, 6)]
-    options = {"batch_size": 2, "transient_errors": ["KeyError"]}
+    options = {"batch_size": 2, "sample_retries": {"times": 2, "on": ["KeyError"]}}
     target = {"_target_": "lit_loader.LoaderDataModule", "loader": options}
     data = instantiate({**target, "datasets": {"train": numbers[0], "val": numbers}})
     data.setup("fit")
     loaders = data.val_dataloader()
     assert [len(loader) for loader in loaders] == [2, 3]
-    assert loaders[1].transient_errors == (KeyError,)
+    assert loaders[1].sample_retries == Retry(2, on=[KeyError])
     target = {"_target_": "lit_loader.MixtureDataset"}
     mixture = instantiate({**target, "datasets": numbers, "weights": [3, 1]})
     assert (mixture.lengths, list(mixture.weights)) == ([4, 6], [3, 1])

@@ -75,7 +75,7 @@ def test_sweep_over_presets(program: Path, tmp_path: Path) -> None:
     workers = {preset: told[number]["num_workers"] for number, preset in enumerate(PRESETS)}
     assert workers == {
         "auto": "auto", "debug": 0, "default": 0, "fault_tolerant": 2, "reproducible": 2,
-        "threads": 2, "throughput": 4, "workers": 2,
+        "storage": 2, "threads": 2, "throughput": 4, "workers": 2,
     }  # fmt: skip
     assert all(job["batches"] == told[0]["batches"] for job in told.values())
     assert [len(batch) for batch in told[0]["batches"]] == [5, 5, 2]
@@ -108,8 +108,8 @@ def test_worker_threads(program: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     threads, processes = jobs(tmp_path).values()
     assert threads == processes
-    refused = ("loader.worker_method=thread", "loader.num_workers=2", "loader.share_lists=true")
-    assert "share_lists is for worker processes" in run_python(tmp_path, program, *refused, code=1)
+    refused = ("loader.worker_method=thread", "loader.num_workers=2", "loader.memory_budget=1GB")
+    assert "memory_budget is for worker" in run_python(tmp_path, program, *refused, code=1)
 
 
 def without_torch(program: Path, cwd: Path, *commands: list[str]) -> list[str]:
@@ -144,7 +144,7 @@ COMPLETIONS = {
     "loader.num_workers=",
     "loader.on_sample_error=skip loader.max_s": "loader.max_sample_errors=",
     "lit_loader/sa": "lit_loader/sampler=",
-    "lit_loader/sampler=w": "lit_loader/sampler=weighted lit_loader/sampler=with_replacement",
+    "lit_loader/sampler=w": "lit_loader/sampler=weighted",
     "lit_loader/loader=t": "lit_loader/loader=threads lit_loader/loader=throughput",
 }
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.lightning.test_strategies import check_prediction
-from tests.node.data import builders
 from tests.support import one_import_fit as program
+from tests.support.bulk import builders
 from tests.support.lightning_runs import quiet_trainer
 from tests.support.one_import_fit import BATCH_SIZE, OwnModule
 from tests.support.programs import run_with_lightning

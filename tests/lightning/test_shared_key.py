@@ -10,7 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from lit_loader import LoaderDataModule
-from tests.node.data import Bulk, builders, inode_of
+from tests.support.bulk import Bulk, builders, inode_of
 
 
 def inode(data: Any) -> int:
@@ -68,7 +68,7 @@ def test_a_configuration_around_any_dataset(tmp_path: Path) -> None:
         "_target_": "lit_loader.shared_dataset",
         "key": "v1",
         "factory": {
-            "_target_": "tests.node.data.Bulk",
+            "_target_": "tests.support.bulk.Bulk",
             "notes": str(tmp_path / "built"),
             "_partial_": True,
         },

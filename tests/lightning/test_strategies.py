@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.faults.test_signals import members
 from tests.parity.tools import wait_gone
 from tests.support import strategy_fit
 from tests.support.programs import start_program
 from tests.support.samples import METHODS
+from tests.support.sessions import members
 from tests.support.strategy_runs import BATCHES, EPOCHS, LENGTH, PREDICTED, RANKS, SAVED
 
 SCRIPT = Path(strategy_fit.__file__)

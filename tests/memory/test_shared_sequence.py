@@ -104,7 +104,7 @@ def test_workers_do_not_copy_it() -> None:
     ) as loader:
         iterator = iter(loader)
         next(iterator)
-        [worker] = iterator.pool.workers.pids  # type: ignore[attr-defined]
+        [worker] = iterator.workers.workers.pids  # type: ignore[attr-defined]
         before = written_to(worker)
         assert sum(len(batch["number"]) for batch in iterator) == 200_000 - 500
         grown = written_to(worker) - before

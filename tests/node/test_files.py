@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from lit_loader.data import memory_files as files
-from tests.node.data import Child
+from tests.support.bulk import Child
 
 LABEL = f"lit_loader test {os.getpid()}"
 

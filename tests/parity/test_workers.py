@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 import torch
-from torch.utils.data import SequentialSampler, get_worker_info
+from torch.utils.data import get_worker_info
 
 from lit_loader import DataLoader
 from tests.support.samples import METHODS
@@ -304,15 +304,3 @@ def test_the_context_can_be_changed_between_epochs(loader_class):
     assert flat(loader) == [0, 1, 4]
     loader.multiprocessing_context = "spawn"
     assert flat(loader) == [0, 1, 4]
-
-
-@pytest.mark.parametrize("order", ["as it is", "sampler"])
-def test_batches_of_a_steady_order_come_to_the_same_worker_in_each_epoch(loader_class, order):
-    """As a dataset needs it that keeps in its worker what it has decoded."""
-    sampler = SequentialSampler(range(8)) if order == "sampler" else None
-    loader = two_workers(
-        loader_class, os.getpid, sampler=sampler, persistent_workers=True, prefetch_factor=1
-    )
-    first, *later = [list(loader) for _ in range(3)]
-    assert later == [first] * 2
-    assert first == first[:2] * 4

@@ -121,7 +121,7 @@ def test_bounds(
     cap: int, budget: int | None, tasks: int, most: int, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auto_workers, "processors_of_this_rank", lambda: 2.0)
-    pool = types.SimpleNamespace(num_workers=2, workers=types.SimpleNamespace(pids=()))
+    pool = types.SimpleNamespace(num_workers=2, processes=[])
     auto = AutoWorkers(5)
     auto.cap_workers(cap)
     bounds = auto._bounds(pool, 10_000, budget, tasks)

@@ -61,10 +61,8 @@ ADD_ONS: Final = {
 """Seams at which an add-on hangs, and who notices if it does not."""
 
 PARTS: Final = {
-    'parts["tolerance"] = BadSamples.of(loader)': "data/test_sample_errors.py",
-    'parts["concurrent_reads"] = reads_of_loader(core)': "exactness/test_reads.py storage",
+    'parts["tolerance"] = BadSamples.of(loader)': "data/test_bad_samples.py",
     'parts["table_of"] = table_of': "data/test_tensor_table.py",
-    'parts["share_lists"] = SharedLists': "data/test_shared_lists.py",
 }
 """The same of what workers are sent."""
 
@@ -104,31 +102,31 @@ MUTATIONS: Final = (
         "samples of a step are dealt once, and not exchanged",
         "    if size > fixed:\n",
         "    if False:\n",
-        "data/test_balance.py",
+        "data/test_by_length.py",
     ),
     Mutation(
         "accumulated batches are no part of a balanced step",
         "self.group = ranks * accumulated",
         "self.group = ranks",
-        "data/test_balance.py",
+        "data/test_by_length.py",
     ),
     Mutation(
         "a pack holds a token too many",
         "left = np.full((windows, int(1.1 * least) + 2), room, np.int32)",
         "left = np.full((windows, int(1.1 * least) + 2), room + 1, np.int32)",
-        "data/test_packing.py",
+        "data/test_by_length.py",
     ),
     Mutation(
         "positions in a pack do not begin again with each sample",
         "position_ids=torch.arange(len(firsts)) - firsts",
         "position_ids=torch.arange(len(firsts))",
-        "data/test_packing.py",
+        "data/test_collation.py",
     ),
     Mutation(
         "a packed stream is resumed at the start of a document",
         "documents, offset = self._pieces[0].before, self._pieces[0].start",
         "documents, offset = self._pieces[0].before, 0",
-        "data/test_packing.py",
+        "data/test_collation.py",
     ),
     Mutation(
         "a source of a mixture comes in the same order each time",
@@ -138,9 +136,9 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a mixture's new weights count for what was drawn before, too",
-        "history = theirs.going_on(history, draw)",
-        "pass",
-        "data/test_changing.py",
+        "timeline = theirs.going_on(self._own_timeline(), draw)",
+        "timeline = self._own_timeline()",
+        "data/test_mixture.py",
     ),
     # --- epochs ---
     Mutation(
@@ -195,7 +193,7 @@ MUTATIONS: Final = (
         "a batch that a signal's exception broke into is lost",
         "        self.place.take_back()\n        self.given = None",
         "        pass",
-        "faults/test_interrupts.py faults/test_alarms.py",
+        "faults/test_signals.py::test_an_iterator_goes_on_after_an_interruption",
     ),
     Mutation(
         "batches come in the order in which workers finish",
@@ -296,10 +294,16 @@ MUTATIONS: Final = (
         "core/batch/test_unseeded_batches.py",
     ),
     Mutation(
-        "a worker is forked beside a thread that may hold a lock",
-        "direct if brief and alone else None",
-        "direct if brief else None",
-        "core/executors/test_few_batches.py",
+        "a worker keeps the locks that other threads held at the fork",
+        "        _renew_locks()\n",
+        "        pass\n",
+        "core/executors/test_start.py::test_a_lock_that_workers_have_anew",
+    ),
+    Mutation(
+        "a forked worker has a plain attribute that was set after the pass began",
+        "                self._attributes.restore()\n",
+        "                pass\n",
+        "core/executors/test_start.py::test_the_program_changes_the_dataset_and_a_worker_is_killed",
     ),
     Mutation(
         "the program's own generators are left moved",
@@ -333,10 +337,22 @@ MUTATIONS: Final = (
         "core/executors/test_recovery.py::test_hanging_in_user_code",
     ),
     Mutation(
-        "workers that hang at a copied lock are replaced by others that do",
-        "if first and self._replaces_by_other_origin(pool, ended, origin, message):",
+        "workers that hang at the same copied lock use up the budget",
+        "        self._charged -= together and self._hung_at_first\n",
+        "",
+        "core/executors/test_start.py::test_a_lock_that_is_free_by_the_time_workers_are_replaced",
+    ),
+    Mutation(
+        "a forked worker that does not come up is waited for",
+        "if workers.forks and workers.starting and self._stall.seconds >= _STUCK:",
         "if False:",
-        "faults/test_reported_hangs.py core/executors/test_fork_safety.py",
+        "core/executors/test_start.py::test_a_worker_that_does_not_come_up",
+    ),
+    Mutation(
+        "a stream that is left is not closed",
+        "            self._loader.begin_epoch()\n            gc.collect()",
+        "            gc.collect()",
+        "faults/test_close.py::test_a_stream_that_is_left_is_closed",
     ),
     Mutation(
         "workers are replaced without end",
@@ -495,15 +511,15 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a cache does not look at its key",
-        "_FORMAT, platform.machine(), self.key, size, self.dataset",
-        '_FORMAT, platform.machine(), "", size, self.dataset',
-        "data/test_identity.py data/test_among_ranks.py data/test_cached_dataset.py",
+        "name = repr((_FORMAT, platform.machine(), key)).encode()",
+        "name = repr((_FORMAT, platform.machine())).encode()",
+        "data/test_cache_keys.py",
     ),
     Mutation(
-        "a cache does not look at what its dataset holds",
-        "_FORMAT, platform.machine(), self.key, size, self.dataset",
-        "_FORMAT, platform.machine(), self.key, size",
-        "data/test_identity.py",
+        "a cache is not compared with what its dataset makes",
+        "any(a != b for a, b in pairs if a and b)",
+        "False",
+        "data/test_cache_keys.py",
     ),
     # --- add-ons ---
     *(

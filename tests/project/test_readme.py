@@ -50,14 +50,14 @@ BEGIN, END = "<!-- options: begin -->", "<!-- options: end -->"
 THEMES = {
     "Batches": "batch_size batch_sampler collate_fn drop_last",
     "Order": "shuffle sampler in_order",
-    "Workers": "num_workers worker_method prefetch_factor persistent_workers prefetch_next_epoch "
+    "Workers": "num_workers worker_method prefetch_factor persistent_workers "
     "multiprocessing_context worker_init_fn pin_memory pin_memory_device",
-    "Exactness": "seed generator seeding reseed_fn check_determinism",
+    "Exactness": "seed generator seeding reseed_fn",
     "Faults": "timeout stall_warning max_worker_restarts on_sample_error max_sample_errors "
-    "sample_retries retry_backoff transient_errors",
-    "Memory": "memory_budget share_lists",
+    "sample_retries",
+    "Memory": "memory_budget",
     "Ranks and shards": "num_replicas rank num_shards uneven_ranks",
-    "Storage and other machines": "concurrent_reads num_remote_workers remote",
+    "Storage and other machines": "read_threads num_remote_workers remote",
 }
 """The options, by what they are about; each stands in one theme."""
 

@@ -1,6 +1,5 @@
 """Each seam with a toy add-on of a few lines: that is how one writes the next (`core/epoch`)."""
 
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from lit_loader.core.batch import timings
 from lit_loader.core.batch.batch_builder import BatchBuilder, maker_of
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.epoch.seams import Seams
-from lit_loader.core.executors.executor import Executor, Inline, Task
-from lit_loader.core.executors.outcome import Outcome
 from lit_loader.errors import WorkerRestartWarning
 from lit_loader.loader import _AddOns
 from tests.parity.tools import Gate
@@ -65,38 +62,6 @@ def test_an_observer_is_shown_each_batch_until_it_is_done() -> None:
     with with_seams(sums, num_workers=1) as loader:
         batches = list(loader)
     assert sums.seen == [float(batch.sum()) for batch in batches[:2]]
-
-
-def test_an_executor_may_be_another() -> None:
-    """One that makes batches in the order in which they were asked for, three at a time."""
-
-    class Eager(Executor):
-        eager, depth = True, 3
-
-        def __init__(self, inner: Inline) -> None:
-            self.inner, self.made = inner, deque[Outcome]()
-
-        def submit(self, task: Task) -> None:
-            self.inner.submit(task)
-            outcome = self.inner.receive()
-            assert outcome is not None
-            self.made.append(outcome)
-
-        def receive(self, timeout: float | None = None) -> Outcome | None:
-            return self.made.popleft() if self.made else None
-
-        def call_off(self) -> None:
-            self.made.clear()
-
-        def room(self, outstanding: int) -> int:
-            return self.depth - outstanding
-
-    class OfMine(Seams):
-        def executor(self, core: Any, start: Any) -> Any:
-            return Eager(core.inline(core.spec(), start, None))
-
-    with with_seams(OfMine(), num_workers=1) as loader:
-        assert all(map(torch.equal, loader, EXPECTED))
 
 
 def test_a_stream_s_end_may_be_decided_elsewhere() -> None:
@@ -335,10 +300,10 @@ def test_bad_samples_may_be_counted_otherwise() -> None:
     class Counts(_AddOns):
         count = 0
 
-        def sample_errors(self, core: Any, before: int) -> Any:
+        def sample_errors(self, core: Any) -> Any:
             return self
 
-        def note(self, number: int, made: Any, place: Any) -> None:
+        def note(self, number: int, made: Any) -> None:
             self.count += len(made.errors)
 
         def end(self, epoch: int, delivered: int) -> None:

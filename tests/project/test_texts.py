@@ -72,7 +72,7 @@ SHOWN: list[tuple[Any, str]] = [
         "MixtureStream(weights={'books': 1, 'web': 3}, epoch_length=None, "
         "stopping_strategy='first_exhausted', seed=0)",
     ),
-    (lambda: SharedSequence([1, 2]), "SharedSequence(2 records, 40 bytes)"),
+    (lambda: SharedSequence([1, 2]), "SharedSequence(2 records, 34 bytes)"),
     (
         lambda: TokenBudgetBatchSampler([5] * 2000, 10, seed=3),
         "TokenBudgetBatchSampler(2,000 samples in 1,000 batches, max_tokens=10, shuffle=True, "

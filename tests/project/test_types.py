@@ -151,28 +151,6 @@ def reseed(dataset: Images, seed: int) -> None:
 loader = DataLoader(Images(), sampler=order, reseed_fn=reseed)
 loader = DataLoader(Images(), sampler=SequentialSampler)
 """,
-    # What waits for storage is marked, and typed as it was; a hook is annotated as Lightning's are.
-    "reads": """
-from lit_loader import reads_ahead
-
-
-class Objects(Dataset[Tensor]):
-    @reads_ahead
-    def read(self, index: int) -> bytes:
-        return b"%d" % index
-
-    @reads_ahead
-    async def wait(self, index: int) -> bytes:
-        return b"%d" % index
-
-    def __getitem__(self, index: int) -> Tensor:
-        data: list[bytes] = [self.read(index), self.wait(index)]
-        return torch.tensor(len(data))
-
-
-def hook() -> torch.utils.data.DataLoader[Tensor]:
-    return DataLoader(Objects(), batch_size=4, num_workers=0, seed=3)
-""",
     "caches": """
 from lit_loader import CachedDataset
 

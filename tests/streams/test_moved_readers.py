@@ -56,7 +56,7 @@ def come_up(loader: Any, batches: Iterator[Any], workers: int) -> list[Any]:
     """Take batches until there are so many workers, all up."""
     found = []
     while True:
-        pool = next(each.pool for each in loader._core.runs if each.pool)
+        pool = next(each.workers for each in loader._core.runs if each.workers)
         if pool.num_workers == workers and pool.settled:
             return found
         found.append(next(batches))

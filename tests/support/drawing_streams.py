@@ -238,7 +238,7 @@ STATES: dict[str, Callable[..., Drawing]] = {
 }
 PLAIN = ("filter", "stride", "buffer", "augmented")
 SHUFFLED = ("shuffled", "shuffled filter", "shuffled buffer", "shuffled augmented")
-KINDS = (*PLAIN, *SHUFFLED, "shuffled by the process's seed", "mixture", "lopsided mixture")
+KINDS = (*PLAIN, *SHUFFLED, "shuffled by the process's seed", "mixture")
 GENERATORS = ("random", "numpy", "torch", "own random", "own numpy", "own legacy", "own torch")
 
 
@@ -250,10 +250,9 @@ def stream(kind: str, generator: str, state: str, large: bool = False) -> Any:
         made.large = large
         return made
 
-    if "mixture" not in kind:
+    if kind != "mixture":
         return make(kind, generator)
-    second, weights = ("filter", [2, 1]) if kind == "mixture" else ("shuffled", [12, 1])
-    sources = [make("buffer", generator), make(second, generator, 100)]
+    sources = [make("buffer", generator), make("filter", generator, 100)]
     return MixtureStream(
-        sources, weights=weights, stopping_strategy="all_exhausted_without_replacement", seed=1
+        sources, weights=[2, 1], stopping_strategy="all_exhausted_without_replacement", seed=1
     )

@@ -62,7 +62,10 @@ def _loop() -> None:
 
 def _all_signals() -> None:
     """All that terminals, schedulers and limits send to a whole job."""
-    for name in ("HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "TERM", "XCPU", "TSTP", "CONT"):
+    for name in (
+        *("HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "VTALRM", "PROF", "TERM", "XCPU", "TSTP"),
+        "CONT",
+    ):
         os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
 
 
@@ -90,7 +93,7 @@ FAULTS: Final[dict[str, Callable[[], object]]] = {
     "signals": _all_signals,
     "growth": _grow,
     "lock": _wait_for_lock,
-    "SIGVTALRM": lambda: os.kill(os.getpid(), signal.SIGVTALRM),
+    "SIGSYS": lambda: os.kill(os.getpid(), signal.SIGSYS),
     "SIGABRT": lambda: os.kill(os.getpid(), signal.SIGABRT),
     "SIGSEGV": lambda: ctypes.string_at(0),
     "_exit": lambda: os._exit(7),

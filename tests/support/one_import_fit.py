@@ -18,7 +18,7 @@ from lightning.pytorch import Callback, LightningDataModule, seed_everything
 from lightning.pytorch.utilities import CombinedLoader
 
 from lit_loader import DataLoader, LoaderDataModule
-from tests.node.data import Bulk
+from tests.support.bulk import Bulk
 from tests.support.exact import Augmented
 from tests.support.lightning_runs import SaveAt
 from tests.support.samples import uncollated

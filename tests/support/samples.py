@@ -180,7 +180,7 @@ def ints(batches: Iterable[Any]) -> list[int]:
 
 def worker_pids(iterator: Any) -> list[int]:
     """Process ids of the workers that serve an iterator."""
-    return list(iterator.pool.workers.pids)
+    return list(iterator.workers.workers.pids)
 
 
 def named_memory() -> set[str]:
@@ -196,9 +196,9 @@ def usage() -> tuple[int, int, int, set[str]]:
 
 
 def reads_ended() -> None:
-    """Let threads that read ahead end with what they have read for."""
+    """Wait until the threads of ``read_threads`` have ended with what they read for."""
     for thread in threading.enumerate():
-        if thread.name == "lit_loader read":
+        if thread.name.startswith("lit_loader reader"):
             thread.join(5)
 
 

@@ -39,8 +39,6 @@ LONG: Final = (
 """Patterns of what comes after ``tests/`` in a test's name."""
 
 THINNED: Final = {
-    "faults/test_interrupts.py::test_on_the_way_out": 3,
-    "faults/test_interrupts.py::test_some_instructions": 2,
     "faults/test_fault_matrix.py::test_a_full_memory_budget": 3,
     "faults/test_fault_matrix.py::test_the_parent_is_killed": 2,
     "faults/test_lifecycle.py::test_the_loop_ends_the_program": 2,
@@ -89,7 +87,6 @@ THINNED: Final = {
 
 
 _GIVEN_BACK: Final = "memory is given back by holes in a memfd"
-_LAUNCHER: Final = "workers come from a launcher"
 _FOUND: Final = "files in memory are found by their label"
 _SPARSE: Final = "a file takes its room on the disk beforehand"
 LINUX: Final = {
@@ -100,14 +97,7 @@ LINUX: Final = {
     "memory/test_arena_memory.py": _GIVEN_BACK,
     "memory/test_held_tensors.py": _GIVEN_BACK,
     "node/": _FOUND,
-    "core/executors/test_recovery.py::test_one_warning_says_it_all[SIGKILL": (
-        "a launcher knows peaks"
-    ),
-    "core/executors/test_recovery.py::test_the_launcher_is_killed": _LAUNCHER,
     "top/": "/proc says what there is to be seen",
-    "core/executors/test_fork_safety.py": _LAUNCHER,
-    "core/executors/test_few_batches.py": _LAUNCHER,
-    "core/executors/test_launcher.py": _LAUNCHER,
 }
 """Beginning of a test's name to what is Linux's in it."""
 

@@ -14,19 +14,16 @@ import torch
 from jobs import Job, pixels
 from torch.utils.data import DataLoader, Dataset
 
-from lit_loader import reads_ahead
-
 
 class Objects(Job):
     """Objects of 48 kB, each 20 ms away, as in a store; lit_loader reads 16 at a time a worker."""
 
-    own_options: ClassVar[dict[str, Any]] = {"concurrent_reads": 16}
+    own_options: ClassVar[dict[str, Any]] = {"read_threads": 16}
     beside = "torch, 16 threads by hand"
 
     def make(self) -> None:
         self.content = pixels(16, 3, 128, 128).reshape(16, -1)
 
-    @reads_ahead
     def read(self, index: int) -> bytes:
         time.sleep(0.02)
         return bytes(self.content[index % 16])

@@ -7,7 +7,7 @@ parent uses it itself; `core/batch/batch_builder.py` makes batches by it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import default_collate as torch_default_collate
 
 from lit_loader.core.batch.collate import default_collate
-from lit_loader.core.seeding.find_generators import GeneratorWatch
+from lit_loader.core.seeding.held_generators import OwnSeed
 from lit_loader.core.state.position import Shards
 
 __all__ = ["BatchSpec", "BatchWithReport", "USUAL_MODES", "TorchModes"]
@@ -39,7 +39,7 @@ class BatchWithReport(NamedTuple):
     omitted: bool = False  # they have left nothing: the next batch is given out in its stead
     retries: int = 0  # times that samples were read again after a transient error
     notes: tuple[str, ...] = ()  # what the user is to be warned of, once
-    mark: str | None = None  # what a stream's batch is known by when it is read again (`mark_of`)
+    digest: int = 0  # of a stream's batch, by which it is known when it is replayed; 0: none
 
 
 class TorchModes(NamedTuple):
@@ -55,13 +55,13 @@ class TorchModes(NamedTuple):
 
     @classmethod
     def now(cls) -> TorchModes:
-        """Give those of this thread."""
+        """Return those of this thread."""
         autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
         return cls(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Have these within."""
+        """Set these within the context."""
         with (
             torch.inference_mode(self.inference),
             torch.set_grad_enabled(self.grad),
@@ -79,50 +79,46 @@ class BatchSpec:
     """All that is needed to make batches; goes to every worker."""
 
     dataset: Any
-    iterable: bool  # it is iterated rather than indexed
     batch_size: int | None  # of an iterable dataset; None gives single samples
-    batched: bool  # a task's indices are a batch's list (else one index, not collated)
     drop_last: bool
     collate_fn: Callable[[Any], Any]
     worker_init_fn: Callable[[int], object] | None
     seeding: str
     reseed_fn: Callable[[Any, int], object] | None
+    read_threads: int
+    iterable: bool  # it is iterated rather than indexed
+    batched: bool  # a task's indices are a batch's list (else one index, not collated)
+    size: int | None  # samples of a whole batch; None: their number varies
     rank: int
     num_replicas: int
     own_order: bool  # the indices are the loader's own, and range over the whole dataset
+    held: Mapping[str, OwnSeed]  # what the generators that the dataset holds count from
     modes: TorchModes = USUAL_MODES
     timed: bool = False  # workers measure their processor time, batch by batch
     watched: bool = True  # each sample is announced, for somebody looks at how long it takes
-    num_remote_workers: int = 0
-    share_lists: Any = None  # puts the dataset's long lists into shared memory (`SharedLists`)
     shards: Shards | None = None  # readers of an iterable dataset; None: each worker is one
-    ahead: int = 0  # readers whose next epoch a worker may begin when they have ended
     start_method_chosen: bool = False  # by the program; else it is Python's default
+    in_thread: bool = False  # no generator of the process or the dataset is seeded: others draw
     # Add-ons, each None without. What copes with samples that cannot be read (`BadSamples`):
     tolerance: Any = None
-    concurrent_reads: Any = None  # what reads ahead of the samples (`ReadsAhead`)
     table_of: Any = None  # what finds the table that a dataset is, if it is one
     streams: Any = None  # what makes batches of an iterable dataset (`StreamMaker`)
-
-    def read_ahead(self) -> Any:
-        """What reads ahead for the samples in a process; None: nothing does."""
-        return None if self.concurrent_reads is None else self.concurrent_reads.begin(self.dataset)
 
     @property
     def default_collation(self) -> bool:
         """Whether batches are collated by the default rules."""
         return self.collate_fn in (torch_default_collate, default_collate)
 
-    def watch(self) -> GeneratorWatch:
-        """The generators that the dataset and the functions hold."""
-        if self.seeding != "worker":
-            return GeneratorWatch(self.dataset, self.collate_fn, warn=self.reseed_fn is None)
-        # They go on from batch to batch, and are only taken back after a failed attempt.
-        roots = () if self.tolerance is None else (self.dataset,)
-        return GeneratorWatch(*roots, warn=False)
+    @property
+    def per_sample(self) -> bool:
+        """Whether generators are seeded for each sample.
+
+        Also where samples may fail: what a failed attempt has drawn must not count for the others.
+        """
+        return self.seeding == "sample" or self.tolerance is not None
 
     def table(self) -> Any:
-        """The table that batches can be taken from at once; None: they are read by the sample."""
+        """Return the table that batches can be taken from at once; None: samples are read."""
         if (
             self.table_of is not None
             and self.default_collation

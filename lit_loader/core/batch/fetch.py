@@ -1,22 +1,21 @@
-"""Reading samples out of a dataset, by their indices.
+"""Reading samples out of a dataset, by their indices: this is where ``dataset[index]`` is called.
 
 A fetcher does only this. It reports each sample before it reads it, which is how a worker says
 where it is and finds out that a batch is no longer wanted; collation comes afterwards and
 elsewhere, so that the two can be timed apart. Iterable datasets have one of their own, in their
-add-on.
-
-What copes with samples that cannot be read takes their place where the options ask for it: see
-``tolerance`` of `BatchSpec`.
+add-on, and so has what copes with samples that cannot be read (``tolerance`` of `BatchSpec`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from torch.utils.data import Subset
 
 from lit_loader.core.batch.progress import Progress
+from lit_loader.core.batch.read_pool import ReadPool, Sample
 
 __all__ = ["OMITTED", "EndOfData", "MapFetcher", "NothingLeft", "as_read"]
 
@@ -25,7 +24,7 @@ OMITTED: Final = object()
 
 
 def as_read(dataset: Any) -> tuple[Any, Callable[[Any], Any] | None]:
-    """Give what a batch's samples are read from, and what reads them all at once, or None.
+    """Return what a batch's samples are read from, and what reads them all at once, or None.
 
     Torch's ``Subset`` has ``__getitems__`` for the sake of what is in it. Around a dataset that has
     none it reads one sample after the other: so do we then, and know which one it is at.
@@ -52,33 +51,93 @@ class NothingLeft(Exception):
 class MapFetcher:
     """Reads samples of a map-style dataset: a batch's list of indices, or one index.
 
-    ``before_sample`` is called with each index before its sample is read; a dataset's
+    ``before_sample`` is called with the place in the batch before each sample is read; a dataset's
     ``__getitems__``, which else has the whole list, then gets one index at a time.
+
+    With a ``pool`` the samples of a batch are read by its threads, and ``__getitems__`` gets a part
+    of the list in each. ``sample_at`` makes the `Sample` for a place in the batch.
     """
 
     def __init__(
-        self, dataset: Any, batched: bool, before_sample: Callable[[Any], None] | None = None
+        self,
+        dataset: Any,
+        batched: bool,
+        before_sample: Callable[[int], None] | None = None,
+        pool: ReadPool | None = None,
+        sample_at: Callable[[int], Sample] | None = None,
     ) -> None:
         self._dataset, self._many = as_read(dataset) if batched else (dataset, None)
         self._batched = batched
         self._before_sample = before_sample
+        self._pool, self._sample_at = pool, sample_at
 
     def fetch(self, indices: Any, progress: Progress) -> Any:
         """Return ``[dataset[i] for i in indices]``, or ``dataset[indices]`` if not batched."""
+        before = self._before_sample
         if not self._batched:
             progress.step(0)
-            return self._seeded(indices)
-        if self._before_sample is not None:
-            return progress.read(self._seeded, indices)
-        if self._many is not None:
-            progress.step(0)
-            return self._many(indices)
-        return progress.read_all(self._dataset, indices)
+            if before is not None:
+                before(0)
+            return self._alone(indices)
+        if before is None and self._many is not None:
+            return self._by_getitems(indices, progress)
+        if self._pool is not None:
+            return self.each(lambda index, _: self._alone(index), indices, progress)
+        samples: list[Any] = []
+        append, step, get = samples.append, progress.step, self._alone
+        if before is None and type(indices) is list and progress.is_quick(len(indices)):
+            progress.all_at_once()
+            dataset = self._dataset
+            for progress.place, index in enumerate(indices):
+                append(dataset[index])
+        else:
+            for place, index in enumerate(indices):
+                step(place)
+                if before is not None:
+                    before(place)
+                append(get(index))
+        progress.read(len(samples))
+        return samples
 
-    def _seeded(self, index: Any) -> Any:
-        if self._before_sample is not None:
-            self._before_sample(index)
-        return self._alone(index)
+    def each(
+        self, read: Callable[[Any, Any], Any], indices: Sequence[Any], progress: Progress
+    ) -> list[Any]:
+        """Return ``read(index, progress)`` of each index, in order; by threads if there is a pool.
+
+        ``read`` is called with a ``progress`` of that sample: it has its ``place``, and ``step`` is
+        called before another attempt.
+        """
+        if self._pool is not None and len(indices) > 1:
+            assert self._sample_at is not None
+            samples = [self._sample_at(place) for place in range(len(indices))]
+            return self._pool.read(read, indices, samples, progress)
+        found: list[Any] = []
+        for place, index in enumerate(indices):
+            progress.step(place)
+            found.append(read(index, progress))
+        return found
+
+    def _by_getitems(self, indices: Any, progress: Progress) -> Any:
+        """Read samples by ``__getitems__``: all at once, or a part in each thread of the pool."""
+        many, size = self._many, len(indices)
+        assert many is not None
+        progress.all_at_once()
+        if self._pool is None or size < 2:
+            return many(indices)
+        assert self._sample_at is not None
+        count = min(self._pool.count, size)
+        starts = [size * number // count for number in range(count + 1)]
+        parts = [indices[start:end] for start, end in itertools.pairwise(starts)]
+        samples = [self._sample_at(start) for start in starts[:-1]]
+        try:
+            found = self._pool.read(lambda part, _: many(part), parts, samples, progress)
+        finally:
+            progress.place = -1  # which sample of its part it is, is not known
+        if any(type(part) is not list for part in found):
+            # What is no list of samples cannot be joined: it is made at once from now on.
+            self._pool = None
+            return many(indices)
+        return [sample for part in found for sample in part]
 
     def _alone(self, index: Any) -> Any:
         return self._dataset[index] if self._many is None else self._many([index])[0]

@@ -53,7 +53,6 @@ class Timings:
     slowest_at: int = 0  # that sample's place in the batch
     processor: int = 0  # time of the worker's process, all threads, for it; 0: not measured
     queued: int = 0  # how long the worker waited for a processor meanwhile; 0: not measured
-    read: int = 0  # how much of ``fetch`` samples waited for what was read ahead
     state: int = 0  # how much of ``fetch`` the state of a stream was taken
     tokens: int = 0  # that its samples have noted
     number: int = 0  # in the epoch
@@ -75,9 +74,8 @@ class Timings:
 
     @property
     def making(self) -> dict[str, int]:
-        """The stages of making it, in their order, as if reads came before all the rest."""
-        own = {"taking the state": self.state, "waiting for reads": self.read}
-        own["fetch"] = self.fetch - self.state - self.read
+        """The stages of making it, in their order."""
+        own = {"taking the state": self.state, "fetch": self.fetch - self.state}
         return {**own, "collate": self.collate, "encode": self.encode}
 
     @property

@@ -7,22 +7,29 @@ readers, whichever process the reader is served by.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 from torch.utils.data._utils import worker as torch_worker  # reach: torch: get_worker_info()
 
-from lit_loader.context import WORKERS, get_rng, reading, reading_here
+from lit_loader.context import WORKERS, Reading, get_rng, reading, reading_apart
 
 
 class WorkerInfo(torch_worker.WorkerInfo):
     """Torch's, which notes that a dataset (or worker_init_fn) asks whose share it is to give."""
 
     def __getattribute__(self, name: str) -> Any:
+        context = reading()
         if name in ("id", "num_workers", "dataset"):
-            reading.shard_asked = max(reading.shard_asked, WORKERS)
-        elif name == "rng" and _TorchRNG is not None and reading.maker is not None:
-            return reading.maker.rng.give(None, _generators)
+            context.shard_asked = max(context.shard_asked, WORKERS)
+        elif context.maker is None:
+            pass
+        elif name == "seed" and context.maker.seed is not None:
+            return context.maker.seed  # of the batch, or of the sample
+        elif name == "rng" and _TorchRNG is not None:
+            return context.maker.rng.give(None, _generators)
         return super().__getattribute__(name)
 
 
@@ -31,24 +38,59 @@ _TorchRNG = getattr(torch_worker, "_RNG", None)
 
 
 def _generators(seed: int) -> Any:
-    """Give a generator of each kind for the sample that is being read."""
+    """Return a generator of each kind for the sample that is being read."""
     return _TorchRNG(random.Random(seed), torch.Generator().manual_seed(seed), get_rng())  # type: ignore[misc]
 
 
 def shown() -> Any:
-    """Give what is answered now; None: this is no worker."""
-    own = reading_here()
-    if own is not None:
-        return own.info
+    """Return what is answered now; None: this is no worker."""
+    context = reading()
     # reach: torch: the variable behind get_worker_info()
-    return torch_worker._worker_info
+    return context.info if context.of_thread else torch_worker._worker_info
 
 
 def show(info: Any) -> None:
     """Let this be answered; None: this is no worker."""
-    own = reading_here()
-    if own is not None:
-        own.info = info
+    context = reading()
+    if context.of_thread:
+        context.info = info
         return
     # reach: torch: the variable behind get_worker_info()
     torch_worker._worker_info = info
+
+
+# --- in threads ---
+
+
+def answer_threads() -> None:
+    """Have torch's functions answer threads of the loader by what they read, from now on.
+
+    They know only the process. A worker thread gets the numbers that a worker process gets.
+    """
+    _ask_first(torch.utils.data.get_worker_info, lambda own: own.info, lambda own: own.of_thread)
+    _ask_first(torch.initial_seed, lambda own: own.maker.seed, lambda own: own.maker is not None)
+    found = getattr(torch, "thread_safe_generator", None)  # from 2.13 on
+    if found is not None:
+        _ask_first(found, lambda own: own.generator, lambda own: own.of_thread)
+
+
+def _ask_first(
+    function: Any, answer: Callable[[Reading], Any], knows: Callable[[Reading], bool]
+) -> None:
+    """Let a function of torch ask ``answer`` where ``knows`` says so, whoever has imported it.
+
+    Datasets have imported the function by now: so its code is replaced, and not its name.
+    """
+    name = f"lit_loader_{function.__name__}"
+    names, code = function.__globals__, function.__code__
+    if name in names:
+        return
+    before = FunctionType(code, names, function.__name__)
+
+    def asked() -> Any:
+        own = reading_apart()
+        return before() if own is None or not knows(own) else answer(own)
+
+    names[name] = asked
+    calls = compile(f"def {function.__name__}(): return {name}()", __file__, "exec").co_consts
+    function.__code__ = next(each for each in calls if isinstance(each, CodeType))

@@ -1,19 +1,19 @@
-"""`LoaderIterator`: what ``iter(loader)`` gives; one pass over the data, as the consumer sees it.
+"""`LoaderIterator`: what ``iter(loader)`` returns; one pass over the data, as the consumer sees it.
 
 ::
 
-    epoch.next_task ─▶ executor.submit … receive ─▶ arrived ─ in order ─▶ epoch.took ─▶ next()
+    tasks.next_task ─▶ executor.submit … receive ─▶ arrived ─ in order ─▶ tasks.took ─▶ next()
                             [pin-memory thread] ──╯
 
-- Nothing starts before the first ``next()``: ``iter()`` is free, and an iterator that is thrown
-  away leaves no trace. That first ``next()`` fixes the epoch and where in it to begin.
+- Nothing starts before the first ``next()``, or `begin`: an iterator that is thrown away leaves no
+  trace but the seed that was drawn. The first ``next()`` fixes where in which epoch to begin.
 - The executor (`core/executors/executor.py`) may be lost at any moment: a worker died, Ctrl-C came
   in the middle of something, another iterator got the workers, the process was forked. The next
-  ``next()`` asks the core for another one, and sends again what is outstanding (`Epoch.tasks`).
-- An exception that comes out of a signal handler while ``next()`` waits has broken into nothing.
-  At any other instruction the executor is given up, or forgets all it was told (`Inline`).
-- When all of an epoch's tasks are sent, the first ones of the next epochs are (`Ahead`). The object
-  goes on to the next iterator, with the workers.
+  ``next()`` asks the core for another one, and sends again what is outstanding (`PassTasks.tasks`).
+- An exception that a signal handler raises comes out of ``next()``. The next ``next()`` returns the
+  batch that was due; workers may be started again for it.
+- When all tasks of a pass are sent, the first ones of the next epoch are (`NextEpochTasks`). The
+  object goes on to the next iterator, with the workers.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from typing import Any, Final, Generic, NoReturn, TypeVar
 import numpy as np
 
 from lit_loader.core.batch.batch_spec import BatchWithReport
-from lit_loader.core.epoch.epoch import Ahead, Epoch, MapEpoch
-from lit_loader.core.epoch.epochs import EpochStart
+from lit_loader.core.epoch.pass_tasks import MapTasks, NextEpochTasks, PassTasks
+from lit_loader.core.epoch.passes import Pass
 from lit_loader.core.epoch.torch_surface import TorchSurface
-from lit_loader.core.executors.executor import Executor
+from lit_loader.core.executors.executor import Executor, Workers
 from lit_loader.core.executors.healer import Healer
 from lit_loader.core.executors.outcome import FewerWorkers, Outcome, Overrun
 from lit_loader.core.executors.pipes import PoolClosed
 from lit_loader.core.seeding.generator_lock import GeneratorLock
-from lit_loader.core.system.interrupts import HeldBack, is_interruption, let_handlers_through
+from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.transport.messages import POSITION, listed
 from lit_loader.core.transport.viewer_page import GIVEN, SINCE
 from lit_loader.describe import program_stacklevel
@@ -47,47 +47,46 @@ __all__ = ["LoaderIterator"]
 T_co = TypeVar("T_co", covariant=True)
 
 _NO_END: Final = (
-    "a StopIteration came up within an epoch, and would have passed for its end: the "
-    "traceback above shows where; nothing is lost, the next next() gives the batch [LL015]"
+    "a StopIteration was raised within an epoch, and would have passed for its end: the traceback "
+    "above shows where. Nothing is lost, the next next() returns the batch [LL015]"
 )
 _CLOSED: Final = (
-    "the loader was closed by another thread while a batch was awaited: iterate the loader again "
-    "[LL038]"
+    "the loader was closed while this iterator waited for a batch: iterate the loader again [LL033]"
 )
 
 
 class LoaderIterator(TorchSurface, Generic[T_co]):
-    """An iterator over an epoch's batches.
+    """An iterator over the batches of one pass.
 
-    ``here``: they are made in this process, by the spec that this gives; None: by workers. ``pin``
-    pins them, those of workers in a thread of its own; None: nothing does.
+    ``drawn`` is the seed that was drawn for it, or None. ``here`` returns the spec by which
+    this process makes the batches; None: workers make them. ``pin`` pins them, those of workers in
+    a thread of its own; None: nothing does.
 
     Attributes:
         observer: Is shown the batches, as long as it is not done; None for most.
         superseded: Whether another iterator has got its workers.
     """
 
-    observer: Any = None
-
-    def __init__(self, core: Any, here: Callable[[], Any] | None, pin: Any) -> None:
-        self._core = core
+    def __init__(
+        self, core: Any, drawn: int | None, here: Callable[[Pass], Any] | None, pin: Any
+    ) -> None:
+        self._core, self.drawn = core, drawn
         self._data_loader = loader = core.loader  # which lives as long as it is iterated
         self._here, self._pin, self._pid = here, pin, core.pid
         self._sample_errors: Any = None
-        self._start: EpochStart | None = None
-        self._epoch: Epoch | None = None
-        self._ahead: Ahead | None = None
+        self._pass: Pass | None = None
+        self._tasks: PassTasks | None = None
+        self._ahead: NextEpochTasks | None = None
         self._arrived: dict[int, Outcome] = {}  # what waits for its turn
         self._executor: Executor | None = None
         self._thread: Any = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._tail: Any = None
         self._draws = here is not None  # whether other threads wait for a turn at the generators
-        self._due = True  # whether nothing has begun
         self._ended = self._closed = self.superseded = False
-        # Readers, or workers with generators of their own, each of which gives its own in order; 0:
-        # whichever batch comes first. With ``in_order`` there is one line.
-        self._lines = 1 if loader.in_order or here is not None else core.turns
+        # Readers, each of which gives its own in order; 0: whichever batch comes first. With
+        # ``in_order`` there is one line.
+        self._lines = 1 if loader.in_order or here is not None else core.readers
         self._copy: Any = core.seams.device_copy(core) if here is None else None
         budget, limit = loader.max_worker_restarts, loader.timeout or None
         self.healer = Healer(budget, limit, core.iterable, core.seams)
@@ -106,198 +105,204 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         # A signal handler may raise at any instruction; all that follow the asking, up to the one
         # that returns, are in this block: what comes out otherwise is taken back.
         try:
-            try:
-                # Before the loader's own lock: a dataset that iterates this loader has that order.
-                if turn is not None:
-                    turn.take()
-                with self._core.lock:
-                    if self._ended:
-                        raise StopIteration
-                    began, epoch = time.monotonic_ns(), self._epoch
-                    if epoch is None or self._due:
-                        epoch = self._begin()
-                    if self._core.epochs.begun is not epoch.place:
-                        self._core.epochs.go_on(epoch.place)
-                    epoch.place.settle()  # `Epoch.settle`, spelled out
-                    if epoch.given is not None:
-                        epoch.tasks.pop(epoch.given, None)
-                        epoch.given = None
-                    asked = True
-                    while (outcome := self._await(epoch, began)) is not None:
-                        own = outcome.error
-                        if own is None and outcome.made is not None:
-                            own = self._report(outcome)
-                        if own is not None:
-                            outcome.error = None  # its traceback has frames that hold the outcome
-                            raise own
-                        if outcome.made is None or not outcome.made.omitted:
-                            return self._hand_out(epoch, outcome, began)
-                        epoch.settle()
-                    own = epoch.fault() or self._end(epoch)
-                    raise own
-            finally:
-                if turn is not None:
-                    turn.end()
-        except BaseException as error:
+            # Before the loader's own lock: a dataset that iterates this loader has that order.
             if turn is not None:
-                turn.end()  # what came out may have broken into the first one
+                turn.take()
+            with self._core.lock:
+                if self._ended:
+                    raise StopIteration
+                began, tasks = time.monotonic_ns(), self._tasks
+                if tasks is None:
+                    tasks = self._begin()
+                tasks.settle()
+                asked = True
+                while (outcome := self._await(tasks, began)) is not None:
+                    own = outcome.error
+                    if own is None and outcome.made is not None:
+                        own = self._report(outcome)
+                    if own is not None:
+                        outcome.error = None  # its traceback has frames that hold the outcome
+                        raise own
+                    if outcome.made is None or not outcome.made.omitted:
+                        return self._hand_out(tasks, outcome, began)
+                    tasks.settle()
+                own = tasks.fault() or self._end(tasks)
+                raise own
+        except BaseException as error:
             if asked and error is not own:
                 self._broken_off(error)
+            if self._executor is not None and self._executor.page is not None:
+                self._executor.page.rest()  # the program goes on
             own = None  # whose traceback holds this frame
             raise
+        finally:
+            if turn is not None:
+                turn.end()
 
-    def _begin(self) -> Epoch:
-        """Begin the epoch; one that was interrupted is gone on with."""
-        core = self._core
-        start = self._start = self._start or core.begin_epoch(self)
-        self._tail = core.seams.end_policy(core, start.position)
-        epoch = self._epoch
-        if epoch is None:
-            if start.batches is None:
-                epoch = core.seams.stream_epoch(core, start, self._lines == 1)
-            else:
-                epoch = MapEpoch(start, start.batches)
-            self._ahead = Ahead(start)
-            self._arrived = self._ahead.arrived
-            self._epoch = epoch
-        self._due = False
-        return epoch
+    def begin(self) -> None:
+        """Begin the pass now, and let workers make its first batches."""
+        with self._core.lock:
+            tasks = self._tasks or self._begin()
+            if self._here is None:
+                if not tasks.tasks:
+                    tasks.next_task()
+                self._fill(self._executor or self._connect(tasks), tasks)
 
-    def _await(self, epoch: Epoch, began: int) -> Outcome | None:
+    @property
+    def made(self) -> Pass | None:
+        """The pass, once it has begun."""
+        return self._pass
+
+    def begin_pass(self) -> Pass:
+        """Fix where the pass begins."""
+        self._pass = self._pass or self._core.begin_pass(self, self.drawn)
+        return self._pass
+
+    def _begin(self) -> PassTasks:
+        """Begin the pass."""
+        core, made = self._core, self.begin_pass()
+        self._tail = core.seams.end_policy(core, made)
+        tasks: PassTasks = (
+            core.seams.stream_tasks(core, made, self._lines == 1)
+            if made.batches is None
+            else MapTasks(made)
+        )
+        self._ahead = core.next_epoch_tasks(made)
+        self._arrived = self._ahead.arrived
+        self._tasks = tasks
+        return tasks
+
+    def _await(self, tasks: PassTasks, began: int) -> Outcome | None:
         """Keep the executor busy until the next outcome is there; None: all are out."""
         tail, arrived = self._tail, self._arrived
         while True:
             if self._closed or self._pid != self._core.pid:
                 self._check_closed()
             executor = self._executor
-            if epoch.tasks or not epoch.is_drawn:
+            if executor is None and not tasks.tasks:
+                tasks.next_task()  # before workers are started or told: it may change the dataset
+            if tasks.tasks or not tasks.is_drawn:
                 if executor is None:
-                    executor = self._connect(epoch)
+                    executor = self._connect(tasks)
                     arrived = self._arrived
                 if executor.page is not None:
                     executor.page.row[SINCE] = began
-                if len(epoch.tasks) < executor.depth or epoch.again:
-                    self._fill(executor, epoch)
-            if not epoch.tasks:
-                if tail and tail.begins_again(epoch.place):
-                    epoch.restart_all(arrived)
+                if not tasks.tasks or tasks.again:
+                    self._fill(executor, tasks, least=1)
+            if not tasks.tasks:
+                if tail and tail.begins_again(tasks.place):
+                    tasks.restart_all(arrived)
                     continue
                 return None
             assert executor is not None
-            if tail and not tail.admits(epoch.place):
+            if tail and not tail.admits(tasks.place):
                 self._let_go(reusable=True)
-                epoch.tasks.clear()
+                tasks.tasks.clear()
                 return None
-            outcome = self._in_turn(epoch) if arrived else None
+            outcome = self._in_turn(tasks) if arrived else None
             while outcome is None:
                 came = executor.receive() if self._thread is None else self._thread.take()
                 if came is None:
                     raise LoaderError(_CLOSED)
                 if came.lost:
-                    epoch.restart(came.number)
-                    self._fill(executor, epoch)
+                    tasks.restart(came.number)
+                    self._fill(executor, tasks)
                     continue
-                first = next(iter(epoch.tasks))
+                first = next(iter(tasks.tasks))
                 if came.number == first and self._lines == 1:  # as nearly always
                     outcome = came
                     break
                 arrived[came.number] = came
-                outcome = self._in_turn(epoch)
-            if executor.notices or outcome.error is not None:
+                outcome = self._in_turn(tasks)
+            if self.healer.notices or outcome.error is not None:
                 arrived[outcome.number] = outcome  # not lost where warnings are errors
-                self._tell()
+                self._report_events()
                 del arrived[outcome.number]
-            if epoch.reads_streams:  # the report is of its place
+            if tasks.reads_streams:  # the report is of its place
                 outcome.unpack()
-            epoch.took(outcome)
+            tasks.took(outcome)
             if not outcome.ended:
                 break
-            epoch.settle()
-        if executor.eager:
-            self._fill(executor, epoch)  # before the batch is unpacked: no worker is to wait
+            tasks.settle()
+        self._fill(executor, tasks)  # before the batch is unpacked: no worker is to wait
         if tail:
-            tail.given(epoch.place)
+            tail.given(tasks.place)
         if outcome.memory is not None or outcome.failure is not None:
             outcome.unpack()
         return outcome
 
-    def _fill(self, executor: Executor, epoch: Epoch) -> None:
+    def _fill(self, executor: Executor, tasks: PassTasks, least: int = 0) -> None:
         """Submit tasks as long as there is room for them, and there are some.
 
-        Those that are given again need none: the first one may be what all others wait for.
+        ``least`` tasks of the pass are to be outstanding, room or not. Resubmitted tasks ignore the
+        limit: the others may be waiting for the first of them.
         """
         ahead = self._ahead
         assert ahead is not None
-        known = len(epoch.tasks) + len(ahead.tasks) - len(epoch.again)
-        if epoch.given is not None:
+        known = len(tasks.tasks) + len(ahead.tasks) - len(tasks.again)
+        if tasks.given is not None:
             known -= 1
-        while epoch.again or (
-            known < executor.depth and not (executor.budgeted and executor.room(known) <= 0)
-        ):
-            task = epoch.next_task()
+        room = executor.room(known)
+        while tasks.again or room > 0 or known < least:
+            task = tasks.next_task()
             if task is None:
-                if not executor.eager or epoch.error is not None:
+                if room <= 0 or tasks.error is not None:
                     return
-                task = ahead.next_task(self._core.lookahead)
+                task = ahead.next_task()
                 if task is None:
                     return
             executor.submit(task)
             known += 1
+            room -= 1
 
-    def _in_turn(self, epoch: Epoch) -> Outcome | None:
+    def _in_turn(self, tasks: PassTasks) -> Outcome | None:
         """Take out the outcome whose turn it is, if it has arrived."""
-        arrived, tasks, lines = self._arrived, epoch.tasks, self._lines
+        arrived, outstanding, lines = self._arrived, tasks.tasks, self._lines
         if lines == 1:
-            for first in tasks:
+            for first in outstanding:
                 return arrived.pop(first, None)
         for number in arrived:
-            if number not in tasks:  # of an epoch to come
+            if number not in outstanding:  # of an epoch to come
                 continue
-            if not lines or number == next(n for n in tasks if n % lines == number % lines):
+            if not lines or number == next(n for n in outstanding if n % lines == number % lines):
                 return arrived.pop(number)
         return None
 
     def _report(self, outcome: Outcome) -> Exception | None:
-        """Note what came with a batch; returns what is to be raised in the batch's place."""
+        """Note what came with a batch; return what is to be raised in the batch's place."""
         made = outcome.made
         assert made is not None
         try:
             if made.divided is not None:
                 self._warn_of_ignored_share(made.divided)
             self._note_errors(outcome.number & POSITION, made)
-        except Exception as error:  # of samples that cannot be read there are too many, say
-            let_handlers_through(error)
+        except Exception as error:  # too many samples cannot be read, say
             return error
         return None
 
-    def _hand_out(self, epoch: Epoch, outcome: Outcome, began: int) -> T_co:
-        """Give the batch; and note what it has cost."""
+    def _hand_out(self, tasks: PassTasks, outcome: Outcome, began: int) -> T_co:
+        """Return the batch; and note what it has cost."""
         core, batch, timings = self._core, outcome.batch, outcome.timings
-        number, executor = outcome.number & POSITION, self._executor
+        number, executor, made = outcome.number & POSITION, self._executor, tasks.made
         assert executor is not None
-        indices = epoch.tasks[outcome.number].indices
-        if epoch.reads_streams:
+        indices = tasks.tasks[outcome.number].indices
+        if tasks.reads_streams:
             indices = None
             self._count(timings.samples)
-        if self.observer is not None:
-            shown = batch if self._copy is None else self._copy.source(batch)
-            self._show(epoch.start, number, listed(indices), shown)
         if self._copy is not None:
-            batch = self._on_device(executor, epoch, batch)
+            batch = self._on_device(executor, tasks, batch)
         if timings.slowest:
             at = timings.slowest_at
             timings.slowest_index = indices[at] if type(indices) is list else _item(indices, at)
         given = time.monotonic_ns()
-        timings.epoch, timings.number, timings.asked = epoch.start.epoch, number, began
+        timings.epoch, timings.number, timings.asked = made.epoch, number, began
         mine = timings.pin if self._thread is None else 0
         timings.wait = given - began - (mine or (0 if timings.pin else timings.decode))
         if self._given:
             timings.step = began - self._given
-        made = outcome.made
-        again = epoch.reads_streams and made is not None and made.state is None
-        core.note(timings, executor.measured, again)
-        if not self._given:
-            core.hear(epoch.start)  # the dataset may count its epochs itself
+        report = outcome.made
+        again = tasks.reads_streams and report is not None and report.state is None
+        core.note(timings, executor.workers, again)
         self._given = given
         page = executor.page
         if page is not None:
@@ -305,16 +310,19 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             page.row[SINCE] = -given
             if given >= page.due:
                 core.show(page, self)
+        made.given += 1
+        if core.passes.current is not made:
+            core.passes.consider(made)
         return batch  # type: ignore[no-any-return]
 
-    def _on_device(self, executor: Executor, epoch: Epoch, batch: Any) -> Any:
-        """Give the batch on the device; and before that, queue the copy of the next one."""
+    def _on_device(self, executor: Executor, tasks: PassTasks, batch: Any) -> Any:
+        """Return the batch on the device; before that, queue the copy of the next one."""
         staged = self._copy.stage(batch)
-        following, thread, given = None, self._thread, epoch.given
-        tasks = [number for number in epoch.tasks if number != given]
-        while tasks and not executor.closed:
+        following, thread, given = None, self._thread, tasks.given
+        numbers = [number for number in tasks.tasks if number != given]
+        while numbers:
             if self._lines == 1:
-                following = self._arrived.get(tasks[0])
+                following = self._arrived.get(numbers[0])
             else:
                 following = next(iter(self._arrived.values()), None)
             if following is not None:
@@ -323,11 +331,11 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             if came is None:
                 break
             if came.lost:
-                epoch.restart(came.number)
+                tasks.restart(came.number)
             else:
                 self._arrived[came.number] = came
         # One of the next epoch is left to that one's iterator.
-        if following is not None and following.number in epoch.tasks:
+        if following is not None and following.number in tasks.tasks:
             following.unpack()
             omitted = following.made is not None and following.made.omitted
             done = following.error is not None or following.ended or omitted
@@ -335,42 +343,42 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                 following.batch = self._copy.stage(following.batch)
         return self._copy.take(staged)
 
-    # --- the executor: had, lost, given back ---
+    # --- the executor: acquired, lost, given back ---
 
-    def _connect(self, epoch: Epoch) -> Executor:
-        """Have an executor, which is at all that is outstanding."""
+    def _connect(self, tasks: PassTasks) -> Executor:
+        """Attach an executor and resubmit all outstanding tasks."""
+        assert self._pass is not None
+        core = self._core
         if self._here is not None:
-            executor = self._core.inline(self._here(), epoch.start, self._pin)
+            executor = core.inline(self._here(self._pass), self._pin)
             self._draws = executor.draws
-            epoch.restart_all(self._arrived)
+            tasks.restart_all(self._arrived)
             self._executor = executor
             return executor  # type: ignore[no-any-return]
         _end_with_the_program()
         with HeldBack():  # what a handler raises comes when the workers are started, and are kept
-            resizes = self._core.resizes
-            executor, begun = self._core.acquire_executor(self, epoch)
+            resizes = core.keeper.resizes
+            executor, begun = core.keeper.acquire(self, self._pass)
             try:
                 thread = None if self._pin is None else _pinning(executor, self._pin)
                 if begun is None:
-                    epoch.restart_all(self._arrived)
+                    tasks.restart_all(self._arrived)
                 else:
-                    epoch.adopt(begun)
-                    self._ahead, self._arrived = begun, begun.arrived
+                    assert isinstance(tasks, MapTasks) and self._ahead is not None
+                    tasks.adopt(begun)
+                    self._arrived = self._ahead.arrived = begun.arrived
             except BaseException:
                 executor.close()
                 raise
             assert self._ahead is not None
-            args = self._core, epoch, self._ahead, executor, thread, True
+            args = core.keeper, tasks, self._ahead, executor, thread, True
             self._finalizer = weakref.finalize(self, _give_back, *args, unnoticed=True)
             self._executor, self._thread = executor, thread
-            if resizes != self._core.resizes:  # meanwhile, and these were not found
-                self.resize(*self._core.size)
+            if resizes != core.keeper.resizes:  # meanwhile, and these were not found
+                self.resize(*core.size)
             page = executor.page
             if page is not None and not page.due:  # one that hangs at its first batch is seen, too
-                self._core.show(page, self)
-            waits: Any = thread or executor
-            waits.waiting = True
-        waits.waiting = False
+                core.show(page, self)
         return executor  # type: ignore[no-any-return]
 
     def _let_go(self, reusable: bool) -> None:
@@ -385,47 +393,31 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         with HeldBack():
             self._executor = self._thread = self._finalizer = None
             if finalizer.detach() is not None:
-                assert self._epoch is not None and self._ahead is not None
-                parts = self._core, self._epoch, self._ahead, executor, thread, reusable
+                assert self._tasks is not None and self._ahead is not None
+                parts = self._core.keeper, self._tasks, self._ahead, executor, thread, reusable
                 if _give_back(*parts):
-                    self._ahead = Ahead(self._epoch.start)
+                    self._ahead = NextEpochTasks(None, None)
                     self._arrived = self._ahead.arrived
 
     def _broken_off(self, error: BaseException) -> None:
         """Bring things in order after an exception that is no batch's outcome."""
         with self._core.lock:
-            executor = self._executor
-            waits: Any = self._thread or executor
-            if waits is not None and waits.waiting:
-                waits.waiting = False
-                return  # nothing was broken into: the next ``next()`` goes on waiting
-            closed = self._closed or (executor is not None and executor.closed)
-            if self._epoch is not None:
-                self._epoch.undo()
-                if executor is not None and executor.recovers:
-                    executor.call_off()
-                    self._epoch.restart_all(self._arrived)
-                else:
-                    # It is not known what its pipes hold.
-                    self._let_go(reusable=False)
+            tasks = self._tasks
+            if tasks is not None:
+                tasks.undo()
+                self._let_go(reusable=False)  # it is not known what the executor was at
             _end_with_the_program()
             if isinstance(error, LoaderError):  # what was healed before it comes first
-                self._tell()
+                self._report_events()
             elif isinstance(error, StopIteration):
                 raise LoaderError(_NO_END) from error
-            elif isinstance(error, PoolClosed) or (closed and not is_interruption(error)):
-                raise LoaderError(
-                    "the loader was closed while a batch was awaited: iterate the loader again "
-                    "[LL043]"
-                ) from None
+            elif isinstance(error, PoolClosed) or (self._closed and isinstance(error, OSError)):
+                raise LoaderError(_CLOSED) from None
 
     def _check_closed(self) -> None:
-        """Refuse to go on behind `close`; after a fork, leave what is the parent's behind."""
+        """Refuse to go on after `close`; after a fork, leave what is the parent's."""
         if self._closed:
-            raise LoaderError(
-                "the loader was closed while this iterator was in use: iterate the loader again "
-                "[LL033]"
-            )
+            raise LoaderError(_CLOSED)
         self._pid = self._core.pid
         if self._here is None:
             self._let_go(reusable=False)
@@ -438,11 +430,11 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             self._let_go(reusable=True)
 
     def close(self) -> None:
-        """End the iterator: its workers are given back, and it gives no more batches."""
+        """End the iterator: its workers are given back, and it yields no more batches."""
         self._closed = not self._ended
         self._let_go(reusable=True)
-        if self._epoch is not None:
-            self._epoch.tasks.clear()
+        if self._tasks is not None:
+            self._tasks.tasks.clear()
         self._arrived.clear()
 
     def resize(self, num_workers: int, depth: int) -> None:
@@ -455,54 +447,50 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
     def sample_errors(self) -> Any:
         """The samples of the epoch that could not be read, so far."""
         if self._sample_errors is None:
-            before = 0 if self._epoch is None else self._epoch.place.start.unreadable
-            self._sample_errors = self._core.seams.sample_errors(self._core, before)
+            self._sample_errors = self._core.seams.sample_errors(self._core)
         return self._sample_errors
 
     @property
-    def unattended(self) -> Any:
+    def unattended(self) -> Workers | None:
         """The workers, if there are some that only :meth:`__next__` receives from."""
-        return None if self._thread is not None else self.pool
+        return None if self._thread is not None else self.workers
 
     @property
     def ready(self) -> int:
         """Batches that have been made and not asked for."""
         pinned = 0 if self._thread is None else self._thread.pinned
-        unread = 0 if self._executor is None else self._executor.unread
+        unread = 0 if self.workers is None else self.workers.unread
         return len(self._arrived) + pinned + unread
 
     @property
-    def pool(self) -> Any:
+    def workers(self) -> Workers | None:
         """The workers at this iterator's disposal."""
-        return None if self._executor is None else self._executor.pool
+        return None if self._executor is None else self._executor.workers
 
-    # --- what is told ---
+    # --- what is reported ---
 
-    def _end(self, epoch: Epoch) -> Exception:
-        """Note that the epoch is over; returns what is to be raised."""
+    def _end(self, tasks: PassTasks) -> Exception:
+        """Note that the pass is over; return what is to be raised."""
         self._let_go(reusable=True)
         # Only now the pin-memory thread cannot replace another worker.
-        self._tell()
-        if self.observer is not None:
-            self.observer.finish()
-        place, core = epoch.place, self._core
+        self._report_events()
+        place, core, made = tasks.place, self._core, tasks.made
         place.end()
         self._ended = True
-        core.hear(epoch.start)
         if self._tail is not None:
             self._tail.end()
-        begun = place.start.delivered  # a resumed one has had batches before
         delivered = place.now().delivered
         errors, nothing = self._sample_errors, None
-        if errors is not None and not begun:
-            nothing = errors.end(epoch.start.epoch, delivered)
-        if self._promised is not None and core.shards is None and not place.unreadable:
+        if errors is not None and not place.start.delivered:  # a resumed one had batches before
+            nothing = errors.end(made.epoch, delivered)
+        core.passes.warn_if_empty(made)
+        if self._promised is not None and core.shards is None and not (errors and errors.count):
             args = self._promised, delivered, core.readers
             if text := core.seams.words().dropped_batches(self._data_loader, *args):
                 core.warn_once(text)
         return nothing or StopIteration()
 
-    def _tell(self) -> None:
+    def _report_events(self) -> None:
         """Warn of workers that were replaced, and of a budget that cannot be kept."""
         core, healer = self._core, self.healer
         core.log.worker_restarts += healer.restarts - self._restarts_noted
@@ -520,21 +508,15 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             level = program_stacklevel()
             warnings.warn(f"lit_loader: {notice}", WorkerRestartWarning, stacklevel=level)
 
-    def _show(self, start: EpochStart, number: int, indices: Any, batch: Any) -> None:
-        """Show the observer a batch."""
-        self.observer.note(start, number, indices, batch)
-        if self.observer.done:
-            self.observer = None
-
     def _note_errors(self, number: int, made: BatchWithReport) -> None:
         """Note what was wrong with a batch that is given out or omitted now."""
         if number == self._noted:
             return  # it has been taken back, and is given again
         self._noted = number
         if made.errors or made.retries or made.omitted:
-            self.sample_errors.note(number, made, self._epoch.place)  # type: ignore[union-attr]
+            self.sample_errors.note(number, made)
         for note in made.notes:
-            self._core.tell(note)
+            self._core.warn_of_exactness(note)
 
     def _warn_of_ignored_share(self, divided: int) -> None:
         """Warn, once, that an iterable dataset gives several readers the same."""
@@ -565,9 +547,9 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
 
     def __repr__(self) -> str:
         where = "not begun"
-        if self._start is not None:
-            given = self._start.position.now().delivered
-            where = f"epoch {self._start.epoch}, "
+        if self._pass is not None:
+            given = self._pass.position.now().delivered
+            where = f"epoch {self._pass.epoch}, "
             where += (
                 "ended"
                 if self._ended
@@ -582,7 +564,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         )
 
     def as_ended(self) -> LoaderIterator[T_co]:
-        """Give no batches; returns itself."""
+        """Yield no batches; return itself."""
         self._ended = True
         return self
 
@@ -604,38 +586,38 @@ def _pinning(executor: Executor, pin: Any) -> Any:
 
 
 def _give_back(
-    core: Any,
-    epoch: Epoch,
-    ahead: Ahead,
+    keeper: Any,
+    tasks: PassTasks,
+    ahead: NextEpochTasks,
     executor: Executor,
     thread: Any,
     reusable: bool,
     unnoticed: bool = False,
 ) -> bool:
-    """End an executor, or leave it to the next iterator; returns whether what is ahead goes there.
+    """End an executor, or leave it to the next iterator; return whether what is ahead goes there.
 
     Also when an iterator is collected: then none of its methods can be called any more.
     """
     with HeldBack(unnoticed=unnoticed):
         handed_on = False
         try:
-            epoch.settle()
-            executor.stop()
-            if thread is not None and not executor.elsewhere:  # a forked copy has no thread
+            tasks.settle()
+            executor.wake()
+            if thread is not None:
                 ahead.arrived.update((each.number, each) for each in thread.left() if not each.lost)
         finally:
             page = executor.page
-            if page is not None and not executor.elsewhere:
+            if page is not None:
                 page.rest()
-            handed_on = bool(ahead.tasks) and reusable and not epoch.tasks
+            handed_on = bool(ahead.tasks) and reusable and not tasks.tasks
             if not handed_on:
                 ahead.clear()
-            core.give_back(executor, ahead if handed_on else None, reusable)
+            keeper.give_back(executor, ahead if handed_on else None, reusable)
         return handed_on
 
 
 def _item(indices: Any, place: int) -> Any:
-    """One of a batch's indices; the batch's only one, or what it has in their place."""
+    """Return one of a batch's indices; the batch's only one, or what it has in their place."""
     if type(indices) is np.ndarray and indices.ndim:
         return int(indices[place])
     indices = listed(indices)

@@ -2,8 +2,8 @@
 
 ::
 
-    Epochs.now() ─▶ Position ─ with the loader's fingerprint ─▶ LoaderState ─▶ dict
-    dict ─▶ LoaderState ─ compared, translated to this loader's batches ─▶ Position ─▶ Epochs.load()
+    Passes.now() ─▶ Position ─ with the loader's fingerprint ─▶ LoaderState ─▶ dict
+    dict ─▶ LoaderState ─ compared, translated to this loader's batches ─▶ Position ─▶ Passes.load()
 """
 
 from __future__ import annotations
@@ -12,50 +12,38 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch.utils.data import DistributedSampler
-
 from lit_loader.core.epoch.loader_core import LoaderCore
-from lit_loader.core.sampling.batch_plan import distributed_sampler_of
-from lit_loader.core.sampling.orders import ORDER, ShuffledSampler
-from lit_loader.core.sampling.sampler_view import SHUFFLED, order_name
+from lit_loader.core.sampling.orders import ORDER
+from lit_loader.core.sampling.sampler_view import order_name
 from lit_loader.core.state.fingerprint import Fingerprint, fingerprint_of, has_methods
 from lit_loader.core.state.loader_state import LoaderState
 from lit_loader.core.state.position import COUNT, Position
 from lit_loader.core.state.state_validation import brief
 
+__all__ = ["load_state", "state_of", "take_state"]
+
 
 def take_state(core: LoaderCore) -> dict[str, Any]:
-    """Give the state of a loader as a new dict of primitives."""
-    plan = core.plan
-    if plan is not None and has_methods(core.dataset):
+    """Return the state of a loader as a new dict of primitives."""
+    if core.plan is not None and has_methods(core.dataset):
         core.warn_once(
             f"{type(core.dataset).__name__} has state_dict and load_state_dict, which are not "
             "called: a map-style dataset is read by whichever worker is free, so that each sample "
             "must follow from its index, get_epoch() and the random generators alone [LL310]"
         )
-    position = core.epochs.now()
-    if plan is not None and plan.sampler.wanders:
-        core.warn_once(
-            f"the order of {type(plan.source).__name__} changes from epoch to epoch and is not "
-            "part of the state: resumed in a later epoch, the sampler may give another order; give "
-            "it state_dict and load_state_dict, or make its order a function of set_epoch's epoch "
-            "[LL318]"
-        )
-    return state_of(core, position)
+    return state_of(core, core.passes.now())
 
 
 def state_of(core: LoaderCore, position: Position) -> dict[str, Any]:
-    """Give the state of a loader that is at a position."""
+    """Return the state of a loader that is at a position."""
     plan = core.plan
     if plan is not None and plan.is_computed:
-        own = plan.source.order_state()
-        position = replace(position, sampler=None if own is None else {ORDER: own})
-    batches = position.batches
-    samples = batches if plan is None else plan.samples_after(batches)
-    fingerprint = _fingerprint(core, position.bases.order)
+        parts = {ORDER: plan.source.order_state(), "distributed": position.distributed}
+        sampler = {name: part for name, part in parts.items() if part is not None}
+        position = replace(position, sampler=sampler or None)
     shards = core.shards
     numbers = shards.mine if shards is not None and position.readers else None
-    state = LoaderState(position, samples, fingerprint, numbers)
+    state = LoaderState(position, _fingerprint(core), numbers, core.seeds.place())
     return core.seams.reader_states().to_dict(state) if position.readers else state.to_dict()
 
 
@@ -66,26 +54,14 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
     """
     core.follow_samplers()
     loaded = LoaderState.from_dict(state, core.seams.reader_states)
-    before = loaded.fingerprint
-    core.reads_again = False
-    seeds, plan = core.seeds, core.plan
-    # Where no seed was chosen, the state's is taken over: the data goes on as it would have.
-    adopted = loaded.bases
-    seed = seeds() if seeds.chosen or adopted is None else adopted.order
-    fingerprint = _fingerprint(core, seed)
-    # So is the kind of shuffled order: where there are ranks it is DistributedSampler's.
-    order = loaded.fingerprint.get("order")
-    if {order, fingerprint["order"]} <= SHUFFLED:
-        fingerprint["order"] = order
+    before, fingerprint, plan = loaded.fingerprint, _fingerprint(core), core.plan
     changed = _changed(core, loaded, fingerprint)
     loaded = replace(loaded, fingerprint={**loaded.fingerprint, **changed})
-    reads_again = False
     if plan is None:
         streams, loader = core.seams.reader_states(), core.loader
         if changed:
             loaded = streams.adapted(loaded, loader.dataset, loader.batch_size or 1)
         position = streams.to_position(loaded, fingerprint, loader.num_workers > 0, core.shards)
-        reads_again = streams.reads_again(loaded)
     else:
         position = loaded.to_position(fingerprint, plan)
     if changed:  # before anything has, for warnings may be errors
@@ -94,34 +70,22 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
             f"{_written(fingerprint, changed)}: what was drawn stays, and from here on this "
             "loader's count [LL314]"
         )
-    core.epochs.load(position)  # may refuse it, too
     had, has = (each.get("dataset_length") for each in (loaded.fingerprint, fingerprint))
     if had != has:
         core.warn_once(
             f"the state is of an epoch's end, where the dataset had {had} samples; it has {has} "
             "now, and the next epoch has those [LL329]"
         )
+    core.forget_start()
+    core.passes.load(position, loaded.generator)
+    if position.told:
+        core.tell_dataset(position.epoch)
     if plan is not None and plan.is_computed:
-        plan.source.go_on(loaded.order, loaded.position.epoch, loaded.samples)
-    core.reads_again = reads_again
-    if adopted is not None:
-        seeds.adopt(adopted)
-        batches = core.loader.batch_sampler
-        given = distributed_sampler_of(core.loader.sampler if batches is None else batches)
-        # Another class's seed is its own business; 0 is most likely torch's default.
-        own = given.seed if given is not None and given.shuffle else 0
-        if type(given) is DistributedSampler and own not in (0, adopted.order):
-            core.warn_once(
-                f"the state was taken with seed={adopted.order}, and the order goes on with that: "
-                f"the sampler's own seed={own} has no effect; make the sampler with the "
-                "state's seed, or begin without the state to have another order [LL330]"
-            )
-    if plan is not None and isinstance(plan.source, ShuffledSampler):
-        plan.source.as_distributed = order == DistributedSampler.__name__
+        plan.source.go_on(loaded.order, position.epoch, loaded.samples)
 
 
 def _changed(core: LoaderCore, loaded: LoaderState, fingerprint: Fingerprint) -> Fingerprint:
-    """Find the fields in which a state may differ from this loader and does; as they are here."""
+    """Return the fields in which a state may differ from this loader and does; as they are here."""
     plan, dataset = core.plan, core.loader.dataset
     elastic: set[str] = set()
     if plan is None and hasattr(dataset, "adapt_state"):
@@ -141,15 +105,18 @@ def _written(fingerprint: Fingerprint, names: Iterable[str]) -> str:
     return ", ".join(f"{name}={brief(fingerprint.get(name))}" for name in names)
 
 
-def _fingerprint(core: LoaderCore, seed: int) -> Fingerprint:
-    """What a position in the data depends on."""
-    loader = core.loader
+def _fingerprint(core: LoaderCore) -> Fingerprint:
+    """Return what a position in the data depends on."""
+    loader, plan = core.loader, core.plan
     try:
         length: int | None = len(core.dataset)
     except (TypeError, NotImplementedError):
         length = None
-    plan = core.plan
-    common: Fingerprint = {"dataset_length": length, "seed": seed, "seeding": loader.seeding}
+    common: Fingerprint = {
+        "dataset_length": length,
+        "seed": core.seeds.seed,
+        "seeding": loader.seeding,
+    }
     if plan is None:
         rank, replicas = core.given_replica or (None, 1)
         own: Fingerprint = {
@@ -168,6 +135,6 @@ def _fingerprint(core: LoaderCore, seed: int) -> Fingerprint:
             "num_replicas": plan.num_replicas,
             "rank": None,
             "num_workers": None,
-            **plan.sampler.fingerprint(),
+            **plan.fingerprint(),
         }
     return common | own | fingerprint_of("dataset", core.dataset)

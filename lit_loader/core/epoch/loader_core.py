@@ -1,60 +1,55 @@
-"""`LoaderCore`: a loader's life, from one iterator to the next: plan, epochs, workers, records.
+"""`LoaderCore`: what a loader keeps from one iterator to the next.
 
 ::
 
-    DataLoader ── _core ─▶ LoaderCore ──▶ LoaderIterator ─▶ Inline, or PoolExecutor ─▶ WorkerPool
-       options, which may be changed         an iterator holds the loader and its core:
-       at any time, are its attributes       a loader lives as long as it is iterated
+    DataLoader ── _core ─▶ LoaderCore ─▶ LoaderIterator ─▶ Inline, or PoolExecutor ─▶ WorkerPool
+       options, which may be     │ passes    which pass comes next, and where a state is
+       changed at any time,      │ options   of the pass, as iter(loader) has found them
+       are its attributes        │ keeper    the workers
+                                 ╰ log       what batches have cost, and what has happened
 
 All that changes after a loader's construction is in here, and not set on the loader itself. The
-core does not hold the loader, so that no cycle delays the end of its workers. Persistent workers
-are lent to one iterator at a time, the one that was begun last; an earlier one that is used again
-has workers of its own. What they have begun of the next epochs (`Ahead`) waits here for the next
-iterator.
+core does not hold the loader, so that no cycle delays the end of its workers; an iterator holds
+both.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, Final
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
 from lit_loader.core.batch.batch_spec import BatchSpec, TorchModes
 from lit_loader.core.batch.timings import WINDOW, BatchLog, Timings
-from lit_loader.core.epoch.epoch import Ahead, Epoch
-from lit_loader.core.epoch.epochs import Epochs, EpochStart, Said
 from lit_loader.core.epoch.iterator import LoaderIterator
+from lit_loader.core.epoch.pass_options import PassOptions
+from lit_loader.core.epoch.pass_tasks import NextEpochTasks
+from lit_loader.core.epoch.passes import Pass, Passes
 from lit_loader.core.epoch.seams import Seams
 from lit_loader.core.epoch.torch_surface import run_patches
-from lit_loader.core.executors.executor import Executor, Inline
-from lit_loader.core.executors.pipes import PoolClosed
-from lit_loader.core.executors.pool_executor import PoolExecutor
-from lit_loader.core.executors.process_start import default_context
-from lit_loader.core.executors.starters import WorkerProcess
-from lit_loader.core.executors.worker_pool import MOST_WORKERS, WorkerPool
+from lit_loader.core.epoch.worker_keeper import WorkerKeeper
+from lit_loader.core.executors.executor import Workers
+from lit_loader.core.executors.inline import Inline
+from lit_loader.core.executors.worker_pool import MOST_WORKERS
 from lit_loader.core.options.checks import check_dataset
-from lit_loader.core.sampling.batch_plan import BatchPlan, distributed_sampler_of, lookahead
-from lit_loader.core.sampling.orders import shown_epoch
+from lit_loader.core.sampling.batch_plan import BatchPlan, distributed_sampler_of
 from lit_loader.core.sampling.sampler_view import ShownSamplers, is_share
-from lit_loader.core.seeding.bases import Bases, LoaderSeeds
-from lit_loader.core.seeding.find_generators import find_generators
-from lit_loader.core.state.position import Shards
-from lit_loader.core.system.interrupts import HeldBack, let_handlers_through
+from lit_loader.core.seeding.held_generators import find_generators
+from lit_loader.core.seeding.loader_seeds import LoaderSeeds
+from lit_loader.core.state.position import PassPosition, Position, Shards
 from lit_loader.core.system.processors import AS_TORCH_SAYS
 from lit_loader.core.transport import viewer_page
 from lit_loader.core.transport.viewer_page import ViewerPage
 from lit_loader.describe import program_stacklevel
-from lit_loader.errors import OptionError
+from lit_loader.errors import ExactnessWarning, OptionError
 
 __all__ = ["DEFAULT_PREFETCH", "ITERATED", "LoaderCore"]
 
@@ -68,29 +63,14 @@ A ``_get_iterator()`` that a program calls by itself has new ones, as with torch
 dataset as it is now.
 """
 
-_AS_THE_LOADER: Final = (
-    *("dataset", "batch_size", "drop_last", "collate_fn", "worker_init_fn", "seeding", "reseed_fn"),
-    "num_remote_workers",
-)
-"""What a spec has as ``iter(loader)`` finds it: within, subclasses may show others than outside."""
-
-_OF_WORKERS: Final = (
-    *("collate_fn", "worker_init_fn", "seeding", "reseed_fn", "memory_budget"),
-    *("share_lists", "concurrent_reads"),
-    *("on_sample_error", "max_sample_errors", "sample_retries", "retry_backoff"),
-    *("transient_errors", "multiprocessing_context", "timeout"),
-)
-"""What persistent workers are started with: where one is set anew, the next epoch has others."""
-
 _OF_THE_PROCESS: Final = (
-    *("begun", "early", "_loader", "_lock", "pool", "_started_with", "latest"),
-    *("pid", "runs", "of_process", "_found"),
+    *("_loader", "_lock", "pid", "keeper", "options", "of_process", "_started", "_kept_draw"),
 )
-"""What a copy, or a pickle, begins anew with."""
+"""What a copy, or a pickle, begins without."""
 
 
 class LoaderCore:
-    """A loader's life. A copy of it has no workers.
+    """What a loader keeps. A copy of it has no workers.
 
     The loader's attributes are its options, see `core/options/loader_config.py`. But its ``rank``,
     ``num_replicas`` and ``num_shards`` are not read from it later: subclasses keep numbers of their
@@ -102,48 +82,38 @@ class LoaderCore:
         loader: Any,
         seeds: LoaderSeeds,
         replica: tuple[int, int] | None,
-        readers: int | None,
+        shards: int | None,
         seams: Seams,
     ) -> None:
-        self.seeds = seeds
+        self.seeds, self.seams, self.log = seeds, seams, BatchLog()
         self.dataset: Any = None  # as the iterator made last has found it
         self.given_replica = replica
-        self._given_readers = readers
-        self.seams, self.log = seams, BatchLog()
-        self.plan: BatchPlan | None = None  # what each batch holds; None for an iterable dataset
+        self._num_shards = shards
         self._planned_for = ShownSamplers(None, None)
-        self.epochs = Epochs(None, seeds)
-        # The epochs that the dataset was told, and has shown, when the last pass began.
-        self._heard: tuple[int | None, int | None] = None, None
+        self.passes = Passes(seeds)
         self.promised: int | None = None  # samples of a stream, once ``len(loader)`` has asked
         self.auto: Any = None  # with ``num_workers="auto"``
-        self.checked = False  # whether ``check_determinism`` has compared its batches
-        self.reads_again = False  # whether resuming reads again what has been given out before
         self._warnings_given: set[str] = set()
-        self.resizes = 0  # how often the number of workers was changed while they live
+        self._has_drawn = False  # whether an iterator was made: see `_numbers_to_draw`
+        self._drawn_last = 0  # numbers that the last iterator has drawn
         self.begin_in_this_process(loader)
 
     def begin_in_this_process(self, loader: Any) -> None:
         """Begin with what belongs to one process: no workers yet, no iterators."""
         self._loader = weakref.ref(loader)
-        # A forked child has the workers no more.
         self._lock, self.pid = threading.RLock(), os.getpid()
-        self.pool: WorkerPool | None = None  # the persistent workers
-        self._started_with: dict[str, Any] = {}  # options
-        self._shares: bool | None = None  # whether the dataset holds what others may change
-        self.begun: Ahead | None = None  # what the workers are at for the next epoch
-        self.early: Any = None  # workers that have begun before an iterator has
-        # The iterators with workers that are alive.
-        self.runs: weakref.WeakSet[LoaderIterator[Any]] = weakref.WeakSet()
-        self.latest: Callable[[], Any] = lambda: None  # the iterator made last, while it lives
+        self.keeper = WorkerKeeper(self)
+        self.options: Any = None  # of the iterator made last
         self.of_process: dict[str, Any] = {}  # what add-ons keep, by their names
-        self._found: dict[str, Any] = {}  # the loader's attributes, when the last iterator was made
+        # What `start` has begun, and what was before it.
+        self._started: tuple[LoaderIterator[Any], Passes, int | None] | None = None
+        self._kept_draw: int | None = None  # of a start that was forgotten
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: part for name, part in vars(self).items() if name not in _OF_THE_PROCESS}
         seeds = self.seeds.of_copy()
-        epochs, auto = self.epochs.with_seeds(seeds), copy.copy(self.auto)
-        return {**state, "seeds": seeds, "epochs": epochs, "auto": auto}
+        passes = self.passes.of_copy(seeds)
+        return {**state, "seeds": seeds, "passes": passes, "auto": copy.copy(self.auto)}
 
     @property
     def lock(self) -> threading.RLock:
@@ -162,19 +132,19 @@ class LoaderCore:
         return loader
 
     @property
+    def plan(self) -> BatchPlan | None:
+        """What each batch holds; None for an iterable dataset."""
+        return self.passes.plan
+
+    @property
     def iterable(self) -> bool:
         """Whether the dataset is an iterable one."""
         return self.plan is None
 
     @property
-    def assigned(self) -> bool:
-        """Whether a worker's tasks are its own, and no other could do them."""
-        return self.iterable or self.loader.seeding == "worker"
-
-    @property
     def shards(self) -> Shards | None:
-        """Which readers of an iterable dataset are this rank's; None: each worker is one."""
-        count = self._given_readers
+        """Which shards of an iterable dataset are this rank's; None: each worker is one."""
+        count = self._num_shards
         return None if count is None else Shards(*self.given_replica or (0, 1), count)
 
     @property
@@ -186,16 +156,11 @@ class LoaderCore:
 
     @property
     def readers(self) -> int:
-        """This rank's readers of an iterable dataset; 0 for a map-style one."""
+        """This rank's readers of an iterable dataset, which take turns; 0 for a map-style one."""
         if not self.iterable:
             return 0
         shards = self.shards
         return max(1, self.loader.num_workers) if shards is None else len(shards.mine)
-
-    @property
-    def turns(self) -> int:
-        """Those who take turns in making batches; 0: any worker makes any."""
-        return (self.readers or self.loader.num_workers) if self.assigned else 0
 
     @property
     def depth(self) -> int:
@@ -212,25 +177,27 @@ class LoaderCore:
         """How many workers there are to be, and how many batches may be outstanding."""
         return self.loader.num_workers, self.depth
 
+    @property
+    def local_workers(self) -> int:
+        """How many workers there are to be on this machine."""
+        loader = self.loader
+        remote = loader.num_remote_workers and not self.iterable
+        return loader.num_workers or int(not remote)  # 0: from the next one on
+
     def why_not_resized(self) -> str | None:
         """Say why the number of workers cannot be changed while they live; None: it can be."""
-        if self.shards is not None or not self.assigned:
+        if self.shards is not None or not self.iterable:
             return None
-        if self.iterable:
-            return (
-                "an IterableDataset without num_shards is read in shares, one for each of its "
-                "workers"
-            )
-        return "with seeding='worker' the number of workers is part of the data"
+        return "an IterableDataset without num_shards is read in one part per worker"
 
     def describe(self) -> str:
-        """Give the loader's ``repr``: what it reads, in which batches, by how many workers."""
+        """Return the loader's ``repr``: what it reads, in which batches, by how many workers."""
         loader = self.loader
         parts = [type(self.dataset).__name__, f"batch_size={loader.batch_size}"]
         if loader.batch_size is None and loader.batch_sampler is not None:
-            parts[-1] = f"batch_sampler={type(_behind(loader.batch_sampler)).__name__}"
+            parts[-1] = f"batch_sampler={type(_shared(loader.batch_sampler)).__name__}"
         elif self.plan is not None:
-            parts.append(f"sampler={type(_behind(loader.sampler)).__name__}")
+            parts.append(f"sampler={type(_shared(loader.sampler)).__name__}")
         auto = "" if self.auto is None else "auto, now "
         parts.append(f"num_workers={auto}{loader.num_workers}")
         if loader.num_remote_workers:
@@ -242,16 +209,15 @@ class LoaderCore:
     # --- plan ---
 
     def make_plan(self) -> None:
-        """Make the plan, and count the epochs from the first one."""
+        """Make the plan, and count the passes from the first one."""
         self._planned_for = ShownSamplers(None, None)
         loader = self.loader
         self.dataset = vars(loader).get("dataset", loader.dataset)
+        self.passes = Passes(self.seeds)
         self.follow_samplers()
-        self.epochs = Epochs(self.plan, self.seeds)
-        self._heard = None, shown_epoch(self.dataset)
 
     def follow_samplers(self) -> None:
-        """Make the plan anew, for the next epoch, if the samplers have been changed."""
+        """Make the plan again, for the next pass, if the samplers have been changed."""
         loader = self.loader
         shown = ShownSamplers.of(loader.sampler, loader.batch_sampler)
         if shown.is_same(self._planned_for):
@@ -261,46 +227,24 @@ class LoaderCore:
             batches = shown.batch_sampler
             given = distributed_sampler_of(shown.sampler if batches is None else batches)
             if given is not None and not is_share(given):
-                self.seeds.of_ranks(given.num_replicas, getattr(given, "seed", None))
-            plan = shown.plan(loader.batch_size, self.seeds, self.dataset)
-        self.plan, self.epochs.plan, self._planned_for = plan, plan, shown
+                self.seeds.of_ranks(given.num_replicas)
+            plan = shown.plan(loader.batch_size)
+        self.passes.plan, self._planned_for = plan, shown
+        self.passes.shares_data = self.replica[1] > 1
 
-    # --- iterators ---
+    # --- passes ---
 
     def iterator(self) -> LoaderIterator[Any]:
-        """Make the iterator that the loader gives out."""
+        """Make the iterator that the loader returns, and draw the seed of its pass."""
         loader = self.loader
+        if self._started is not None:
+            begun, *_ = self._started
+            self._started = None
+            return begun
         if loader.persistent_workers and ITERATED.get()() is not self:
-            self._renew_workers()
-        made = self._make()
-        self.latest = weakref.ref(made)
-        run_patches(made, loader)
-        return made
-
-    def of_idle_workers(self) -> LoaderIterator[Any] | None:
-        """Give the iterator that had the idle workers; None: there are no such.
-
-        A loader does not hold its iterators: where that one is gone, it is another that has ended.
-        """
-        if self.pool is None:
-            return None
-        latest = self.latest()
-        return self._make().as_ended() if latest is None else latest
-
-    def restart(self, iterator: LoaderIterator[Any]) -> None:
-        """Let an iterator be as one that is new, with the options that the loader has now."""
-        with self.lock:
-            if iterator in self.runs:
-                iterator.close()
-            made = self._make()
-            iterator.__dict__ = vars(made)
-            if made in self.runs:
-                self.runs.add(iterator)
-
-    def _make(self) -> LoaderIterator[Any]:
-        loader = self.loader
-        self._found = {name: getattr(loader, name) for name in _AS_THE_LOADER}
-        self.dataset = self._found["dataset"]
+            self.keeper.renew()
+        self.options = options = PassOptions.of(loader)
+        self.dataset = options.dataset
         check_dataset(self.dataset, loading=True)
         self.follow_samplers()
         pin = self.seams.pin_memory(self)
@@ -309,275 +253,156 @@ class LoaderCore:
         if (idle := self.seams.idle(self)) is not None:
             self.warn_once(idle)
         workers = loader.num_workers or loader.num_remote_workers
-        here = self.spec if workers == 0 else None
-        made: LoaderIterator[Any] = LoaderIterator(self, here, pin)
-        made.observer = self.seams.observer(self, here is not None)
-        if here is None:
-            self.runs.add(made)
+        drawn, self._kept_draw = self._kept_draw, None
+        self.passes.find_generator()
+        numbers, self._drawn_last = self._numbers_to_draw(workers), 0
+        if drawn is None and not self.passes.resumes:
+            drawn, self._drawn_last = self.seeds.draw(numbers), numbers
+        made: LoaderIterator[Any] = LoaderIterator(self, drawn, None if workers else self.spec, pin)
+        if workers:
+            self.keeper.runs.add(made)
+        run_patches(made, loader)
         return made
 
-    # --- batches ---
+    def _numbers_to_draw(self, workers: int) -> int:
+        """Return how many numbers torch's loader draws in ``iter(loader)``, at least one.
 
-    def spec(self) -> BatchSpec:
-        """What a batch is made by."""
-        loader, plan = self.loader, self.plan
-        rank, num_replicas = self.replica
-        kept = self.shards is not None and self._may_begin_early()
-        return BatchSpec(
-            **{name: self._found.get(name, getattr(loader, name)) for name in _AS_THE_LOADER},
-            iterable=self.iterable,
-            batched=loader.batch_sampler is not None,
-            rank=rank,
-            num_replicas=num_replicas,
-            own_order=plan is not None and plan.is_computed,
-            modes=TorchModes.now(),
-            timed=self.auto is not None,
-            watched=bool(loader.timeout),
-            start_method_chosen=loader.multiprocessing_context is not None,
-            shards=self.shards if self.iterable else None,
-            ahead=(loader.prefetch_factor or DEFAULT_PREFETCH) if kept else 0,
-            **self.seams.spec_parts(self),
-        )
-
-    # --- epochs ---
-
-    def begin_epoch(self, iterator: object) -> EpochStart:
-        """Begin the epoch that comes next; called by an iterator at its first ``next()``."""
-        for advice in self.seams.advice(self):
-            self.warn_once(advice)
-        place = partial(self.seams.position, self)
-        start = self.epochs.begin(place, iterator, self._said())
-        self.hear(start)
-        return start
-
-    def hear(self, start: EpochStart) -> None:
-        """Note which epoch the dataset shows: what it shows at the next pass is the program's."""
-        self._heard = start.seeds.told, shown_epoch(self.dataset)
-
-    def _said(self) -> Said:
-        """Find out whether the program has told the dataset itself an epoch since the last pass."""
-        loader = self.loader
-        if not callable(getattr(self.dataset, "set_epoch", None)):
-            return Said()
-        shown = shown_epoch(self.dataset)
-        itself = None if shown in self._heard else shown
-        return Said(True, itself, loader.persistent_workers and loader.num_workers > 0)
-
-    def lookahead(self, epoch: int, bases: Bases) -> Iterator[tuple[int, int, Any]]:
-        """Foresee the batches of the epochs after this one, as far as they may be made ahead."""
-        plan = self.plan
-        # Assigned: generators go on from batch to batch.
-        if self.assigned or plan is None or not plan.is_computed or not self._may_begin_early():
-            return iter(())
-        return lookahead(plan, epoch, bases)
-
-    def _may_begin_early(self) -> bool:
-        """Whether workers may begin an epoch that the program has not asked for yet.
-
-        Before it does, it may change what it shares with them.
+        One for the workers, but with persistent ones only the first time; and one if its sampler is
+        a ``RandomSampler`` without a generator.
         """
+        loader, first = self.loader, not self._has_drawn
+        self._has_drawn = True
+        sampler = loader.batch_sampler or loader.sampler
+        if type(sampler) is BatchSampler:
+            sampler = sampler.sampler
+        shuffles = isinstance(sampler, RandomSampler) and sampler.generator is None
+        shuffles = shuffles and not self.passes.shares_data
+        return max(1, int(first or not (loader.persistent_workers and workers)) + int(shuffles))
+
+    def draw_again(self) -> None:
+        """Move torch's generator, which was restored, as far as the last iterator has."""
+        self.passes.generator_is_restored()
+        self.seeds.draw(self._drawn_last)
+
+    def start(self) -> None:
+        """Make and begin the iterator that the next ``iter(loader)`` returns."""
         loader = self.loader
-        if not (loader.persistent_workers and loader.prefetch_next_epoch):
-            return False
-        if loader.worker_method == "thread":  # they end with the epoch
-            return False
-        if self._shares is None:
-            self._shares = find_generators(self.dataset, loader.collate_fn).shared is not None
-        return not self._shares
-
-    # --- workers ---
-
-    def inline(self, spec: BatchSpec, start: EpochStart, pin: Any) -> Inline:
-        """Give what makes batches in this process."""
-        known = self.of_process.setdefault("inline", {})
-        return Inline(spec, self.worker_seed(start), pin, known)
-
-    def foresee(self) -> EpochStart | None:
-        """Give the pass that comes next; None: workers have nothing to do with it.
-
-        Where no seed is set, its base is drawn by that: without workers, too.
-        """
-        made = self._make()
-        place = self.epochs.foresee(self._said())
-        if place is None or made not in self.runs:
-            return None
-        position = self.seams.position(self, place)
-        return EpochStart(place.epoch, place.bases, place.seeds, None, position)
-
-    def acquire_executor(
-        self, run: LoaderIterator[Any], epoch: Epoch
-    ) -> tuple[Executor, Ahead | None]:
-        """Give workers to an iterator; and what they have begun of its epoch, if that fits."""
-        early = None if self.early is None else self.early.hand_over(self, epoch)
-        if early is None and (other := self.seams.executor(self, epoch.start)) is not None:
-            return other, None
-        if early is not None and isinstance(early[0], Executor):
-            return early  # type: ignore[no-any-return]
-        pool, begun = early or self._claim_pool(run, epoch)
-        loader, start = self.loader, epoch.start
-        if early is not None and loader.persistent_workers:
-            self.pool, self._started_with = pool, self.options()
-        executor = PoolExecutor(pool, run.healer, self.depth, loader.memory_budget is not None)
-        pool.patient, pool.waits = bool(loader.timeout), self.log.waits
-        pool.page.begin_epoch(start.epoch, start.position.now().delivered)
-        if begun is not None:
-            executor.adopt(begun.tasks)
-        return executor, begun
-
-    def _claim_pool(
-        self, run: LoaderIterator[Any], epoch: Epoch
-    ) -> tuple[WorkerPool, Ahead | None]:
-        holder, start = self._holder, epoch.start
-        if not self.loader.persistent_workers or (holder is not None and run.superseded):
-            return self.new_workers(start), None
-        if holder is not None:
-            holder.revoke()
-        if (had := self.pool) is not None and (
-            had.closed or had.num_workers != self._local or not self.has(self._started_with)
-        ):
-            self._end_workers()
-        begun, self.begun = self.begun, None
-        pool = self.pool
-        if pool is None:
-            self._started_with = self.options()
-            pool = self.pool = self.new_workers(start)
-            return pool, None
-        # A forgotten iterator is collected at any time, also when others have used the workers.
-        known = begun is not None and begun.token == pool.token
-        if known and begun is not None and epoch.is_new and begun.fits(start, self.plan):
-            pool.trim()
-            return pool, begun
-        pool.resume()  # which calls off what they were at
-        return pool, None
-
-    def give_back(self, executor: Any, begun: Ahead | None, reusable: bool) -> None:
-        """Take workers back; those that are persistent go on, with what they have ``begun``."""
-        if (
-            executor.pool is None or not reusable or self.pool is not executor.pool
-        ):  # the loader has, or will have, others
-            executor.close()
-            self.of_process["makers"] = executor.makers if reusable else {}
-        elif begun is not None:
-            begun.token, self.begun = executor.token, begun
-        else:
-            executor.call_off()
-
-    def worker_seed(self, start: EpochStart) -> int:
-        """Give what ``torch.initial_seed()`` is in worker 0: of the pass that has it started.
-
-        Persistent workers have one seed, by which a resumed loader's are as those before.
-        """
-        persistent = self.loader.persistent_workers
-        return start.bases.torch if persistent else start.seeds.of(start.epoch)[0] >> 1
-
-    @property
-    def _local(self) -> int:
-        """How many workers there are to be on this machine."""
-        loader = self.loader
-        remote = loader.num_remote_workers and not self.iterable
-        return loader.num_workers or int(not remote)  # 0: from the next one on
-
-    def options(self, *more: str) -> dict[str, Any]:
-        """Give the options that workers are started with, as ``iter(loader)`` has found them."""
-        names = (*_OF_WORKERS, *more)
-        return {name: self._found.get(name, getattr(self.loader, name)) for name in names}
-
-    def has(self, options: dict[str, Any]) -> bool:
-        """Whether the loader has these options still."""
-        now = self.options(*options)
-        return all(now[name] is value or now[name] == value for name, value in options.items())
-
-    def new_workers(self, start: EpochStart) -> Any:
-        """Start the workers that an epoch needs: a pool, or another executor."""
-        if (other := self.seams.executor(self, start)) is not None:
-            return other
-        remote = self.seams.remote_workers(self)
-        return self.start_pool(self.worker_seed(start), self._local, remote)
-
-    def start_pool(self, seed: int, num_workers: int, remote: Any = None) -> WorkerPool:
-        """Start workers for batches of a base seed."""
-        loader = self.loader
-        context = loader.multiprocessing_context or default_context()
-        if context.get_start_method() == "fork":
-            for text in self.seams.shared_by_fork(self, num_workers):
-                warnings.warn(text, RuntimeWarning, stacklevel=program_stacklevel())
-        pool = WorkerPool(
-            self.spec(),
-            num_workers,
-            context,
-            in_flight=self.depth,
-            seed=seed,
-            turns=self.turns,
-            memory_budget=loader.memory_budget,
-            remote=remote,
-            stall_warning=loader.stall_warning,
-            stall=self.seams.stall,
-            # Under a budget idle workers are not to copy what waits at its home.
-            steady=loader.persistent_workers
-            and loader.memory_budget is None
-            and self.plan is not None
-            and self.plan.is_steady,
-            batches=len(self.plan)
-            if self.plan is not None
-            and self.plan.is_computed
-            and not (loader.persistent_workers or self.auto)
-            else None,
-        )
-        pool.of_readers = self.iterable
-        return pool
-
-    def _renew_workers(self) -> None:
-        """Let the next iterator start workers; one that has those of now keeps them as its own."""
-        if self._holder is None:
-            self._end_workers()
-        self.pool = self.begun = None
-        self.of_process.pop("makers", None)
-
-    def _end_workers(self) -> None:
-        pools, self.pool, self.early = (self.pool, self.early), None, None
-        self.begun = None
-        self.of_process.pop("makers", None)
-        for pool in filter(None, pools):
-            pool.close()
-
-    def end_idle_workers(self) -> None:
-        """End the persistent workers that no iterator has."""
         with self.lock:
-            if not any(run.pool for run in self.alive()):
-                self._end_workers()
+            busy = any(run.workers for run in self.keeper.alive())
+            if self._started or busy or not (loader.num_workers or loader.num_remote_workers):
+                return
+            before, made = self.passes.of_copy(self.seeds), self.iterator()
+            made.begin()
+            self._started = made, before, made.drawn
 
-    def alive(self) -> list[LoaderIterator[Any]]:
-        """The iterators with workers that are alive; another thread may be making one."""
-        while True:  # another thread may add one meanwhile, and nobody would hear of an exception
-            with contextlib.suppress(RuntimeError):
-                return list(self.runs)
-
-    def _idle(self) -> WorkerPool | None:
-        """The workers, if there are some that no iterator has."""
-        return self.pool if self._holder is None else None
+    def forget_start(self) -> None:
+        """Undo what `start` has begun, because something was changed after it."""
+        if self._started is not None:
+            made, self.passes, self._kept_draw = self._started
+            self._started = None
+            made.close()
 
     @property
-    def _holder(self) -> LoaderIterator[Any] | None:
-        """The iterator that has the persistent workers; None: it is over, or there are none."""
-        pool = self.pool
-        return next((run for run in self.alive() if pool is not None and run.pool is pool), None)
+    def started_epoch(self) -> int | None:
+        """The epoch of what `start` has begun; None: nothing."""
+        return None if self._started is None or (at := self._started[0].made) is None else at.epoch
 
-    def workers(self, iterator: LoaderIterator[Any]) -> list[WorkerProcess]:
-        """The processes of the workers that are an iterator's, or idle, for others to watch."""
-        pool = iterator.pool or self._idle()
-        return [] if pool is None or pool.closed else pool.workers.twins
+    def ended_iterator(self) -> LoaderIterator[Any]:
+        """Return an iterator that yields nothing, for programs that look for one."""
+        made: LoaderIterator[Any] = LoaderIterator(self, None, None, None)
+        return made.as_ended()
 
     def close(self) -> None:
         """End the workers, and the iterators that have some."""
-        with self.lock, HeldBack(), contextlib.ExitStack() as steps:
-            steps.callback(self._end_workers)  # the last step, whatever the others raise
-            for run in self.alive():
-                steps.callback(run.close)
+        self.forget_start()
+        self.keeper.close()
+
+    def begin_pass(self, iterator: object, drawn: int | None) -> Pass:
+        """Begin the pass that comes next; called by an iterator at its first ``next()``."""
+        for advice in self.seams.advice(self):
+            self.warn_once(advice)
+        ordered = self.plan is not None and self.plan.is_computed and not self.plan.is_shuffled
+        if self.seeds.lacks_seed and not ordered:
+            self.warn_once(
+                f"the data is divided among {self.replica[1]} processes that are no "
+                "torch.distributed job, and nothing says which seed they share, so seed 0 is used. "
+                "Pass the same seed= in each of them [LL336]"
+            )
+        options = self.options
+        found = find_generators(self.dataset, options.collate_fn, options.worker_init_fn)
+        tells = self.keeper.pool is not None
+        made = self.passes.begin(iterator, drawn, found.generators, self._position, tells)
+        self.of_process["shared"] = found.shared
+        return made
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the passes to come, and tell sampler and dataset."""
+        self.follow_samplers()
+        if self.started_epoch not in (None, epoch):
+            self.forget_start()
+        self.passes.set_epoch(epoch)
+        self.tell_dataset(epoch)
+
+    def tell_dataset(self, epoch: int) -> None:
+        """Call ``set_epoch`` of the dataset; living workers do so when the pass begins."""
+        set_epoch = getattr(self.loader.dataset, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+
+    def _position(self, start: Position) -> PassPosition:
+        return self.seams.position(self, start)
+
+    def next_epoch_tasks(self, made: Pass) -> NextEpochTasks:
+        """Return the tasks of the epoch after a pass, as far as they may be made ahead.
+
+        Only where nothing can change what they are made of: the program may change what it shares
+        with its workers before it asks for the next epoch.
+        """
+        loader, plan = self.loader, self.plan
+        foreseen = None
+        if (
+            plan is not None
+            and plan.is_computed
+            and loader.persistent_workers
+            and loader.num_workers
+            and loader.worker_method == "multiprocessing"  # threads end with the iterator
+            and self.of_process.get("shared") is None
+        ):
+            foreseen = self.passes.foresee(made)
+        return NextEpochTasks(plan, foreseen)
+
+    # --- batches ---
+
+    def spec(self, made: Pass) -> BatchSpec:
+        """Return what the batches of a pass are made by."""
+        loader, plan = self.loader, self.plan
+        rank, num_replicas = self.replica
+        fixed = plan is not None and (not plan.batched or not plan.single)
+        return BatchSpec(
+            **self.options.of_batches,
+            iterable=self.iterable,
+            batched=loader.batch_sampler is not None,
+            size=plan.size if plan is not None and fixed else None,
+            rank=rank,
+            num_replicas=num_replicas,
+            own_order=plan is not None and plan.is_computed,
+            held=made.own,
+            modes=TorchModes.now(),
+            timed=self.auto is not None,
+            watched=bool(loader.timeout),
+            start_method_chosen=self.options.multiprocessing_context is not None,
+            shards=self.shards if self.iterable else None,
+            **self.seams.spec_parts(self),
+        )
+
+    def inline(self, spec: BatchSpec, pin: Any) -> Inline:
+        """Return what makes batches in this process."""
+        return Inline(spec, pin)
 
     # --- how many workers ---
 
     def set_auto(self, auto: bool) -> None:
-        """Have the number of workers set by what batches cost, or not."""
+        """Set the number of workers by what batches cost, or not."""
         if auto != (self.auto is not None):
             self.auto = self.seams.auto(self) if auto else None
 
@@ -588,8 +413,8 @@ class LoaderCore:
         for stays outstanding, and comes in its turn. No thread waits for another: a run that is
         being given workers just then compares the count of resizes.
         """
-        loader = self.loader
-        running = any(run.pool for run in self.alive())
+        loader, keeper = self.loader, self.keeper
+        running = any(run.workers for run in keeper.alive())
         _check_resize(num_workers, self.why_not_resized(), running)
         if prefetch_factor is None and num_workers and loader.prefetch_factor is None:
             prefetch_factor = DEFAULT_PREFETCH
@@ -597,39 +422,14 @@ class LoaderCore:
             loader.prefetch_factor = prefetch_factor
         loader.num_workers = num_workers
         if num_workers == 0:
-            self.end_idle_workers()
+            keeper.end_idle_workers()
             return
-        self._tell_size()
-        self._resize_here()
-        pools = {*filter(None, [*(run.pool for run in self.alive()), self.pool])}
-        self.cap_workers(min((pool.num_workers for pool in pools), default=num_workers))
-
-    def _tell_size(self) -> None:
-        """Tell all that have workers how many there are to be, and how many batches ahead."""
-        self.resizes += 1  # before they are looked for: of one that is begun now, or found
-        self.log.resized = time.monotonic_ns()
-        size = self.size
-        for run in self.alive():
-            run.resize(*size)
-        pool = self.pool
-        if pool is not None:
-            pool.resize(*size)
-
-    def _resize_here(self) -> None:
-        """Have processes started and ended now, if no one is in ``next()``, who would see to it."""
-        # Not this thread either, further up: a signal's handler may resize.
-        if _is_held_here(self.lock) or not self.lock.acquire(blocking=False):
-            return
-        try:
-            with HeldBack(), contextlib.suppress(PoolClosed):  # a handler may close the loader
-                for pool in [*(run.unattended for run in self.alive()), self._idle()]:
-                    if pool is not None:
-                        pool.adapt()
-        finally:
-            self.lock.release()
+        keeper.announce_size()
+        least = keeper.resize_now()
+        self.cap_workers(num_workers if least is None else least)
 
     def cap_workers(self, workers: int) -> None:
-        """Have no more workers than these: no more can be started."""
+        """Cap the number of workers; the system cannot start more."""
         if self.auto is not None:
             self.auto.cap_workers(workers)
         elif workers < self.loader.num_workers:
@@ -637,10 +437,10 @@ class LoaderCore:
 
     # --- records ---
 
-    def note(self, record: Timings, pool: WorkerPool | None = None, again: bool = False) -> None:
-        """Record a batch that is given out; and have another number of workers, if that helps.
+    def note(self, record: Timings, workers: Workers | None = None, again: bool = False) -> None:
+        """Record a batch that is given out; and change the number of workers, if that helps.
 
-        ``pool``: who makes batches; None: they are gone. ``again``: a reader that moves reads again
+        ``workers``: who makes batches; None: they are gone. ``again``: a reader that moves replays
         what it has given.
         """
         log = self.log
@@ -649,13 +449,13 @@ class LoaderCore:
         if len(log.records) >= WINDOW:
             self.seams.sum_up(self)
         auto = self.auto
-        if auto is None or record.worker < 0 or not auto.add(record, again) or pool is None:
+        if auto is None or record.worker < 0 or not auto.add(record, again) or workers is None:
             return  # what this process has made itself says nothing of workers
         loader, plan, name = self.loader, self.plan, type(self.dataset).__name__
         # More workers than readers, or than an epoch has batches, would have nothing to do.
         most = self.readers if plan is None else len(plan) if plan.is_computed else 0
-        if auto.decide(pool, name, loader.memory_budget, most):
-            self._tell_size()
+        if auto.decide(workers, name, loader.memory_budget, most):
+            self.keeper.announce_size()
 
     def show(self, page: ViewerPage, run: LoaderIterator[Any]) -> None:
         """Write down, for viewers in other processes, what the loader is at."""
@@ -665,15 +465,14 @@ class LoaderCore:
         if not first:
             try:
                 figures = self.seams.figures(self, page.row[viewer_page.EPOCH], now)
-            except Exception as error:  # of the user's: the repr of a slow sample's index
-                let_handlers_through(error)
+            except Exception:  # of the user's: the repr of a slow sample's index
                 return
         page.write(figures or self._shown_at_first(), run.ready, now)
-        if run.pool is not None:
-            self.seams.look_at_workers(self, run.pool, now / 1e9)
+        if run.workers is not None:
+            self.seams.look_at_workers(self, run.workers, now / 1e9)
 
     def _shown_at_first(self) -> dict[str, Any]:
-        """What viewers are shown before the first second is over: nothing is summed up for it."""
+        """Return what viewers are shown before the first second is over."""
         (rank, ranks), plan = self.replica, self.plan
         return {
             "rank": rank,
@@ -695,9 +494,9 @@ class LoaderCore:
                 message = f"lit_loader: {message}"
             warnings.warn(message, category, stacklevel=program_stacklevel())
 
-    def tell(self, note: str) -> None:
+    def warn_of_exactness(self, note: str) -> None:
         """Warn, once, of what was noticed while a batch was made."""
-        self.warn_once(f"{type(self.dataset).__name__}: {note}")
+        self.warn_once(f"{type(self.dataset).__name__}: {note}", ExactnessWarning)
 
 
 def _check_resize(num_workers: Any, reason: str | None, running: bool) -> None:
@@ -711,23 +510,14 @@ def _check_resize(num_workers: Any, reason: str | None, running: bool) -> None:
         text += f"loader.num_workers = {num_workers}, {later}"
     elif num_workers > MOST_WORKERS:
         text = f"a loader is resized to at most {MOST_WORKERS} workers, got resize({num_workers}): "
-        text += "make a new loader if there are to be so many"
+        text += "make a new loader for more"
     elif num_workers == 0 and running:
-        text = "there is an iterator whose batches workers make, and which needs one of them, got "
-        text += f"resize(0): resize to 1, or set loader.num_workers = 0, {later}"
+        text = "an iterator needs its workers, got resize(0): resize to 1, or set "
+        text += f"loader.num_workers = 0, {later}"
     if text:
         raise OptionError(f"{text} [LL209]")
 
 
-def _is_held_here(lock: threading.RLock) -> bool:
-    """Whether this very thread holds a lock."""
-    try:
-        threading.Condition(lock).notify_all()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _behind(sampler: Any) -> object:
-    """What a share was taken of."""
+def _shared(sampler: Any) -> object:
+    """Return the sampler that a share was taken of."""
     return sampler.source if is_share(sampler) else sampler

@@ -8,8 +8,8 @@
                                                                                option asks for
 
 Each method says what it is asked for, when, and what its answer must have. What worker processes
-need of an add-on is in the spec, and is pickled with it: ``tolerance``, ``concurrent_reads``,
-``share_lists``, ``table_of``, ``streams`` of `BatchSpec`.
+need of an add-on is in the spec, and is pickled with it: ``tolerance``, ``table_of`` and
+``streams`` of `BatchSpec`.
 """
 
 from __future__ import annotations
@@ -17,65 +17,61 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from lit_loader.core.state.position import EpochPosition, Position
+from lit_loader.core.state.position import PassPosition, Position
 
 
 class Seams:
     """What may be added to a loader; knows no loader, and is asked with its core."""
 
     def spec_parts(self, core: Any) -> dict[str, Any]:
-        """Give parts of the `BatchSpec` by their names; asked whenever batches are to be made."""
+        """Return parts of the `BatchSpec` by their names; asked whenever batches are to be made."""
         return {}
 
     def advice(self, core: Any) -> Iterable[str]:
-        """Give what the user is to be told of data that is divided; asked before each epoch."""
+        """Return what the user is to be told of data that is divided; asked before each epoch."""
         return ()
 
     def idle(self, core: Any) -> str | None:
         """Say, when an iterator is made, that workers would have nothing to do; None: they have."""
         return None
 
-    def position(self, core: Any, start: Position) -> EpochPosition:
-        """Give what an iterator that begins at ``start`` keeps its position in."""
-        return EpochPosition(start)
+    def position(self, core: Any, start: Position) -> PassPosition:
+        """Return what an iterator that begins at ``start`` keeps its position in."""
+        return PassPosition(start)
 
-    def stream_epoch(self, core: Any, start: Any, in_order: bool) -> Any:
-        """Give the `Epoch` of an iterable dataset that has begun (`streams/stream_epoch.py`)."""
+    def stream_tasks(self, core: Any, made: Any, in_order: bool) -> Any:
+        """Return the `PassTasks` of an iterable dataset (`streams/stream_tasks.py`)."""
         raise NotImplementedError
 
-    def end_policy(self, core: Any, start: Any) -> Any:
-        """Give what decides on a stream's end: ``admits``, ``given``, ``begins_again``, ``end``.
+    def end_policy(self, core: Any, made: Any) -> Any:
+        """Return what decides on a stream's end: ``admits``, ``given``, ``begins_again``, ``end``.
 
-        Asked when an iterator begins the pass ``start``; None: each rank comes to its own.
+        Asked when an iterator begins a `Pass`; None: each rank comes to its own.
         """
         return None
 
-    def observer(self, core: Any, in_process: bool) -> Any:
-        """Give who is shown an iterator's batches: ``note``, ``finish``, ``done``; None: nobody."""
-        return None
-
     def device_copy(self, core: Any) -> Any:
-        """Give what copies batches ahead to a device: ``stage``, ``source``, ``take``; or None."""
+        """Return what copies batches ahead to a device (``stage``, ``source``, ``take``)."""
         return None
 
     def pin_memory(self, core: Any) -> Any:
-        """Give what copies batches into pinned memory: called with one, or its ``thread``; None."""
+        """Return what copies batches into pinned memory, by a call or its ``thread``; or None."""
         return None
 
     def executor(self, core: Any, start: Any) -> Any:
-        """Give an `Executor` of another kind than worker processes; None: these make batches."""
+        """Return an `Executor` of another kind than worker processes; None: these make batches."""
         return None
 
     def remote_workers(self, core: Any) -> Any:
-        """Give a pool's workers on other machines (`remote/starter.py`); None: there are none."""
+        """Return a pool's workers on other machines (`remote/starter.py`); None: there are none."""
         return None
 
     def auto(self, core: Any) -> Any:
-        """Give what sets the number of workers where that is ``"auto"`` (`AutoWorkers`)."""
+        """Return what sets the number of workers where that is ``"auto"`` (`AutoWorkers`)."""
         raise NotImplementedError
 
-    def sample_errors(self, core: Any, before: int) -> Any:
-        """Give an epoch's log of bad samples (``note``, ``end``), with those before a resume."""
+    def sample_errors(self, core: Any) -> Any:
+        """Return a pass's log of bad samples (``note``, ``end``)."""
         raise NotImplementedError
 
     def sum_up(self, core: Any) -> None:
@@ -83,26 +79,26 @@ class Seams:
         core.log.records.clear()
 
     def statistics(self, core: Any, memory: bool) -> Any:
-        """Give the loader's statistics."""
+        """Return the loader's statistics."""
         raise NotImplementedError
 
     def figures(self, core: Any, epoch: int, now: int) -> dict[str, Any] | None:
-        """Give what viewers are shown of a loader that works on an epoch; asked once a second."""
+        """Return what viewers are shown of a loader that works on an epoch; asked once a second."""
         return None
 
     def torch_habits(self) -> Any:
-        """Give what answers programs that treat an iterator as torch's (`compat`); or None."""
+        """Return what answers programs that treat an iterator as torch's (`compat`); or None."""
         return None
 
     def shared_by_fork(self, core: Any, num_workers: int) -> Iterable[str]:
-        """Give what the user is to be told of what workers would share; asked before a fork."""
+        """Return what the user is to be told of what workers would share; asked before a fork."""
         return ()
 
     def look_at_workers(self, core: Any, pool: Any, now: float) -> None:
         """Look at the workers of a pool; done once a second (of ``now``), between two batches."""
 
     def stall(self, workers: Any) -> Any:
-        """Give what tells of a wait in which no batch comes: ``tell(workers, seconds)``.
+        """Return what tells of a wait in which no batch comes: ``tell(workers, seconds)``.
 
         Asked at half of ``stall_warning``. ``workers`` are a `WorkerPool`, or a list of threads.
         """
@@ -119,21 +115,21 @@ class Seams:
         return f"Worker {death.worker} (pid {death.pid}) has ended, exit code {death.exitcode}."
 
     def fewer_workers(self, pool: Any, death: Any) -> Any:
-        """Give a `FewerWorkers` if there are to be fewer, as a worker has died; else None."""
+        """Return a `FewerWorkers` if there are to be fewer, as a worker has died; else None."""
         return None
 
     def reader_states(self) -> Any:
-        """Give what reads and writes the parts of readers in a state (`reader_states.py`)."""
+        """Return what reads and writes the parts of readers in a state (`reader_states.py`)."""
         raise NotImplementedError
 
     def name_in_job(self, kind: str) -> Any:
         """Return the name of a loader among the ranks that share its data.
 
         Asked when these are more than one, once for a loader. It has ``is_in_job``, and
-        ``first_ranks``, which gives the first rank's numbers on each.
+        ``first_rank``, which returns rank 0's number on each.
         """
         raise NotImplementedError
 
     def words(self) -> Any:
-        """Give the sentences on streams that do not keep what they promise (`advice.py`)."""
+        """Return the sentences on streams that do not keep what they promise (`advice.py`)."""
         raise NotImplementedError

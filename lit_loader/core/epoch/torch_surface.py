@@ -7,15 +7,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import dataloader
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # reach: torch: base class
+
+
+class _Absent:
+    """A method of torch's iterators that means nothing here."""
+
+    def __get__(self, iterator: Any, owner: type) -> Any:
+        raise AttributeError
 
 
 class TorchSurface(_BaseDataLoaderIter):
     """Nothing of torch's class runs, its ``__init__`` included. `LoaderIterator` has the rest."""
 
     _core: Any
-    _start: Any
+    _pass: Any
 
     if not TYPE_CHECKING:  # which is not to take any name for one that there is
 
@@ -28,7 +34,7 @@ class TorchSurface(_BaseDataLoaderIter):
     @property
     def _num_yielded(self) -> int:
         """Batches of the epoch behind the consumer; also those that it has left out or resumed."""
-        return 0 if self._start is None else self._start.position.now().delivered
+        return 0 if self._pass is None else self._pass.position.now().delivered
 
     @_num_yielded.setter
     def _num_yielded(self, value: int) -> None:
@@ -43,31 +49,23 @@ class TorchSurface(_BaseDataLoaderIter):
     def _sampler_iter(self, value: Any) -> None:
         self._core.seams.torch_habits().sampler_iter(self, value)
 
-    def _next_index(self) -> Any:
-        """Leave a batch out; returns its indices."""
-        return self._core.seams.torch_habits().next_index(self)
+    _next_index = _next_data = _reset = _Absent()
 
-    def _next_data(self) -> Any:
-        return next(self)
-
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        """Begin the next epoch with this object, by the same workers if they are persistent."""
-        if not first_iter:  # as torch's constructor says
-            self._core.restart(self)
+    def __old_init__(self, *_: Any) -> None:
+        """Do nothing: it is what SpeechBrain's patch calls torch's ``__init__`` by."""
 
     @property
     def _workers(self) -> list[Any]:
         """The processes that make batches for it, if there are some now."""
-        workers: list[Any] = self._core.workers(self)
+        workers: list[Any] = self._core.keeper.processes(self)
         return workers
 
     def _shutdown_workers(self) -> None:
         """End the workers, persistent ones too."""
-        self._core.end_idle_workers()
+        self._core.keeper.end_idle_workers()
 
 
 def run_patches(iterator: TorchSurface, loader: Any) -> None:
-    """Run what a program has put in the place of torch's ``__init__``, if it has."""
-    init = _BaseDataLoaderIter.__init__
-    if getattr(init, "__globals__", None) is not vars(dataloader):
-        iterator._core.seams.torch_habits().run_patch(init, iterator, loader)
+    """Run what SpeechBrain has put in the place of torch's ``__init__``, if it has."""
+    if hasattr(_BaseDataLoaderIter, "__old_init__"):
+        _BaseDataLoaderIter.__init__(iterator, loader)

@@ -1,39 +1,25 @@
-"""`Executor`: makes batches, and knows no epoch; `Inline` makes them in the consumer's own thread.
+"""`Executor`: makes batches, and knows no epoch. Who writes another one reads this file.
 
 ::
 
-    LoaderIterator ── submit(task) ─▶ executor … inline, in processes, elsewhere … ─▶ receive()
+    LoaderIterator ── room, submit(task) ─▶ executor ─▶ receive() ── Outcome: a batch, an error
+                                               │
+             here: `Inline` · worker processes: `PoolExecutor` · threads: `ThreadExecutor`
 
-The one by worker processes is in `core/executors/pool_executor.py`.
+Where a loader has another executor than these comes by the seam `executor`
+(`core/epoch/seams.py`). `tests/core/executors/test_toy_executor.py` has a small one, whole.
 """
 
 from __future__ import annotations
 
-import time
-import weakref
-from collections import deque
-from collections.abc import Collection, Mapping
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from lit_loader.context import reading
-from lit_loader.core.batch.batch_builder import maker_of
-from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
-from lit_loader.core.batch.fetch import EndOfData
-from lit_loader.core.batch.progress import Progress
-from lit_loader.core.batch.timings import Timings
-from lit_loader.core.batch.worker_info import show, shown
-from lit_loader.core.executors.outcome import Outcome, Pin
-from lit_loader.core.seeding.bases import PassSeeds
-from lit_loader.core.seeding.generator_state import Loan, OwnStreams
-from lit_loader.core.system.interrupts import let_handlers_through
-from lit_loader.core.transport.messages import POSITION, listed
+from lit_loader.core.executors.outcome import Outcome
+from lit_loader.core.executors.worker_process import WorkerProcess
+from lit_loader.core.seeding.seeds import PassSeeds
 from lit_loader.core.transport.viewer_page import ViewerPage
-from lit_loader.core.transport.worker_exception import describe_batch
-from lit_loader.describe import annotate
-from lit_loader.errors import WorkerError
 
-__all__ = ["Executor", "Inline", "Task", "failure"]
+__all__ = ["Executor", "Task", "Workers"]
 
 
 class Task(NamedTuple):
@@ -48,186 +34,85 @@ class Task(NamedTuple):
     whose: Any = None  # for messages: the reader, where these have numbers of their own
 
 
+class Workers(Protocol):
+    """Those who make an executor's batches, for whoever looks at them from outside."""
+
+    @property
+    def num_workers(self) -> int:
+        """How many there are to be."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether there are that many, and all of them are up."""
+
+    @property
+    def processes(self) -> list[WorkerProcess]:
+        """Their processes; none if they are threads, or were closed."""
+
+    @property
+    def unread(self) -> int:
+        """Outcomes that are there and were not received yet, about."""
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Bytes of shared memory that batches take, and the dataset."""
+
+    def adapt(self) -> None:
+        """Bring an `Executor.resize` about now; called where no thread receives."""
+
+
 class Executor:
     """Makes the batches of tasks, each once, in any order; for one iterator at a time.
 
-    For whoever writes another one:
+    The iterator submits a task if nothing is outstanding, and more as far as there is `room`. It
+    receives until it has each outcome.
 
-    - `submit` takes a task and returns at once. What it cannot begin yet waits in the executor.
-      Tasks of one reader of a stream (``number % readers``) are done one after another, in order.
-    - `receive` waits, ``timeout`` seconds at most, and gives one task's `Outcome`: batch, error,
-      or the reader's end, and its `Timings`. An exception of the user's code is an outcome. What
-      `receive` itself raises is the executor's own end: the iterator closes it, and sends all that
-      is outstanding to another one.
+    - Tasks of one reader of a stream (``number % readers``) are done one after another, in order.
+    - An exception of the user's code is an `Outcome`. What a method itself raises is the
+      executor's end, and so is an exception that comes out of a signal handler meanwhile: the
+      iterator closes the executor, and sends all that is outstanding to another one.
     - A lost map-style task (a worker died) is sent again by the executor, unseen. The task of a
       reader whose place is lost comes back as an outcome that is ``lost``: it is submitted again,
       then with a place. A place that a reader has anyway is to be ignored.
-    - An exception may come out of a signal handler at any instruction. If ``waiting`` was set then,
-      nothing was broken into, and all goes on. Else the iterator calls `call_off` where
-      ``recovers`` says that this brings the executor in order, and else `close`.
-    - One thread submits while another one may receive. `resize` and `stop` come from any thread.
+    - One thread submits while another one may receive. `resize` and `wake` come from any thread.
+    - In a forked copy of the process `close` leaves alone what belongs to the parent.
 
     Attributes:
-        depth: How many tasks may be outstanding: submitted, and their batches not given out.
-        budgeted: Whether `room` is to be asked before each of them.
-        eager: Whether tasks are begun before they are received.
-        recovers: Whether an exception at any instruction leaves it in use.
-        draws: Whether it needs the process's own random generators, for which threads take turns.
-        closed: Whether it makes no more batches.
-        notices: What the user is to be told, as warnings.
+        workers: Who makes the batches; None: there is nobody to be looked at.
         page: Where viewers in other processes look; None: nowhere.
-        pool: Its worker processes; None: it has none.
-        measured: What ``num_workers="auto"`` asks about its workers; None: nothing.
-        makers: What an executor by threads has that goes on with the next one.
     """
 
-    depth = 1
-    budgeted = eager = recovers = draws = closed = elsewhere = False
-    waiting = False
-    notices: Collection[Any] = ()
+    workers: Workers | None = None
     page: ViewerPage | None = None
-    pool: Any = None
-    measured: Any = None
-    makers: Mapping[int, Any] = MappingProxyType({})
-    unread = 0
 
     def submit(self, task: Task) -> None:
-        """Have a task done; does not wait."""
+        """Have a task done. Returns at once; what cannot begin yet waits in the executor."""
         raise NotImplementedError
 
     def receive(self, timeout: float | None = None) -> Outcome | None:
-        """Wait for the next outcome; None: the time is up, or `stop` was called."""
+        """Wait for the next outcome; None: the time is up, or `wake` was called.
+
+        Raises:
+            PoolClosed: It was closed meanwhile.
+        """
         raise NotImplementedError
 
     def room(self, outstanding: int) -> int:
-        """How many more tasks there is memory for, where so many are outstanding."""
-        raise NotImplementedError
+        """Return how many more tasks may be submitted ahead of what is waited for.
+
+        ``outstanding`` were submitted and not received. Here none: batches are made when they are
+        asked for.
+        """
+        return 0
 
     def resize(self, num_workers: int, depth: int) -> None:
-        """Have another number of workers, and of batches that may be outstanding."""
+        """Have another number of workers, and of tasks that may be outstanding."""
 
-    def call_off(self) -> None:
-        """Forget all tasks; no outcome of theirs comes out any more."""
-        raise NotImplementedError
+    def wake(self) -> None:
+        """Let a `receive` in another thread end, and all that come after it."""
 
-    def stop(self) -> None:
-        """Let a `receive` in another thread end."""
+    def close(self, keep_workers: bool = False) -> None:
+        """End it; a second call does nothing.
 
-    def close(self) -> None:
-        """End it; a second call does nothing."""
-
-
-_NOT_YET: Final = Timings()
-
-
-class Inline(Executor):
-    """``num_workers=0``: makes each batch in `receive`, in the thread that calls it.
-
-    The global random generators are, after that, as they were before. Loaders in other threads wait
-    meanwhile, unless they read tables: the generators are one resource of the process.
-    """
-
-    recovers = True
-
-    def __init__(self, spec: BatchSpec, seed: int, pin: Pin | None, known: dict[str, Any]) -> None:
-        """``known``: what one pass of a loader leaves to the next."""
-        self._pin, self._iterable = pin, spec.iterable
-        self._tasks: deque[Task] = deque()
-        self._progress = Progress()
-        self._progress.each = False  # nobody looks at the time
-        self._maker = maker_of(spec)
-        self._streams = OwnStreams(seed) if spec.seeding == "worker" else None
-        self._known = known
-        if not spec.iterable:
-            self._maker.go_on_from(known.get("learned"))
-        self.draws = not self._maker.reads_table
-        self._end_reads()
-        if spec.iterable:  # a stream that is left is closed at once: the maker is in cycles
-            weakref.finalize(self, self._maker.begin_epoch).atexit = False
-
-    def submit(self, task: Task) -> None:
-        """Keep the task until it is asked for."""
-        self._tasks.append(task)
-
-    def receive(self, timeout: float | None = None) -> Outcome | None:
-        """Make a batch."""
-        if not self._tasks:
-            return None
-        task, progress, maker = self._tasks.popleft(), self._progress, self._maker
-        indices = listed(task.indices) if task.own else task.indices
-        outcome = Outcome(task.number, _NOT_YET)
-        progress.begin(-1)
-        batch = maker.take(indices, progress) if maker.reads_table else None
-        if batch is None:
-            batch, error = self._load(task, indices)
-            outcome.ended = isinstance(error, EndOfData)
-            outcome.error = None if outcome.ended else error
-            del error  # whose traceback is to hold no frame that holds it
-            if not self._iterable:
-                self._known["learned"] = maker.learned
-        now = time.monotonic_ns()
-        outcome.timings = timings = Timings(-1, 0, maker.samples, *progress.stages(now))
-        timings.arrived = now
-        if type(batch) is BatchWithReport:
-            outcome.made, batch = batch, batch.batch
-        outcome.batch = batch
-        if self._pin is not None:
-            outcome.pin(self._pin)
-        return outcome
-
-    def _load(self, task: Task, indices: Any) -> tuple[Any, BaseException | None]:
-        """Make a batch by the user's code, with the generators lent; or give what it has raised."""
-        maker, number = self._maker, task.number & POSITION
-        place, loan = (reading.leave(), shown()), maker.lend(self._streams)
-        try:
-            loan.begin()
-            return maker.load(indices, number, task.epoch, task.seeds, self._progress), None
-        except EndOfData:  # which holds the frames that it came through, and they this executor
-            return None, EndOfData()
-        except Exception as error:
-            if not isinstance(error, StopIteration):
-                let_handlers_through(error)
-            # What an exception from a worker has in its message.
-            read = maker.whose(number) if self._iterable else indices
-            return None, failure(error, f"in {describe_batch(number, read, self._progress)}")
-        finally:
-            try:
-                _return(loan, place)
-            except BaseException:  # out of a signal handler, which has broken into it
-                _return(loan, place)
-                raise
-
-    def call_off(self) -> None:
-        """Forget the task, what was read ahead, and where readers are."""
-        self._tasks.clear()
-        self._maker.forget_reads()
-        self._end_reads()
-        if self._iterable:
-            self._maker.begin_epoch()  # an iterator that was interrupted has often ended
-
-    def _end_reads(self) -> None:
-        """Have the threads that read ahead end with this pass."""
-        if self._maker.reads is not None:
-            weakref.finalize(self, self._maker.reads.background.end)
-
-
-def failure(error: BaseException, where: str) -> BaseException:
-    """Give what is raised in a batch's place for what the user's code has raised here."""
-    if isinstance(error, StopIteration):
-        # As it is, it would end the consumer's loop as if the epoch were over.
-        made = WorkerError(
-            f"the dataset or collate_fn raised StopIteration({error}), which would end the "
-            "loop over the loader: raise another exception there"
-        )
-        made.__cause__ = error
-        return made
-    if isinstance(error, Exception):
-        annotate(error, where)
-    return error
-
-
-def _return(loan: Loan, place: tuple[Any, Any]) -> None:
-    """Put back what was changed in this process to make a batch; may be called again."""
-    reading.return_to(place[0])
-    show(place[1])
-    loan.end()
+        With ``keep_workers`` those that are persistent live on, and drop its tasks.
+        """

@@ -18,11 +18,12 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final, Protocol
 
-from lit_loader.core.executors.outcome import Outcome, WorkerDeath
-from lit_loader.core.executors.starters import Notice
+from lit_loader.core.executors.executor import Task
+from lit_loader.core.executors.outcome import FewerWorkers, Outcome, WorkerDeath
 from lit_loader.core.executors.worker_pool import WorkerPool
+from lit_loader.core.executors.worker_process import Notice
 from lit_loader.core.transport.messages import position_of
 from lit_loader.core.transport.status_board import BoardRow, Stage
 from lit_loader.errors import (
@@ -45,7 +46,8 @@ Fault = type[WorkerDiedError] | type[WorkerTimeoutError]
 _KILLS_IN_A_ROW: Final = 2
 
 _AT_A_LOCK: Final = (
-    "It had made no batch: it may wait for a lock that another thread held when it was forked"
+    "it may wait for a lock that another thread held when it was forked. If so, set "
+    "multiprocessing_context='forkserver' or 'spawn' [LL011]"
 )
 
 _ADVICE: Final = {
@@ -53,6 +55,22 @@ _ADVICE: Final = {
     # Without workers the training process itself would hang, and have no timeout.
     WorkerTimeoutError: "Fix what keeps it from going on, or raise timeout.",
 }
+
+
+class DeathMessages(Protocol):
+    """What `Seams` say of a worker that died or hung (`diagnostics/death_messages.py`)."""
+
+    def explain(
+        self,
+        pool: WorkerPool,
+        death: WorkerDeath,
+        task: Task | None,
+        waited: tuple[float, float] | None = None,
+    ) -> str:
+        """Say how a worker came to its end, why, and what to do."""
+
+    def fewer_workers(self, pool: WorkerPool, death: WorkerDeath) -> FewerWorkers | None:
+        """Return a notice if there are to be fewer workers from now on."""
 
 
 class Healer:
@@ -63,17 +81,17 @@ class Healer:
     """
 
     def __init__(
-        self, max_restarts: int, timeout: float | None, iterable: bool, seams: Any
+        self, max_restarts: int, timeout: float | None, iterable: bool, seams: DeathMessages
     ) -> None:
         self._seams = seams
         self._max_restarts, self._charged = max_restarts, 0
         self._kills: Counter[int] = Counter()  # workers that each task has ended
-        self._moves: Counter[int] = Counter()  # of these, how many were replaced from elsewhere
+        self._hung_at_first = False  # whether a worker hung that was forked when the epoch began
         self.timeout = timeout  # seconds at one sample, as above
         self._suspect: tuple[int, BoardRow] | None = None  # where the last look found a worker
         self._due, self._resumed = float("inf"), 0.0  # the next look; the end of the last pause
         self._iterable = iterable
-        self.assigned: Mapping[int, Any] = {}  # the tasks in flight, by number; for messages
+        self.assigned: Mapping[int, Task] = {}  # the tasks in flight, by number; for messages
         self.restarts = 0  # workers replaced so far
         self.notices: deque[Notice] = deque()  # texts for the consumer, of what was replaced
 
@@ -84,7 +102,11 @@ class Healer:
         """
         self._suspect = None  # it may have kept the others waiting
         if death.relay_exit is None:
-            message = self._seams.explain(pool, death, self.assigned.get(death.row.number))
+            if death.stuck:
+                message = f"Worker {death.worker} (pid {death.pid}) did not start: {_AT_A_LOCK}."
+                message += f" Its stacks:\n{death.stack}" if death.stack else ""
+            else:
+                message = self._seams.explain(pool, death, self.assigned.get(death.row.number))
             outcome = self._see_to(pool, death, WorkerDiedError, message)
             if (fewer := self._seams.fewer_workers(pool, death)) is not None:
                 self.notices.append(fewer)
@@ -106,26 +128,32 @@ class Healer:
                 pool.workers.end_stopped_relay()
             return None
         worker, seconds = hanging
-        workers, first = pool.workers, pool.is_at_its_first(worker)
-        origin = workers.processes[worker].origin
-        ended = workers.end(worker)
+        assert self.timeout is not None
+        first = pool.workers.forks and pool.is_at_its_first(worker)
+        # Those that were forked at the same time may all wait for the same lock: they count as one
+        # restart, and no batch is to blame.
+        together = first and not pool.is_successor(worker)
+        ended = pool.workers.end(worker)
         task = self.assigned.get(ended.row.number)
         message = self._seams.explain(pool, ended, task, (seconds, self.timeout))
-        if first and self._replaces_by_other_origin(pool, ended, origin, message):
-            return None
-        if first and workers.forks:
-            message += f"\n{_AT_A_LOCK}: set multiprocessing_context='forkserver' or 'spawn'."
-        return self._see_to(pool, ended, WorkerTimeoutError, message)
+        if first:
+            message += f"\nIt had made no batch: {_AT_A_LOCK}."
+        self._charged -= together and self._hung_at_first
+        self._hung_at_first |= together
+        return self._see_to(pool, ended, WorkerTimeoutError, message, blame=not together)
 
     # --- the budget ---
 
     def _see_to(
-        self, pool: WorkerPool, death: WorkerDeath, fault: Fault, message: str
+        self, pool: WorkerPool, death: WorkerDeath, fault: Fault, message: str, blame: bool = True
     ) -> Outcome | None:
-        """Replace a worker if it may be; returns the outcome of its task if that is given up."""
+        """Replace a worker if it may be; return the outcome of its task if that is given up.
+
+        ``blame``: whether the task may be what has ended it.
+        """
         number, stage = death.row.number, death.row.stage
         # Not one whose result it had sent already; nor one of an epoch that is over.
-        if stage in Stage.BUSY and pool.is_pending(number):
+        if blame and stage in Stage.BUSY and pool.is_pending(number):
             self._kills[number] += 1
             if self._kills[number] >= _KILLS_IN_A_ROW and self._max_restarts:
                 error = fault(
@@ -150,38 +178,13 @@ class Healer:
             f"{message}\nIt has been replaced and nothing is lost (restart {self._charged} of at "
             f"most {budget} in this epoch)."
         )
-        if (starter := pool.workers.starter) is not None and starter.late:
+        if pool.workers.forks and (replaced := pool.workers.attributes.replaced()):
             notice += (
-                " The new worker is a fork of this program as it is now: what you have changed"
+                f" The new worker is a fork of this program as it is now, and has another "
+                f"{', '.join(replaced)} than the workers before: its batches may differ."
             )
-            notice += " in the dataset since the epoch began is in its batches."
         self._replace(pool, death.worker, notice)
         return None
-
-    def _replaces_by_other_origin(
-        self, pool: WorkerPool, death: WorkerDeath, origin: int, message: str
-    ) -> bool:
-        """Replace a worker that hung in its first batch by one of another origin, if there is one.
-
-        The fork may have copied a lock that was held: then all workers of that origin hang. That
-        costs the budget one restart.
-        """
-        workers, number = pool.workers, death.row.number
-        if self._kills[number] > self._moves[number]:
-            return False  # the batch has ended a worker that had made others
-        if origin == workers.origin:
-            if self._charged >= self._max_restarts or not workers.change_origin():
-                return False
-            self._charged += 1
-        self._kills[number] += 1
-        self._moves[number] += 1
-        notice = (
-            f"{message}\n{_AT_A_LOCK}. It has been replaced by a worker from {workers.source}, and "
-            f"nothing is lost (restart {self._charged} of at most max_worker_restarts="
-            f"{self._max_restarts} in this epoch). [LL011]"
-        )
-        self._replace(pool, death.worker, notice)
-        return True
 
     def _replace(self, pool: WorkerPool, worker: int, notice: str) -> None:
         self.restarts += 1

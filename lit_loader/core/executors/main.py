@@ -3,7 +3,7 @@
 ::
 
     own pipe ─Task─▶ indices ▶ fetch ▶ collate ▶ encode into the slot ─Reply─▶ pipe of all workers
-             ─Resume, Space, Stop─▶                      ─Up, Need, Resumed─▶
+             ─Attributes, Resume, Space, Stop─▶          ─Up, Need, Resumed─▶
 
 - An idle worker is in a blocking read of its own pipe. What it is sent it does in that order.
 - Before each task and each sample it compares the board's token with its own, and leaves a batch
@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import select
+import pickle
 import sys
 import threading
 from collections import deque
@@ -30,7 +30,7 @@ import torch
 from lit_loader.core.batch.batch_builder import make_batch
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.fetch import EndOfData
-from lit_loader.core.batch.progress import Cancelled, EarlyProgress, Progress
+from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.executors.payload import NO_ROOM, Links, Payload
 from lit_loader.core.executors.process_start import follow_parent
 from lit_loader.core.executors.worker_setup import WorkerSetup
@@ -40,9 +40,11 @@ from lit_loader.core.system.stack_dumps import show_stacks_when_asked, write_sta
 from lit_loader.core.transport.arena import ArenaMap
 from lit_loader.core.transport.codec import SlotFull, SlotWriter, encode
 from lit_loader.core.transport.messages import (
+    ATTRIBUTES_PART,
     NOT_WANTED,
     POSITION,
     SIZE,
+    Attributes,
     Message,
     Need,
     Reply,
@@ -67,8 +69,8 @@ _NOT_CLOCKED: Final = (0, 0)
 CLOCKED_FROM: Final = 1_000_000
 """Nanoseconds that a batch takes from which on the next one's processor time is measured, too."""
 
-LEAVE_GRACE: Final = 2.0
-"""Seconds that a worker which leaves has to end, before it ends at once."""
+LEAVE_GRACE: Final = 5.0
+"""Seconds that a worker which leaves has to end, as with torch's loader; then it ends at once."""
 
 
 def worker_main(links: Links, payload: Payload) -> None:
@@ -81,8 +83,13 @@ def worker_main(links: Links, payload: Payload) -> None:
     follow_parent(links.parent)
     torch.set_num_threads(1)
     # BlockingIOError: the parent has emptied this worker's pipe, to close it.
-    with contextlib.ExitStack() as modes, contextlib.suppress(BrokenPipeError, BlockingIOError):
-        _Worker(links, payload, modes).run()
+    with contextlib.ExitStack() as modes:
+        worker = _Worker(links, payload, modes)
+        try:
+            with contextlib.suppress(BrokenPipeError, BlockingIOError):
+                worker.run()
+        finally:
+            worker.leave()
 
 
 class _Broken(Exception):
@@ -109,8 +116,7 @@ class _Worker:
         self._writers: dict[int, SlotWriter] = {}
         self._tasks, self._results = links.control.fd, links.results.fd
         self._inbox: deque[Message] = deque()
-        self._waiting = select.poll()
-        self._waiting.register(self._tasks, select.POLLIN)
+        self._changes = b""  # parts of a pickle that is not complete
         self._clock = ProcessorClock()
         self._clocked, self._always_clocked = False, False  # this batch; every batch
         self._board.enter(self._id, Stage.INITIALISING, -1)
@@ -130,13 +136,10 @@ class _Worker:
             links.seed,
             unpack,
         )
-        self._loader, self._readers, self._broken = maker.loader, maker.readers, maker.broken
-        self._reads = None if self._loader is None else self._loader.reads
+        self._loader, self._broken = maker.loader, maker.broken
         if maker.spec is not None:
             self._always_clocked = maker.spec.timed
             self._progress.each = maker.spec.watched
-            if self._reads is not None and not maker.spec.iterable:
-                self._reads.look_ahead = self._look_ahead
 
     def run(self) -> None:
         """Serve until Stop."""
@@ -144,60 +147,45 @@ class _Worker:
         while type(message := self._receive()) is not Stop:
             if type(message) is Task:
                 self._make(message)
+            elif type(message) is Attributes:
+                self._set_attributes(message)
             elif type(message) is Resume:  # else Space, which came too late
                 self._progress.token = message.token
                 if self._loader is not None:
                     self._loader.begin_epoch()
                 self._send(pack(Resumed(self._id, message.token)))
+
+    def _set_attributes(self, message: Attributes) -> None:
+        """Set attributes of the dataset, when the last part of them is here."""
+        self._changes += message.part[: message.left]
+        if message.left <= ATTRIBUTES_PART:
+            changes, self._changes = pickle.loads(self._changes), b""
+            if self._loader is not None:
+                self._loader.set_attributes(changes)
+
+    def leave(self) -> None:
+        """Close the streams that are being read, so that their ``finally`` blocks run."""
         self._board.enter(self._id, Stage.LEFT, -1)
-        # What keeps the process from ending then (a thread of the dataset's) has so long for it.
+        # What keeps the process from ending then (a thread of the dataset) has so long for it.
         leaving = threading.Timer(LEAVE_GRACE, os._exit, (0,))
         leaving.daemon = True
         leaving.start()
+        if self._loader is not None and self._maker.spec is not None and self._maker.spec.iterable:
+            self._loader.begin_epoch()
+            gc.collect()  # readers are in cycles
 
     def _receive(self) -> Message:
         """Wait for the next message; the pipe's end is a Stop: the parent has given this one up."""
-        loader = self._readers
-        while (
-            loader is not None  # nothing else is to be done, so readers may begin the next epoch
-            and loader.may_begin_ahead
-            and not self._inbox
-            and not self._waiting.poll(0)
-        ):
-            row = (self._id + 1) * ROW_WORDS
-            loader.begin_ahead(EarlyProgress(self._board.words, row))
-            self._progress.idle()
-        if self._reads is not None and self._reads.look_ahead is not None:
-            self._look_ahead()
         if self._inbox:
             return self._inbox.popleft()
         data = os.read(self._tasks, SIZE)
         return unpack(data) if data else Stop()
-
-    def _look_ahead(self) -> None:
-        """Announce the samples of tasks that wait in the pipe, so that their reads can begin."""
-        reads, spec = self._reads, self._maker.spec
-        assert reads is not None and spec is not None
-        with contextlib.suppress(BlockingIOError):  # the parent has emptied the pipe, to close it
-            while self._waiting.poll(0) and not (self._inbox and type(self._inbox[-1]) is Stop):
-                data = os.read(self._tasks, SIZE)
-                message = unpack(data) if data else Stop()
-                self._inbox.append(message)
-                if type(message) is not Task or not message.nbytes:
-                    continue
-                if self._board.wants(self._id, message.token, message.sequence):
-                    with contextlib.suppress(Exception):  # that batch raises it, in its turn
-                        indices = self._indices(message)
-                        batch, epoch = _names(message)
-                        reads.announce(batch, epoch, indices if spec.batched else [indices])
 
     def _make(self, task: Task) -> None:
         """Make the task's batch, or write down why there is none; and close its account."""
         token, number, epoch, *_, slot, capacity, nbytes, sequence = task
         progress, loader = self._progress, self._loader
         if not progress.begin(number, token, sequence, slot, nbytes):
-            if self._reads is not None:
-                self._reads.end(_names(task)[0])
             self._send(pack(Reply(Status.DROPPED, self._id, slot, 0, 0, 0, 0)))
             return
         if self._clocked or self._always_clocked:
@@ -278,15 +266,5 @@ class _Worker:
             writer = self._writers[offset] = SlotWriter(self._arena.memory(offset, capacity))
         return writer
 
-    def _indices(self, task: Task) -> Any:
-        writer = self._writers.get(task.slot) or self._writer(task.slot, task.capacity)
-        return unpack_indices(writer.view[: task.nbytes])
-
     def _send(self, message: bytes) -> None:
         os.write(self._results, message)
-
-
-def _names(task: Task) -> tuple[Any, Any]:
-    """What a task's batch, and its epoch, are called where reads are made ahead."""
-    epoch = task.seeds, task.epoch
-    return (epoch, position_of(task.number)), epoch

@@ -9,14 +9,14 @@ from typing import Any
 
 from lit_loader.core.batch.batch_spec import BatchWithReport
 from lit_loader.core.batch.timings import MEASURED, Timings
-from lit_loader.core.executors.starters import RelayExit
-from lit_loader.core.system.interrupts import let_handlers_through
+from lit_loader.core.executors.worker_process import RelayExit
 from lit_loader.core.transport.arena import Lease
 from lit_loader.core.transport.codec import decode
 from lit_loader.core.transport.messages import Reply, Status, position_of
 from lit_loader.core.transport.status_board import BoardRow
 from lit_loader.core.transport.worker_exception import WorkerException
-from lit_loader.errors import TransportError
+from lit_loader.describe import annotate
+from lit_loader.errors import TransportError, WorkerError
 
 Pin = Callable[[Any], Any]
 """Copies a batch into memory that is pinned."""
@@ -73,7 +73,6 @@ class Outcome:
         try:
             batch = decode(memory, reply.at, reply.nbytes, memory.arena.divide)
         except Exception as error:
-            let_handlers_through(error)
             self.error = TransportError(
                 f"batch {position_of(self.number)} cannot be rebuilt in the training process: "
                 f"{error}"
@@ -94,7 +93,6 @@ class Outcome:
         try:
             self.batch = pin(self.batch)
         except Exception as error:
-            let_handlers_through(error)
             self.batch, self.error = None, error
         self.timings.pin = time.monotonic_ns() - began
 
@@ -110,6 +108,7 @@ class WorkerDeath(Exception):
     stack: str = ""  # the Python stacks it wrote, or ""
     peak_memory: int = 0  # bytes that were resident at most; 0: not known
     relay_exit: RelayExit | None = None  # what the relay says of its end; None: another worker's
+    stuck: bool = False  # whether it was ended, for it was forked and did not come up
 
 
 class FewerWorkers(str):
@@ -130,3 +129,18 @@ class FewerWorkers(str):
 
 class Overrun(str):
     """What the consumer is told where a single batch exceeds the memory budget."""
+
+
+def failure(error: BaseException, where: str) -> BaseException:
+    """Return what is raised in a batch's place for what the user's code has raised here."""
+    if isinstance(error, StopIteration):
+        # As it is, it would end the consumer's loop as if the epoch were over.
+        made = WorkerError(
+            f"the dataset or collate_fn raised StopIteration({error}), which would end the "
+            "loop over the loader: raise another exception there"
+        )
+        made.__cause__ = error
+        return made
+    if isinstance(error, Exception):
+        annotate(error, where)
+    return error

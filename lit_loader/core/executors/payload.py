@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from lit_loader.core.batch.batch_spec import BatchSpec
+from lit_loader.core.batch.dataset_attributes import Changes, DatasetAttributes, apply
 from lit_loader.core.executors.process_start import main_is_importable
 from lit_loader.core.system.shared_file import Descriptor, nameless_file, remedy
 from lit_loader.errors import LoaderError
@@ -50,7 +51,7 @@ class Links:
         )
 
 
-def freeze_spec(spec: Any, policy: Policy, instead: Any = None) -> Frozen:
+def freeze_spec(spec: BatchSpec, policy: Policy) -> Frozen:
     """Take the user's objects apart.
 
     Raises:
@@ -58,7 +59,7 @@ def freeze_spec(spec: Any, policy: Policy, instead: Any = None) -> Frozen:
     """
     from lit_loader.core.transport.dataset_pickle import freeze
 
-    return freeze(spec, policy, {name: getattr(spec, name) for name in _USERS}, instead)
+    return freeze(spec, policy, {name: getattr(spec, name) for name in _USERS})
 
 
 class Payload:
@@ -68,38 +69,35 @@ class Payload:
     worker is up, and can report it, when they cannot be put together. They go through a file: a
     pipe would hold up the parent until each, in turn, has come to reading it; ``shared_bytes`` of
     it are large buffers, which the workers share.
+
+    A worker that is started later has the plain attributes that the others have (`attributes`).
     """
 
     def __init__(self, spec: BatchSpec) -> None:
         self.shared_bytes = 0
         self._spec: BatchSpec | None = spec
         self._fds: list[int] = []  # the file, and what goes along
-        self._lists: Any = None
-        if spec.share_lists is not None and spec.table() is None:
-            self._lists = spec.share_lists(spec.dataset)
+        self.attributes: DatasetAttributes | None = DatasetAttributes(spec.dataset)
+        self._changes: Changes = {}
 
-    def __getstate__(self) -> list[Descriptor]:
-        return list(map(Descriptor, self._fds))
+    def __getstate__(self) -> tuple[list[Descriptor], Changes]:
+        assert self.attributes is not None
+        return list(map(Descriptor, self._fds)), self.attributes.changes
 
-    def __setstate__(self, fds: list[Descriptor]) -> None:
-        self._spec, self._lists, self._fds = None, None, [each.fd for each in fds]
-
-    @property
-    def spec(self) -> BatchSpec:
-        """The objects, in the process that made this or a fork of it."""
-        assert self._spec is not None
-        return self._spec
+    def __setstate__(self, state: tuple[list[Descriptor], Changes]) -> None:
+        fds, self._changes = state
+        self._spec, self._fds = None, [each.fd for each in fds]
+        self.attributes = None
 
     def prepare(self) -> None:
         """Write the file, unless that is done; a LoaderError if there is no room.
 
         A TransportError that names the option and the place in it, if something cannot be pickled.
         """
-        if not self._fds:
+        if not self._fds and self._spec is not None:
             from lit_loader.core.transport.dataset_pickle import Policy
 
-            instead = None if self._lists is None else self._lists.instead
-            frozen = freeze_spec(self._spec, Policy.workers(main_is_importable()), instead)
+            frozen = freeze_spec(self._spec, Policy.workers(main_is_importable()))
             self._fds = frozen.fds
             try:
                 self._fds.insert(0, nameless_file("lit_loader arrays")[0])
@@ -126,8 +124,9 @@ class Payload:
             file, *along = self._fds
             self._spec = thaw(file, along)
             os.close(file)  # what came along belongs to what was made of it
-        elif self._lists is not None:  # in a fork of the process that made it
-            self._lists.put_in_place()
+            apply(self._changes, self._spec.dataset)
+        elif self.attributes is not None:  # in a fork of the process that made it
+            self.attributes.restore()
         return self._spec
 
     def close(self) -> None:

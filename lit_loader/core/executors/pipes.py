@@ -69,9 +69,7 @@ class Pipes:
         self.task_ends: dict[int, int] = {}  # the end of the pipe of each
         self._tasks: dict[int, int] = {}
         self.blocked: dict[int, deque[bytes]] = {}  # what waits for room, by the pipe it is for
-        # Whether nothing but a wait is going on: an exception that comes out of a signal handler
-        # meanwhile has broken into nothing.
-        self.waiting = self._closed = False
+        self._closed = False
         # Held by the thread that waits for messages, which must not find other files under the
         # descriptors of its pipes; and by who is about to wake it.
         self._receiving, self._waking = threading.RLock(), threading.RLock()
@@ -212,9 +210,7 @@ class Pipes:
             if self._closed:
                 raise PoolClosed
             try:
-                self.waiting = True
                 ready = poll.poll(1000 * longest)
-                self.waiting = False
             finally:
                 for pipe in blocked:
                     poll.unregister(pipe)

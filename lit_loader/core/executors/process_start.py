@@ -1,10 +1,11 @@
-"""How a process of ours begins: without the parent's signals, handlers and held locks; `Permit`.
+"""How a worker process begins: without the parent's signals, handlers and held locks.
 
 And how it ends with its parent: `follow_parent`.
 
-`quiet_start` is around every start. The new process calls `reset_signals` first; if it was forked,
-`begin_fork` before. A fork copies the locks that other threads hold, and nobody in the copy gives
-them back.
+`quiet_start` is around every start of a process, which calls `reset_signals` first. A fork copies
+the locks that other threads hold, and nobody in the copy releases them. So a worker that is forked
+has new ones in their place before anything else runs (`os.register_at_fork`). A fork that the
+program makes itself is left alone.
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
-from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -33,19 +33,20 @@ from lit_loader.core.options.checks import START_METHODS
 from lit_loader.core.seeding.seeds import await_draws, renew_numpy_generator
 from lit_loader.core.system.fork_guard import unguarded_fork
 from lit_loader.core.system.linux import open_process
-from lit_loader.core.system.shared_file import Descriptor
 from lit_loader.core.system.signals import SENT_TO_ALL, handled
 from lit_loader.errors import LoaderError
 
-_ENDING: Final = 5.0
-"""Seconds that a fork server is given which refuses connections, and so is about to end."""
+_starting = threading.RLock()
+"""Held by the thread that starts a process: much is set for all threads meanwhile."""
+
+_forking: tuple[int, bool] | None = None
+"""The thread that forks a worker now, and whether the garbage collector was on; None: none does."""
 
 
 def default_context() -> BaseContext:
-    """Python's default context, if it is one that can start workers.
+    """Return Python's default context, or fork where a library has set a method of its own.
 
-    joblib's loky sets a start method of its own in its processes, under which even an explicit
-    "spawn" fails in the child: there, workers are forked.
+    joblib's loky does so in its processes.
     """
     method = multiprocessing.get_start_method(allow_none=True)
     if method is not None and method not in START_METHODS:
@@ -82,47 +83,18 @@ def importable_main(hide: bool = False) -> Iterator[None]:
         vars(main).update(hidden)
 
 
-class Permit(NamedTuple):
-    """What a process that is being started waits for, so that none works that nobody knows of."""
-
-    waiting: Descriptor  # the end of a pipe that the process reads from
-    # The other end, in a process that is a fork of the one that gives the permit; or -1.
-    going: int = -1
-
-    def wait(self) -> None:
-        """Wait for it, in the process; if it is not given, end."""
-        if self.going >= 0:
-            os.close(self.going)
-        if not os.read(self.waiting.fd, 1):
-            os._exit(1)
-        os.close(self.waiting.fd)
-
-
 @contextlib.contextmanager
-def permit(forks: bool = False) -> Iterator[Permit]:
-    """Start a process in here, which may begin when all of it has gone well."""
-    waiting, going = os.pipe()
-    try:
-        yield Permit(Descriptor(waiting), going if forks else -1)
-        with contextlib.suppress(BrokenPipeError):  # it has been killed already
-            os.write(going, b"!")
-    finally:
-        os.close(waiting)
-        os.close(going)
+def quiet_start(context: BaseContext) -> Iterator[None]:
+    """Start a process with signals blocked until it has called `reset_signals`.
 
-
-@contextlib.contextmanager
-def quiet_start(context: BaseContext) -> Iterator[bool]:
-    """Start a process with signals held back until it has called :func:`reset_signals`.
-
-    Gives what a fork is to call :func:`begin_fork` with.
-
-    Without, a Ctrl-C in that moment would run the parent's handler in the child. Helper processes
-    of multiprocessing are started beforehand, or they would keep the signals blocked for good.
+    Otherwise a Ctrl-C in that moment would run the parent's handler in the child. Helper processes
+    of multiprocessing are started beforehand, or they would keep the signals blocked for good. The
+    garbage collector rests: in a fork, it would finalize objects that wait for threads.
 
     Raises:
         LoaderError: Python's fork server cannot be used here.
     """
+    global _forking
     method = context.get_start_method()
     if method == "forkserver":
         _start_fork_server(context)
@@ -131,18 +103,35 @@ def quiet_start(context: BaseContext) -> Iterator[bool]:
 
         resource_tracker.ensure_running()
     held = SENT_TO_ALL | (handled() if method == "fork" else set())
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
-    collects = gc.isenabled()
-    gc.disable()  # it would finalise, in a fork, what waits for threads
+    with _starting, _known_start_method(method), unguarded_fork(), _no_warning_of_threads():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+        collects = gc.isenabled()
+        gc.disable()
+        _forking = (threading.get_ident(), collects) if method == "fork" else None
+        try:
+            yield
+        finally:
+            _forking = None
+            if collects:
+                gc.enable()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _known_start_method(method: str) -> Iterator[None]:
+    """Have a default start method that a new interpreter knows, and is sent the name of.
+
+    It knows no method that a library has set in this process: loky's, in joblib's processes.
+    """
+    default = multiprocessing.get_start_method(allow_none=True)
+    if method == "fork" or default is None or default in START_METHODS:
+        yield
+        return
+    multiprocessing.set_start_method(method, force=True)
     try:
-        with unguarded_fork(), _no_warning_of_threads():
-            if method == "fork":
-                await_draws()
-            yield collects
+        yield
     finally:
-        if collects:
-            gc.enable()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        multiprocessing.set_start_method(default, force=True)
 
 
 def _start_fork_server(context: BaseContext) -> None:
@@ -152,49 +141,31 @@ def _start_fork_server(context: BaseContext) -> None:
     # import; too late for one that runs already.
     # reach: python: the list can be set, and not be asked for; unset it is this one
     if forkserver._forkserver._preload_modules == ["__main__"]:  # type: ignore[attr-defined]
-        context.set_forkserver_preload(["__main__", "lit_loader.core.executors.starters"])
+        context.set_forkserver_preload(["__main__", "lit_loader.core.executors.main"])
     try:
         forkserver.ensure_running()
     except ChildProcessError as error:
         raise LoaderError(
-            "workers cannot come from Python's fork server, for it is no child of this process: "
-            "this one was forked by a process that uses the server, or something else has waited "
-            "for the server's end; set multiprocessing_context='spawn' (or 'fork') here [LL019]"
+            "workers cannot come from Python's fork server, because it is no child of this "
+            "process: this process was forked by one that uses the server, or something else has "
+            "waited for the server's end. Set multiprocessing_context='spawn' (or 'fork') here "
+            "[LL019]"
         ) from error
     except OSError as error:
         if "AF_UNIX path too long" not in str(error):
             raise
         raise LoaderError(
-            "workers cannot come from Python's fork server, for the path of its socket is too long "
-            f"in the temporary directory {tempfile.gettempdir()}: set TMPDIR to a shorter one, or "
+            "workers cannot come from Python's fork server: the path of its socket is too long in "
+            f"the temporary directory {tempfile.gettempdir()}. Set TMPDIR to a shorter one, or "
             "multiprocessing_context='spawn' [LL020]"
         ) from error
 
 
-def await_end_of_fork_server() -> None:
-    """Wait until Python's fork server, which did not answer, is seen to have ended.
-
-    Until then ``multiprocessing`` takes it to be running, and starts no other.
-    """
-    from multiprocessing import forkserver
-
-    # reach: python: nothing else gives the fork server's process id
-    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    if pid is None:
-        return
-    with contextlib.suppress(OSError):  # no pidfds here; it has ended already
-        server = open_process(pid)
-        try:
-            wait_for([server], _ENDING)
-        finally:
-            os.close(server)
-
-
 @contextlib.contextmanager
 def _no_warning_of_threads() -> Iterator[None]:
-    """Silence Python's warning of any fork while threads live, and torch always has some.
+    """Silence Python's warning of any fork while threads live, since torch always has some.
 
-    What could go wrong in the child is locks held by them: see `core/executors/launcher.py`.
+    What can go wrong in the child is a lock that one of them holds: see `_renew_locks`.
     """
     if sys.version_info < (3, 12):  # which does not warn; and filters are of all threads
         yield
@@ -206,19 +177,38 @@ def _no_warning_of_threads() -> Iterator[None]:
         yield
 
 
+def _before_fork() -> None:
+    if _forking is not None and _forking[0] == threading.get_ident():
+        await_draws()
+
+
+def _in_child() -> None:
+    global _forking, _starting
+    forking, _forking = _forking, None
+    _starting = threading.RLock()
+    if forking is not None and forking[0] == threading.get_ident():
+        gc.freeze()  # else it copies the pages of the parent's objects, and finalizes its garbage
+        if forking[1]:
+            gc.enable()
+        _renew_locks()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_child=_in_child)
+
+
 # reach: torch: the accelerators' locks, which a fork copies held; other versions keep theirs
-def begin_fork(collects: bool) -> None:
-    """Keep the collector from the parent's objects, and make locks new that others may have held.
+def _renew_locks() -> None:
+    """Make the locks new that a worker needs, and that another thread may have held at the fork.
 
     - Of standard streams, and of the files that logs go to (Python makes those of logging new): a
       thread holds one while it writes, and one that waits for input all the time. What the buffers
       hold is dropped: it is a copy, which the parent writes or reads.
     - Of accelerators: ``torch.manual_seed`` takes them, also where there is none.
     - Of ``numpy.random``.
+
+    That of torch's generator cannot be made new: `await_draws` waits for it just before the fork.
     """
-    gc.freeze()  # else it copies their pages, and finalises its garbage
-    if collects:
-        gc.enable()
     for stream in _streams():
         buffer = getattr(stream, "buffer", stream)
         for kind in (io.BufferedWriter, io.BufferedReader):
@@ -260,7 +250,7 @@ def follow_parent(parent: int) -> None:
 
 
 def sentinel_of(parent: int) -> int | None:
-    """What can be read from when the parent has ended; None: not known.
+    """Return a file that can be read from when the parent has ended; None: there is none.
 
     Where the parent is gone already, so is this process.
     """

@@ -38,16 +38,19 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lit_loader.core.batch.batch_spec import BatchSpec
+from lit_loader.core.batch.dataset_attributes import pickled
 from lit_loader.core.executors.outcome import FewerWorkers, Outcome
 from lit_loader.core.executors.pipes import Ended, Pipes
-from lit_loader.core.executors.worker_set import WorkerSet, explain_limit
-from lit_loader.core.seeding.bases import PassSeeds
+from lit_loader.core.executors.stall_watch import LONGEST_LOOK, Stall, StallWatch
+from lit_loader.core.executors.worker_process import WorkerProcess
+from lit_loader.core.executors.worker_set import Relays, WorkerSet, explain_limit
+from lit_loader.core.seeding.seeds import PassSeeds
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.system.worker_waits import WorkerWaits
 from lit_loader.core.transport.arena import Arena, Slot
@@ -65,6 +68,7 @@ from lit_loader.core.transport.messages import (
     Up,
     pack,
     pack_indices,
+    packed_attributes,
     packed_task,
     position_of,
 )
@@ -79,6 +83,9 @@ from lit_loader.core.transport.viewer_page import PAGE_BYTES, ViewerPage
 from lit_loader.core.transport.worker_exception import WorkerException
 from lit_loader.errors import LoaderError
 
+if TYPE_CHECKING:  # map-style datasets need none
+    from lit_loader.core.executors.reader_assignment import ReaderHomes
+
 MOST_WORKERS: Final = 1024
 """Workers that a pool may grow to, if it was not begun with more: rows of its status board."""
 
@@ -88,16 +95,11 @@ _DROPPED_SOON: Final = 3
 _STRAGGLING: Final = 0.001
 """Seconds that the consumer waits before idle workers copy what is queued behind others' tasks."""
 
-_AT_HOME: Final = 2
-"""Tasks that a batch's home may have more than the worker with the fewest, and is still chosen."""
-
 _FOR_EVER: Final = float("inf")
 
-_LONGEST_LOOK: Final = 1.0
-"""Seconds between two looks while nothing comes; one that comes later was held up itself."""
-
-_SECOND_STALL: Final = 10
-"""Times ``stall_warning`` after which a stall is told of once more."""
+_STUCK: Final = 20.0
+"""Seconds without a batch after which a forked worker that is not up is stuck; it takes
+milliseconds."""
 
 _MOMENT: Final = 0.5
 """Seconds that :meth:`WorkerPool.adapt` waits at most for workers that leave."""
@@ -162,11 +164,8 @@ class WorkerPool:
         memory_budget: Bytes of shared memory to stay within, None for no limit.
         remote: Starts the process that stands for workers elsewhere; None: there are none. It gets
             no reader's tasks.
-        stall_warning: Seconds of waiting without a batch that are told of; 0: none are.
-        stall: Called with the pool at half of that; gives what tells of it, see `Seams.stall`.
-        steady: The order is the same in each epoch. So batch ``n`` is rather for worker
-            ``n % num_workers``, while that has room: what a dataset keeps there is found again.
-        batches: How many the workers make before they end; None: nobody knows.
+        stall_warning: Seconds of waiting without a batch after which that is reported; 0: never.
+        stall: Called with the pool at half of that; returns what reports it, see `Seams.stall`.
 
     Raises:
         LoaderError: No worker can be started from here, or there is no memory.
@@ -181,11 +180,9 @@ class WorkerPool:
         seed: int,
         turns: int,
         memory_budget: int | None = None,
-        remote: Any = None,
+        remote: Relays | None = None,
         stall_warning: float = 0.0,
-        stall: Any = None,
-        steady: bool = False,
-        batches: int | None = None,
+        stall: Callable[[WorkerPool], Stall | None] | None = None,
     ) -> None:
         if multiprocessing.current_process().daemon:
             raise LoaderError(
@@ -194,7 +191,7 @@ class WorkerPool:
                 "non-daemonic [LL032]"
             )
         # Behind the rows of workers here are those of workers elsewhere, and the relay's.
-        relay = max(num_workers, MOST_WORKERS) + (0 if remote is None else spec.num_remote_workers)
+        relay = max(num_workers, MOST_WORKERS) + (0 if remote is None else remote.num_workers)
         size = board_bytes(relay + (remote is not None)) + PAGE_BYTES
         self._lock = threading.RLock()
         self._tasks: dict[int, _Task] = {}
@@ -202,7 +199,6 @@ class WorkerPool:
         self._copies: dict[int, _Copy] = {}  # by the offset of their slot
         self._by_number: dict[int, _Worker] = {}  # the workers that there are
         self._places: dict[int, int] = {}  # tasks that the one before with this number was sent
-        self._steady = steady
         self._remote_tasks = 0 if remote is None else remote.count
         self._ready: deque[Outcome] = deque()  # not received yet
         self._awaited = 0  # how many workers have not begun the epoch of this token
@@ -212,14 +208,7 @@ class WorkerPool:
         self._due = self._resized = False
         self._idle = False  # whether a worker may have nothing to do
         self._dead: int | None = None  # the sentinel of a worker that is gone
-        # Seconds of waiting without a batch that are told of, and how many there are; replies and
-        # time when that was looked at last.
-        limits = stall_warning, _SECOND_STALL * stall_warning
-        self._stall_limits = [*filter(None, limits)]
-        self._stalled = self._watched = 0.0
-        self._answered = -1
-        self._stall_of: Any = stall
-        self._stall: Any = None
+        self._stall = StallWatch(stall_warning, stall)
         # What looks at the workers' memory (`Seams.look_at_workers`), and since when there are any.
         self.oom_kills: int | None = None
         self.began = time.monotonic()
@@ -239,19 +228,17 @@ class WorkerPool:
                 # What viewers in other processes are shown of the loader.
                 self.page = ViewerPage(arena.board, 0 if remote is None else relay + 1)
                 pipes = self.pipes = Pipes()  # what they are talked to by
-                workers = self.workers = WorkerSet(arena, board, pipes, at_end=self.page.close)
-                self._finalizer = weakref.finalize(self, workers.close, unnoticed=True)
-                pipes.begin()
-                self._homes: Any = None
+                self._homes: ReaderHomes | None = None
                 if turns:
-                    from lit_loader.core.executors.reader_assignment import (
-                        ReaderHomes,  # of those who take some
-                    )
+                    from lit_loader.core.executors.reader_assignment import ReaderHomes
 
                     self._homes = ReaderHomes(turns, num_workers)
                 board.token, board.workers = self.token, num_workers
-                workers.prepare(spec, num_workers, context, seed, remote, relay, batches)
-                self.notices = workers.notices  # for the consumer, of how workers were started
+                workers = self.workers = WorkerSet(arena, board, pipes, at_end=self.page.close)
+                self._finalizer = weakref.finalize(self, workers.close, unnoticed=True)
+                pipes.begin()
+                workers.prepare(spec, num_workers, context, seed, remote, relay)
+                self.notices = workers.notices  # for the consumer
                 self._start_more()
         except BaseException as error:
             if hasattr(self, "_finalizer"):
@@ -286,14 +273,11 @@ class WorkerPool:
         """The worker that a task is to be sent to now; None: it has to wait."""
         if self._homes is not None:
             return self._by_number.get(self._homes.home(position_of(task.number)))
-        found, most, home = None, 0, -1
-        if self._steady and self.num_workers:
-            home = position_of(task.number) % self.num_workers
+        found, most, home = None, 1, position_of(task.number) % max(1, self.num_workers)
         for worker in self._by_number.values():
             credit = self._credit if worker.credit is None else worker.credit
-            room = credit - worker.owed
-            if worker.number == home and room > 0:
-                room += _AT_HOME
+            # Of several with as much room the same one in each epoch, for what a dataset keeps.
+            room = 2 * (credit - worker.owed) + (worker.number == home)
             # What is called off is dropped soon; if not, it is not to add up.
             if room > most and len(worker.queue) < _DROPPED_SOON * credit and not worker.leaving:
                 found, most = worker, room
@@ -434,27 +418,25 @@ class WorkerPool:
     def _wait(self, seconds: float) -> bool | None:
         pause = self.waits.left()
         if (came := self.pipes.wait(min(seconds, pause))) is None and pause < seconds:
-            self.pipes.waiting = True  # an exception that comes now breaks into nothing
             self.waits.look(self.workers.pids)
-            self.pipes.waiting = False
-            came = self.pipes.wait(min(seconds, _LONGEST_LOOK) - pause)
+            came = self.pipes.wait(min(seconds, LONGEST_LOOK) - pause)
         return came
 
     def _watch(self) -> None:
-        """Tell of a stall; called when nothing has come for a second, or less, of waiting."""
-        now = time.monotonic()
-        answered = sum(hand.places - len(hand.queue) for hand in self._by_number.values())
-        if answered != self._answered:
-            self._answered, self._stalled, self._stall = answered, 0.0, None
-        self._stalled += min(now - self._watched, _LONGEST_LOOK)  # not the time of a Ctrl-Z
-        self._watched = now
-        limit = self._stall_limits[0] if self._stall_limits else _FOR_EVER
-        if self._stalled >= limit / 2:
-            self._stall = self._stall or self._stall_of(self)
-            if self._stalled >= limit:
-                del self._stall_limits[0]
-                if self._stall is not None:
-                    self._stall.tell(self, self._stalled)
+        """Note that nothing has come for a second, or less, of waiting.
+
+        Raises:
+            WorkerDeath: A worker that was forked does not come up, and was ended.
+        """
+        self._stall.look(
+            self, sum(hand.places - len(hand.queue) for hand in self._by_number.values())
+        )
+        workers = self.workers
+        if workers.forks and workers.starting and self._stall.seconds >= _STUCK:
+            self._stall.seconds = 0.0
+            death = workers.end(min(workers.starting))
+            death.stuck = True
+            raise death
 
     def packed_indices(self, number: int) -> bytes:
         """The packed indices of a task without an outcome; b"": there are none."""
@@ -602,6 +584,21 @@ class WorkerPool:
                     self.pipes.send(worker.number, pack(Resume(self.token)))
             self._awaited = sum(worker.awaited for worker in self._by_number.values())
 
+    def send_attributes(self) -> bool:
+        """Send the workers what has changed of the dataset's plain attributes; False: nothing has.
+
+        :meth:`resume` comes next: what they are at has been made with the old ones.
+        """
+        changed = self.workers.attributes.changed()
+        if changed:
+            parts = packed_attributes(pickled(changed))
+            with self._lock:
+                for number, worker in self._by_number.items():
+                    if not worker.leaving:
+                        for part in parts:
+                            self.pipes.send(number, part)
+        return bool(changed)
+
     def trim(self) -> None:
         """Give the memory of slots back to the system that a new epoch will not need."""
         self.arena.trim(self._in_flight + 2)
@@ -639,6 +636,7 @@ class WorkerPool:
             self._read_all()
             gone = [w for w in leaving if not processes[w].is_alive()]
             for worker in gone:
+                processes[worker].reap()
                 if not self._has_left(worker, processes[worker].exitcode):
                     return  # a death is left to the next receive
                 self.replace(worker)
@@ -668,8 +666,9 @@ class WorkerPool:
         with HeldBack(), self._lock:
             try:
                 while due := workers.due():
-                    workers.launch(due, self.token)
-                    self._take_on(due)
+                    for number in due:
+                        workers.launch(number, self.token)
+                        self._take_on(number)
             except (LoaderError, OSError) as error:
                 # More than there were at first are a wish; the epoch can do without.
                 if not self._resized or 0 not in workers.started:
@@ -678,11 +677,10 @@ class WorkerPool:
                 return
             self._divide()
 
-    def _take_on(self, started: Iterable[int]) -> None:
+    def _take_on(self, number: int) -> None:
         self._idle = True
-        for number in started:
-            places = self._places.get(number, 0)
-            self._by_number[number] = _Worker(number, places, number == self.workers.relay)
+        places = self._places.get(number, 0)
+        self._by_number[number] = _Worker(number, places, number == self.workers.relay)
 
     def _make_do(self, error: Exception) -> None:
         """Go on with the workers that there are: others were wanted, and cannot be started."""
@@ -724,8 +722,9 @@ class WorkerPool:
         """
         self._read_all()
         with HeldBack(), self._lock:
-            if skip_task is not None:
-                self._tasks.pop(skip_task, None)
+            if skip_task is not None and (task := self._tasks.pop(skip_task, None)) is not None:
+                for copy in task.copies:  # it would end others, too
+                    self._call_off(self._copies[copy])
             self._give_back(worker)
             self._start_more()
 
@@ -786,17 +785,23 @@ class WorkerPool:
     @property
     def unread(self) -> int:
         """Outcomes that workers have sent and that were not received yet, about."""
-        return self.pipes.unread + len(self._ready)
+        return 0 if self.closed else self.pipes.unread + len(self._ready)
+
+    @property
+    def processes(self) -> list[WorkerProcess]:
+        """The workers' processes, and the relay's as the last one."""
+        processes = {} if self.closed else self.workers.processes
+        return [process for _, process in sorted(processes.items())]
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Bytes of shared memory that batches take, and the dataset."""
+        return (0, 0) if self.closed else (self.arena.resident, self.workers.shared_data)
 
     @property
     def closed(self) -> bool:
         """Whether the workers are gone, or belong to another process than this one."""
-        return self.workers.closed or self.elsewhere
-
-    @property
-    def elsewhere(self) -> bool:
-        """Whether this is a forked copy: everything belongs to another process."""
-        return self.workers.pid != os.getpid()
+        return self.workers.closed or self.workers.pid != os.getpid()
 
     def close(self) -> None:
         """Stop the workers and let go of everything; a second call does nothing."""

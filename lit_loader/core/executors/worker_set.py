@@ -1,7 +1,7 @@
 """`WorkerSet`: the processes of a pool: starts them, sees them come up, ends them.
 
 Used by `core/executors/worker_pool.py`, which may change how many there are to be. No more workers
-are starting at the same time than there are processors for it, as the first batch need not wait for
+are starting at the same time than there are CPU cores for it, as the first batch need not wait for
 the last worker: one that is up says so, and the next one is started then.
 """
 
@@ -12,17 +12,24 @@ import errno
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
-from typing import Any, Final
+from typing import Final, Protocol
 
 from lit_loader.core.batch.batch_spec import BatchSpec
-from lit_loader.core.executors.launcher import FEW_BATCHES, make_starter, other_starter
+from lit_loader.core.batch.dataset_attributes import DatasetAttributes
+from lit_loader.core.executors.main import LEAVE_GRACE
 from lit_loader.core.executors.outcome import WorkerDeath
-from lit_loader.core.executors.payload import Links
+from lit_loader.core.executors.payload import Links, Payload
 from lit_loader.core.executors.pipes import Pipes
-from lit_loader.core.executors.starters import Notice, Starter, WorkerProcess, end_processes
+from lit_loader.core.executors.worker_process import (
+    Notice,
+    WorkerProcess,
+    await_ends,
+    other_threads,
+    start_worker,
+)
 from lit_loader.core.system import linux
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.system.processors import usable_processors
@@ -32,8 +39,29 @@ from lit_loader.core.transport.arena import Arena
 from lit_loader.core.transport.status_board import BoardRow, Stage, StatusBoard
 from lit_loader.errors import LoaderError
 
+STOP_GRACE: Final = 2.0
+"""Seconds that a worker has to finish the sample it is in, before it is killed."""
+
 _DUMP_TIME: Final = 1.0
 """Seconds that a hung worker has to write its stacks, before it is killed."""
+
+
+class Relays(Protocol):
+    """Starts the process that stands for workers on other machines (`remote/starter.py`)."""
+
+    count: int  # batches that these may be at
+
+    def prepare(self, links: Links, spec: BatchSpec, notices: deque[Notice]) -> None:
+        """Get ready to start it."""
+
+    def start(self, links: Links, board: StatusBoard) -> WorkerProcess:
+        """Start it, or another one in its place."""
+
+    def hear(self) -> None:
+        """Take in what it has to say."""
+
+    def close(self) -> None:
+        """Let go of what it was sent; it has ended."""
 
 
 class WorkerSet:
@@ -43,11 +71,6 @@ class WorkerSet:
     :meth:`launch`.
     """
 
-    starter: Starter | None = None  # what starts those here
-    notices: deque[Notice]  # for the consumer, of how workers were started
-    origin = 0  # how often workers have come from elsewhere since
-    source = ""  # from where they come, if that is not where the first ones came from
-
     def __init__(
         self, arena: Arena, board: StatusBoard, pipes: Pipes, at_end: Callable[[], object]
     ) -> None:
@@ -55,10 +78,13 @@ class WorkerSet:
         self.processes: dict[int, WorkerProcess] = {}  # the workers' by their numbers
         self.starting: set[int] = set()  # the workers that are not up yet
         self.closed = False  # whether closing has begun. From then on nothing here is used any more
+        self.notices: deque[Notice] = deque()  # for the consumer
+        self.forks = False  # whether workers are forks of this process
+        self.beside: list[str] = []  # the threads that there were when one was forked
+        self.payload: Payload | None = None
         self._arena, self.board, self._pipes, self._at_end = arena, board, pipes, at_end
         self._stacks = StackFile()
-        self._former: list[Starter] = []
-        self._remote: Any = None
+        self._remote: Relays | None = None
         self._at_once = math.ceil(usable_processors())
 
     def prepare(
@@ -67,9 +93,8 @@ class WorkerSet:
         num_workers: int,
         context: BaseContext,
         seed: int,
-        remote: Any,
+        remote: Relays | None,
         relay: int,
-        batches: int | None = None,  # as in `WorkerPool`
     ) -> None:
         """Get ready to start them, by their base seed; and the relay, whose number is given."""
         self.num_workers = num_workers  # how many there are to be
@@ -88,11 +113,10 @@ class WorkerSet:
             stacks=Descriptor(self._stacks.fd),
         )
         self.relay = None if remote is None else relay  # who stands for those elsewhere
-        self.num_remote_workers = 0 if remote is None else spec.num_remote_workers
+        self.num_remote_workers = 0 if remote is None else remote.num_workers
         self._context = context
-        brief = batches is not None and batches <= FEW_BATCHES and num_workers <= self._at_once
-        self.starter = make_starter(context, self._links, spec, brief)
-        self.notices = self.starter.notices
+        self.forks = context.get_start_method() == "fork"
+        self.payload = Payload(spec)
         if remote is not None:
             remote.prepare(self._links, spec, self.notices)
         self._remote = remote
@@ -105,16 +129,7 @@ class WorkerSet:
     @property
     def pids(self) -> list[int]:
         """Their process ids, by number; that of the relay is the last."""
-        return [process.pid or 0 for _, process in sorted(self.processes.items())]
-
-    @property
-    def twins(self) -> list[WorkerProcess]:
-        """Their processes, as others have them; without those that are just being let go of."""
-        found = []
-        for _, process in sorted(self.processes.items()):
-            with contextlib.suppress(OSError):
-                found.append(process.twin())
-        return found
+        return [process.pid for _, process in sorted(self.processes.items())]
 
     @property
     def settled(self) -> bool:
@@ -125,7 +140,13 @@ class WorkerSet:
     @property
     def shared_data(self) -> int:
         """Bytes of the dataset in a file that all of them map; forked ones need none."""
-        return 0 if self.starter is None else self.starter.payload.shared_bytes
+        return 0 if self.payload is None else self.payload.shared_bytes
+
+    @property
+    def attributes(self) -> DatasetAttributes:
+        """What the workers have for the dataset's plain attributes."""
+        assert self.payload is not None and self.payload.attributes is not None
+        return self.payload.attributes
 
     def is_wanted(self, worker: int) -> bool:
         """Whether there is to be a worker with this number."""
@@ -137,34 +158,28 @@ class WorkerSet:
         missing = [worker for worker in range(self.num_workers) if worker not in processes]
         if missing or self.relay is None or self.relay in processes:
             return missing[: max(0, room)]
-        return [self.relay]  # which takes no processor
+        return [self.relay]  # which takes no CPU time
 
-    def launch(self, workers: Sequence[int], token: int) -> None:
-        """Start processes for workers, and watch them: all or none; the relay only alone."""
-        links = []
-        for worker in workers:
-            self._pipes.open(worker)
-            end = self._pipes.task_ends[worker]
-            links.append(self._links.of(worker, self.num_workers, token, end))
-        assert self.starter is not None
+    def launch(self, worker: int, token: int) -> None:
+        """Start a worker's process, or the relay's, and watch it; within `HeldBack`."""
+        assert self.payload is not None
+        self._pipes.open(worker)
+        links = self._links.of(worker, self.num_workers, token, self._pipes.task_ends[worker])
         try:
-            processes: Sequence[WorkerProcess]
-            if self._remote is not None and workers == [self.relay]:
-                processes = [self._remote.start(links[0], self.board)]
+            if self._remote is not None and worker == self.relay:
+                process: WorkerProcess = self._remote.start(links, self.board)
             else:
-                processes = self.starter.start_all(links)
-        except BaseException as error:
-            for worker in workers:
-                self._pipes.close(worker)
-            explain_limit(error, self.num_workers)
-            raise
-        for worker, process in zip(workers, processes, strict=True):
-            self.processes[worker] = process
-            process.origin = self.origin
-            self._pipes.watch(process.sentinel)
-            if worker != self.relay:
+                if self.forks:
+                    self.beside = other_threads()
+                process = start_worker(self._context, links, self.payload)
                 self.starting.add(worker)
-            self.board.launched(worker, process.pid or 0)
+        except BaseException as error:
+            self._pipes.close(worker)
+            explain_limit(error, self.num_workers, worker)
+            raise
+        self.processes[worker] = process
+        self._pipes.watch(process.sentinel)
+        self.board.launched(worker, process.pid)
 
     def came_up(self, worker: int) -> None:
         """Note that a worker has come up, or has something to say."""
@@ -176,24 +191,14 @@ class WorkerSet:
         """Whether a worker is past the start of interpreter and torch, which counts for no hang."""
         return self.forks or row.stage != Stage.STARTING
 
-    @property
-    def forks(self) -> bool:
-        """Whether workers here are forks of this process."""
-        return self.starter is None or self.starter.forks
-
-    @property
-    def beside(self) -> list[str]:
-        """The names of threads beside which workers were forked."""
-        return [] if self.starter is None else self.starter.beside
-
     def death_of(self, sentinel: int) -> WorkerDeath:
         """Say how the worker has died whose process has this sentinel."""
         worker, process = next(
             each for each in self.processes.items() if each[1].sentinel == sentinel
         )
-        process.join()
+        process.reap()
         how = process.exitcode, self.board.read(worker), self._stacks.take()
-        return WorkerDeath(worker, process.pid or 0, *how, process.peak_memory, process.relay_exit)
+        return WorkerDeath(worker, process.pid, *how, process.peak_memory, process.relay_exit)
 
     def end(self, worker: int) -> WorkerDeath:
         """End a worker, having it write its stacks if it can."""
@@ -201,7 +206,7 @@ class WorkerSet:
         self._stacks.take()
         row = self.board.read(worker)
         if process.is_alive():
-            os.kill(process.pid or 0, DUMP_SIGNAL)
+            os.kill(process.pid, DUMP_SIGNAL)
             if not wait_for([process.sentinel], _DUMP_TIME):
                 process.kill()
         death = self.death_of(process.sentinel)
@@ -213,24 +218,8 @@ class WorkerSet:
         relay = self.processes.get(-1 if self.relay is None else self.relay)
         if relay is not None:
             with contextlib.suppress(OSError):  # it is gone, or the kernel does not say
-                if linux.stat_fields(relay.pid or 0)[:1] == ["T"]:
+                if linux.stat_fields(relay.pid)[:1] == ["T"]:
                     relay.kill()
-
-    def change_origin(self) -> bool:
-        """Have workers come from elsewhere from now on; False: there is nowhere else."""
-        before = self.starter
-        starter = before and other_starter(before, self._context, self._links)
-        if before is None or starter is None:
-            return False
-        self._former.append(before)  # its workers are there still
-        self.starter, self.origin = starter, self.origin + 1
-        self.source = (
-            "this program as it is now"
-            if starter.forks
-            else "Python's fork server (it imports modules again: what the program has set in them "
-            "is not there)"
-        )
-        return True
 
     def clear_away(self, worker: int) -> None:
         """Clear away what is left of a worker that has ended."""
@@ -238,7 +227,7 @@ class WorkerSet:
         if process.relay_exit is not None and not process.relay_exit.again:
             self.relay = None
         self._pipes.unwatch(process.sentinel)
-        process.close()
+        process.reap()
         self._pipes.close(worker)
         self.board.clear(worker)
         self.starting.discard(worker)
@@ -263,12 +252,11 @@ class WorkerSet:
                 steps.callback(self._stacks.close)
                 if self._remote is not None:
                     steps.callback(self._remote.close)
-                for starter in filter(None, (self.starter, *self._former)):
-                    steps.callback(starter.close)
+                if self.payload is not None:
+                    steps.callback(self.payload.close)
                 steps.callback(self.processes.clear)
                 for process in self.processes.values():
-                    steps.callback(process.close)
-                    steps.callback(process.join)
+                    steps.callback(process.reap)
                 steps.callback(self._end)
 
     def _end(self) -> None:
@@ -276,7 +264,19 @@ class WorkerSet:
             self.board.token += 1
             self.board.workers = 0
             self._pipes.stop_all()
-            end_processes([*self.processes.values()], self._pipes.results)
+            results = self._pipes.results
+            alive = await_ends([*self.processes.values()], STOP_GRACE, results)
+            leaving = [
+                process
+                for worker, process in self.processes.items()
+                if process in alive and self.board.read(worker).stage == Stage.LEFT
+            ]
+            for process in alive:
+                if process not in leaving:
+                    process.terminate()
+            for process in await_ends(leaving, LEAVE_GRACE - STOP_GRACE, results):
+                process.terminate()
+            await_ends(alive, None, results)
         except BaseException:
             self._kill()
             raise
@@ -284,14 +284,20 @@ class WorkerSet:
     def _kill(self) -> None:
         """No more patience; for those that are there still."""
         for process in [*self.processes.values()]:
-            with contextlib.suppress(ValueError, OSError):  # that one has been let go of
-                process.kill()
+            process.kill()
 
 
-def explain_limit(error: BaseException, num_workers: int) -> None:
-    """Name the limit that was met in a LoaderError, if it is that of open files."""
-    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+def explain_limit(error: BaseException, num_workers: int, worker: int | None = None) -> None:
+    """Raise a LoaderError that names the limit that was met, if ``error`` is of such."""
+    if not isinstance(error, OSError):
+        return
+    if error.errno in (errno.EMFILE, errno.ENFILE):
         raise LoaderError(
-            f"num_workers={num_workers} need more open files than may be had (3 a worker and "
-            "some): raise the limit (ulimit -n), or use fewer workers [LL106]"
+            f"num_workers={num_workers} need more open files than are available (5 a worker and "
+            "some). Raise the limit (ulimit -n), or use fewer workers [LL106]"
+        ) from error
+    if worker is not None and error.errno in (errno.EAGAIN, errno.ENOMEM):
+        raise LoaderError(
+            f"Worker {worker} cannot be started ({error.strerror}). Raise the limit of processes "
+            "(ulimit -u), see that memory is left, or use fewer workers [LL017]"
         ) from error

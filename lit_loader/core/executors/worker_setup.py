@@ -14,17 +14,14 @@ import resource
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from lit_loader.context import NOBODY, reading
-from lit_loader.core.batch.batch_builder import maker_of
+from lit_loader.core.batch.batch_builder import builder_of
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.collate import collate_privately
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.batch.worker_info import WorkerInfo, show
-from lit_loader.core.seeding.bases import Place
 from lit_loader.core.seeding.seeds import seed_worker
-from lit_loader.core.state.position import ReadPoint
+from lit_loader.core.state.position import ReaderPlace
 from lit_loader.core.system.shared_file import address_space_left
 from lit_loader.core.transport.worker_exception import WorkerException, describe_batch
 from lit_loader.errors import LoaderError
@@ -55,26 +52,21 @@ class WorkerSetup:
         try:
             seed_worker(seed)
             spec = self.spec = unpack()
-            reading.leave()  # what the parent was reading, of which this process may be a fork
+            reading().leave()  # what the parent was reading, of which this process may be a fork
             kind = WorkerInfo if spec.shards is None else spec.streams.process_info
             show(kind(id=worker, num_workers=num_workers, seed=seed, dataset=spec.dataset))
             collate_privately()
             if spec.streams is not None:
                 spec.streams.begin_worker()
             where = "in worker_init_fn"
-            seeded: tuple[int, ...] = ()
             if spec.worker_init_fn is not None:
-                before = Place.now(torch.default_generator)
                 spec.worker_init_fn(worker)
-                seeded = Place.now(torch.default_generator).changed(before)
                 _check_address_space()
             where = "while its dataset was copied"
             if spec.shards is not None:
-                reading.shard_asked = NOBODY  # by a worker, not by a reader
-            self.loader = loader = maker_of(spec, worker, num_workers)
+                reading().shard_asked = NOBODY  # by a worker, not by a reader
+            self.loader = loader = builder_of(spec, worker, num_workers)
             self.readers = None if spec.shards is None else loader
-            if spec.streams is not None and self.readers is None:
-                loader.seeded_by_init = seeded
         except BaseException as error:
             self.broken = WorkerException.capture(error, f"{who}, {where}")
 
@@ -82,7 +74,7 @@ class WorkerSetup:
         self, error: BaseException, number: int, indices: Any, progress: Progress
     ) -> WorkerException:
         """Carry what batch ``number`` of the epoch has raised, with where it came from."""
-        if indices is None or isinstance(indices, ReadPoint):
+        if indices is None or isinstance(indices, ReaderPlace):
             indices = self.loader and self.loader.whose(number)
         return WorkerException.capture(
             error, f"{self._who}, {describe_batch(number, indices, progress)}"

@@ -16,12 +16,13 @@ import operator
 import re
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NoReturn, TypeVar
 
+from lit_loader.core.options.old_names import instead_of
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
@@ -78,8 +79,10 @@ def known_options(options: Iterable[object], known: Sequence[str], place: str = 
     """Refuse options that there are not, naming the nearest one; ``place`` goes before the name."""
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            advice = f"did you mean {near[0]!r}?" if near else f"options are {', '.join(known)}"
+            near = instead_of(str(name), known)
+            if near is None:
+                near = next(iter(difflib.get_close_matches(str(name), known, n=1)), None)
+            advice = f"did you mean {near}?" if near else f"options are {', '.join(known)}"
             raise OptionError(f"unknown option '{place}{name}': {advice} [LL604]")
 
 
@@ -87,30 +90,15 @@ class UnknownOptionError(OptionError, TypeError):
     """Such as Python raises for an unknown keyword."""
 
 
-def renamed(
-    options: Mapping[str, Any], known: Collection[str], unset: Mapping[str, Any] = _NOTHING
-) -> dict[str, Any]:
-    """Give options under the names that they have now: see `old_names.renamed`."""
-    if all(name in known for name in options):
-        return dict(options)
-    from lit_loader import old_names  # which programs of today need not have
+def known_keywords(init: _Init, elsewhere: Mapping[str, str] = _NOTHING) -> _Init:
+    """Have a constructor name the nearest keyword for one that there is not.
 
-    return old_names.renamed(options, known, unset)
-
-
-def known_keywords(
-    init: _Init, elsewhere: Mapping[str, str] = _NOTHING, unset: Mapping[str, Any] = _NOTHING
-) -> _Init:
-    """Have a constructor take old names, and name the nearest keyword for one that there is not.
-
-    ``elsewhere`` says where those are to be passed that belong somewhere else; for ``unset`` see
-    `renamed`.
+    ``elsewhere`` says where those are to be passed that belong somewhere else.
     """
     known = [*inspect.signature(init).parameters]
 
     @functools.wraps(init)  # whose signature is shown, and completed by editors
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        kwargs = renamed(kwargs, known, unset)
         try:
             for name in kwargs:
                 if name in elsewhere and name not in known:
@@ -120,6 +108,7 @@ def known_keywords(
             raise UnknownOptionError(error.text) from None
         init(self, *args, **kwargs)
 
+    checked.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]
     return checked  # type: ignore[return-value]
 
 
@@ -222,10 +211,6 @@ def path(name: str, value: Any) -> Path:
 def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
     """Check a string that must be one of a few."""
     choices = tuple(choices)
-    if isinstance(value, str) and value not in choices:
-        from lit_loader import old_names  # as in renamed
-
-        value = old_names.current_value(name, plain(value))
     if not isinstance(value, str) or value not in choices:
         refuse(name, f"one of {', '.join(map(repr, choices))}", value)
     return plain(value)  # type: ignore[no-any-return]

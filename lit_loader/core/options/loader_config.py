@@ -13,17 +13,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from lit_loader.core.options import checks
 from lit_loader.core.options.checks import checked, count, flag, or_none, positive, seconds
+from lit_loader.core.options.retry import Retry
 from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError
 
 SampleErrorPolicy: TypeAlias = Literal["raise", "skip", "replace"]
-Seeding: TypeAlias = Literal["batch", "sample", "worker"]
+Seeding: TypeAlias = Literal["batch", "sample"]
 WorkerMethod: TypeAlias = Literal["multiprocessing", "thread"]
 UnevenRanks: TypeAlias = Literal["pad", "drop", "keep"]
 UNEVEN_RANKS = get_args(UnevenRanks)
@@ -45,8 +46,8 @@ FOR_WORKERS: Final = (
 """Options that mean nothing without workers."""
 
 FOR_PROCESSES: Final = (
-    *("multiprocessing_context", "max_worker_restarts", "memory_budget", "share_lists"),
-    "num_remote_workers",
+    *("multiprocessing_context", "max_worker_restarts", "memory_budget", "num_remote_workers"),
+    "reseed_fn",
 )
 """Options that mean nothing for workers in threads."""
 
@@ -100,18 +101,11 @@ class LoaderConfig:
         "raise", partial(checks.one_of, choices=get_args(SampleErrorPolicy))
     )
     max_sample_errors: int | None = checked(None, or_none(count))
-    sample_retries: int = checked(0, count)
-    retry_backoff: float = checked(0.1, seconds)
-    transient_errors: Sequence[type[Exception] | str] | None = checked(
-        None, or_none(checks.by_add_on("transient_errors", "exception_classes"))
-    )
+    sample_retries: int | Retry = checked(0, Retry.check)
     memory_budget: int | str | None = checked(
         None, or_none(partial(checks.memory_size, low=1, below=math.inf))
     )
-    prefetch_next_epoch: bool = checked(True, flag)
-    check_determinism: int = checked(0, count)
-    share_lists: bool = checked(False, flag)
-    concurrent_reads: int = checked(16, partial(count, below=checks.MANY))
+    read_threads: int = checked(0, partial(count, below=1024))
     num_remote_workers: int = checked(0, count)
     remote: Any = checked(None, or_none(checks.by_add_on("RayWorkers", "taken")))
 
@@ -120,13 +114,6 @@ class LoaderConfig:
         if self.num_remote_workers and self.remote is None:
             object.__setattr__(self, "remote", check_option("remote", {}))
         self.refuse(self._conflicts(), "[LL602]")
-
-    if not TYPE_CHECKING:  # which is to find what is misspelt
-
-        def __getattr__(self, name: str) -> Any:
-            from lit_loader import old_names  # of which this is one, or it is none
-
-            return old_names.attribute(self, name)
 
     def __repr__(self) -> str:
         """The options that differ from their defaults; there are too many to read all of them."""
@@ -159,15 +146,6 @@ class LoaderConfig:
         if self.sampler is not None and self.shuffle:
             text = "sampler decides the order itself: leave shuffle at None"
             yield text, "shuffle", "sampler"
-        for name in ("check_determinism", "num_workers", "num_remote_workers"):
-            given = getattr(self, name)
-            if given and self.seeding == "worker" and (name != "num_workers" or given == "auto"):
-                what = f"{name}='auto'" if given == "auto" else name
-                yield (
-                    f"{what} needs batches that do not depend on who makes them: set seeding to "
-                    f"'batch' or 'sample', or leave {name} at 0",
-                    "seeding",
-                )
         if self.batch_size is None and self.drop_last:
             text = "drop_last needs batches: set batch_size to a number or drop_last to False"
             yield text, "drop_last", "batch_size"
@@ -179,12 +157,9 @@ class LoaderConfig:
             for name, default in self._differing(FOR_PROCESSES):
                 text = f"{name} is for worker processes: leave {name} at {default!r}, or "
                 yield f"{text}worker_method at 'multiprocessing'", name, "worker_method"
-            if self.seeding == "worker":
-                yield (
-                    "seeding='worker' seeds global generators, which threads share: set seeding to "
-                    "'batch' or 'sample'",
-                    *("seeding", "worker_method"),
-                )
+        if self.read_threads > 1 and self.reseed_fn is not None:
+            text = "reseed_fn seeds generators for one sample after another: leave read_threads at "
+            yield f"{text}0, or reseed_fn at None", "read_threads", "reseed_fn"
         if (self.rank is None) != (self.num_replicas is None):
             text = "rank and num_replicas are given together or not at all"
             yield text, "rank", "num_replicas"
@@ -237,8 +212,6 @@ class LoaderConfig:
     def from_options(cls, **options: Any) -> LoaderConfig:
         """Builds a config from keyword options; the ``_target_`` of every loader node in Hydra.
 
-        An option's old name counts before its new one, which a preset may have set.
-
         What a preset sets for workers gives way to ``num_workers=0``, so that a sweep may reach it:
         ``persistent_workers`` and ``prefetch_factor``, which mean nothing then, and ``timeout``,
         with a warning.
@@ -246,7 +219,6 @@ class LoaderConfig:
         Raises:
             OptionError: An option is unknown (the message names the nearest known one) or refused.
         """
-        options = checks.renamed(options, [*cls.__dataclass_fields__], unset=options)
         workers = options.get("num_workers", 0), options.get("num_remote_workers", 0)
         if workers in ((0, 0), ("0", 0)):
             for name in ("persistent_workers", "prefetch_factor", "timeout"):
@@ -279,7 +251,6 @@ class LoaderConfig:
         Raises:
             OptionError: An override is unknown, or the result is refused.
         """
-        overrides = checks.renamed(overrides, [*self.__dataclass_fields__])
         return self._known({**self.as_kwargs(), **overrides})
 
 

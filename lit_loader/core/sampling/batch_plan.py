@@ -1,4 +1,4 @@
-"""What each batch of an epoch holds: a pure function of (seed, epoch, batch number).
+"""What each batch of a pass holds: a pure function of the pass's seed and the batch number.
 
 ::
 
@@ -14,22 +14,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
-from torch.utils.data import DistributedSampler, SequentialSampler
+from torch.utils.data import DistributedSampler
 
 from lit_loader.core.sampling.orders import (
     CHUNK,
-    EpochOrder,
+    ComputedOrder,
     Indices,
-    OwnSampler,
-    Seed,
     ShuffledSampler,
+    shown_epoch,
 )
-from lit_loader.core.seeding.bases import Bases, LoaderSeeds
+from lit_loader.core.state.fingerprint import Fingerprint, fingerprint_of
+from lit_loader.core.state.position import Position
 from lit_loader.errors import OptionError, StateError
 
 _FIRST_CHUNK: Final = 256
@@ -51,18 +51,18 @@ class Shard:
     remainder: Literal["pad", "drop", "keep"] = "pad"
 
     def assigned(self, length: int) -> int:
-        """Give how many items all ranks together get from a stream of ``length`` items."""
+        """Return how many items all ranks together get from a stream of ``length`` items."""
         left = length % self.num_replicas
         if self.remainder == "keep" or not left:
             return length
         return length - left + (self.num_replicas if self.remainder == "pad" else 0)
 
     def share(self, length: int) -> int:
-        """Give how many items this rank gets from a stream of ``length`` items."""
+        """Return how many items this rank gets from a stream of ``length`` items."""
         return -((self.rank - self.assigned(length)) // self.num_replicas)
 
     def positions(self, start: int, stop: int, length: int) -> Indices:
-        """Give where in a stream of ``length`` items this rank's ``start`` to ``stop`` are."""
+        """Return where in a stream of ``length`` items this rank's ``start`` to ``stop`` are."""
         positions = np.arange(start, stop, dtype=np.int64)
         positions *= self.num_replicas
         positions += self.rank
@@ -71,7 +71,7 @@ class Shard:
         return positions
 
     def deal(self, items: list[Any], head: list[Any]) -> list[Any]:
-        """Give this rank's items of a part of the stream that begins at a multiple of the ranks.
+        """Return this rank's items of a part of the stream that begins at a multiple of the ranks.
 
         A number of items that does not divide evenly is the stream's end; ``head`` are its first
         ``num_replicas - 1`` items, or all if there are fewer.
@@ -84,12 +84,50 @@ class Shard:
         return items[self.rank :: self.num_replicas]
 
 
+class SamplerEpochs:
+    """The samplers of a loader on which programs set the epoch.
+
+    A sampler of the loader's own knows whether an epoch was set on it. Of any other one the
+    attribute ``epoch`` counts, as with torch's ``DistributedSampler``.
+    """
+
+    def __init__(self, *samplers: Any) -> None:
+        self._samplers = [s for s in samplers if callable(getattr(s, "set_epoch", None))]
+
+    def asked(self) -> int | None:
+        """Return the epoch that is set; None: none is."""
+        for sampler in self._samplers:
+            if hasattr(sampler, "requested_epoch"):
+                epoch = sampler.requested_epoch
+            else:
+                epoch = shown_epoch(sampler)
+            if epoch is not None:
+                return int(epoch)
+        return None
+
+    def set(self, epoch: int) -> None:
+        """Set an epoch that the program has set on the loader."""
+        for sampler in self._samplers:
+            sampler.set_epoch(epoch)
+
+    def show(self, epoch: int, resumed: bool = False) -> None:
+        """Let samplers show an epoch that was counted, or ``resumed``."""
+        for sampler in self._samplers:
+            if hasattr(sampler, "requested_epoch"):
+                if resumed:
+                    sampler.requested_epoch = None
+                if sampler.requested_epoch is None:
+                    sampler.epoch = epoch
+            elif resumed and shown_epoch(sampler) is not None:
+                sampler.set_epoch(epoch)
+
+
 class BatchPlan:
-    """Which indices each batch of this rank holds, as a function of (seed, epoch, batch number).
+    """Which indices each batch of this rank holds, as a function of the pass and batch number.
 
     ``batched``: the source gives batches; ``batch_size`` None: single indices instead of lists. A
     sampler that is a torch ``DistributedSampler``, or a batch sampler around one, shards itself and
-    is not sharded again. ``watched``: a sampler on which programs may set the epoch instead.
+    is not sharded again. ``shown``: the sampler in whose place the source stands.
     """
 
     def __init__(
@@ -99,12 +137,10 @@ class BatchPlan:
         batch_size: int | None = 1,
         drop_last: bool = False,
         shard: Shard | None = None,
-        seed: Seed = 0,
-        watched: Any = None,
-        dataset: Any = None,
+        shown: Any = None,
     ) -> None:
         self.source: Any = source
-        own = source if isinstance(source, EpochOrder) else None
+        own = source if isinstance(source, ComputedOrder) else None
         self.is_computed = own is not None  # any position is known at once
         self.batched = batched
         self.single = batched or batch_size is None  # a batch is one item of the source
@@ -117,36 +153,44 @@ class BatchPlan:
         self.size = 1 if self.single or batch_size is None else batch_size
         self.drop_last = drop_last
         self.shard = shard or Shard()
-        self.seed = seed
         self.rank, self.num_replicas = self.shard.rank, self.shard.num_replicas
         if (distributed := distributed_sampler_of(self.source)) is not None:
             self.shard = Shard()
             self.rank, self.num_replicas = distributed.rank, distributed.num_replicas
-        self.sampler: Any
-        if own is not None and watched is None:
-            self.sampler = OwnSampler(own)
-        else:
-            from lit_loader.core.sampling.user_sampler import UserSampler
+        inner = getattr(source, "sampler", None)
+        inner = inner if isinstance(inner, Iterable) else None
+        self._fingerprinted = [each for each in (source, inner) if each is not None]
+        self.epochs = SamplerEpochs(shown, source, inner)
+        self.fingerprint()  # one that cannot be part of a state is refused at once
 
-            self.sampler = UserSampler(self.source, watched, dataset)
+    def fingerprint(self) -> Fingerprint:
+        """Return the samplers' part of a state's fingerprint: its fields "sampler.…"."""
+        fields: Fingerprint = {}
+        for depth, each in enumerate(self._fingerprinted):
+            fields |= fingerprint_of("sampler" + ".sampler" * depth, each)
+        return fields
+
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether the order is a shuffle of the loader's own."""
+        return isinstance(self.source, ShuffledSampler)
 
     def __len__(self) -> int:
-        """Give this rank's number of batches in a full epoch; a TypeError without a length."""
+        """Return this rank's number of batches in a full epoch; a TypeError without a length."""
         share = self.shard.share(len(self.source))
         return share // self.size if self.drop_last else -(-share // self.size)
 
     @property
-    def is_steady(self) -> bool:
-        """Whether the order is the dataset's own, in each epoch."""
-        return isinstance(self.source, SequentialSampler)
+    def distributed(self) -> int | None:
+        """The seed of torch's ``DistributedSampler``, if its order is to be given; else None."""
+        return self.source.distributed if isinstance(self.source, ShuffledSampler) else None
 
-    def order(self, epoch: int, bases: Bases) -> Callable[[Indices], Indices]:
-        """Give the order of an epoch of one of the loader's own samplers, begun with these."""
-        source: EpochOrder = self.source
-        if isinstance(source, ShuffledSampler):  # another loader's has a seed of its own
-            own = isinstance(self.seed, LoaderSeeds) and self.seed.is_kin(source.seed)
-            return source.order(epoch, bases if own else None)
-        return source.order(epoch)
+    def order(self, place: Position) -> Callable[[Indices], Indices]:
+        """Return the order of a pass of one of the loader's own samplers."""
+        if isinstance(self.source, ShuffledSampler):
+            return self.source.order_of(place.epoch, place.order_seed, place.distributed)
+        order: Callable[[Indices], Indices] = self.source.order(place.epoch)
+        return order
 
     def is_end(self, batches: int) -> bool:
         """Whether nothing is left of an epoch after ``batches`` batches, as far as is known."""
@@ -161,15 +205,10 @@ class BatchPlan:
         return self.size * self.num_replicas
 
     def samples_after(self, batches: int) -> int:
-        """Give how many items of the stream all ranks have got after ``batches`` batches each."""
+        """Return how many items of the stream all ranks have got after ``batches`` batches each."""
         samples = batches * self.global_size
         length = self._stream_length()
         return samples if length is None else min(samples, length)
-
-    def fits(self, batches: int, samples: int) -> bool:
-        """Whether so many batches can have had so many items, also of another length by now."""
-        most = batches * self.global_size
-        return samples == self.samples_after(batches) or most - self.global_size < samples <= most
 
     def start_for(self, samples: int) -> int:
         """Find the batch number at which ``samples`` items of the epoch have been delivered.
@@ -213,29 +252,27 @@ class ComputedBatches:
 
     computed = True
 
-    def __init__(self, plan: BatchPlan, epoch: int, bases: Bases) -> None:
-        self._plan, self._epoch, self._order = plan, epoch, plan.order(epoch, bases)
+    def __init__(self, plan: BatchPlan, place: Position) -> None:
+        self._plan, self._epoch, self._order = plan, place.epoch, plan.order(place)
         self._length, self._size = len(plan.source), plan.size
         self._share = plan.shard.share(self._length)
         if plan.drop_last:
             self._share -= self._share % plan.size
-        self._begun = False
         self._chunk: tuple[int, Any] = 0, ()  # indices of some batches, behind the first's number
         # Batches are computed, and kept, by their order itself.
         self._most = 1 if plan.batched else max(1, CHUNK // plan.size)
         self._next_size = min(self._most, max(1, _FIRST_CHUNK // plan.size))
 
     def draw(self, number: int, where: object = None) -> Any:
-        """Give batch ``number``; StopIteration behind the last."""
+        """Return batch ``number``; StopIteration behind the last."""
         first, chunk = self._chunk
         at = (number - first) * self._size
         if not 0 <= at < len(chunk):
-            self.begin()
             at, (_, chunk) = 0, self._compute(number)
         return chunk[at] if self._plan.single else chunk[at : at + self._size]
 
     def at(self, number: int) -> Any:
-        """Give batch ``number`` alone; nothing is begun by that. IndexError: there is none."""
+        """Return batch ``number`` alone; nothing is begun by that. IndexError: there is none."""
         start = number * self._size
         stop = min(start + self._size, self._share)
         if not 0 <= start < stop:
@@ -247,17 +284,8 @@ class ComputedBatches:
         indices = self._order(self._plan.shard.positions(start, stop, self._length))
         return indices[0] if self._plan.single else indices
 
-    def begin(self) -> None:
-        """Let the sampler know, once, that the epoch has begun: also one of which all was ahead."""
-        if not self._begun:
-            self._plan.sampler.begin(self._epoch)
-            self._begun = True
-
-    def from_batch(self, first: int) -> Iterator[tuple[int, Any]]:
-        """Give batches with their numbers; nothing is begun by that, and no sampler's epoch set."""
-        self._begun = True
-        for number in range(first, -(-self._share // self._size)):
-            yield number, self.draw(number)
+    def at_end(self) -> None:
+        """Return what must be remembered after the pass: nothing."""
 
     def _compute(self, number: int) -> tuple[int, Any]:
         plan, start = self._plan, number * self._size
@@ -268,23 +296,6 @@ class ComputedBatches:
         chunk = self._order(plan.shard.positions(start, stop, self._length))
         self._chunk = number, chunk.tolist() if plan.single and not plan.batched else chunk
         return self._chunk
-
-
-def lookahead(
-    plan: BatchPlan, epoch: int, bases: Bases, begin: int = 0, without: Container[int] = ()
-) -> Iterator[tuple[int, int, Any]]:
-    """Give epoch, number and indices of the batches after an epoch, of one of the own orders.
-
-    Those of the first epoch from batch ``begin`` on, and ``without`` some.
-    """
-    for following in itertools.count(epoch + 1):
-        number = -1
-        for number, indices in ComputedBatches(plan, following, bases).from_batch(begin):
-            if number not in without:
-                yield following, number, indices
-        if number < 0 and not begin:
-            return  # an epoch without batches: so are all others
-        begin, without = 0, ()
 
 
 def distributed_sampler_of(sampler: Any) -> DistributedSampler[Any] | None:

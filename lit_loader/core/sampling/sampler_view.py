@@ -16,24 +16,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from lit_loader.core.options.loader_config import LoaderConfig
 from lit_loader.core.sampling.batch_plan import BatchPlan, Shard, distributed_sampler_of
 from lit_loader.core.sampling.orders import (
+    ComputedOrder,
     EndlessSampler,
-    EpochOrder,
     OrderedSampler,
-    Seed,
     ShuffledSampler,
 )
-from lit_loader.core.seeding.bases import LoaderSeeds
+from lit_loader.core.seeding.loader_seeds import LoaderSeeds
 from lit_loader.errors import OptionError
-
-SHUFFLED: Final = frozenset({ShuffledSampler.__name__, DistributedSampler.__name__})
-"""Names in a state of the two orders that a `ShuffledSampler` can give."""
 
 
 class ShownSamplers(NamedTuple):
@@ -60,17 +56,17 @@ class ShownSamplers(NamedTuple):
         """Whether both show the same; samplers are not compared by their items."""
         return self[3:] == other[3:] and all(map(operator.is_, self[:3], other[:3]))
 
-    def plan(self, batch_size: int | None, seeds: LoaderSeeds, dataset: Any) -> BatchPlan:
+    def plan(self, batch_size: int | None) -> BatchPlan:
         """Make the plan of the batches; a batch sampler takes the place of a batch size."""
         batched, size, drop_last = self.batch_sampler is not None, None, False
         shown = self.batch_sampler if batched else self.sampler
         if self.cut is not None:
             default = batch_size is not None and self.cut is self.sampler
-            if default or _sharding_of(self.cut, seeds) is not None:
+            if default or _sharding_of(self.cut) is not None:
                 batched, shown = False, self.cut
                 size, drop_last = self.batch_size, bool(self.drop_last)
-        items, shard, watched = _sharding_of(shown, seeds) or (shown, Shard(), None)
-        return BatchPlan(items, batched, size, drop_last, shard, seeds, watched, dataset)
+        items, shard = _sharding_of(shown) or (shown, Shard())
+        return BatchPlan(items, batched, size, drop_last, shard, shown)
 
 
 def choose_samplers(
@@ -91,7 +87,7 @@ def choose_samplers(
     given = distributed_sampler_of(sampler if batch_sampler is None else batch_sampler)
     if given is not None:
         _check_replicas(config, given)
-        seeds.of_ranks(given.num_replicas, getattr(given, "seed", None))
+        seeds.of_ranks(given.num_replicas)
     if sampler is None:
         if iterable:
             sampler = EndlessSampler()
@@ -120,15 +116,16 @@ def is_share(sampler: Any) -> bool:
 
 
 def order_name(source: Any) -> str:
-    """Name an order in a state: the sampler's class, or torch's where the order is that one's."""
-    if isinstance(source, ShuffledSampler) and source.as_distributed:
-        return DistributedSampler.__name__
-    return type(source).__name__
+    """Name an order in a state: the sampler's class, or that it is a shuffle of the loader's own.
+
+    That of a ``DistributedSampler`` is one, too: a pass continues in the order it began with.
+    """
+    return "shuffled" if isinstance(source, ShuffledSampler) else type(source).__name__
 
 
 def _check_length(sampler: Any, dataset: Any) -> None:
     """Refuse a sampler of another dataset's lengths: samples would be left out, or not be there."""
-    known = sampler.dataset_length if isinstance(sampler, EpochOrder) else None
+    known = sampler.dataset_length if isinstance(sampler, ComputedOrder) else None
     if known is None or not hasattr(type(dataset), "__len__"):
         return
     try:
@@ -153,26 +150,21 @@ def _check_replicas(config: LoaderConfig, sampler: DistributedSampler[Any]) -> N
         )
 
 
-def _sharding_of(
-    sampler: Any, seed: Seed
-) -> tuple[Any, Shard, DistributedSampler[Any] | None] | None:
-    """Take a sampler for the loader's own sharding; None: it is to be iterated.
+def _sharding_of(sampler: Any) -> tuple[Any, Shard] | None:
+    """Return the items for all ranks and this rank's share; None: the sampler is to be iterated.
 
-    Gives the items for all ranks, this rank's share, and on what programs may set the epoch. All
-    that torch's ``DistributedSampler`` (a subclass may mean something else) says are rank,
-    replicas, shuffle, seed, and what to do with the rest. So its order is computed as the loader's
-    own is; by the loader's base seed, which is the sampler's unless another was chosen.
+    All that torch's ``DistributedSampler`` (a subclass may mean something else) says are rank,
+    replicas, shuffle, seed, and what to do with the rest. So its order is computed.
     """
     if is_share(sampler):
-        return sampler.source, sampler.shard, None
-    if isinstance(sampler, EpochOrder):
-        return sampler, Shard(), None
+        return sampler.source, sampler.shard
+    if isinstance(sampler, ComputedOrder):
+        return sampler, Shard()
     if type(sampler) is not DistributedSampler:
         return None
     data: Any = sampler.dataset
-    order: EpochOrder = OrderedSampler(data)
+    order: ComputedOrder = OrderedSampler(data)
     if sampler.shuffle:
-        order = ShuffledSampler(data, seed=seed)
-        order.as_distributed = True
+        order = ShuffledSampler(data, distributed=sampler.seed)
     remainder: Any = "drop" if sampler.drop_last else "pad"
-    return order, Shard(sampler.rank, sampler.num_replicas, remainder), sampler
+    return order, Shard(sampler.rank, sampler.num_replicas, remainder)

@@ -9,13 +9,15 @@ warning is logged after `WARN_AFTER`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import threading
+from collections.abc import Iterator
 from typing import Any, Final
 
-__all__ = ["WARN_AFTER", "GeneratorLock"]
+__all__ = ["WARN_AFTER", "GeneratorLock", "lent_to_others"]
 
 WARN_AFTER: Final = 10.0
 """Seconds that a thread waits for one batch of another thread before it says so, once."""
@@ -51,6 +53,20 @@ class GeneratorLock:
         """Give it back, if it is this one that has it."""
         if self._mine and lock._is_owned():  # reach: python: as threading.Condition asks an RLock
             lock.release()
+
+
+@contextlib.contextmanager
+def lent_to_others() -> Iterator[None]:
+    """Let other threads have the lock, for this one waits for them; they put back what it set."""
+    held, times = lock, 0
+    try:
+        while held._is_owned():  # reach: python: as threading.Condition asks an RLock
+            held.release()
+            times += 1
+        yield
+    finally:
+        for _ in range(times):
+            held.acquire()
 
 
 def _warn() -> None:

@@ -1,136 +1,75 @@
-"""From the seed of a pass to every random stream, and the three global generators set from it.
+"""From the seed of a pass to every random stream.
 
 ::
 
-    bases ─▶ seed of a pass (core/seeding/bases.py)
-         ├─derive(seed, batch)──── seeding="batch":  seed_globals before each batch
-         ├─sample_seed(seed, index)─ seeding="sample": seed_globals before each sample
-         └─seed + worker_id─────── seeding="worker": seed_worker, once at worker start
-                                   (num_workers=0: OwnStreams of core/seeding/generator_state.py)
+    seed of a pass ─┬─ extend(seed, BATCH, number)      the generators, before each batch
+                    ├─ extend(seed, SAMPLE, position)   … and each sample, with seeding="sample"
+                    ├─ extend(…, OWN)                   what `lit_loader.get_rng` returns
+                    ╰─ seed + worker id                 in worker_init_fn, as with torch
 
-Nothing in here ever draws from a global generator. "The global generators" are those of ``random``,
-``numpy.random`` (its legacy functions) and ``torch`` (its CPU generator).
+Nothing in here draws from a global generator. "The global generators" are those of ``random``, of
+``numpy.random`` (its legacy functions) and of ``torch`` (its CPU generator).
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes  # reach: torch: a generator's state is written to by its address
 import hashlib
 import io
 import operator
 import pickle
 import random
-import threading
-from collections.abc import Callable, Collection
-from functools import cache
-from itertools import islice
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 __all__ = [
-    *("BatchRng", "await_draws", "canonical_pickle", "derive", "extend", "extend_each"),
-    *("index_number", "of_thread", "renew_numpy_generator", "sample_seed", "seed_globals"),
-    *("seed_streams", "seed_worker", "tensor_bytes"),
+    *("BATCH", "SAMPLE", "BatchRng", "PassSeeds", "await_draws", "canonical_pickle", "derive"),
+    *(
+        "extend",
+        "index_number",
+        "numpy_seed",
+        "order_seed",
+        "renew_numpy_generator",
+        "seed_globals",
+        "seed_worker",
+    ),
+    *("tensor_bytes",),
 ]
 
-# --- what `lit_loader.get_rng` gives: it follows from the sample alone ---
+BATCH: Final = 0xBA7C
+SAMPLE: Final = 0x5A3B
+"""Keep the seeds of batches and of samples of one pass apart."""
 
-# A batch notes where it is (`BatchRng.begin`), which costs a few stores; a generator is made when
-# it is asked for.
+_BY_INDEX: Final = 0x1D3C
+_ORDER: Final = 0x0DE2
+_OWN: Final = 0x6765_745F_726E_67
 
-_OWN: Final = 0x6765_745F_726E_67  # keeps these streams apart from what is seeded otherwise
+UNTOLD: Final = -(2**63)
+"""In place of ``dataset_epoch``: the dataset is told none. Epochs may be negative."""
 
 
-class BatchRng:
-    """Gives the generators of the batch that is being made.
+class PassSeeds(NamedTuple):
+    """What the random numbers of one pass follow from; sent to workers with each task."""
 
-    Samples have theirs from ``epoch_seed``, that of the pass, and their index; those without
-    an index, or read all at once (``together``), from ``parts``, as the batch has. ``progress``
-    says which sample is being read; None: none is, as in ``collate_fn``. A batch that is not
-    ``batched`` is a single index.
-    """
+    seed: int  # 64 bits
+    ordinal: int = 0  # passes of the loader before it, by which held generators vary
+    held: int = 0  # whether ``seed`` takes the place of held generators' own seeds
+    dataset_epoch: int = UNTOLD  # what the dataset's ``set_epoch`` is called with
 
-    __slots__ = (
-        "_batched",
-        "_index",
-        "_made",
-        *("epoch_seed", "indices", "parts", "progress", "together"),
-    )
 
-    def __init__(self, batched: bool) -> None:
-        self._batched, self.together = batched, True
-        self.epoch_seed = 0
-        self.indices: Any = None
-        self.progress: Any = None
-        self._made: dict[Any, Any]
-        self.begin()
-
-    def begin(self, *parts: int) -> None:
-        """Begin a batch, or its collation: whatever was made before is not given again."""
-        self.parts, self._index, self._made = parts, None, {}
-
-    def attempt(self, index: Any) -> None:
-        """Begin to read one sample, once more perhaps; its index, if it has one."""
-        self._index, self._made = None if index is self.indices and self._batched else index, {}
-
-    def give(self, index: Any, make: Callable[[int], Any] = np.random.default_rng) -> Any:
-        """Give what ``make`` makes by a sample's seed, once; None: the one being read, or batch."""
-        position = -1
-        if self.progress is not None:
-            position = self.progress.position
-            index = self._at(position) if index is None else index
-        own = (*self.parts, position + 1)
-        seed = (
-            extend(self.epoch_seed, *own) if index is None else sample_seed(self.epoch_seed, index)
-        )
-        key = make, position, seed
-        if key not in self._made:  # in one step: threads of the dataset's may ask for the same one
-            self._made.setdefault(key, make(extend(seed, _OWN)))
-        return self._made[key]
-
-    def _at(self, position: int) -> Any:
-        """Give the index of a sample; None: it has none, or is read with the others at once."""
-        indices = self.indices
-        if self._index is not None or self.together:
-            return self._index
-        if not self._batched:
-            return indices
-        if type(indices) is list:
-            return indices[position]
-        if isinstance(indices, Collection):  # a tensor, a set, ...: as it is iterated
-            return next(islice(indices, position, None))
-        return None  # an iterator, which has been used up
-
-    @property
-    def last(self) -> list[Any]:
-        """The generator that was made last, if there is any: where it is tells what was drawn."""
-        made = [each for each in self._made.values() if isinstance(each, np.random.Generator)]
-        return [each.bit_generator for each in made[-1:]]
-
-    def place(self) -> Any:
-        """Give where it is, for `go_back`; what is drawn meanwhile leaves no trace."""
-        place = self.parts, self._index, self._made, self.progress
-        self._made = {}
-        return place
-
-    def go_back(self, place: Any) -> None:
-        """Be where it was."""
-        self.parts, self._index, self._made, self.progress = place
-
+# --- mixing ---
 
 _numpy: Any = np.random  # NumPy's stubs do not know all of its functions
-_mtrand: Any = np.random.mtrand
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
-_LOW = 0xFFFF_FFFF
 
 
 def _mix(x: int) -> int:
-    """Map 64 bits onto 64 bits, one to one, each output bit depending on each input bit.
+    """Map 64 bits one to one onto 64 bits, so that each output bit depends on each input bit.
 
     The finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
     Generators, 2014).
@@ -141,16 +80,16 @@ def _mix(x: int) -> int:
 
 
 def derive(*parts: int) -> int:
-    """Mix integers of any size into one 64-bit seed; order and number of the parts count.
+    """Mix integers of any size into one 64-bit seed; the order and number of the parts count.
 
-    It is the same in every process, version and platform.
+    The result is the same in every process, version and platform.
     """
     return extend(_GOLDEN, *parts)
 
 
 def extend(seed: int, *parts: int) -> int:
     """Mix further integers into a seed: ``extend(derive(a, b), c) == derive(a, b, c)``."""
-    for part in parts:  # `_mix`, twice, spelled out: it is done for each batch
+    for part in parts:  # `_mix`, twice, spelled out: this runs for each batch
         x = part + _GOLDEN & _MASK
         x = (x ^ (x >> 30)) * 0xBF58_476D_1CE4_E5B9 & _MASK
         x = (x ^ (x >> 27)) * 0x94D0_49BB_1331_11EB & _MASK
@@ -161,23 +100,18 @@ def extend(seed: int, *parts: int) -> int:
     return seed
 
 
-def extend_each(seeds: tuple[int, int, int], parts: tuple[int, ...]) -> list[int]:
-    """Do as :func:`extend` for several seeds at once."""
-    return [extend(seed, *parts) for seed in seeds]
-
-
-def sample_seed(epoch_seed: int, index: Any) -> int:
-    """Give the seed of one sample, which depends on that of the pass and its index alone.
-
-    The index is an integer (NumPy's and 0-d tensors are equal to Python's), a string, or anything
-    that can be pickled. Equal ones have equal seeds in every process, as with Python's own ``hash``
-    they would not.
-    """
-    return extend(epoch_seed, index_number(index))
+def order_seed(base: int, epoch: int, repeat: int = 0) -> int:
+    """Return the seed of an epoch's order, for the passes that follow from one base."""
+    return extend(derive(base, epoch), _ORDER, repeat)
 
 
 def index_number(index: Any) -> int:
-    """Give the number that stands for a sample's index in its seed."""
+    """Return the number that stands for a sample's index in a seed.
+
+    The index is an integer (NumPy's and 0-d tensors are equal to Python's), a string, or anything
+    that can be pickled. Equal indices have equal numbers in every process, unlike Python's own
+    ``hash``.
+    """
     if isinstance(index, (tuple, list)):
         return derive(len(index), *map(index_number, index))
     if isinstance(index, (set, frozenset)):  # iterates in salted order
@@ -193,10 +127,10 @@ def index_number(index: Any) -> int:
 
 
 def canonical_pickle(value: Any) -> bytes:
-    """Pickle a value so that equal ones give equal bytes."""
+    """Pickle a value so that equal values give equal bytes."""
     file = io.BytesIO()
     pickler = _Pickler(file, protocol=4)
-    pickler.fast = True  # without memo: equal values give equal bytes, whether parts are shared
+    pickler.fast = True  # without memo: whether parts are shared does not count
     pickler.dump(value)
     return file.getvalue()
 
@@ -211,22 +145,96 @@ class _Pickler(pickle.Pickler):
 
 
 def tensor_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    """Give the bytes of a tensor's values in order, uint8 of shape (bytes,); not to be changed.
+    """Return the bytes of a tensor's values in order, uint8 of shape (bytes,), not to be changed.
 
-    Raises if it has no such (it is sparse, nested or quantized, say).
+    Raises if it has none (it is sparse, nested or quantized, say).
     """
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return plain.reshape(-1).view(torch.uint8).numpy()
 
 
-def seed_worker(seed: int) -> None:
-    """Seed the global generators at a worker's start, as torch's own loader does.
+# --- what `lit_loader.get_rng` returns ---
 
-    ``torch.initial_seed()`` gives ``base_seed + worker_id`` from now on, as torch documents it.
+
+class BatchRng:
+    """Makes the generators that samples and ``collate_fn`` of the current batch ask for.
+
+    A batch notes where it is in `begin`, which costs a few stores; a generator is made when it is
+    asked for. ``size`` samples make a batch, or None if their number varies: then a sample's seed
+    follows from the batch's number and the sample's place in it, else from its position in the
+    pass.
+    """
+
+    __slots__ = ("_made", "_size", "batch", "pass_seed", "rank", "replicas", "step")
+
+    def __init__(self, size: int | None, rank: int = 0, replicas: int = 1) -> None:
+        self._size, self.rank, self.replicas = size, rank, replicas
+        self.pass_seed = self.batch = 0
+        self.step: Any = None  # has the place of the sample that is being read; None: none is
+        self._made: dict[Any, Any] = {}
+
+    def begin(self, pass_seed: int, batch: int) -> None:
+        """Begin a batch, by its number over all ranks."""
+        self.pass_seed, self.batch, self.step, self._made = pass_seed, batch, None, {}
+
+    def sample_seed(self, place: int) -> int:
+        """Return the seed of the sample at a place of the batch."""
+        size, batch = self._size, self.batch
+        if size is None:
+            return extend(self.pass_seed, SAMPLE, batch, place)
+        step = batch // self.replicas
+        return extend(self.pass_seed, SAMPLE, (step * size + place) * self.replicas + self.rank)
+
+    def attempt(self) -> None:
+        """Begin to read a sample again: it draws the same numbers."""
+        self._made = {}
+
+    def give(self, index: Any, make: Callable[[int], Any] = np.random.default_rng) -> Any:
+        """Return what ``make`` makes of a seed, once: the sample's being read, or the batch's.
+
+        With an ``index`` the seed follows from that alone.
+        """
+        place = -1 if self.step is None else self.step.place
+        if index is not None:
+            seed = extend(self.pass_seed, _BY_INDEX, index_number(index))
+        elif place < 0:
+            seed = extend(self.pass_seed, BATCH, self.batch)
+        else:
+            seed = self.sample_seed(place)
+        key = make, place, seed
+        if key not in self._made:  # in one step: threads of the dataset may ask for the same one
+            self._made.setdefault(key, make(extend(seed, _OWN)))
+        return self._made[key]
+
+
+# --- seeding the global generators ---
+
+
+def seed_globals(seed: int) -> None:
+    """Seed the three global generators; ``torch.initial_seed()`` then returns the seed.
+
+    torch's engine takes the low 32 bits and NumPy's another 32, so that the two Mersenne Twisters
+    are unrelated. Python's takes all 64, in another way.
+    """
+    torch.default_generator.manual_seed(seed)
+    _numpy.seed(numpy_seed(seed))
+    random.seed(seed)
+
+
+def numpy_seed(seed: int) -> int:
+    """Return the 32 bits by which NumPy's global generator is seeded."""
+    return _mix(seed + _GOLDEN & _MASK) >> 32
+
+
+def seed_worker(seed: int) -> None:
+    """Seed the global generators at a worker's start, and those of accelerators.
+
+    Args:
+        seed: The pass's seed + the worker's number, as with torch's loader.
     """
     if _has_accelerator():
-        torch.manual_seed(seed & _MASK)  # their generators, too, for which it takes locks
-    seed_streams(seed)
+        torch.manual_seed(seed & _MASK)  # their generators too, for which it takes locks
+    seed_globals(seed & _MASK)
 
 
 def _has_accelerator() -> bool:
@@ -238,10 +246,10 @@ def _has_accelerator() -> bool:
 
 
 def await_draws() -> None:
-    """Wait, before a fork, until no other thread is at drawing from torch's global generator.
+    """Wait, before a fork, until no other thread draws from torch's global generator.
 
-    Its lock cannot be made new in the copy. A thread that has it needs nothing of this one to come
-    to the end of its draw, and as a rule does not begin another before the fork.
+    Its lock cannot be made new in the copy. A thread that holds it needs nothing of this one to
+    finish its draw, and as a rule does not begin another before the fork.
     """
     torch.default_generator.get_state()
 
@@ -251,90 +259,6 @@ def renew_numpy_generator() -> None:
 
     A thread that is not here may hold the other's lock. Workers seed before they draw.
     """
+    mtrand: Any = np.random.mtrand
     with contextlib.suppress(Exception):  # the user's own, of a class that is made in another way
-        _mtrand.set_bit_generator(type(_mtrand.get_bit_generator())(0))
-
-
-def seed_streams(seed: int) -> None:
-    """Do as `seed_worker` does, and leave the accelerators' generators alone."""
-    seed &= _MASK
-    random.seed(seed)
-    torch.default_generator.manual_seed(seed)
-    _seed_numpy(_mix(seed) >> 32)
-
-
-class _OfThread(threading.local):
-    """What a worker in a thread has in the place of the global generators, which it leaves alone.
-
-    Torch's alone: there is `torch.thread_safe_generator` for it. None: this is no such thread.
-    ``seeds`` are those of Python's and NumPy's, which nobody draws from.
-    """
-
-    generator: torch.Generator | None = None
-    seeds = 0, 0
-
-
-of_thread: Final = _OfThread()
-
-
-def seed_globals(seed: int, numpy: int | None = None, python: int | None = None) -> None:
-    """Position the global generators by 64 bits: three streams unrelated to each other.
-
-    NumPy's and Python's by bits of their own, where those are given, which nothing else has.
-
-    ``torch.initial_seed()`` stays what it was: in a worker, programs read from it what their
-    ``worker_init_fn`` has set, or ``base_seed + worker_id``.
-    """
-    # Disjoint halves for the two Mersenne Twisters that are set from 32 bits, in the same way;
-    # Python sets its own in another way, from all 64.
-    seed = _mix(seed & _MASK)
-    python, numpy = seed if python is None else python, (seed if numpy is None else numpy) >> 32
-    own = of_thread.generator
-    if own is not None:
-        own.manual_seed(seed & _LOW)
-        of_thread.seeds = python, numpy
-        return
-    random.seed(python)
-    _seed_numpy(numpy)
-    _position_torch(seed & _LOW, torch.default_generator)
-
-
-def _seed_numpy(seed: int) -> None:
-    np.random.seed(seed)
-    if not isinstance(_numpy.get_bit_generator(), np.random.MT19937):
-        # The user has put another one behind numpy.random: its seed() keeps a normal deviate that
-        # is in reserve.
-        state = _numpy.get_state(legacy=False)
-        _numpy.set_state({**state, "has_gauss": 0, "gauss": 0.0})
-
-
-_scratch = torch.Generator()
-
-
-def _position_torch(seed: int, target: torch.Generator) -> None:
-    """Set ``target`` to the state after ``manual_seed(seed)``, except for its initial seed."""
-    if not _initial_seed_leads_the_state():
-        target.manual_seed(seed)
-        return
-    _scratch.manual_seed(seed)
-    state = _scratch.get_state()
-    # By address, for indexing a tensor costs as much as all the rest of this function.
-    ctypes.c_uint64.from_address(state.data_ptr()).value = target.initial_seed()
-    target.set_state(state)
-
-
-@cache
-def _initial_seed_leads_the_state() -> bool:
-    """Check once a process that a generator's state begins with its initial seed (8 bytes).
-
-    The layout is torch's own business: where it differs, `_position_torch` gives up on the initial
-    seed and keeps the stream right.
-    """
-    ours, theirs = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
-    state = theirs.get_state()
-    if state.device.type != "cpu" or state.numel() % 8:
-        return False
-    state.numpy().view(np.uint64)[0] = 1
-    ours.set_state(state)
-    draws = [torch.randn(8, generator=g, device="cpu").tolist() for g in (ours, theirs)]
-    return ours.initial_seed() == 1 and draws[0] == draws[1]
+        mtrand.set_bit_generator(type(mtrand.get_bit_generator())(0))

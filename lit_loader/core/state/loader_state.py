@@ -1,7 +1,22 @@
-"""The loader's checkpoint state: a position and what it is a position in.
+"""`LoaderState`: a loader's checkpoint state; written, read, checked.
 
-A state is independent of the rank and of how the data is loaded (number of workers, start method,
-prefetching): all ranks give the same one. It is a plain dict of primitives, so that
+======================  =========================================================================
+key                     value
+======================  =========================================================================
+``version``             `VERSION`, and the release that wrote it
+``epoch``, ``pass``     the epoch, and how many earlier passes it had
+``seed``, ``base``      one of them: the pass's seed; what all passes follow from; or, where the
+or ``after``            next pass has not begun, the seed of the one before
+``batches``, ``ahead``  batches that were delivered, in order and beyond
+``generators``          a digest of torch's generator; then of each held generator its number and
+                        passes
+``sampler``             what the sampler must remember
+``readers``             of an iterable dataset: how far each reader is
+``fingerprint``         what the position is a position in
+======================  =========================================================================
+
+A state does not depend on how the data is loaded (number of workers, start method, prefetching),
+and of a map-style dataset all ranks give the same one. It is a dict of primitives, so that
 ``torch.load(weights_only=True)`` reads it, and for map-style datasets a few hundred bytes long.
 """
 
@@ -9,15 +24,15 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from lit_loader.core.seeding.bases import Bases
 from lit_loader.core.state.fingerprint import Fingerprint
-from lit_loader.core.state.position import COUNT, Position, ReadPoint
+from lit_loader.core.state.position import COUNT, Position, Root
+from lit_loader.core.state.sampler_state import checked_sampler_state
+from lit_loader.core.state.state_advice import advice_on
 from lit_loader.core.state.state_validation import (
     MAX_BATCHES,
     PRIMITIVES,
@@ -26,32 +41,60 @@ from lit_loader.core.state.state_validation import (
     is_count,
     is_epoch,
 )
-from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.errors import StateError
 
-VERSION = 3
+VERSION: Final = 4
 """Raised whenever an older reader would misunderstand a state."""
 
-_READABLE: Final = (2, VERSION)  # of releases since 0.2
+_WRITERS: Final = {2: "0.2 or 0.3", 3: "0.4"}
 
-ELASTIC = frozenset({"batch_size", "num_replicas"})
-"""Fingerprint fields that may differ, if the position in samples falls on a batch boundary."""
+ELASTIC: Final = frozenset({"batch_size", "num_replicas"})
+"""Fingerprint fields that may differ if the position falls on a batch boundary."""
 
-_OF_STREAMS: Final = "EndlessSampler"
+TOLD: Final = "set_epoch"
+"""In a state's fingerprint: whether the program has set the epoch, which the dataset is told."""
+
+STREAM: Final = "EndlessSampler"
 """The order of an iterable dataset in a fingerprint, as torch's loader shows it: none."""
+
+_COUNT: Final = "a whole number of at least 0"
+_SEED: Final = "a whole number below 2**64, or None"
+_KEYS: Final[dict[str, tuple[Callable[[Any], bool], str, Any]]] = {
+    "epoch": (is_epoch, "a whole number", ...),
+    "pass": (is_count, _COUNT, 0),
+    "seed": (lambda value: value is None or is_count(value, 2**64), _SEED, None),
+    "base": (lambda value: value is None or is_count(value, 2**64), _SEED, None),
+    "after": (lambda value: value is None or is_count(value, 2**64), _SEED, None),
+    "batches": (lambda value: is_count(value, MAX_BATCHES), "a number of batches", ...),
+    "ahead": (lambda value: _are_counts(value), "a list of batch numbers", ()),
+    "generators": (lambda value: _are_generators(value), "a number, and pairs of numbers", (0,)),
+    "fingerprint": (lambda value: isinstance(value, Mapping), "a dict", ...),
+}
+"""Of each key: what it may hold, in words too, and what it is if it is missing; ...: required."""
 
 
 @dataclass(frozen=True)
 class LoaderState:
-    """A position in an epoch, with a fingerprint of everything that the position depends on."""
+    """A position in a pass, with a fingerprint of everything that the position depends on."""
 
-    position: Position  # whose seed is the fingerprint's
-    samples: int  # of the epoch, delivered on all ranks together
+    position: Position
     # What makes the order of the samples and their random numbers, such as dataset_length and seed;
     # and what samplers and datasets name themselves, as sampler.seed (`core/state/fingerprint.py`).
     fingerprint: Fingerprint
     # Those of the position's readers among all ranks' readers; None: each worker is one.
     numbers: Sequence[int] | None = None
+    generator: int = 0  # digest of torch's generator when the state was taken
+
+    @property
+    def samples(self) -> int:
+        """Samples of the pass that all ranks together have got, up to its end."""
+        size, ranks = (self.fingerprint.get(name) or 1 for name in ("batch_size", "num_replicas"))
+        return self.position.batches * int(size) * int(ranks)
+
+    @property
+    def order(self) -> Any:
+        """What a computed order has put into it (`core/sampling/orders.py`); None: nothing."""
+        return (self.position.sampler or {}).get("order")
 
     def to_position(self, fingerprint: Fingerprint, plan: Any) -> Position:
         """Find the state's place among a loader's batches; a StateError if it does not fit that.
@@ -62,158 +105,123 @@ class LoaderState:
         self.check_kind(fingerprint)
         position, samples = self.position, self.samples
         if position.readers:
-            name = "workers" if self.numbers is None else "readers"
-            raise damaged(f"{name} must be None for a map-style dataset", position.readers)
-        # Between two epochs there is no place that more, or less, data could move.
-        between = is_count(fingerprint.get("dataset_length")) and self._is_between(plan)
+            raise damaged("readers must be None for a map-style dataset", position.readers)
+        # Between two passes there is no place that more, or less, data could move.
+        between = self._is_between()
         self.check(fingerprint, ELASTIC | {"dataset_length"} if between else ELASTIC)
         grown = self.fingerprint.get("dataset_length") != fingerprint.get("dataset_length")
-        if plan.is_computed and not grown:
+        if grown:
+            batches = position.batches and len(plan)  # still at the end
+            return replace(position, batches=batches, ahead=())
+        if plan.is_computed:
             samples = plan.source.place_in(self.order, position.epoch, samples)
-        batches = position.batches
-        if grown and between:
-            batches = batches and len(plan)  # still behind the last one
-        elif samples != self.samples or any(
-            self.fingerprint.get(name) != fingerprint.get(name) for name in ELASTIC
+        if samples == self.samples and all(
+            self.fingerprint.get(name) == fingerprint.get(name) for name in ELASTIC
         ):
-            if position.ahead:
-                raise StateError(
-                    "a state taken with in_order=False in mid-epoch fits only the batch_size and "
-                    "num_replicas it was taken with: resume with those"
-                    " [LL351]"
-                )
-            batches = _checked_batches(plan.start_for(samples))
-        elif not plan.fits(batches, self.samples):
-            raise damaged(f"samples must be those of {batches:,} batches", self.samples)
+            batches = position.batches
+        elif position.ahead:
+            raise StateError(
+                "a state taken with in_order=False in mid-epoch fits only the batch_size and "
+                "num_replicas it was taken with: resume with those [LL351]"
+            )
+        else:
+            batches = plan.start_for(samples)
         if plan.is_computed:
             most = -(-len(plan.source) // plan.global_size)  # of the rank that has the most
             if batches > most:
                 raise damaged(f"batches must be at most the epoch's {most:,}", batches)
-        return replace(position, batches=batches, since=0)
+        return replace(position, batches=batches)
 
     def check_kind(self, fingerprint: Fingerprint) -> None:
         """Make sure that a loader has such a dataset: a map-style, or an iterable one."""
         orders = self.fingerprint.get("order"), fingerprint.get("order")
-        if orders[0] != orders[1] and _OF_STREAMS in orders:
-            kinds = ["an iterable" if order == _OF_STREAMS else "a map-style" for order in orders]
+        if orders[0] != orders[1] and STREAM in orders:
+            kinds = ["an iterable" if order == STREAM else "a map-style" for order in orders]
             raise StateError(
                 f"state was taken of {kinds[0]} dataset, and this loader has {kinds[1]} one: "
                 "resume with the dataset that the state was taken from [LL332]"
             )
 
-    def _is_between(self, plan: Any) -> bool:
-        """Whether this is the start of an epoch, or the end of one of the loader's own orders."""
-        if not self.position.delivered:
-            return is_count(self.fingerprint.get("dataset_length"))
+    def _is_between(self) -> bool:
+        """Whether the position is before a pass, or after the last batch of one."""
         length = self.fingerprint.get("dataset_length")
-        sizes = [self.fingerprint.get(name) for name in ELASTIC]
-        if not plan.is_computed or not all(map(is_count, (length, *sizes))):
-            return False
-        left: int = min(length, plan.shard.assigned(length)) - self.samples
-        return left < math.prod(sizes) if plan.drop_last else left <= 0  # type: ignore[arg-type]
-
-    @property
-    def bases(self) -> Bases | None:
-        """What it was taken with; None if that is nothing a loader could have."""
-        return self.position.bases if is_count(self.fingerprint.get("seed"), 2**64) else None
-
-    @property
-    def order(self) -> Any:
-        """What a computed order has put into it (`core/sampling/orders.py`); None: nothing."""
-        return (self.position.sampler or {}).get("order")
+        return is_count(length) and (not self.position.delivered or self.samples >= length)
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the state as a new dict of primitives that shares nothing with this loader.
+        """Return the state as a new dict of primitives that shares nothing with this loader.
 
-        But for what is of readers: see `streams/reader_states.py`.
+        For what is of readers see `streams/reader_states.py`.
         """
         position = self.position
         state: dict[str, Any] = {"version": VERSION, "epoch": int(position.epoch)}
-        state |= {"batches": int(position.batches), "samples": int(self.samples)}
-        state |= {"fingerprint": dict(self.fingerprint), "ahead": list(position.ahead)}
+        state["pass"] = position.repeat
+        if position.root is not None:
+            seed, is_base = position.root
+            state["base" if is_base else "seed" if position.has_begun else "after"] = seed
+        state |= {"batches": int(position.batches), "ahead": list(position.ahead)}
+        state["generators"] = [self.generator, *map(list, position.generators)]
+        state["fingerprint"] = self.fingerprint | ({TOLD: True} if position.told else {})
         if position.sampler is not None:
             state["sampler"] = copied(position.sampler)
-        # Of a sampler it is to be known that the program has told it this epoch.
-        known = position.epoch if position.sampler is None else None
-        if position.requested not in (None, known):
-            state["requested"] = position.requested
-        if position.told is not None:
-            state["told"] = position.told
-        if position.repeats:
-            state["repeats"] = position.repeats
-        if position.passed != position.epoch - 1:
-            state["passed"] = position.passed
-        if position.unreadable:
-            state["unreadable"] = position.unreadable
-        if position.looked:
-            state["looked"] = True
-        if position.look:
-            state["look"] = position.look
-        if position.later is not None:
-            state["later"] = list(position.later)
-        bases = position.bases
-        if bases != Bases.of(bases.order):
-            state["bases"] = [*bases.drawn, bases.first, bases.older]
         return state
 
     @classmethod
     def from_dict(cls, state: Any, reader_states: Callable[[], Any]) -> LoaderState:
         """Read and copy what `to_dict` gave, or a file has; a StateError if it is no state.
 
-        ``reader_states`` gives what reads the parts of readers, if there are any.
+        ``reader_states`` returns what reads the parts of readers, if there are any.
         """
         if not isinstance(state, Mapping) or "version" not in state:
             raise StateError(
-                f"state must be the dict that state_dict() of a lit_loader.DataLoader gave, "
+                "state must be the dict that state_dict() of a lit_loader.DataLoader returned, "
                 f"got {brief(state)} [LL323]"
             )
         version = state["version"]
-        if type(version) is not int or version not in _READABLE:
+        if type(version) is not int or version != VERSION:
+            writer = _WRITERS.get(version) if type(version) is int else None
             raise StateError(
-                f"state has version {brief(version)}, but only version {VERSION} is known here: "
-                "resume with the release of lit_loader that the state was taken with [LL324]"
+                f"state has version {brief(version)}"
+                f"{f', which lit_loader {writer} wrote' if writer else ''}, and this release reads "
+                f"version {VERSION} only: resume with the release that wrote it [LL324]"
             )
-
-        def field(name: str, fits: Callable[[Any], bool], wanted: str, default: Any = None) -> Any:
-            value = state.get(name, default)
-            if not fits(value):
-                raise damaged(f"{name} must be {wanted}", value)
-            return value
-
-        count = "a whole number of at least 0"
-        epoch = field("epoch", is_epoch, "a whole number")
-        batches, samples = field("batches", is_count, count), field("samples", is_count, count)
-        fingerprint = _checked_fingerprint(state.get("fingerprint"))
-        asked = "an epoch's number or None"
-        requested = field("requested", lambda value: value is None or is_epoch(value), asked)
-        since = field("since", is_count, count, 0)
-        bases = _checked_bases(state.get("bases"), fingerprint.get("seed"), version)
-        repeats = field("repeats", is_count, count, 0)
-        passed = field("passed", lambda value: value == -1 or is_epoch(value), asked, epoch - 1)
-        # Releases before 0.4 told a dataset each epoch.
-        told = field("told", lambda value: value is None or is_epoch(value), asked)
-        told = epoch if version < VERSION else told
-        unreadable = field("unreadable", is_count, count, 0)
-        looked = field("looked", lambda value: type(value) is bool, "True or False", False)
-        look = field("look", lambda value: is_count(value, 2**64), count, 0)
-        later = field("later", _is_later, "a count and an epoch")
-        batches = _checked_batches(batches)
-        ahead = _checked_ahead(state.get("ahead", ()), batches)
-        sampler = state.get("sampler")
-        if sampler is not None:
-            from lit_loader.core.state.sampler_state import checked_sampler_state  # of the user's
-
-            sampler = checked_sampler_state(sampler)
-        readers: tuple[ReadPoint, ...] = ()
+        field = {}
+        for name, (fits, wanted, default) in _KEYS.items():
+            field[name] = value = state.get(name, default)
+            if value is ... or not fits(value):
+                raise damaged(f"{name} must be {wanted}", None if value is ... else value)
+        fingerprint = _checked_fingerprint(field["fingerprint"])
+        told = fingerprint.pop(TOLD, None) is True
+        batches, ahead = field["batches"], tuple(field["ahead"])
+        if any(after <= before for before, after in itertools.pairwise((batches, *ahead))):
+            raise damaged(f"ahead must rise from above batches={batches}", ahead)
+        roots = [name for name in ("seed", "base", "after") if field[name] is not None]
+        root = Root(field[roots[0]], roots == ["base"]) if roots else None
+        has_begun = roots in (["seed"], ["base"])
+        if not has_begun and (len(roots) > 1 or batches or ahead):
+            raise damaged("seed or base must be there mid-epoch, one of them", roots)
+        repeat = field["pass"]
+        sampler = checked_sampler_state(state.get("sampler"))
+        readers: tuple[Any, ...] = ()
         numbers: Sequence[int] | None = None
-        if state.get("workers") is not None or state.get("readers") is not None:
-            readers, numbers = reader_states().checked(state, fingerprint, version)
+        if state.get("readers") is not None:
+            readers, numbers = reader_states().checked(state["readers"], fingerprint)
+        generator, *held = field["generators"]
         position = Position(
-            *(epoch, bases, batches, ahead, sampler, readers, False),
-            *(requested, since, repeats, passed, told, unreadable, looked, look),
-            None if later is None else (later[0], later[1]),
+            field["epoch"],
+            root,
+            repeat,
+            # Ranks that share the data have one order in all passes of an epoch.
+            0 if (fingerprint.get("num_replicas") or 1) != 1 else repeat,
+            has_begun,
+            batches,
+            ahead,
+            sampler,
+            readers,
+            distributed=(sampler or {}).get("distributed"),
+            told=told,
+            generators=tuple((number, passes) for number, passes in held),
         )
-        return cls(position, samples, fingerprint, numbers)
+        return cls(position, fingerprint, numbers, generator)
 
     def check(self, fingerprint: Fingerprint, elastic: Collection[str] = ELASTIC) -> None:
         """Make sure that the state is one of a loader like this one.
@@ -222,10 +230,6 @@ class LoaderState:
         say. A StateError names the first field, by name, that differs, and both values.
         """
         saved = self.fingerprint
-        if not saved.keys() <= fingerprint.keys():
-            from lit_loader import old_names  # which most states have none of
-
-            saved = old_names.saved(saved, fingerprint)
         names = (saved.keys() | fingerprint.keys()) - set(elastic)
         # num_shards first: without it, the ranks differ too.
         for name in sorted(names, key=lambda name: (name != COUNT, name)):
@@ -233,20 +237,10 @@ class LoaderState:
             both_nan = theirs != theirs and ours != ours
             if theirs != ours and not both_nan:
                 shown = " ".join(name.split())[:80]
-                from lit_loader import state_advice
-
-                advice = state_advice.advice(name, shown, theirs, ours)
                 raise StateError(
                     f"state was taken with {shown}={brief(theirs)}, but this loader has "
-                    f"{shown}={brief(ours)}: {advice} [LL301]"
+                    f"{shown}={brief(ours)}: {advice_on(name, shown, theirs, ours)} [LL301]"
                 )
-
-
-def _checked_batches(batches: int) -> int:
-    """Make sure that so many batches of an epoch can be counted, and give them."""
-    if batches >= MAX_BATCHES:
-        raise damaged(f"batches must be less than {MAX_BATCHES:,}", batches)
-    return batches
 
 
 def copied(value: Any) -> Any:
@@ -256,14 +250,30 @@ def copied(value: Any) -> Any:
     """
     try:
         return pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
-    except Exception as error:  # a lambda, say: it is for who saves the state to complain
-        let_handlers_through(error)
+    except Exception:  # a lambda, say: it is for who saves the state to complain
         return copy.deepcopy(value)
 
 
-def _checked_fingerprint(fingerprint: Any) -> Fingerprint:
-    if not isinstance(fingerprint, Mapping):
-        raise damaged("fingerprint must be a dict", fingerprint)
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(is_count(n, MAX_BATCHES) for n in value)
+
+
+def _are_generators(value: Any) -> bool:
+    return (
+        isinstance(value, (list, tuple))
+        and bool(value)
+        and is_count(value[0], 2**64)
+        and all(
+            isinstance(pair, (list, tuple))
+            and len(pair) == 2
+            and type(pair[0]) is int
+            and is_count(pair[1])
+            for pair in value[1:]
+        )
+    )
+
+
+def _checked_fingerprint(fingerprint: Mapping[Any, Any]) -> Fingerprint:
     for name, value in fingerprint.items():
         if type(name) is not str:
             raise damaged("fingerprint must have names for keys", name)
@@ -271,34 +281,7 @@ def _checked_fingerprint(fingerprint: Any) -> Fingerprint:
             raise damaged(
                 f"fingerprint[{brief(name)}] must be an int, float, str, bool or None", value
             )
+    for name in ELASTIC:
+        if not (fingerprint.get(name) is None or is_count(fingerprint[name], 2**32)):
+            raise damaged(f"fingerprint[{name!r}] must be a number or None", fingerprint[name])
     return dict(fingerprint)
-
-
-def _checked_bases(bases: Any, seed: Any, version: int) -> Bases:
-    """Take in what a state's random numbers follow from; without, it is all the seed."""
-    order = seed if is_count(seed, 2**64) else 0
-    if bases is None:
-        return replace(Bases.of(order), older=version < VERSION)
-    if not (
-        isinstance(bases, (list, tuple))
-        and len(bases) == 5
-        and all(is_count(base, 2**64) for base in bases[:3])
-        and is_epoch(bases[3])
-        and type(bases[4]) is bool
-    ):
-        raise damaged("bases must be three seeds, an epoch and a bool", bases)
-    return Bases(order, *bases)
-
-
-def _is_later(value: Any) -> bool:
-    if isinstance(value, (list, tuple)) and len(value) == 2:
-        return is_count(value[0]) and (value[1] == -1 or is_epoch(value[1]))
-    return value is None
-
-
-def _checked_ahead(ahead: Any, batches: int) -> tuple[int, ...]:
-    if not (isinstance(ahead, (list, tuple)) and all(is_count(n, MAX_BATCHES) for n in ahead)):
-        raise damaged("ahead must be a list of batch numbers", ahead)
-    if any(after <= before for before, after in itertools.pairwise((batches, *ahead))):
-        raise damaged(f"ahead must rise from above batches={batches}", ahead)
-    return tuple(ahead)

@@ -1,68 +1,36 @@
-"""How far an epoch has been delivered: what a checkpoint has to remember of a running epoch.
+"""How far a pass has been delivered: what a checkpoint has to remember of it.
 
 What is given out is noted by storing one attribute, and counted when the consumer asks for more. So
-it can be taken back as a whole, when a signal handler raises before the consumer has got it. How
-the readers of a stream get on: `streams/stream_position.py`.
+it can be taken back as a whole if a signal handler raises before the consumer has it. How the
+readers of a stream advance: `streams/stream_position.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from lit_loader.core.seeding.bases import UNTOLD, Bases, PassSeeds
+from lit_loader.core.seeding.seeds import derive, order_seed
 
 COUNT: Final = "num_shards"
-"""The number of readers among what a fingerprint has, where it is given."""
+"""The number of shards among what a fingerprint has, where it is given."""
 
 
-class Mark(NamedTuple):
-    """What batches of a reader, one after the other, are known by (`streams/marks.py`)."""
-
-    first: int  # number of the first of them
-    last: int
-    digest: str  # empty: of a release before 0.4, whose marks are not compared
+class ReaderPlace:
+    """Where a reader of an iterable dataset is to begin: what its task has for indices."""
 
 
-@dataclass(frozen=True)
-class ReadPoint:
-    """How far one reader (a worker, or the parent without workers) is in an iterable dataset."""
+class Root(NamedTuple):
+    """What a pass follows from: the seed it has drawn itself; or a base that passes share."""
 
-    batches: int = 0  # of it that have been delivered
-    # What the ``state_dict`` of dataset and iterator gave, by part, pickled where it was taken;
-    # empty: it is the epoch's start; None: they have none.
-    state: Any = None
-    ended: bool = False  # whether its share has been delivered to the end
-    # How many of the batches came after ``state``: two at least, or all. They are read again, and
-    # compared.
-    behind: int = 0
-    # Batches that it had given before it began again, for the sake of other ranks
-    # (``uneven_ranks="pad"``); all above counts from there. Else 0.
-    before: int = 0
-    # What the batches behind ``state`` are known by, or the last one if there is none: one mark,
-    # and up to three in states of older versions. Behind an exception it does not grow.
-    marks: tuple[Mark, ...] = ()
-    # The same by a newer state, until its mark is of two batches; not saved.
-    newer: ReadPoint | None = field(default=None, compare=False)
-
-    def __reduce__(self) -> Any:
-        """Leave out what is kept for the next batch: a worker needs the rest."""
-        return type(self), tuple(getattr(self, each.name) for each in fields(self)[:-1])
-
-    @property
-    def skipped(self) -> int:
-        """Batches before ``state``, which are not read again."""
-        return 0 if self.state is None else self.batches - self.behind
-
-    @property
-    def delivered(self) -> int:
-        """Batches that have been delivered, before it began again too."""
-        return self.batches + self.before
+    seed: int
+    is_base: bool
 
 
 @dataclass(frozen=True)
 class Shards:
-    """The readers that a rank serves, of ``count`` that all ranks have (``num_shards``)."""
+    """The shards that a rank serves, of ``count`` that all ranks have (``num_shards``)."""
 
     rank: int
     replicas: int
@@ -70,42 +38,28 @@ class Shards:
 
     @property
     def mine(self) -> range:
-        """The numbers of this rank's readers, in the order in which they take turns."""
+        """The numbers of this rank's shards, in the order in which they take turns."""
         return range(self.rank, self.count, self.replicas)
 
 
 @dataclass(frozen=True)
 class Position:
-    """A moment in an epoch; never changes."""
+    """A moment in a pass, or before one; never changes."""
 
     epoch: int
-    bases: Bases  # what its order and its random numbers follow from
-    batches: int = 0  # the first batches, so many of them, have all been delivered
+    root: Root | None = None  # None: no pass has begun
+    repeat: int = 0  # earlier passes of this epoch
+    order_repeat: int = 0  # the same, as far as it counts for the order: 0 where ranks share data
+    has_begun: bool = True  # whether this is a pass; else the one that comes next
+    batches: int = 0  # the first batches, of this number, have all been delivered
     ahead: tuple[int, ...] = ()  # batches after those, delivered too (``in_order=False``)
-    sampler: Any = None  # what a stateful sampler has to remember at ``batches``
-    readers: tuple[ReadPoint, ...] = ()  # of an iterable dataset; empty for a map-style one
+    sampler: Any = None  # what the sampler must remember at ``batches``
+    readers: tuple[Any, ...] = ()  # of an iterable dataset; empty for a map-style one
     ended: bool = False  # whether the consumer has asked for more than there was
-    # The epoch that was asked for by ``set_epoch`` last, if any. A training loop that goes through
-    # a short loader several times an epoch asks once: then it is not ``epoch``.
-    requested: int | None = None
-    since: int = 0  # batches delivered since the epoch was begun, or resumed last
-    # Passes before this one that began at no later epoch than the one before them; and the epoch of
-    # the last pass, which was no look.
-    repeats: int = 0
-    passed: int = -1
-    told: int | None = None  # the epoch that the dataset is told; None: it is told none
-    unreadable: int = 0  # samples of the epoch so far that were skipped or replaced
-    looked: bool = False  # whether another one has begun beside it, while it was in mid-epoch
-    # Names a pass that has begun beside another one, but for the first such, by where that one was.
-    look: int = 0
-    # ``repeats`` and ``passed`` of what has begun beside it, and was more than a look, for passes
-    # that follow; None: nothing was.
-    later: tuple[int, int] | None = None
-
-    @property
-    def anchor(self) -> int:
-        """The epoch by which ``set_epoch`` means this position."""
-        return self.epoch if self.requested is None else self.requested
+    distributed: int | None = None  # seed of torch's DistributedSampler, if it gives the order
+    told: bool = False  # whether the dataset is told the epoch, because the program has set it
+    # Of each held generator: the number that it counts from, and its passes before this one.
+    generators: tuple[tuple[int, int], ...] = ()
 
     @property
     def delivered(self) -> int:
@@ -113,61 +67,43 @@ class Position:
         return self.batches + len(self.ahead)
 
     @property
-    def own_bases(self) -> Bases:
-        """What its pass follows from, other than those that follow."""
-        if not self.look:
-            return self.bases
-        own = self.bases.beside(self.look)
-        # What the program has seeded for this pass alone decides what is drawn.
-        return replace(self.bases, order=own.order) if self.bases.first == self.epoch else own
+    def seed(self) -> int:
+        """The seed of the pass: what is drawn follows from it."""
+        assert self.root is not None
+        seed, is_base = self.root
+        return derive(seed, self.epoch, self.repeat) if is_base else seed
 
     @property
-    def seeds(self) -> PassSeeds:
-        """What is drawn in its pass follows from these."""
-        bases, told = self.own_bases, UNTOLD if self.told is None else self.told
-        return PassSeeds(*bases.drawn, bases.first, self.repeats, told, bases.older)
-
-    def passes(self, epoch: int, used: bool = False) -> dict[str, Any]:
-        """Give ``repeats`` and ``passed`` of a pass that begins after this position, by its epoch.
-
-        One that has given a single batch was a look, and is no pass, unless that was ``used``.
-        """
-        repeats, passed = self.later or (self.repeats, self.epoch)
-        if self.later is None and not (self.ended or self.delivered > (not used)):
-            repeats, passed = repeats - (self.epoch <= self.passed), self.passed
-        return {"repeats": repeats + (epoch <= passed), "passed": passed}
+    def order_seed(self) -> int:
+        """The seed of the pass's order."""
+        assert self.root is not None
+        seed, is_base = self.root
+        return order_seed(seed, self.epoch, self.order_repeat) if is_base else order_seed(seed, 0)
 
 
-class EpochPosition:
+class PassPosition:
     """The position of an iterator, kept up to date by it. For a stream see `StreamPosition`."""
 
     def __init__(self, start: Position) -> None:
+        self.begin_at(start)
+
+    def begin_at(self, start: Position) -> None:
+        """Begin here, with nothing yielded yet."""
         self.start = start
         self._batches, self._ahead = start.batches, set(start.ahead)
-        self._samplers: dict[int, tuple[Any, Any]] = {start.batches: (start.sampler, None)}
+        self._samplers: dict[int, Any] = {start.batches: start.sampler}
         self.ended = False
         self.latest: Any = None  # the number of the batch given out last, if it is not counted yet
-        self._last: int | None = None  # of that counted last
-        self.unreadable = start.unreadable
-        self._spoiled: Any = None, 0  # batch with such samples that was last; how many before it
+        self._last: int | None = None  # of the batch that was counted last
 
-    def drawn(self, number: int, sampler: Any, marks: Any = None) -> None:
-        """Note the sampler's state after it has given batch ``number``, and its generators'."""
+    def drawn(self, number: int, sampler: Any) -> None:
+        """Note the sampler's state after it has given batch ``number``."""
         if sampler is not None:
-            self._samplers[number + 1] = sampler, marks
+            self._samplers[number + 1] = sampler
 
     def sampler_at(self, number: int) -> Any:
-        """The sampler's state before it gives batch ``number``, which is not delivered yet."""
-        return self._samplers.get(number, (None,))[0]
-
-    def marks_at(self, number: int) -> Any:
-        """Where the sampler's generators were before it gave batch ``number``, if that is known."""
-        return self._samplers.get(number, (None, None))[1]
-
-    def skipped(self, samples: int) -> None:
-        """Note that so many samples of the batch given out last could not be read."""
-        self._spoiled = self.latest, self.unreadable
-        self.unreadable += samples
+        """Return the sampler's state before it gives batch ``number``."""
+        return self._samplers.get(number)
 
     def settle(self) -> None:
         """Count what was given out last: the consumer has got it.
@@ -198,39 +134,32 @@ class EpochPosition:
 
     @property
     def since(self) -> int:
-        """Batches that have been given out since the epoch was begun, or resumed."""
+        """Batches that have been given out since the pass began, or was resumed."""
         self.settle()
-        return self._batches - self.start.batches
+        return self._batches + len(self._ahead) - self.start.delivered
 
     def end(self) -> None:
-        """Note that the consumer has come to the epoch's end."""
+        """Note that the consumer has come to the pass's end."""
         self.ended = True
 
     def before_last(self) -> Position:
-        """Give the position before the batch given out last; at the end, that of this moment."""
+        """Return the position before the batch given out last; at the end, that of this moment."""
         now, last = self.now(), self._last
         if self.ended or last is None:  # at the end the consumer has asked, and was given nothing
             return now
-        rest = {*now.ahead, *range(last, now.batches)} - {last}
         batches = min(last, now.batches)
-        return replace(
-            now,
-            batches=batches,
-            ahead=tuple(sorted(rest)),
-            sampler=self.sampler_at(batches),
-            since=batches - self.start.batches,
-            unreadable=self._spoiled[1] if self._spoiled[0] == last else now.unreadable,
-        )
+        return self._at(batches, {*now.ahead, *range(last, now.batches)} - {last})
 
     def now(self) -> Position:
-        """Give the position of this moment."""
+        """Return the position of this moment."""
         self.settle()
+        return self._at(self._batches, self._ahead)
+
+    def _at(self, batches: int, ahead: Iterable[int]) -> Position:
         return replace(
             self.start,
-            batches=self._batches,
-            ahead=tuple(sorted(self._ahead)),
-            sampler=self.sampler_at(self._batches),
+            batches=batches,
+            ahead=tuple(sorted(ahead)),
+            sampler=self._samplers.get(batches),
             ended=self.ended,
-            since=self._batches - self.start.batches,
-            unreadable=self.unreadable,
         )

@@ -1,19 +1,16 @@
-"""A sampler's part of a state, as the batch plan writes and reads it.
+"""A sampler's part of a state, as `sampling/sampler_batches.py` writes and reads it.
 
-A dict with some of these, all as they were where the epoch began, but for the last:
+A dict with some of these:
 
-- ``generator``: the sampler's attribute of this name, packed;
-- ``generators``: those that it holds elsewhere, by place;
-- ``sampler``, ``iterator``: what the ``state_dict()`` of each gave;
-- ``left``: these are of the epoch before, left in its middle;
-- ``drawn``: a digest of what was drawn up to the position; whose, where ranks may differ.
-
-Version 0.3 wrote further ones, which are not read.
+- ``sampler``, ``iterator``: what the ``state_dict()`` of each gave after the last batch;
+- ``over``: these are of a pass that has ended;
+- ``head``: the first items of the pass, where ranks repeat some at its end;
+- ``generator``: the sampler's attribute of this name, as it was when the pass began, packed;
+- ``drawn``: a digest of what was drawn up to the position, and whose, where ranks may differ.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import marshal
 import random
@@ -24,16 +21,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from lit_loader.core.seeding.find_generators import set_children
-from lit_loader.core.seeding.generator_state import tape
+from lit_loader.core.seeding.held_generators import tape
 from lit_loader.core.state.state_validation import damaged, is_count, own_part
-from lit_loader.core.system.interrupts import let_handlers_through
-from lit_loader.errors import StateError
 
+SAMPLER: Final = "sampler"
+GENERATOR: Final = "generator"
+HEAD: Final = "head"
+OVER: Final = "over"
 DIGEST: Final = "drawn"
-"""Key of what tells which indices were drawn: each rank's own, if the sampler takes its share."""
-
-_OLDER: Final = ("near", "heads", "head", "counted", "at", "behind")
 
 _MAX_PACKED: Final = 1 << 16
 _MAX_UNPACKED: Final = 1 << 17
@@ -44,7 +39,7 @@ _LIST_HEADER: Final = 5
 
 
 def digest(items: Sequence[Any], before: int = 0) -> int:
-    """Give 32 bits that tell what was drawn, behind ``before``, in whatever groups it was drawn."""
+    """Return 32 bits that tell what was drawn behind ``before``, in whatever groups."""
     try:
         data = marshal.dumps(list(items), 2)  # a version that knows nothing of shared objects
     except ValueError:
@@ -65,25 +60,27 @@ def _told(item: Any) -> Any:
     return item
 
 
-def pack_generator(generator: Any) -> bytes:
-    """Give a generator's state as bytes: 3 KB of a Mersenne Twister, torch's too."""
-    read, _ = tape(generator)  # type: ignore[misc]
-    state = read()
-    if isinstance(generator, torch.Generator):
+def pack_generator(generator: Any) -> bytes | None:
+    """Return a generator's state as bytes, 3 KB of a Mersenne Twister; None if it has none."""
+    controls = tape(_bits_of(generator))
+    if controls is None:
+        return None
+    state = controls.read()
+    if isinstance(state, torch.Tensor):
         return zlib.compress(state.numpy().tobytes(), level=1)
-    if isinstance(generator, np.random.BitGenerator):
-        state = [state, getattr(generator.seed_seq, "n_children_spawned", None)]
     return zlib.compress(json.dumps(state, default=_listed).encode(), level=1)
 
 
 def unpack_generator(packed: Any, generator: Any) -> None:
-    """Bring a generator to where `pack_generator` was asked for.
+    """Bring a generator to where `pack_generator` was called.
 
     A StateError if that is not the state of such a generator, which then is as it was.
     """
     data, kind = _unpacked(packed), type(generator).__name__
-    read, write = tape(generator)  # type: ignore[misc]
-    before = read()
+    controls = tape(_bits_of(generator))
+    if controls is None:
+        raise damaged("generator must be left out, for the sampler has none", packed)
+    before = controls.read()
     try:
         if isinstance(generator, torch.Generator):
             kind = f"torch.Generator on {generator.device}"
@@ -93,15 +90,14 @@ def unpack_generator(packed: Any, generator: Any) -> None:
         if isinstance(generator, random.Random):
             version, words, reserve = state
             state = version, tuple(words), reserve
-        elif isinstance(generator, np.random.BitGenerator):
-            state, children = state
-            if children is not None:
-                set_children(generator.seed_seq, children)
-        write(state)
+        controls.write(state)
     except Exception as error:
-        write(before)
-        let_handlers_through(error)
+        controls.write(before)
         raise damaged(f"generator must be the state of a {kind}", packed) from error
+
+
+def _bits_of(generator: Any) -> Any:
+    return generator.bit_generator if isinstance(generator, np.random.Generator) else generator
 
 
 def _listed(value: Any) -> Any:
@@ -117,10 +113,7 @@ def _arrays(value: Mapping[str, Any]) -> Any:
 
 
 def checked_sampler_state(state: Any) -> dict[str, Any] | None:
-    """Copy a sampler's part of a state that came from outside; None: nothing.
-
-    A StateError if it is something else, or of an earlier release and has counters.
-    """
+    """Copy a sampler's part of a state from outside; a StateError if it is something else."""
     if state is None:
         return None
     if not isinstance(state, dict) or not all(type(name) is str for name in state):
@@ -128,31 +121,11 @@ def checked_sampler_state(state: Any) -> dict[str, Any] | None:
     drawn = state.get(DIGEST, (0, 0, 0))
     if not (isinstance(drawn, (list, tuple)) and len(drawn) == 3 and all(map(is_count, drawn))):
         raise damaged(f"sampler[{DIGEST!r}] must be a list of 3 numbers", drawn)
-    own = {
-        name: own_part(f"sampler[{name!r:.40}]", part)
-        for name, part in state.items()
-        if name not in _OLDER
-    }
-    carried = own.pop("carried", None)
-    if carried is not None:
-        if not isinstance(carried, dict) or carried.get("attributes", {}) != {}:
-            raise StateError(
-                "the state has a sampler's counters, which an earlier release of lit_loader kept "
-                "and this one does not: resume with that release, or at the start of an epoch "
-                "without the state"
-                " [LL352]"
-            )
-        own["generators"] = carried.get("generators")
-    generators = own.get("generators", {})
-    if not isinstance(generators, dict) or not all(
-        type(path) is str and isinstance(packed, (list, tuple))
-        for path, packed in generators.items()
-    ):
-        raise damaged("sampler['generators'] must be a dict of lists", generators)
-    named = [own["generator"]] if "generator" in own else []
-    for packed in itertools.chain(named, *generators.values()):
-        _unpacked(packed)
-    return own
+    if not isinstance(state.get(HEAD, []), (list, tuple)):
+        raise damaged(f"sampler[{HEAD!r}] must be a list", state[HEAD])
+    if GENERATOR in state:
+        _unpacked(state[GENERATOR])
+    return {name: own_part(f"sampler[{name!r:.40}]", part) for name, part in state.items()}
 
 
 def _unpacked(packed: Any) -> bytearray:

@@ -11,14 +11,10 @@ its ``load_state_dict``, and whatever that raises becomes the `__cause__` of a `
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeGuard
 
-import numpy as np
-import torch
-
-from lit_loader.core.system.interrupts import let_handlers_through
 from lit_loader.describe import short_repr
 from lit_loader.errors import StateError
 
@@ -55,7 +51,7 @@ def brief(value: object) -> str:
 
 
 def damaged(constraint: str, value: object, of: str = "state") -> StateError:
-    """Make the error for a state that holds what none does; ``constraint`` says what is wanted."""
+    """Return the error for a state that holds what none does, and what is wanted instead."""
     return StateError(
         f"{of}'s {constraint}, got {brief(value)}: resume with a state as state_dict() gave "
         "it [LL322]"
@@ -67,7 +63,6 @@ def own_part(name: str, value: Any) -> Any:
     try:
         return copy.deepcopy(value)
     except Exception as error:
-        let_handlers_through(error)
         raise StateError(
             f"state's {name} cannot be copied ({_told(error)}): resume with a state as "
             "state_dict() gave it"
@@ -89,7 +84,6 @@ def resuming(thing: object, role: str) -> Iterator[None]:
     except StateError:
         raise
     except Exception as error:
-        let_handlers_through(error)
         raise StateError(
             f"{role} {type(thing).__name__} cannot go on from its part of the state "
             f"({_told(error)}): resume with the {role} that the state was taken from"
@@ -105,25 +99,3 @@ def _told(error: Exception) -> str:
     if len(message) > 2 * _SHOWN:
         message = f"{message[: 2 * _SHOWN - 3]}..."
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
-
-
-def alike(one: Any, other: Any) -> bool:
-    """Whether two values are the same, arrays and tensors in them too; False if not comparable."""
-    if one is other:
-        return True
-    try:
-        return type(one) is type(other) and bool(_equal(one, other))
-    except Exception:  # it contains itself, say
-        return False
-
-
-def _equal(one: Any, other: Any) -> Any:
-    if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(alike, one, other))
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and np.array_equal(one, other)
-    return one == other or (one != one and other != other)  # not a number

@@ -2,21 +2,19 @@
 
 A handler runs in the main thread, between any two instructions of whatever that is doing. Ctrl-C in
 the middle of starting or ending processes would leave some of them, and open files, behind. So such
-work is done under :class:`HeldBack`: handlers run, and at once, but what they raise comes out
-when the work is done. Everywhere else an exception may come at any moment; code there that catches
-exceptions, as the outcome of a batch, say, asks :func:`let_handlers_through` whether this is one.
+work is done under `HeldBack`: handlers run at once, but what they raise comes out when the work is
+done. Everywhere else an exception may come at any moment, and is treated as any other.
 """
 
 from __future__ import annotations
 
 import _thread
 import collections
-import functools
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
-from types import CodeType, FrameType, TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Final
 
 Hurry = Callable[[], object]
@@ -129,7 +127,7 @@ class HeldBack:
     def _stand_in(self, number: int) -> None:
         handler = signal.getsignal(number)
         if callable(handler):
-            self.handlers[number] = _without_substitutes(number, handler)
+            self.handlers[number] = handler
             signal.signal(number, self._run)
 
     def _put_one_back(self, number: int) -> None:
@@ -154,52 +152,10 @@ def _trip(number: int) -> None:
         signal.pthread_kill(main, number)
 
 
-def _without_substitutes(number: int, handler: Any) -> Any:
-    while isinstance(owner := getattr(handler, "__self__", None), HeldBack):
-        handler = owner.handlers[number]
-    return handler
-
-
 def is_interruption(error: BaseException) -> bool:
-    """Whether an exception has come from outside, and not from what was being done."""
-    return not isinstance(error, Exception) or _raised_by_handler(error) is not None
+    """Whether an exception is none that code is expected to handle."""
+    return not isinstance(error, Exception)
 
 
 def let_handlers_through(error: BaseException) -> None:
-    """Raise what a signal handler has raised, if ``error`` is that, or is a consequence of it."""
-    raised = _raised_by_handler(error)
-    if raised is not None:
-        raise raised
-
-
-# reach: python: frames say whether a signal handler has raised
-def _raised_by_handler(error: BaseException | None) -> BaseException | None:
-    """Find, in what led to an exception, the one that came out of a signal handler.
-
-    It is known by its traceback: a function that handles signals now was running.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return None
-    codes = {_code(signal.getsignal(number)) for number in _SIGNALS} - {None}
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        traceback = error.__traceback__
-        while traceback is not None:
-            if traceback.tb_frame.f_code in codes:
-                return error
-            traceback = traceback.tb_next
-        error = error.__cause__
-    return None
-
-
-def _code(handler: Any) -> CodeType | None:
-    """The code that a handler runs; None: none of Python's own."""
-    if not callable(handler):
-        return None
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    code = getattr(handler, "__code__", None)
-    if code is None:  # an object with a __call__
-        code = getattr(vars(type(handler)).get("__call__"), "__code__", None)
-    return code if isinstance(code, CodeType) else None
+    """Do nothing: an exception is handled as what it is, wherever it came from."""

@@ -5,7 +5,6 @@ on Linux                what for                              without
 ======================  ====================================  =====================================
 `memory_file`           the arena, datasets, stacks           an unlinked temporary file
 `open_process` (pidfd)  a process's end; signals to it alone  multiprocessing's pipe; its number
-launcher                a clean fork for each worker          "fork" forks this process
 ``PROC``, ``ROOT``      memory, quota, processor time, what   unknown: no limit, no advice; a caller
                         others of this user have open         keeps what it has for itself
 `allocate`              room on a disk                        zeros are written

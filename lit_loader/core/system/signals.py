@@ -1,7 +1,7 @@
 """Signals in a process of ours: what is sent to a whole job is the parent's affair.
 
-A terminal, a scheduler or a limit of processor time signals all processes of a job, and means the
-one that listens. Workers, their launcher and the relay go on while that lives, and end with it: see
+A terminal, a scheduler or a limit of CPU time signals all processes of a job, and means the one
+that listens. Workers and the relay go on while that lives, and end with it: see
 `core/executors/process_start.py`.
 """
 
@@ -16,7 +16,10 @@ _MAY_SHOW: Final = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _IGNORED: Final = (signal.SIGINT, signal.SIGHUP, *_MAY_SHOW)
 """Signals to a whole job that are none of a worker's business, nor of what it starts."""
 
-_HEEDED_BY_PROGRAMS: Final = (signal.SIGTERM, signal.SIGALRM, signal.SIGXCPU, signal.SIGTSTP)
+_HEEDED_BY_PROGRAMS: Final = (
+    *(signal.SIGTERM, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF),
+    *(signal.SIGXCPU, signal.SIGTSTP),
+)
 """Those that must do what they usually do in programs that a worker starts. Such a program would go
 on ignoring what the worker ignores, so a worker handles them, and does nothing."""
 

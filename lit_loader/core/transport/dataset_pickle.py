@@ -39,7 +39,7 @@ import pickle
 import struct
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing import context
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
@@ -49,8 +49,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lit_loader.core.seeding.find_generators import GLOBAL_GENERATORS
-from lit_loader.core.system.interrupts import let_handlers_through
+from lit_loader.core.seeding.held_generators import GLOBAL_GENERATORS
 from lit_loader.core.system.shared_file import map_part, round_up, write_all
 from lit_loader.describe import FailingObject, find_failing_object, message_of, short_repr
 from lit_loader.errors import TransportError
@@ -155,21 +154,14 @@ class Frozen:
             write_all(fd, part)
 
 
-def freeze(
-    value: object,
-    policy: Policy,
-    parts: Mapping[str, object] | None = None,
-    instead: Callable[[object], object] | None = None,
-) -> Frozen:
+def freeze(value: object, policy: Policy, parts: Mapping[str, object] | None = None) -> Frozen:
     """Take an object apart.
 
     TransportError: one of its ``parts``, by the names that users know them by, cannot be pickled.
-    ``instead`` gives what is pickled in an object's place, or None.
     """
     try:
-        return _freeze(value, policy, instead)
-    except Exception as error:
-        let_handlers_through(error)
+        return _freeze(value, policy)
+    except Exception:
         for name, part in (parts or {}).items():
             _check(part, policy, name)
         raise
@@ -179,7 +171,7 @@ def _check(part: object, policy: Policy, name: str) -> None:
     """See whether a part of an object can be pickled; TransportError if not."""
 
     def attempt(value: object) -> None:
-        _freeze(value, policy, None).close()
+        _freeze(value, policy).close()
 
     try:
         attempt(part)
@@ -205,7 +197,7 @@ def refusal(place: FailingObject, fault: str, advice: str) -> TransportError:
     )
 
 
-def _freeze(value: object, policy: Policy, instead: Callable[[object], object] | None) -> Frozen:
+def _freeze(value: object, policy: Policy) -> Frozen:
     # It stands for a process that is being started, which locks, queues and shared tensors ask for.
     before, along = context.get_spawning_popen(), _Along()
     meanwhile: Any = along if policy.along else None
@@ -218,7 +210,7 @@ def _freeze(value: object, policy: Policy, instead: Callable[[object], object] |
         buffers.append(raw)
         return False
 
-    kind = _pickler(policy, carried, instead)
+    kind = _pickler(policy, carried)
     try:
         context.set_spawning_popen(meanwhile)
         # In this order: the second is filled by pickling the first.
@@ -254,9 +246,7 @@ class _Along:
             return self.arrived[self.number]
 
 
-def _pickler(
-    policy: Policy, carried: dict[str, object], instead: Callable[[object], object] | None
-) -> Any:
+def _pickler(policy: Policy, carried: dict[str, object]) -> Any:
     """Make a pickler's class, which notes in ``carried`` what it takes out of ``__main__``."""
     # Asked for anew each time: libraries register with multiprocessing as they are imported.
     table: dict[Any, Any] = dict(ForkingPickler(io.BytesIO()).dispatch_table)
@@ -291,8 +281,6 @@ def _pickler(
                     carried[obj.__qualname__] = obj
             return super().reducer_override(obj) if policy.by_value else NotImplemented
 
-    if instead is not None:  # any at all would be called for every number and string
-        Freezing.persistent_id = lambda self, value: instead(value)
     return Freezing
 
 
@@ -400,7 +388,7 @@ def thaw(fd: int, fds: Sequence[int] = (), held: bool = False) -> Any:
                 buffers.append(buffer.toreadonly() if readonly else buffer)
         rest.seek(table)
         _Along.DupFd.arrived = fds
-        return _arrived(_Unpickler(rest, buffers=buffers).load())
+        return _arrived(pickle.load(rest, buffers=buffers))
 
 
 def thaw_bytes(pickled: bytes | memoryview) -> Any:
@@ -412,12 +400,6 @@ def _arrived(found: tuple[Any, dict[str, object]]) -> Any:
     value, carried = found
     vars(sys.modules["__main__"]).update(carried)
     return value
-
-
-class _Unpickler(pickle.Unpickler):
-    def persistent_load(self, given: object) -> object:
-        """Gives what was put in an object's place."""
-        return given
 
 
 def _tensor_of(kind: type, plain: Any, requires_grad: bool) -> Any:

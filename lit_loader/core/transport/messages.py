@@ -2,14 +2,15 @@
 
 ::
 
-    parent ── Task · Resume · Space · Stop ─────▶ worker k   (its own pipe, in order)
-    parent ◀── Up · Reply · Need · Resumed ────── workers    (one pipe, atomic writes)
+    parent ── Task · Attributes · Resume · Space · Stop ─▶ worker k   (its own pipe, in order)
+    parent ◀── Up · Reply · Need · Resumed ─────────────── workers    (one pipe, atomic writes)
     board: the token that is wanted; a row a worker: task, sample, stage, since when
 
     Task    one copy of a task, with its slot      Reply    the one end of that copy; names the slot
     Resume  begin a new epoch                      Resumed  every older task has had its Reply
     Space   a larger slot, in answer to Need       Need     the batch does not fit its slot
     Stop    end, behind the tasks sent before      Up       ready; so many tasks at a time
+    Attributes  what has changed of the dataset's plain attributes, in several messages
 
 Every message is :data:`SIZE` bytes. POSIX makes a pipe write of up to 512 bytes atomic, so neither
 side needs a lock, and a process killed at any instant leaves the pipes whole. A copy of a task has
@@ -29,9 +30,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from lit_loader.core.seeding.bases import PassSeeds
+from lit_loader.core.seeding.seeds import PassSeeds
 
 SIZE: Final = 128
+
+ATTRIBUTES_PART: Final = 112
 
 _POSITION_BITS: Final = 40
 POSITION: Final = (1 << _POSITION_BITS) - 1
@@ -59,14 +62,11 @@ class Task(NamedTuple):
     token: int  # that of the epoch; a worker drops a task of another one than the board shows
     number: int  # the task's (:func:`task_number`)
     epoch: int  # epoch that the batch belongs to
-    # Of the pass (`core/seeding/bases.py`):
-    torch: int
-    numpy: int
-    python: int
-    first: int
-    repeats: int
-    told: int
-    older: int
+    # Of the pass (`PassSeeds`):
+    seed: int
+    ordinal: int
+    held: int
+    dataset_epoch: int
     slot: int  # first byte of the slot in the arena's file; no other copy under way has it
     capacity: int  # bytes of the slot
     nbytes: int  # bytes of packed indices at the start of the slot; 0: there are none
@@ -75,7 +75,14 @@ class Task(NamedTuple):
     @property
     def seeds(self) -> PassSeeds:
         """What its random numbers follow from."""
-        return PassSeeds(*self[3:10])
+        return PassSeeds(*self[3:7])
+
+
+class Attributes(NamedTuple):
+    """A part of a pickle: what has changed of the dataset's plain attributes."""
+
+    left: int  # bytes of the pickle from here on
+    part: bytes  # its next `ATTRIBUTES_PART` bytes
 
 
 class Resume(NamedTuple):
@@ -134,8 +141,6 @@ class Reply(NamedTuple):
     # Nanoseconds of processor time, of all of the process's threads; 0: not measured.
     processor: int = 0
     queued: int = 0  # nanoseconds that the worker waited for a processor; 0: not measured
-    # Nanoseconds of ``fetch`` that samples waited for what is read ahead of them.
-    read: int = 0
     state: int = 0  # nanoseconds of ``fetch`` in which a stream's state was taken
     tokens: int = 0  # that samples or ``collate_fn`` have noted
 
@@ -164,16 +169,17 @@ class Resumed(NamedTuple):
     token: int
 
 
-Message = Task | Resume | Space | Stop | Up | Reply | Need | Resumed
+Message = Task | Attributes | Resume | Space | Stop | Up | Reply | Need | Resumed
 
 
 _FIELDS: Final[dict[type[Message], str]] = {
-    Task: "QqqQQQqqqqqqqq",
+    Task: "QqqQqqqqqqq",
+    Attributes: f"q{ATTRIBUTES_PART}s",
     Resume: "Q",
     Space: "qqq",
     Stop: "",
     Up: "Hq",
-    Reply: "BH4qI5qI5q",
+    Reply: "BH4qI5qI4q",
     Need: "Hqq",
     Resumed: "HQ",
 }
@@ -205,6 +211,14 @@ def pack(message: Message) -> bytes:
     """Write a message down, in :data:`SIZE` bytes."""
     kind, write = _WRITTEN[type(message)]
     return write(kind, *message)
+
+
+def packed_attributes(pickled: bytes) -> list[bytes]:
+    """Return the packed `Attributes` that carry a pickle."""
+    starts = range(0, len(pickled), ATTRIBUTES_PART)
+    return [
+        pack(Attributes(len(pickled) - at, pickled[at : at + ATTRIBUTES_PART])) for at in starts
+    ]
 
 
 def unpack(data: bytes) -> Message:

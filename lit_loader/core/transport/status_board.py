@@ -38,12 +38,11 @@ class Stage:
     COLLATING: Final = 4
     ENCODING: Final = 5
     LEFT: Final = 6
-    READING: Final = 7
 
-    SAMPLES: Final = frozenset({FETCHING, READING})
+    SAMPLES: Final = frozenset({FETCHING})
     """Those in which a worker is at one sample."""
 
-    BUSY: Final = frozenset({FETCHING, READING, COLLATING, ENCODING})
+    BUSY: Final = frozenset({FETCHING, COLLATING, ENCODING})
     """Those in which a worker has a task."""
 
     NAMES: Final = (
@@ -54,7 +53,6 @@ class Stage:
         "collating",
         "writing the batch into shared memory",
         "leaving",
-        "waiting for what is read ahead",
     )
 
 

@@ -71,7 +71,7 @@ class ViewerPage:
         self.row = self._board[:ROW_WORDS]
         self.due = self._number = 0
         self._rows = rows
-        self._began = time.monotonic_ns()
+        self._began, self._pid = time.monotonic_ns(), os.getpid()
 
     def begin_epoch(self, epoch: int, given: int) -> None:
         """Write that an iterator has the workers, its consumer waits, and has had ``given``."""
@@ -81,8 +81,9 @@ class ViewerPage:
         row[SINCE] = time.monotonic_ns()
 
     def rest(self) -> None:
-        """Write that no iterator has the workers."""
-        self.row[SINCE] = 0
+        """Write that no iterator has the workers; not in a forked copy of the process."""
+        if os.getpid() == self._pid:
+            self.row[SINCE] = 0
 
     def write(self, figures: dict[str, Any], ready: int, now: int) -> None:
         """Write a page, and have the loader seen from now on.

@@ -69,10 +69,10 @@ def describe_batch(number: int, indices: Any, progress: Any) -> str:
     """
     at, listed = "", isinstance(indices, list)
     if listed or indices is None or isinstance(indices, ReaderShare):
-        position = progress.reading(indexed=listed)
-        if position is not None and not listed:
+        position = progress.place
+        if position >= 0 and not listed:
             at = f"at sample {position}, "
-        elif position is not None and position < len(indices):
+        elif 0 <= position < len(indices):
             at = f"at index {indices[position]!r} (sample {position} of {len(indices)}), "
     return f"batch {number}, {at}{describe_indices(indices)}"
 

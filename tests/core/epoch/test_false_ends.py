@@ -40,7 +40,7 @@ def test_an_epoch_that_would_end_early(monkeypatch: pytest.MonkeyPatch) -> None:
     with DataLoader(Call(int, 8), num_workers=1, prefetch_factor=1) as loader:
         iterator = iter(loader)
         found = [int(next(iterator)), int(next(iterator))]
-        monkeypatch.setattr(iterator._executor, "depth", 0)
+        monkeypatch.setattr(iterator._epoch, "next_task", lambda: None)
         found.append(int(next(iterator)))
         expected = "epoch 0 would have ended after 3 of 3 or more batches"
         with pytest.raises(LoaderError, match=expected):

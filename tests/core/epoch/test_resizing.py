@@ -7,7 +7,6 @@ import random
 import signal
 import threading
 import warnings
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -239,10 +238,10 @@ def test_the_next_epochs_make_do_with_as_many(
 ) -> None:
     launch = WorkerSet.launch
 
-    def refuse(self: WorkerSet, workers: Sequence[int], generation: int) -> None:
-        if max(workers) > 0:
+    def refuse(self: WorkerSet, worker: int, token: int) -> None:
+        if worker > 0:
             raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
-        launch(self, workers, generation)
+        launch(self, worker, token)
 
     monkeypatch.setattr(WorkerSet, "launch", refuse)
     with DataLoader(Call(int, 60), num_workers=1, persistent_workers=persistent) as loader:

@@ -13,8 +13,9 @@ import fcntl
 import multiprocessing
 import os
 import select
+import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -81,6 +82,7 @@ class Process:
         # Of several that are dead the pool takes that of the lowest descriptor: always the same.
         self.sentinel = fcntl.fcntl(ended, fcntl.F_DUPFD_CLOEXEC, 100 + count)
         os.close(ended)
+        weakref.finalize(self, os.close, self.sentinel)
         self.exitcode: int | None = None
 
     def end(self, exitcode: int) -> None:
@@ -96,11 +98,8 @@ class Process:
     def is_alive(self) -> bool:
         return self.exitcode is None
 
-    def join(self) -> None:
+    def reap(self) -> None:
         assert not self.is_alive(), "the pool waits for a worker that lives"
-
-    def close(self) -> None:
-        os.close(self.sentinel)
 
 
 class Worker:
@@ -256,28 +255,23 @@ class Simulation:
         meanwhile: Numbers of workers that take a step each while the next process is started.
     """
 
-    def __init__(self, links: Links, turns: int) -> None:
+    def __init__(self, turns: int) -> None:
         self._turns = turns
-        self._memory = ArenaMap(links.arena.fd, links.mapped, links.board_bytes)
+        self._memory: ArenaMap | None = None
         self._count = 0
         self.workers: dict[int, Worker] = {}
         self.meanwhile: list[int] = []
-        self.notices: deque[str] = deque()
-        self.forks = False
 
-    def start_all(self, links: Sequence[Links]) -> list[Process]:
-        for each in links:
-            self._count += 1
-            self.workers[each.worker] = Worker(
-                each, self._memory, Process(self._count), self._turns
-            )
+    def start_worker(self, context: Any, links: Links, payload: Any) -> Process:
+        if self._memory is None:
+            self._memory = ArenaMap(links.arena.fd, links.mapped, links.board_bytes)
+        self._count += 1
+        process = Process(self._count)
+        self.workers[links.worker] = Worker(links, self._memory, process, self._turns)
         for number in self.meanwhile:
-            if worker := self.workers.get(number % links[0].num_workers):
+            if worker := self.workers.get(number % links.num_workers):
                 worker.step()
-        return [self.workers[each.worker].process for each in links]
-
-    def close(self) -> None:
-        self._memory.board.release()
+        return process
 
 
 MEANWHILE = st.lists(st.integers(0, 2), max_size=6)
@@ -300,14 +294,13 @@ class PoolMachine(RuleBasedStateMachine):
         turns=st.one_of(st.just(0), st.integers(1, 5)),
     )
     def begin(self, num_workers: int, depth: int, turns: int = 0, processors: int = 3) -> None:
-        def make(context: Any, links: Any, spec: Any, brief: bool) -> Simulation:
-            self.simulation = Simulation(links, turns)
-            return self.simulation
-
         self.num_workers, self.depth, self.turns = num_workers, depth, turns
+        self.simulation = Simulation(turns)
+        self.starting = mock.patch.object(worker_set, "start_worker", self.simulation.start_worker)
+        self.starting.start()
         with (
             mock.patch.multiple(
-                worker_set, make_starter=make, usable_processors=lambda: processors
+                worker_set, Payload=mock.Mock(), usable_processors=lambda: processors
             ),
             mock.patch("lit_loader.core.transport.arena._LARGEST_SLOT", SLOT),
         ):
@@ -467,6 +460,7 @@ class PoolMachine(RuleBasedStateMachine):
         try:
             self._run_to_the_end()
         finally:
+            self.starting.stop()
             self.held.clear()
             for worker in self.simulation.workers.values():
                 worker.process.kill()
@@ -476,7 +470,7 @@ class PoolMachine(RuleBasedStateMachine):
                 vars(worker).clear()
             vars(self.pool).clear()
             self.pool = None
-            del self.simulation
+            del self.simulation, self.starting
 
     def _run_to_the_end(self) -> None:
         """Whatever has happened, workers that are left alone finish everything."""

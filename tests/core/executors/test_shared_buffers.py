@@ -144,28 +144,6 @@ def test_one_copy_for_all_workers_and_those_that_replace_them(method: str, alone
     assert later == {n * (n - 1) + BYTES // 256 + 6}
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_it_is_told_what_memory_all_takes(method: str) -> None:
-    data = Bulk()
-    with loader_of(data, method, persistent_workers=True) as loader:
-        assert loader.statistics().memory is None
-        list(loader)
-        statistics = loader.statistics(memory=True)
-        use = statistics.memory
-        assert use is not None
-        assert use.shared_data == (0 if method == "fork" else SHARED)
-        assert use.parent is not None
-        assert use.parent > 3 * BYTES or method == "fork"  # its own copy
-        assert 0 < use.arena < BYTES
-        assert len(use.workers) == 2
-        assert all(one is not None and one > mmap.PAGESIZE for one in use.workers)
-        assert statistics.figures().endswith(f"; memory: {use}")
-        assert ("shared data 40 MiB, workers " in str(use)) == (method != "fork")
-    use = loader.statistics(memory=True).memory
-    assert use is not None
-    assert (use.arena, use.shared_data, use.workers) == (0, 0, ())
-
-
 def full(fd: int, data: Any) -> int:
     raise OSError(28, "No space left on device")
 

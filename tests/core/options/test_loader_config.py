@@ -17,8 +17,7 @@ import yaml
 from torch.utils.data import RandomSampler, TensorDataset, WeightedRandomSampler
 
 import lit_loader
-from lit_loader import CachedDataset, DataLoader, LoaderConfig, OptionError
-from lit_loader.compat.old_names import OLD_OPTIONS
+from lit_loader import CachedDataset, DataLoader, LoaderConfig, OptionError, Retry
 
 LOADER_CONF = Path(__file__).parents[3] / "conf" / "lit_loader" / "loader"
 
@@ -38,7 +37,6 @@ def test_constructor_dataclass_and_files_are_equal() -> None:
     inherited = {name: f"${{loader.{name}}}" for name in dataclass}
     assert [*constructor.items()] == [*dataclass.items()]
     assert [*options_of("default.yaml").items()] == [*dataclass.items()]
-    inherited |= {name: f"${{loader.{name}}}" for name in OLD_OPTIONS}
     assert [*options_of("_inherit.yaml").items()] == [*inherited.items()]
 
 
@@ -67,7 +65,7 @@ def test_arrays_and_tensors_without_dimensions_are_single_values(kind: Any) -> N
     given = {
         "batch_size": kind(3), "shuffle": kind(True), "drop_last": kind(False), "seed": kind(7),
         "num_workers": kind(2), "timeout": kind(2.5), "persistent_workers": kind(True),
-        "num_replicas": kind(2), "rank": kind(0), "retry_backoff": kind(0), "in_order": kind(False),
+        "num_replicas": kind(2), "rank": kind(0), "in_order": kind(False),
         "memory_budget": kind(10),
     }  # fmt: skip
     config = LoaderConfig(**given)
@@ -164,13 +162,18 @@ REFUSED: dict[str, dict[str, Any]] = {
     "max_sample_errors must be a whole number of at least 0, got max_sample_errors=-1":
         {"on_sample_error": "skip", "max_sample_errors": -1},
     "sample_retries must be a whole number of at least 0, got sample_": {"sample_retries": 0.5},
-    "retry_backoff must be a finite number of seconds, 0 or more, got": {"retry_backoff": -1},
-    "transient_errors must be a list of exception classes or of": {"transient_errors": OSError},
-    "names, got transient_errors='OSError'": {"transient_errors": "OSError"},
-    "must be a list of exception classes or of their": {"transient_errors": [KeyboardInterrupt]},
-    "transient_errors holds a name that cannot be imported (AttributeError: module 'builtins' has"
-    " no attribute 'OSErorr'): write it as 'package.module.Class', or one of Python's own as "
-    "'OSError', got 'builtins.OSErorr'": {"transient_errors": ["builtins.OSErorr"]},
+    "sample_retries.times must be a whole number of at": {"sample_retries": {"times": -1}},
+    "sample_retries.backoff must be a finite number of": {"sample_retries": {"backoff": -1}},
+    "sample_retries.on must be a list of exception classes": {"sample_retries": {"on": OSError}},
+    "names, got sample_retries.on='OSError'": {"sample_retries": {"on": "OSError"}},
+    "a list of exception classes or of their": {"sample_retries": {"on": [KeyboardInterrupt]}},
+    "sample_retries.on holds a name that cannot be imported (AttributeError: module 'builtins'":
+        {"sample_retries": {"on": ["builtins.OSErorr"]}},
+    "unknown option 'sample_retries.time': did you mean 'times'?": {"sample_retries": {"time": 3}},
+    "unknown option 'retry_backoff': did you mean sample_retries=Retry(": {"retry_backoff": 1},
+    "unknown option 'transient_errors': did you mean sample_retries=R": {"transient_errors": []},
+    "unknown option 'share_lists': did you mean dataset.files = SharedSequence(":
+        {"share_lists": True},
     "memory_budget must be a whole number (bytes) of at least 1, got mem": {"memory_budget": 0},
     "memory_budget must be a number of bytes, or text such as '2 GB' or '512 MiB', got memo":
         {"memory_budget": "much"},
@@ -191,10 +194,11 @@ def test_refused_in_one_line(message: str) -> None:
 
 def test_names_of_exceptions_become_classes() -> None:
     names = ["builtins.ConnectionError", "subprocess:TimeoutExpired", KeyError, "OSError"]
-    config = LoaderConfig(transient_errors=names)
-    found = (ConnectionError, subprocess.TimeoutExpired, KeyError, OSError)
-    assert config.transient_errors == found
-    assert config.merged(batch_size=2).transient_errors == config.transient_errors
+    config = LoaderConfig(sample_retries={"on": names})
+    found = Retry(3, 0.1, (ConnectionError, subprocess.TimeoutExpired, KeyError, OSError))
+    assert config.sample_retries == config.merged(batch_size=2).sample_retries == found
+    assert LoaderConfig(sample_retries=found).sample_retries is found
+    assert DataLoader(range(4), sample_retries=2).sample_retries == 2
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ class Nested(Noisy):
 def test_draws_are_the_same(kind: Any, options: dict[str, Any], workers: int) -> None:
     """Whatever the seeding; at another attempt; by a given index; around another loader."""
     for retries in (3,) if isinstance(kind, functools.partial) else (0, 1):
-        options = {**options, "sample_retries": retries, "retry_backoff": 0}
+        options = {**options, "sample_retries": {"times": retries, "backoff": 0}}
         assert epochs(kind(), workers, **options) == reference()
 
 

@@ -165,7 +165,7 @@ def test_another_number_of_ranks_may_begin_an_epoch_of_token_batches() -> None:
     between = through_file(loader.state_dict())
     budgeted(num_replicas=4).load_state_dict(between)
     taken(loader, 2)
-    with pytest.raises(StateError, match="dealt among 2 ranks, and this TokenBudgetBatchSampler"):
+    with pytest.raises(StateError, match="LL315"):
         budgeted(num_replicas=4).load_state_dict(through_file(loader.state_dict()))
 
 
@@ -175,7 +175,7 @@ def test_another_number_of_ranks_may_begin_an_epoch_of_token_batches() -> None:
 def test_states_stay_small() -> None:
     sources = MixtureDataset([range(1000 + number) for number in range(300)])
     loader = DataLoader(sources, sampler=MixtureSampler(sources, seed=2**64 - 1))
-    assert len(pickle.dumps(loader.state_dict())) < 500
+    assert len(pickle.dumps(loader.state_dict())) < 25 * 300  # a name and a share each
     batches = TokenBudgetBatchSampler(np.full(100_000, 5), 40, seed=2**64 - 1)
     loader = DataLoader(range(100_000), batch_sampler=batches)
     assert len(pickle.dumps(loader.state_dict())) < 600

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.utils.data import IterableDataset
 
-from lit_loader import DataLoader
+from lit_loader import DataLoader, Retry
 from tests.support.samples import Call, Counting
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
@@ -116,7 +116,7 @@ def test_an_exception_that_takes_no_note_comes_as_it_is() -> None:
     def fail(index: int) -> None:
         raise Frozen(index)
 
-    for options in ({}, {"sample_retries": 2, "transient_errors": [Frozen], "retry_backoff": 0}):
+    for options in ({}, {"sample_retries": Retry(2, 0, [Frozen])}):
         with pytest.raises(Frozen) as caught:
             next(iter(DataLoader(Call(fail), **options)))
         assert caught.value.code == 0
@@ -156,7 +156,7 @@ def test_retries_are_told(
         sample = Changing()
     # One sample: a worker that reads another one before it has a list without errors.
     loader = DataLoader(
-        Call(sample, 1), num_workers=num_workers, sample_retries=4, retry_backoff=0
+        Call(sample, 1), num_workers=num_workers, sample_retries=Retry(4, 0)
     )  # fmt: skip
     with pytest.raises(kind) as caught:
         next(iter(loader))

@@ -1,0 +1,224 @@
+"""The tasks of a pass, owned by its iterator: `MapTasks`; and `NextEpochTasks`, what follows.
+
+::
+
+    next_task() ─▶ Task ─▶ executor … ─▶ outcome ─▶ took(outcome) ─▶ settle(): the consumer has it
+         ╰──────── tasks: outstanding, until they are settled ──────────╯
+    restart(number): a task that was lost is given again
+
+- What was drawn and is not given out is kept as tasks. So workers can be lost at any moment, and
+  what they had is sent again.
+- What is given out is noted by storing an attribute, and counted when the consumer asks for more
+  (`settle`): until then `undo` takes it back.
+- How far the pass is, for a state, is in its `PassPosition`.
+
+Those of a stream are `StreamTasks` (`streams/stream_tasks.py`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from lit_loader.core.epoch.passes import Pass
+from lit_loader.core.executors.executor import Task
+from lit_loader.core.executors.outcome import Outcome
+from lit_loader.core.sampling.batch_plan import BatchPlan, ComputedBatches
+from lit_loader.core.seeding.seeds import PassSeeds
+from lit_loader.core.state.position import Position
+from lit_loader.core.transport.messages import POSITION, position_of, task_number
+from lit_loader.errors import LoaderError
+
+__all__ = ["MapTasks", "NextEpochTasks", "PassTasks"]
+
+_new = tuple.__new__
+
+
+class PassTasks:
+    """What the passes over map-style datasets and over streams have in common.
+
+    Attributes:
+        made: The pass.
+        place: How far it is.
+        tasks: What is outstanding, by number, in the order in which it was asked for.
+        given: The number of the task that was given out last, until it is settled.
+        again: Those of the tasks that are to be given again.
+        is_drawn: Whether there are no more tasks than these.
+        error: What the sampler has raised in the place of a batch; it comes after those before it.
+    """
+
+    reads_streams = False
+    again: deque[int]
+    next_task: Callable[[], Task | None]  # which is outstanding from now on; None: there is none
+    took: Callable[[Outcome], None]  # notes that an outcome is about to be given out
+    restart: Callable[[int], None]  # gives a task that was lost again
+    restart_all: Callable[[dict[int, Outcome]], None]  # … what is outstanding and has not arrived
+
+    def __init__(self, made: Pass) -> None:
+        self.made, self.place = made, made.position
+        self.tasks: dict[int, Task] = {}
+        self.given: int | None = None
+        self.is_drawn = False
+        self.error: Exception | None = None
+        self.again = deque()
+
+    def settle(self) -> None:
+        """Count what was given out last: the consumer has it. May be done again."""
+        self.place.settle()
+        if self.given is not None:
+            self.tasks.pop(self.given, None)
+            self.given = None
+
+    def undo(self) -> None:
+        """Forget that something was given out: it has not come to the consumer."""
+        self.place.take_back()
+        self.given = None
+
+    def fault(self) -> Exception | None:
+        """Return what is to be raised where the pass would end; None: it is over.
+
+        Better no end than one that loses batches without a word: a LoaderError.
+        """
+        return None
+
+
+class MapTasks(PassTasks):
+    """Tasks of a map-style dataset: what the sampler draws."""
+
+    def __init__(self, made: Pass) -> None:
+        super().__init__(made)
+        assert made.batches is not None
+        start = made.position.start
+        self._batches, self._own = made.batches, made.batches.computed
+        self._at, self._first = start.batches, task_number(made.epoch, 0)
+        self._before = start.ahead  # given out before, by whoever took the state
+
+    def next_task(self) -> Task | None:
+        """Draw the next task, unless one is to be given again."""
+        while self.again:
+            task = self.tasks.get(self.again.popleft())
+            if task is not None:
+                return task
+        made = self.made
+        while not self.is_drawn:
+            at = self._at
+            try:
+                indices = self._batches.draw(at, self.place)
+            except StopIteration:
+                self.is_drawn = True
+                break
+            except Exception as error:
+                self.error, self.is_drawn = error, True
+                break
+            if at in self._before:
+                self._at = at + 1
+                continue
+            number = self._first + at
+            # Without the call of a constructor that is written in Python.
+            task = _new(Task, (number, indices, made.epoch, made.seeds, self._own, None))
+            # At once: nothing is called in between that a signal handler could raise in.
+            self.tasks[number] = task
+            self._at = at + 1
+            return task
+        return None
+
+    def took(self, outcome: Outcome) -> None:
+        """Note that a batch, or an exception in its place, is about to be given out."""
+        self.place.latest = outcome.number & POSITION
+        self.given = outcome.number
+
+    def restart(self, number: int) -> None:
+        """Give a task again."""
+        self.again.append(number)
+
+    def restart_all(self, arrived: dict[int, Outcome]) -> None:
+        """Give again what has not arrived."""
+        self.again = deque(number for number in self.tasks if number not in arrived)
+
+    def adopt(self, begun: NextEpochTasks) -> None:
+        """Take over tasks of this pass that workers have begun before it."""
+        self.tasks.update(begun.tasks)
+        if begun.tasks:
+            self._at = position_of(max(begun.tasks)) + 1
+        begun.tasks = {}
+
+    def fault(self) -> Exception | None:
+        """Return what the sampler has raised; see `PassTasks.fault`."""
+        error, self.error = self.error, None
+        if error is not None:
+            self.is_drawn = False  # what it does when it is asked again decides
+            return error
+        given = self.place.now().delivered
+        if not self.is_drawn or given < self._at:
+            issued = f"{self._at} {'' if self.is_drawn else 'or more '}batches"
+            return LoaderError(
+                f"epoch {self.made.epoch} would have ended after {given} of {issued}: this is a "
+                "fault of the loader; load_state_dict(state_dict()) continues with the next batch"
+                " [LL044]"
+            )
+        return None
+
+
+class NextEpochTasks:
+    """The first batches of the next epoch, which workers make when they have nothing else.
+
+    ``foreseen`` is what that pass draws from and where it starts; None: nothing may be made ahead.
+    The tasks outlive the pass: the next iterator takes them over if they `fit`, else they are
+    called off.
+
+    Attributes:
+        tasks: What is outstanding of them.
+        arrived: Outcomes that wait for their turn, of the pass that runs, too.
+        token: That of the tasks, where they are handed over.
+    """
+
+    def __init__(self, plan: BatchPlan | None, foreseen: tuple[PassSeeds, Position] | None) -> None:
+        self.tasks: dict[int, Task] = {}
+        self.arrived: dict[int, Outcome] = {}
+        self.token = 0
+        self._plan, self._foreseen = plan, foreseen
+        self._batches: ComputedBatches | None = None
+        self._at = 0
+
+    def next_task(self) -> Task | None:
+        """Return the next batch of the epoch to come; None: none may be begun."""
+        if self._foreseen is None or self._plan is None:
+            return None
+        seeds, start = self._foreseen
+        if self._batches is None:
+            self._batches = ComputedBatches(self._plan, start)
+        try:
+            indices = self._batches.draw(self._at)
+        except StopIteration:
+            return None
+        task = Task(task_number(start.epoch, self._at), indices, start.epoch, seeds, own=True)
+        self._at += 1
+        self.tasks[task.number] = task
+        return task
+
+    def fits(self, made: Pass) -> bool:
+        """Whether these are the first batches of a pass that begins now.
+
+        The program may have set another epoch meanwhile, or have changed the dataset's length.
+        """
+        if self._foreseen is None or made.position.start.delivered:
+            return False
+        if self._foreseen[0] != made.seeds or not isinstance(made.batches, ComputedBatches):
+            return False
+        for number, task in self.tasks.items():
+            try:
+                same = np.array_equal(made.batches.at(position_of(number)), task.indices)
+            except IndexError:
+                return False
+            if not same or task.epoch != made.epoch:
+                return False
+        return True
+
+    def clear(self) -> None:
+        """Forget what was begun."""
+        for number in self.tasks:
+            self.arrived.pop(number, None)
+        self.tasks.clear()
+        self._foreseen = None

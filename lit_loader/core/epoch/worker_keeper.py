@@ -1,0 +1,234 @@
+"""`WorkerKeeper`: keeps a loader's workers from one iterator to the next.
+
+Persistent workers are lent to one iterator at a time, the one that was begun last; an earlier one
+that is used again has workers of its own. What they have begun of the next epoch
+(`NextEpochTasks`) waits here for the next iterator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import warnings
+import weakref
+from typing import Any
+
+from lit_loader.core.epoch.iterator import LoaderIterator
+from lit_loader.core.epoch.pass_options import PassOptions
+from lit_loader.core.epoch.pass_tasks import NextEpochTasks
+from lit_loader.core.epoch.passes import Pass
+from lit_loader.core.executors.executor import Executor
+from lit_loader.core.executors.pipes import PoolClosed
+from lit_loader.core.executors.pool_executor import PoolExecutor
+from lit_loader.core.executors.process_start import default_context
+from lit_loader.core.executors.worker_pool import WorkerPool
+from lit_loader.core.seeding.seeds import UNTOLD
+from lit_loader.core.system.interrupts import HeldBack
+from lit_loader.describe import program_stacklevel
+
+__all__ = ["WorkerKeeper"]
+
+
+class WorkerKeeper:
+    """The workers of one loader in one process; ``core`` is the loader's."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = weakref.ref(core)
+        self.pool: WorkerPool | None = None  # the persistent workers
+        self._started_with: PassOptions | None = None
+        self._begun: NextEpochTasks | None = None  # what the workers are at for the next epoch
+        # The iterators with workers that are alive.
+        self.runs: weakref.WeakSet[LoaderIterator[Any]] = weakref.WeakSet()
+        self.resizes = 0  # how often the number of workers was changed while they live
+
+    @property
+    def core(self) -> Any:
+        """The loader's core; whoever asks holds it, or an iterator of it."""
+        core = self._core()
+        assert core is not None
+        return core
+
+    # --- for an iterator ---
+
+    def acquire(
+        self, run: LoaderIterator[Any], made: Pass
+    ) -> tuple[Executor, NextEpochTasks | None]:
+        """Return workers for a pass; and what they have begun of it, if that fits."""
+        core = self.core
+        other = core.seams.executor(core, made)
+        if other is not None:
+            return other, None
+        pool, begun = self._claim_pool(run, made)
+        loader = core.loader
+        budgeted, tasks = loader.memory_budget is not None, {} if begun is None else begun.tasks
+        executor = PoolExecutor(pool, run.healer, core.depth, budgeted, tasks)
+        pool.patient, pool.waits = bool(loader.timeout), core.log.waits
+        pool.page.begin_epoch(made.epoch, made.position.now().delivered)
+        return executor, begun
+
+    def _claim_pool(
+        self, run: LoaderIterator[Any], made: Pass
+    ) -> tuple[WorkerPool, NextEpochTasks | None]:
+        holder, core = self.holder, self.core
+        if not core.loader.persistent_workers or (holder is not None and run.superseded):
+            return self.start_pool(made), None
+        if holder is not None:
+            holder.revoke()
+        had, options = self.pool, core.options
+        if had is not None and (
+            had.closed
+            or had.num_workers != core.local_workers
+            or self._started_with is None
+            or not options.suits_workers_of(self._started_with)
+        ):
+            self._end_workers()
+        begun, self._begun = self._begun, None
+        pool = self.pool
+        if pool is None:
+            self._started_with = options
+            pool = self.pool = self.start_pool(made)
+            return pool, None
+        # A forgotten iterator is collected at any time, also when others have used the workers.
+        known = begun is not None and begun.token == pool.token
+        changed = self._send_attributes(pool, made)
+        if known and begun is not None and not changed and begun.fits(made):
+            pool.trim()
+            return pool, begun
+        pool.resume()  # which calls off what they were at
+        return pool, None
+
+    def _send_attributes(self, pool: WorkerPool, made: Pass) -> bool:
+        """Bring the workers' copies of the dataset up to date; return whether anything changed."""
+        core, attributes = self.core, pool.workers.attributes
+        # Workers call the dataset's ``set_epoch`` themselves, which may replace anything.
+        replaced = attributes.replaced() if made.seeds.dataset_epoch == UNTOLD else []
+        if replaced:
+            core.warn_once(
+                f"persistent workers do not see that {', '.join(replaced)} changed between two "
+                "passes: only numbers, strings, booleans, None and tuples of these are sent to "
+                "them. Choose between values by a plain attribute, or call loader.close() before "
+                "the pass, which starts new workers [LL337]"
+            )
+        return pool.send_attributes()
+
+    def give_back(self, executor: Any, begun: NextEpochTasks | None, reusable: bool) -> None:
+        """Take workers back; those that are persistent go on, with what they have ``begun``."""
+        persistent = reusable and self.pool is not None and self.pool is executor.workers
+        if persistent and begun is not None:
+            begun.token, self._begun = executor.token, begun
+        else:
+            executor.close(keep_workers=persistent)
+
+    def start_pool(self, made: Pass) -> WorkerPool:
+        """Start worker processes for a pass."""
+        core = self.core
+        loader, options = core.loader, core.options
+        context = options.multiprocessing_context or default_context()
+        if context.get_start_method() == "fork":
+            for text in core.seams.shared_by_fork(core, core.local_workers):
+                warnings.warn(text, RuntimeWarning, stacklevel=program_stacklevel())
+        pool = WorkerPool(
+            core.spec(made),
+            core.local_workers,
+            context,
+            in_flight=core.depth,
+            seed=made.seeds.seed >> 1,
+            turns=core.readers,
+            memory_budget=options.memory_budget,
+            remote=core.seams.remote_workers(core),
+            stall_warning=loader.stall_warning,
+            stall=core.seams.stall,
+        )
+        pool.of_readers = core.iterable
+        return pool
+
+    # --- ending them ---
+
+    def renew(self) -> None:
+        """Let the next iterator start workers; one that has those of now keeps them as its own."""
+        if self.holder is None:
+            self._end_workers()
+        self.pool = self._begun = None
+
+    def _end_workers(self) -> None:
+        pool, self.pool, self._begun = self.pool, None, None
+        if pool is not None:
+            pool.close()
+
+    def end_idle_workers(self) -> None:
+        """End the persistent workers that no iterator has."""
+        with self.core.lock:
+            if not any(run.workers for run in self.alive()):
+                self._end_workers()
+
+    def close(self) -> None:
+        """End the workers, and the iterators that have some."""
+        with self.core.lock, HeldBack(), contextlib.ExitStack() as steps:
+            steps.callback(self._end_workers)  # the last step, whatever the others raise
+            for run in self.alive():
+                steps.callback(run.close)
+
+    # --- who has them ---
+
+    def alive(self) -> list[LoaderIterator[Any]]:
+        """Return the iterators with workers that are alive; another thread may be making one."""
+        while True:  # another thread may add one meanwhile, and nobody would hear of an exception
+            with contextlib.suppress(RuntimeError):
+                return list(self.runs)
+
+    @property
+    def holder(self) -> LoaderIterator[Any] | None:
+        """The iterator that has the persistent workers; None: it is over, or there are none."""
+        pool = self.pool
+        return next((run for run in self.alive() if pool is not None and run.workers is pool), None)
+
+    def idle_iterator(self) -> LoaderIterator[Any] | None:
+        """Return an ended iterator that stands for idle workers; None: there are no such."""
+        return None if self.pool is None else self.core.ended_iterator()
+
+    def processes(self, iterator: LoaderIterator[Any]) -> list[Any]:
+        """Return the processes of the workers that are an iterator's, or idle."""
+        workers = iterator.workers or (self.pool if self.holder is None else None)
+        return [] if workers is None else workers.processes
+
+    # --- how many workers ---
+
+    def announce_size(self) -> None:
+        """Tell all that have workers how many there are to be, and how many batches ahead."""
+        self.resizes += 1  # before they are looked for: of one that is begun now, or found
+        self.core.log.resized = time.monotonic_ns()
+        size = self.core.size
+        for run in self.alive():
+            run.resize(*size)
+        pool = self.pool
+        if pool is not None:
+            pool.resize(*size)
+
+    def resize_now(self) -> int | None:
+        """Start and end processes now, if nobody is in ``next()``, who would see to it.
+
+        Return the smallest number of workers that there is, None without any.
+        """
+        lock = self.core.lock
+        # Not this thread either, further up: a signal's handler may resize.
+        if not _is_held_here(lock) and lock.acquire(blocking=False):
+            try:
+                with HeldBack(), contextlib.suppress(PoolClosed):  # a handler may close the loader
+                    idle = self.pool if self.holder is None else None
+                    for workers in [*(run.unattended for run in self.alive()), idle]:
+                        if workers is not None:
+                            workers.adapt()
+            finally:
+                lock.release()
+        found = {*filter(None, [*(run.workers for run in self.alive()), self.pool])}
+        return min((each.num_workers for each in found), default=None)
+
+
+def _is_held_here(lock: threading.RLock) -> bool:
+    """Whether this very thread holds a lock."""
+    try:
+        threading.Condition(lock).notify_all()
+    except RuntimeError:
+        return False
+    return True

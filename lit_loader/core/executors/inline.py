@@ -1,0 +1,107 @@
+"""`Inline`: ``num_workers=0``, batches are made in the consumer's thread, when it asks for them."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Final
+
+from lit_loader.context import reading
+from lit_loader.core.batch.batch_builder import builder_of
+from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
+from lit_loader.core.batch.fetch import EndOfData
+from lit_loader.core.batch.progress import Progress
+from lit_loader.core.batch.timings import Timings
+from lit_loader.core.batch.worker_info import show, shown
+from lit_loader.core.executors.executor import Executor, Task
+from lit_loader.core.executors.outcome import Outcome, Pin, failure
+from lit_loader.core.seeding.borrowed_rng import BorrowedRng, draws_of
+from lit_loader.core.transport.messages import POSITION, listed
+from lit_loader.core.transport.worker_exception import describe_batch
+
+_NOT_YET: Final = Timings()
+
+
+class Inline(Executor):
+    """Makes each batch in `receive`, in the thread that calls it.
+
+    The global random generators are, after that, as they were before. Loaders in other threads wait
+    meanwhile, unless they read tables: the generators are one resource of the process.
+    """
+
+    def __init__(
+        self, spec: BatchSpec, pin: Pin | None, found: Iterable[tuple[str, Any]] | None = None
+    ) -> None:
+        """``found``: the generators that the dataset holds."""
+        self._pin, self._iterable = pin, spec.iterable
+        self._tasks: deque[Task] = deque()
+        self._progress = Progress()
+        self._progress.each = False  # nobody looks at the time
+        self._builder = builder_of(spec, found=found)
+        self._draws = draws_of(spec.dataset, spec.collate_fn)
+        self._always = spec.per_sample or spec.iterable or spec.reseed_fn is not None
+        self.draws = not self._builder.reads_table
+        # At once: the builder is in cycles.
+        end = self._builder.begin_epoch if spec.iterable else self._builder.end
+        weakref.finalize(self, end).atexit = False
+
+    def submit(self, task: Task) -> None:
+        """Keep the task until it is asked for."""
+        self._tasks.append(task)
+
+    def receive(self, timeout: float | None = None) -> Outcome | None:
+        """Make a batch."""
+        if not self._tasks:
+            return None
+        task, progress, builder = self._tasks.popleft(), self._progress, self._builder
+        indices = listed(task.indices) if task.own else task.indices
+        outcome = Outcome(task.number, _NOT_YET)
+        progress.begin(-1)
+        batch = builder.take(indices, progress) if builder.reads_table else None
+        if batch is None:
+            batch, error = self._load(task, indices)
+            outcome.ended = isinstance(error, EndOfData)
+            outcome.error = None if outcome.ended else error
+            del error  # whose traceback is to hold no frame that holds it
+        now = time.monotonic_ns()
+        outcome.timings = timings = Timings(-1, 0, builder.samples, *progress.stages(now))
+        timings.arrived = now
+        if type(batch) is BatchWithReport:
+            outcome.made, batch = batch, batch.batch
+        outcome.batch = batch
+        if self._pin is not None:
+            outcome.pin(self._pin)
+        return outcome
+
+    def _load(self, task: Task, indices: Any) -> tuple[Any, BaseException | None]:
+        """Make a batch by the user's code, with the generators lent; or return what it raised."""
+        builder, number, context = self._builder, task.number & POSITION, reading()
+        builder.enter(task.seeds, task.epoch)
+        rng = BorrowedRng(self._draws, builder.held.tapes, self._always)
+        builder.seed_globals = rng.seed
+        place = context.leave(), shown()
+        try:
+            rng.begin()
+            batch = builder.load(indices, number, task.epoch, task.seeds, self._progress)
+        except EndOfData:  # which holds the frames that it came through, and they this executor
+            return None, EndOfData()
+        except Exception as error:
+            # What an exception from a worker has in its message.
+            read = builder.whose(number) if self._iterable else indices
+            return None, failure(error, f"in {describe_batch(number, read, self._progress)}")
+        finally:
+            context.return_to(place[0])
+            show(place[1])
+            rng.end()
+        if rng.late is None:
+            return batch, None
+        made = batch if type(batch) is BatchWithReport else builder.with_report(batch)
+        return made._replace(notes=(*made.notes, rng.late)), None
+
+    def close(self, keep_workers: bool = False) -> None:
+        """Forget the tasks, and close the stream that is being read."""
+        self._tasks.clear()
+        if self._iterable:
+            self._builder.begin_epoch()

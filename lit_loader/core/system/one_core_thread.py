@@ -1,0 +1,35 @@
+"""`OneCoreThread`: a thread of the loader, in which torch computes on one CPU core."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+__all__ = ["OneCoreThread"]
+
+
+class OneCoreThread(threading.Thread):
+    """A daemon, whose operations torch does not divide among further threads.
+
+    ``torch.set_num_threads(1)`` counts for the thread that calls it, and for threads that start
+    later. So `start` waits for that call and then sets back what other threads get.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(daemon=True, **options)
+        self._is_set = threading.Event()
+
+    def start(self) -> None:
+        """Start the thread, and wait until it runs."""
+        before = torch.get_num_threads()
+        super().start()
+        self._is_set.wait()
+        torch.set_num_threads(before)
+
+    def run(self) -> None:
+        """Call the target."""
+        torch.set_num_threads(1)
+        self._is_set.set()
+        super().run()

@@ -1,1 +1,0 @@
-"""Workers that begin before an iterator does."""

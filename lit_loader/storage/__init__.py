@@ -1,1 +1,0 @@
-"""Reads ahead of samples that wait for storage."""

@@ -1,0 +1,597 @@
+"""Passes: what repeats and what does not, next to torch's loader; and what a resume continues."""
+
+import random
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader as TorchLoader
+
+from lit_loader import DataLoader, get_rng
+
+N = 24
+HOW: dict[str, dict[str, Any]] = {
+    "no workers": {},
+    "workers": {"num_workers": 2},
+    "persistent": {"num_workers": 2, "persistent_workers": True},
+}
+
+
+class Rows(Dataset[Tensor]):
+    """A sample is its index and a draw."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor(
+            [index, float(torch.rand((), dtype=torch.float64))], dtype=torch.float64
+        )
+
+
+@pytest.fixture(params=HOW)
+def how(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return HOW[request.param]
+
+
+@pytest.fixture
+def make(how: dict[str, Any]) -> Iterator[Any]:
+    """Makes loaders, and closes them."""
+    made: list[DataLoader[Any]] = []
+
+    def loader(**options: Any) -> DataLoader[Any]:
+        options = {"batch_size": 4, "shuffle": True} | how | options
+        made.append(DataLoader(options.pop("dataset", Rows()), **options))
+        return made[-1]
+
+    torch.seed()
+    yield loader
+    for each in made:
+        each.close()
+
+
+def order(loader: Any) -> tuple[int, ...]:
+    return tuple(int(row[0]) for batch in loader for row in batch)
+
+
+def content(loader: Any) -> tuple[Any, ...]:
+    return tuple(tuple(row) for batch in loader for row in batch.tolist())
+
+
+def distinct(found: Any) -> int:
+    return len(set(found))
+
+
+# --- one loader several times ---
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+@pytest.mark.parametrize("set_epoch", [False, True])
+def test_one_loader_zipped_with_itself_pairs_samples_with_others(
+    make: Any, seed: Any, set_epoch: bool
+) -> None:
+    alike = 0
+    loader = make(seed=seed, batch_size=1)
+    for epoch in range(3):
+        if set_epoch:
+            loader.set_epoch(epoch)
+        for one, other in zip(loader, loader, strict=True):
+            alike += int(one[0, 0] == other[0, 0])
+    assert alike < 12  # 3 of 72 by chance
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_epochs_that_are_set_again_have_other_orders(make: Any, seed: Any) -> None:
+    """As where a Trainer fits three times with one loader."""
+    loader, orders = make(seed=seed), []
+    for _ in range(3):
+        for epoch in range(2):
+            loader.set_epoch(epoch)
+            orders.append(content(loader))
+    assert distinct(orders) == distinct(tuple(r[0] for r in each) for each in orders) == 6
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_peeks_after_set_epoch_differ(make: Any, seed: Any) -> None:
+    loader = make(seed=seed)
+    loader.set_epoch(3)
+    assert distinct(content([next(iter(loader))]) for _ in range(4)) == 4
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_a_peek_in_each_epoch_repeats_no_row(make: Any, seed: Any) -> None:
+    """With a loader of a single batch, too."""
+    loader, rows = make(seed=seed, batch_size=N), []
+    for _ in range(3):
+        rows += content([next(iter(loader))])
+        rows += content(loader)
+    assert distinct(rows) == len(rows)
+
+
+def test_pairs_of_loaders_are_aligned_by_a_seed_before_each_iter(make: Any) -> None:
+    """Images and masks: a seed, iter(a), the same seed, iter(b), zip."""
+    images, masks = make(), make()
+    for _ in range(2):
+        iterators = []
+        for loader in (images, masks):
+            torch.manual_seed(5)
+            iterators.append(iter(loader))
+        for image, mask in zip(*iterators, strict=True):
+            assert torch.equal(image, mask)
+
+
+def test_generators_that_are_put_back_between_iter_and_next(make: Any) -> None:
+    """Ignite's DeterministicEngine seeds, calls iter(), puts the generators back, calls next()."""
+    loader = make()
+
+    def begin() -> Any:
+        before = torch.get_rng_state()
+        torch.manual_seed(11)
+        iterator = iter(loader)
+        torch.set_rng_state(before)
+        return iterator
+
+    stopped = begin()
+    first = [next(stopped) for _ in range(3)]
+    del stopped
+    again = list(begin())
+    assert sorted(order(again)) == list(range(N))
+    assert content(again[:3]) == content(first)
+
+
+# --- as far as torch's loader moves the generator ---
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"sampler": RandomSampler(Rows())}])
+def test_what_the_program_draws_afterwards_is_as_with_torchs_loader(
+    how: dict[str, Any], options: dict[str, Any]
+) -> None:
+    if how.get("persistent_workers") and options == {"shuffle": False}:
+        pytest.skip("torch's persistent workers draw no number then, and ours one")
+    options = {"batch_size": 4, "shuffle": "sampler" not in options} | how | options
+    drawn = []
+    for kind in (TorchLoader, DataLoader):
+        torch.manual_seed(3)
+        loader = kind(range(N), **options)
+        for _ in range(3):
+            list(loader)
+            torch.randn(5)
+        drawn.append(torch.randn(4).tolist())
+        del loader
+    assert drawn[0] == drawn[1]
+
+
+def test_a_loader_with_a_seed_draws_nothing(make: Any) -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    list(make(seed=1))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+# --- ranks ---
+
+
+def shares(**options: Any) -> list[DataLoader[Any]]:
+    return [DataLoader(Rows(), 4, rank=rank, num_replicas=2, **options) for rank in range(2)]
+
+
+def sampled() -> list[DataLoader[Any]]:
+    return [DataLoader(Rows(), 4, sampler=DistributedSampler(Rows(), 2, rank)) for rank in range(2)]
+
+
+@pytest.mark.parametrize("kind", ["options", "sampler"])
+@pytest.mark.filterwarnings("ignore:.*LL307")
+def test_a_rank_that_peeks_alone_costs_no_samples(kind: str) -> None:
+    loaders = shares(shuffle=True, seed=1) if kind == "options" else sampled()
+    for _ in range(3):
+        next(iter(loaders[0])), next(iter(loaders[0]))
+        assert sorted(order(loaders[0]) + order(loaders[1])) == list(range(N))
+
+
+def test_ranks_are_told_once_that_the_epoch_was_not_set() -> None:
+    loader, _ = shares(shuffle=True, seed=1)
+    first = order(loader)
+    with pytest.warns(UserWarning, match="LL307"):
+        assert order(loader) == first
+    assert order(loader) == first
+    loader.set_epoch(1)
+    assert order(loader) != first
+
+
+def test_ranks_without_a_job_are_told_that_they_share_no_seed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    with pytest.warns(UserWarning, match="LL336"):
+        order(shares(shuffle=True)[0])
+    for quiet in (shares(shuffle=True, seed=1), shares(), sampled()):
+        order(quiet[0])
+    monkeypatch.setenv("PL_GLOBAL_SEED", "3")
+    both = shares(shuffle=True)
+    assert sorted(order(both[0]) + order(both[1])) == list(range(N))
+
+
+def test_an_unsharded_loader_shows_a_random_sampler() -> None:
+    """Programs take a sampler with set_epoch for a DistributedSampler."""
+    loader = DataLoader(Rows(), shuffle=True)
+    assert not hasattr(loader.sampler, "set_epoch") and not hasattr(loader.sampler, "epoch")
+    assert isinstance(shares(shuffle=True, seed=1)[0].sampler, DistributedSampler)
+
+
+# --- states ---
+
+
+def stop(loader: Any, after: int) -> tuple[list[Any], dict[str, Any]]:
+    given = []
+    for batch in loader:
+        given.append(batch.tolist())
+        if len(given) == after:
+            break
+    return given, loader.state_dict()
+
+
+def test_a_resume_is_exact_and_seeded_passes_after_it_are(make: Any) -> None:
+    whole = make(seed=3)
+    passes = [content(whole) for _ in range(3)]
+    stopped, resumed = make(seed=3), make(seed=3)
+    list(stopped)
+    given, state = stop(stopped, 2)
+    resumed.load_state_dict(state)
+    rest = content(resumed)
+    assert (*content(torch.tensor(given, dtype=torch.float64)), *rest) == passes[1]
+    assert content(resumed) == passes[2]
+
+
+def run(make: Any, resumed: Any = None, *, restored: bool = False) -> Any:
+    """Train for three epochs with dropout; stop in the second one, or continue there."""
+    torch.manual_seed(0)
+    loader, passes, saved = make(), [], None
+    if resumed is not None:
+        state, generator = resumed
+        loader.load_state_dict(state)
+        if restored:
+            torch.set_rng_state(generator)
+    for epoch in range(loader.position.epoch, 4):
+        rows: list[Any] = []
+        for batch in loader:
+            rows += batch.tolist()
+            torch.rand(3)  # dropout
+            if resumed is None and epoch == 1 and len(rows) == 8:
+                saved = loader.state_dict(), torch.get_rng_state()
+        passes.append(rows)
+    return passes, saved
+
+
+def test_later_passes_are_exact_if_the_generator_is_restored_and_else_new(make: Any) -> None:
+    whole, saved = run(make)
+    restored, _ = run(make, saved, restored=True)
+    assert restored == [whole[1][8:], *whole[2:]]
+    new, _ = run(make, saved)
+    assert new[0] == whole[1][8:]
+    assert not any(one == other for one in new[1:] for other in whole)
+
+
+def test_an_epochs_end_is_resumed_by_the_generator_alone(make: Any) -> None:
+    torch.manual_seed(2)
+    loader = make()
+    first = content(loader)
+    generator = torch.get_rng_state()
+    following = content(loader)
+    torch.manual_seed(2)
+    again = make()
+    torch.set_rng_state(generator)
+    assert content(again) == following != first
+
+
+def test_a_resumed_program_that_seeds_at_its_start_repeats_no_epoch_from_its_end(make: Any) -> None:
+    torch.manual_seed(2)
+    loader = make()
+    passes = [content(loader) for _ in range(2)]
+    state = loader.state_dict()
+    torch.manual_seed(2)
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert distinct([*passes, content(resumed), content(resumed)]) == 4
+
+
+def test_a_state_is_that_of_the_iterator_that_yielded_last(make: Any) -> None:
+    loader = make(seed=1)
+    outer = iter(loader)
+    next(outer), next(outer)
+    assert loader.position == (0, 2)
+    next(iter(loader))  # a peek
+    assert loader.position == (0, 2)
+    inner = iter(loader)
+    next(inner)
+    assert loader.position == (0, 2)
+    next(inner)
+    assert loader.position == (2, 2)
+    next(outer)
+    assert loader.position == (0, 3)
+
+
+def test_load_state_dict_while_an_iterator_is_in_use(make: Any) -> None:
+    loader = make(seed=1)
+    _, state = stop(loader, 4)
+    running = iter(loader)
+    next(running)
+    with pytest.warns(UserWarning, match="LL333"):
+        loader.load_state_dict(state)
+    assert loader.position == (0, 4)
+    next(running)
+    assert loader.position == (1, 2)
+    assert len(list(loader)) == 2
+
+
+def test_a_peek_that_uses_up_the_loaded_position_is_reported(make: Any) -> None:
+    loader = make(seed=1)
+    loader.load_state_dict(stop(make(seed=1), 2)[1])
+    next(iter(loader))
+    with pytest.warns(UserWarning, match="LL306"):
+        next(iter(loader))
+
+
+def test_set_epoch_keeps_a_loaded_position_or_gives_it_up(make: Any) -> None:
+    _, state = stop(make(seed=1), 2)
+    loader = make(seed=1)
+    loader.load_state_dict(state)
+    loader.set_epoch(0)
+    assert len(list(loader)) == 4
+    loader.load_state_dict(state)
+    loader.set_epoch(1)
+    with pytest.warns(UserWarning, match="LL325"):
+        assert len(list(loader)) == 6
+
+
+def test_an_epochs_end_that_was_saved_in_the_loop_is_reported(make: Any) -> None:
+    loader = make(seed=1)
+    _, state = stop(loader, 6)
+    resumed = make(seed=1)
+    resumed.load_state_dict(state)
+    with pytest.warns(UserWarning, match="LL334"):
+        assert list(resumed) == []
+    assert len(list(resumed)) == 6
+    resumed.load_state_dict(state)
+    resumed.set_epoch(1)  # as loops do that save the next epoch's number
+    assert len(list(resumed)) == 6
+
+
+def test_a_resume_says_where_it_continues(caplog: pytest.LogCaptureFixture) -> None:
+    loader = DataLoader(Rows(), 4, seed=1)
+    loader.load_state_dict(stop(DataLoader(Rows(), 4, seed=1), 2)[1])
+    with caplog.at_level("INFO", "lit_loader"):
+        next(iter(loader))
+    assert "continues epoch 0 at batch 2 of 6" in caplog.text
+
+
+def test_the_dataset_is_told_the_epoch_that_it_was_told(make: Any) -> None:
+    class Told(Rows):
+        epoch = -1
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __getitem__(self, index: int) -> Tensor:
+            return torch.tensor([index, self.epoch])
+
+    loader = make(dataset=Told(), seed=1)
+    assert {row[1] for row in content(loader)} == {-1}
+    loader.set_epoch(7)
+    _, state = stop(loader, 2)
+    resumed = make(dataset=Told(), seed=1)
+    resumed.load_state_dict(state)
+    assert {row[1] for row in content(resumed)} == {7}
+
+
+# --- samplers ---
+
+
+class Counting:
+    """A slow sampler that counts its items, with a state if ``keeps``."""
+
+    def __init__(self, keeps: bool) -> None:
+        self.drawn = self.start = 0
+        if keeps:
+            self.state_dict = lambda: {"at": self.at}
+            self.load_state_dict = lambda state: setattr(self, "start", state["at"])
+
+    def __len__(self) -> int:
+        return N
+
+    def __iter__(self) -> Iterator[int]:
+        self.at, self.start = self.start, 0
+        for index in range(self.at, N):
+            self.drawn += 1
+            self.at += 1
+            yield index
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_sampler_with_a_state_is_not_drawn_again(keeps: bool) -> None:
+    _, state = stop(DataLoader(Rows(), 1, sampler=Counting(keeps)), 20)
+    sampler = Counting(keeps)
+    loader = DataLoader(Rows(), 1, sampler=sampler)
+    loader.load_state_dict(state)
+    assert order(loader) == (20, 21, 22, 23)
+    assert sampler.drawn == (4 if keeps else N)
+
+
+class Forgetful:
+    """Draws from a generator that no state holds."""
+
+    def __init__(self) -> None:
+        self.rng = random.Random()
+
+    def __len__(self) -> int:
+        return N
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.rng.sample(range(N), N))
+
+
+def test_a_sampler_that_gives_other_indices_is_reported_once() -> None:
+    _, state = stop(DataLoader(Rows(), 4, sampler=Forgetful()), 2)
+    loader = DataLoader(Rows(), 4, sampler=Forgetful())
+    loader.load_state_dict(state)
+    with pytest.warns(UserWarning, match="LL319") as told:
+        order(loader)
+    assert len(told) == 1
+
+
+def test_a_samplers_generator_is_put_back() -> None:
+    def loader() -> DataLoader[Any]:
+        generator = torch.Generator().manual_seed(4)
+        return DataLoader(Rows(), 4, sampler=RandomSampler(range(N), generator=generator))
+
+    whole = loader()
+    orders = [order(whole) for _ in range(3)]
+    stopped, resumed = loader(), loader()
+    list(stopped)
+    given, state = stop(stopped, 2)
+    resumed.load_state_dict(state)
+    assert (*order(torch.tensor(given)), *order(resumed)) == orders[1]
+    assert order(resumed) == orders[2]
+
+
+# --- start ---
+
+
+def test_start_begins_the_next_iterator(make: Any) -> None:
+    torch.manual_seed(1)
+    plain, after = content(make()), torch.rand(1)
+    torch.manual_seed(1)
+    loader = make()
+    loader.start()
+    assert content(loader) == plain and torch.rand(1) == after
+
+
+def test_what_is_changed_after_start_counts(make: Any) -> None:
+    _, state = stop(make(seed=1), 2)
+    expected = make(seed=1)
+    expected.load_state_dict(state)
+    loader = make(seed=1)
+    loader.start()
+    loader.load_state_dict(state)
+    assert content(loader) == content(expected)
+    loader.start()
+    loader.set_epoch(5)
+    expected.set_epoch(5)
+    assert content(loader) == content(expected)
+
+
+# --- seeds in a batch ---
+
+
+class Seeds(Dataset[Any]):
+    """Derives a generator from what torch's programs ask."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> tuple[int, float, float]:
+        info = torch.utils.data.get_worker_info()
+        seed = torch.initial_seed() if info is None else info.seed
+        assert info is None or info.seed == torch.initial_seed()
+        return index, np.random.default_rng(seed).random(), get_rng().random()
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("seeding", ["batch", "sample"])
+def test_generators_made_of_the_workers_seed_repeat(method: str, seeding: str) -> None:
+    found = []
+    for workers, persistent in ((0, False), (2, False), (5, True)):
+        torch.manual_seed(0)
+        more = {"multiprocessing_context": method} if workers else {}
+        loader = DataLoader(
+            Seeds(), 2, True, num_workers=workers, persistent_workers=persistent,
+            seeding=seeding, **more,
+        )  # fmt: skip
+        found.append([[part.tolist() for part in batch] for _ in range(2) for batch in loader])
+        loader.close()
+    assert found[0] == found[1] == found[2]
+    drawn = {number for batch in found[0] for number in batch[1]}
+    assert len(drawn) == (32 if seeding == "sample" else 16)
+
+
+def initial(worker: int) -> None:
+    global _initial
+    _initial = torch.initial_seed() - worker
+
+
+_initial = -1
+
+
+class Initial(Dataset[int]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return _initial
+
+
+def test_worker_init_fn_finds_the_passes_seed_and_its_number() -> None:
+    loader = DataLoader(Initial(), 1, num_workers=2, worker_init_fn=initial)
+    assert all(distinct(int(batch) for batch in loader) == 1 for _ in range(2))
+    assert distinct(int(batch) for _ in range(3) for batch in loader) == 3
+
+
+# --- without workers: generators are lent to datasets that draw ---
+
+
+class Late(Dataset[float]):
+    """Begins to draw at an index."""
+
+    def __init__(self, first: int, kind: str = "torch") -> None:
+        self.first, self.kind = first, kind
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> float:
+        if index < self.first:
+            return 0.0
+        return {"torch": lambda: float(torch.rand(())), "numpy": np.random.rand,
+                "python": random.random}[self.kind]()  # fmt: skip
+
+
+def states() -> tuple[Any, ...]:
+    return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy", "python"])
+@pytest.mark.parametrize("first", [0, 9])
+def test_the_programs_generators_go_on_as_if_no_loader_were_there(kind: str, first: int) -> None:
+    loader = DataLoader(Late(first, kind), 1, seed=1)
+    before = states()
+    with_workers = [float(b) for b in DataLoader(Late(first, kind), 1, seed=1, num_workers=1)]
+    assert [float(batch) for batch in loader] == with_workers
+    assert states() == before
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy", "python"])
+def test_a_dataset_that_begins_to_draw_late_is_reported_once(kind: str) -> None:
+    loader = DataLoader(Late(20, kind), 1, seed=1)
+    with pytest.warns(UserWarning, match=r"batches 17 to 31 were not seeded.*LL414") as told:
+        drawn = [float(batch) for batch in loader]
+    assert len(told) == 1
+    exact = [float(batch) for batch in DataLoader(Late(20, kind), 1, seed=1, num_workers=1)]
+    assert drawn[31:] == exact[31:]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [float(b) for b in DataLoader(Late(20, kind), 1, seed=1, seeding="sample")]
+
+
+class Words(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+@pytest.mark.parametrize("name", ["indices_of", "state_at"])
+def test_what_needs_a_seed_says_so(name: str) -> None:
+    with pytest.raises(ValueError, match="seed="):
+        getattr(DataLoader(Rows(), 4, shuffle=True), name)(0, 1)

@@ -1,0 +1,620 @@
+"""Ordinary programs, by what their data is like: does it vary, is it independent, is it fixed?
+
+Each program is a function of a loader's class and keyword arguments for workers, and gives a number
+or a list that torch's loader and ours are compared by. Marked slow, each runs with torch's, too.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    Subset,
+    get_worker_info,
+)
+from torch.utils.data import DataLoader as TorchLoader
+
+from lit_loader import DataLoader, get_rng, get_shard
+from tests.support.programs import run_python
+
+N = 24
+
+Make = Callable[..., Any]
+Program = Callable[[Make], Any]
+
+
+class Augmented(Dataset[Tensor]):
+    """Its samples have noise of one library."""
+
+    def __init__(self, kind: str = "torch", length: int = N) -> None:
+        self.kind, self.length = kind, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Tensor:
+        noise = {
+            "torch": lambda: float(torch.rand((), dtype=torch.float64)),
+            "numpy": lambda: float(np.random.random()),
+            "python": lambda: random.random(),
+        }[self.kind]()
+        return torch.tensor([index, noise], dtype=torch.float64)
+
+
+class Indices(Dataset[int]):
+    def __init__(self, length: int = N) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def rows(loader: Any) -> list[tuple[float, ...]]:
+    return [tuple(row) for batch in loader for row in batch.tolist()]
+
+
+def noise(loader: Any) -> frozenset[float]:
+    return frozenset(row[1] for row in rows(loader))
+
+
+def indices(loader: Any) -> tuple[int, ...]:
+    return tuple(int(each) for batch in loader for each in batch)
+
+
+def distinct(passes: Any) -> int:
+    return len(set(passes))
+
+
+def shared(one: frozenset[Any], other: frozenset[Any]) -> int:
+    return len(one & other)
+
+
+# --- several loaders, several passes ---
+
+
+def a_loader_for_each_epoch(make: Make) -> int:
+    data = Augmented()
+    return distinct(tuple(rows(make(data, batch_size=4, shuffle=True))) for _ in range(4))
+
+
+def orders_of_loaders_for_each_epoch(make: Make) -> int:
+    return distinct(indices(make(Indices(), batch_size=4, shuffle=True)) for _ in range(4))
+
+
+def validation_is_trained_on(make: Make, kind: str = "torch") -> int:
+    train, val = make(Augmented(kind), batch_size=4, shuffle=True), make(Augmented(kind), 4)
+    return sum(shared(noise(train), noise(val)) for _ in range(3))
+
+
+def validation_is_trained_on_numpy(make: Make) -> int:
+    return validation_is_trained_on(make, "numpy")
+
+
+def validation_is_trained_on_python(make: Make) -> int:
+    return validation_is_trained_on(make, "python")
+
+
+def parts_of_one_dataset(make: Make) -> int:
+    data = Augmented()
+    halves = Subset(data, range(12)), Subset(data, range(12, 24))
+    train, val = (make(half, batch_size=4) for half in halves)
+    return shared(noise(train), noise(val))
+
+
+class Episodes(Sampler[list[int]]):
+    """Few-shot episodes."""
+
+    def __init__(self, number: int = 10) -> None:
+        self.number = number
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(self.number):
+            yield np.random.choice(N, 5, replace=False).tolist()
+
+
+def episodes(make: Make) -> int:
+    train, val = (make(Indices(), batch_sampler=Episodes()) for _ in range(2))
+    sets = [frozenset(tuple(batch.tolist()) for batch in loader) for loader in (train, val, train)]
+    return shared(sets[0], sets[1]) + shared(sets[0], sets[2])
+
+
+def pairs(make: Make) -> bool:
+    """Whether zipped loaders pair other samples in each epoch."""
+    ours, theirs = (make(Indices(), batch_size=1, shuffle=True) for _ in range(2))
+    found = {(int(a), int(b)) for _ in range(5) for a, b in zip(ours, theirs, strict=True)}
+    return len(found) > 3 * N
+
+
+def bagging(make: Make) -> int:
+    def loader() -> Any:
+        sampler = RandomSampler(Indices(), replacement=True)
+        return make(Indices(), batch_size=8, sampler=sampler)
+
+    return distinct(indices(loader()) for _ in range(5))
+
+
+def clients(make: Make) -> int:
+    loaders = [make(Indices(), batch_size=4, shuffle=True) for _ in range(5)]
+    return distinct(indices(loader) for loader in loaders)
+
+
+def almost_equal_lengths(make: Make) -> bool:
+    one, other = (indices(make(Indices(n), batch_size=50, shuffle=True)) for n in (500, 510))
+    return sum(a == b for a, b in zip(one, other, strict=False)) < 20
+
+
+def passes_of_one_loader(make: Make) -> int:
+    loader = make(Augmented(), batch_size=4)
+    return distinct(noise(loader) for _ in range(5))
+
+
+def a_batch_sampler_of_torch(make: Make) -> int:
+    sampler = BatchSampler(RandomSampler(Indices()), 4, drop_last=False)
+    loader = make(Indices(), batch_sampler=sampler)
+    return distinct(indices(loader) for _ in range(4))
+
+
+def trials_with_one_seed_each(make: Make) -> int:
+    def trial(seed: int) -> tuple[Any, ...]:
+        torch.manual_seed(seed)
+        return tuple(rows(make(Augmented(), batch_size=4, shuffle=True)))
+
+    return distinct(trial(seed) for seed in (0, 1, 2, 0))
+
+
+def two_runs_without_a_seed(make: Make) -> int:
+    return distinct(tuple(rows(make(Augmented(), 4, shuffle=True))) for _ in range(2))
+
+
+VARIED: dict[Program, Any] = {
+    a_loader_for_each_epoch: 4,
+    orders_of_loaders_for_each_epoch: 4,
+    validation_is_trained_on: 0,
+    validation_is_trained_on_numpy: 0,
+    validation_is_trained_on_python: 0,
+    parts_of_one_dataset: 0,
+    episodes: 0,
+    pairs: True,
+    bagging: 5,
+    clients: 5,
+    almost_equal_lengths: True,
+    passes_of_one_loader: 5,
+    a_batch_sampler_of_torch: 4,
+    trials_with_one_seed_each: 3,
+    two_runs_without_a_seed: 2,
+}
+
+# --- what the program seeds ---
+
+
+def seed_then_a_new_loader(make: Make) -> int:
+    def run() -> tuple[Any, ...]:
+        torch.manual_seed(0)
+        return tuple(rows(make(Augmented(), batch_size=4, shuffle=True)))
+
+    return distinct(run() for _ in range(3))
+
+
+def seed_before_each_pass(make: Make) -> int:
+    loader, passes = make(Augmented(), batch_size=4, shuffle=True), []
+    for _ in range(3):
+        torch.manual_seed(0)
+        passes.append(tuple(rows(loader)))
+    return distinct(passes)
+
+
+def seed_before_validation(make: Make) -> tuple[int, int]:
+    train, val = make(Augmented(), batch_size=4, shuffle=True), make(Augmented(), batch_size=4)
+    passes, trained = [], []
+    for _ in range(3):
+        trained.append(tuple(rows(train)))
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            passes.append(noise(val))
+    return distinct(trained), distinct(passes)
+
+
+def seed_of_a_generator(make: Make) -> int:
+    generator = torch.Generator()
+    loader, passes = make(Indices(), batch_size=4, shuffle=True, generator=generator), []
+    for _ in range(3):
+        generator.manual_seed(3)
+        passes.append(indices(loader))
+    return distinct(passes)
+
+
+def generators_of_one_seed(make: Make) -> tuple[int, int]:
+    def loader() -> Any:
+        generator = torch.Generator().manual_seed(5)
+        return make(Indices(), batch_size=4, shuffle=True, generator=generator)
+
+    first = loader()
+    return distinct([indices(first), indices(loader())]), distinct(indices(first) for _ in range(3))
+
+
+def a_place_put_back(make: Make) -> tuple[bool, bool]:
+    """What people resume by: the state of torch's generator, and a new loader."""
+    torch.manual_seed(1)
+    rows(make(Augmented(), batch_size=4, shuffle=True))
+    place = torch.get_rng_state()
+    following = rows(make(Augmented(), batch_size=4, shuffle=True))
+    first = torch.manual_seed(1) and rows(make(Augmented(), batch_size=4, shuffle=True))
+    torch.set_rng_state(place)
+    again = rows(make(Augmented(), batch_size=4, shuffle=True))
+    return again == following, again != first
+
+
+def a_place_put_back_before_each_pass(make: Make) -> int:
+    loader, place, passes = make(Indices(), batch_size=4, shuffle=True), torch.get_rng_state(), []
+    for _ in range(3):
+        torch.set_rng_state(place)
+        passes.append(indices(loader))
+    return distinct(passes)
+
+
+def all_are_seeded(make: Make) -> tuple[int, ...]:
+    def run(kind: str) -> tuple[Any, ...]:
+        torch.manual_seed(2)
+        np.random.seed(2)
+        random.seed(2)
+        return tuple(rows(make(Augmented(kind), batch_size=4, shuffle=True)))
+
+    return tuple(distinct(run(kind) for _ in range(2)) for kind in ("torch", "numpy", "python"))
+
+
+SEEDED: dict[Program, Any] = {
+    seed_then_a_new_loader: 1,
+    seed_before_each_pass: 1,
+    seed_before_validation: (3, 1),
+    seed_of_a_generator: 1,
+    generators_of_one_seed: (1, 3),
+    a_place_put_back: (True, True),
+    a_place_put_back_before_each_pass: 1,
+    all_are_seeded: (1, 1, 1),
+}
+
+# --- passes of one loader within each other ---
+
+
+def a_pass_in_each_step(make: Make) -> tuple[int, int]:
+    loader = make(Augmented(), batch_size=4, shuffle=True)
+    passes = [rows(loader) for _ in loader]
+    return distinct(map(tuple, passes)), distinct(tuple(row[0] for row in each) for each in passes)
+
+
+def looks_in_each_step(make: Make) -> int:
+    loader = make(Augmented(), batch_size=4, shuffle=True)
+    return distinct(tuple(rows([next(iter(loader))])) for _ in range(3) for _ in loader)
+
+
+def orders_of_looks(make: Make) -> int:
+    loader = make(Indices(200), batch_size=8, shuffle=True)
+    looks = [next(iter(loader)) for _ in range(2) for _ in loader for _ in range(2)]
+    return distinct(indices([look]) for look in looks)
+
+
+def begun_and_left_in_each_step(make: Make) -> int:
+    loader = make(Augmented(), batch_size=4, shuffle=True)
+    found = []
+    for _ in loader:
+        for number, batch in enumerate(loader):
+            found.append(tuple(rows([batch])))
+            if number == 1:
+                break
+    return distinct(found)
+
+
+def two_endless_ones_in_turns(make: Make) -> int:
+    loader = make(Augmented(), batch_size=4, shuffle=True)
+
+    def endless() -> Iterator[Any]:
+        while True:
+            yield from loader
+
+    one, other = endless(), endless()
+    turns = [one, other, one, one, other] * 9
+    return distinct(tuple(rows([next(each)])) for each in turns)
+
+
+def an_epoch_beside_an_iterator_that_is_kept(make: Make) -> int:
+    loader = make(Augmented(), batch_size=4, shuffle=True)
+    kept = iter(loader)  # as a tutorial shows some images
+    first = noise([next(kept)])
+    epochs = [noise(loader) for _ in range(3)]
+    assert not any(shared(first, each) for each in epochs)
+    return distinct(epochs)
+
+
+def seed_before_a_pass_in_each_step(make: Make) -> int:
+    loader = make(Augmented(), batch_size=4, shuffle=True)
+
+    def evaluate() -> tuple[Any, ...]:
+        torch.manual_seed(3)
+        return tuple(rows(loader))
+
+    return distinct(evaluate() for _ in loader)
+
+
+WITHIN: dict[Program, Any] = {
+    a_pass_in_each_step: (6, 6),
+    looks_in_each_step: 18,
+    orders_of_looks: 100,
+    begun_and_left_in_each_step: 12,
+    two_endless_ones_in_turns: 45,
+    an_epoch_beside_an_iterator_that_is_kept: 3,
+    seed_before_a_pass_in_each_step: 1,
+}
+
+HOW: dict[str, dict[str, Any]] = {
+    "in the process": {},
+    "workers": {"num_workers": 2},
+    "persistent workers": {"num_workers": 2, "persistent_workers": True},
+}
+
+
+@pytest.fixture(params=[*HOW.values()], ids=[*HOW])
+def how(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return request.param
+
+
+@pytest.fixture(params=[DataLoader, pytest.param(TorchLoader, marks=pytest.mark.slow)])
+def made(request: pytest.FixtureRequest, how: dict[str, Any]) -> Iterator[Make]:
+    """Makes loaders, and ends them."""
+    loaders = []
+
+    def make(*args: Any, **options: Any) -> Any:
+        loaders.append(request.param(*args, **options, **how))
+        return loaders[-1]
+
+    yield make
+    for loader in loaders:
+        if isinstance(loader, DataLoader):
+            loader.close()
+
+
+def named(programs: dict[Program, Any]) -> list[Any]:
+    return [pytest.param(*each, id=each[0].__name__) for each in programs.items()]
+
+
+@pytest.mark.parametrize(("program", "wanted"), named(VARIED))
+def test_it_varies_and_is_independent(program: Program, wanted: Any, made: Make) -> None:
+    torch.seed()
+    assert program(made) == wanted
+
+
+@pytest.mark.parametrize(("program", "wanted"), named(SEEDED))
+def test_what_the_program_seeds_is_fixed(program: Program, wanted: Any, made: Make) -> None:
+    assert program(made) == wanted
+    assert program(made) == wanted
+
+
+@pytest.mark.parametrize(("program", "wanted"), named(WITHIN))
+def test_passes_within_each_other_are_new(
+    program: Program, wanted: Any, made: Make, how: dict[str, Any]
+) -> None:
+    if how.get("persistent_workers") and type(made(Indices(), 4)) is TorchLoader:
+        pytest.skip("torch's persistent workers have one iterator")
+    torch.seed()
+    assert program(made) == wanted
+
+
+# --- as with torch's, and better ---
+
+
+def test_torch_alone_is_seeded(how: dict[str, Any]) -> None:
+    """NumPy's numbers follow from torch's seed, as with torch's loader with workers."""
+
+    def run() -> list[Any]:
+        torch.manual_seed(4)
+        loader = DataLoader(Augmented("numpy"), batch_size=4, **how)
+        found = rows(loader)
+        loader.close()
+        return found
+
+    np.random.seed(None)
+    first = run()
+    np.random.random()
+    assert run() == first
+
+
+def test_torch_alone_is_seeded_in_another_process(tmp_path: Path) -> None:
+    """Where Python's generator has just been begun by the operating system, and NumPy's."""
+    program = """
+import random, numpy as np, torch
+from lit_loader import DataLoader
+class Noise(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index): return random.random(), np.random.random(), torch.rand(()).item()
+for generator in (torch, torch.Generator()):
+    for workers in (0, 2):
+        generator.manual_seed(0)
+        own = None if generator is torch else generator
+        loader = DataLoader(Noise(), generator=own, num_workers=workers)
+        print([[float(column) for column in batch] for batch in loader])
+"""
+    first, second = (run_python(tmp_path, "-c", program).splitlines() for _ in range(2))
+    assert first == second
+    assert first[0] == first[1] and first[2] == first[3]
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+def test_copies_are_independent(copied: Any) -> None:
+    loader = DataLoader(Augmented(), batch_size=4, shuffle=True)
+    rows(loader)
+    other, another = copied(loader), copied(loader)
+    assert distinct([tuple(rows(loader)), tuple(rows(other)), tuple(rows(another))]) == 3
+
+
+# --- workers' seeds ---
+
+
+# --- streams ---
+
+
+every_worker_simulates = pytest.mark.filterwarnings("ignore:.*Simulated is iterated by 2 readers")
+
+
+class Simulated(IterableDataset[float]):
+    """Begins by a draw, as an environment that is reset does; `kind` says from what."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __iter__(self) -> Iterator[float]:
+        seed = np.random.randint(2**31) if self.kind == "numpy" else int(torch.randint(2**31, ()))
+        rng = np.random.default_rng(seed)
+        for _ in range(16):
+            yield rng.random()
+
+
+def init(worker: int) -> None:
+    np.random.seed(100 + worker)
+    torch.manual_seed(100 + worker)
+
+
+@every_worker_simulates
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("function", [None, init])
+@pytest.mark.parametrize("make", [DataLoader, pytest.param(TorchLoader, marks=pytest.mark.slow)])
+def test_workers_of_a_stream_differ_from_the_first_instruction(
+    kind: str, function: Any, make: Any
+) -> None:
+    loader = make(Simulated(kind), batch_size=4, num_workers=2, worker_init_fn=function)
+    first = frozenset(float(each) for batch in loader for each in batch)
+    assert len(first) == 32
+
+
+class Files(IterableDataset[int]):
+    """Shuffles its files, and takes its share of them."""
+
+    def __init__(self, how: str) -> None:
+        self.how, self.rng = how, np.random.default_rng(0)
+
+    def __iter__(self) -> Iterator[int]:
+        files = [*range(16)]
+        share, count = get_shard()
+        if self.how == "held":
+            self.rng.shuffle(files)
+        elif self.how == "global":
+            np.random.shuffle(files)
+        elif self.how == "own":
+            files = [int(get_rng(share).integers(1 << 40))]
+            count, share = 1, 0
+        yield from files[share::count]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("held", {"num_workers": 2}),
+        ("held", {"num_workers": 2, "num_shards": 4}),
+        ("global", {"num_workers": 2, "num_shards": 4}),
+    ],
+)
+def test_readers_shuffle_files_alike(kind: str, options: dict[str, Any]) -> None:
+    loader = DataLoader(Files(kind), batch_size=1, **options)
+    orders = [indices(loader) for _ in range(3)]
+    assert all(sorted(order) == [*range(16)] for order in orders)
+    assert distinct(orders) == 3
+
+
+def test_readers_differ_by_the_generator_of_their_share() -> None:
+    loader = DataLoader(Files("own"), batch_size=1, num_workers=2, num_shards=8)
+    assert distinct(indices(loader)) == 8
+
+
+# --- who is told an epoch ---
+
+
+class Told(Dataset[Tensor]):
+    def __init__(self) -> None:
+        self.epoch, self.calls = 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch, self.calls = epoch, self.calls + 1
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([self.epoch, self.calls])
+
+
+class Hidden(Told):
+    """Does not show its epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.number, self.calls = epoch, self.calls + 1
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([getattr(self, "number", 0), self.calls])
+
+
+def epoch_of(loader: Any) -> int:
+    (found,) = {int(batch[0][0]) for batch in loader}
+    return found
+
+
+def test_a_dataset_is_told_what_the_program_tells_it(how: dict[str, Any]) -> None:
+    data = Told()
+    loader, found = DataLoader(data, **how), []
+    for epoch in (10, 11, 12):
+        data.set_epoch(epoch)
+        found.append(epoch_of(loader))
+    loader.close()
+    assert found == [10, 11, 12]
+
+
+def test_nobody_is_told_what_the_program_has_not_told(how: dict[str, Any]) -> None:
+    loader = DataLoader(Told(), **how)
+    assert [epoch_of(loader) for _ in range(3)] == [0, 0, 0]
+    assert {int(batch[0][1]) for batch in loader} == {0}
+    loader.close()
+
+
+@pytest.mark.parametrize("data", [Told, Hidden])
+def test_a_dataset_is_told_what_the_program_tells_the_loader(
+    data: Any, how: dict[str, Any]
+) -> None:
+    loader, found = DataLoader(data(), **how), []
+    for epoch in (5, 6, 6):
+        loader.set_epoch(epoch)
+        found.append(epoch_of(loader))
+    loader.close()
+    assert found == [5, 6, 6]
+
+
+def test_a_resumed_pass_tells_what_was_told(how: dict[str, Any]) -> None:
+    loader = DataLoader(Told(), **how)
+    loader.set_epoch(7)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    loader.close()
+    resumed = DataLoader(Told(), **how)
+    resumed.load_state_dict(state)
+    assert epoch_of(resumed) == 7
+    resumed.close()
