@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from lit_loader.lightning.state_callback import LoaderStateCallback as LoaderStateCallback
     from lit_loader.loader import DataLoader as DataLoader
     from lit_loader.profiling.determinism import check_determinism as check_determinism
-    from lit_loader.profiling.verdict import LoaderStatistics as LoaderStatistics
+    from lit_loader.profiling.statistics import LoaderStatistics as LoaderStatistics
     from lit_loader.remote.ray_workers import RayWorkers as RayWorkers
     from lit_loader.streams import stream_options as stream_options
     from lit_loader.streams.merge_states import merge_states as merge_states
@@ -94,7 +94,7 @@ _NAMES_IN = {
     "lit_loader.remote.ray_workers": "RayWorkers",
     "lit_loader.compat.replacement": "replace_torch",
     "lit_loader.profiling.determinism": "check_determinism",
-    "lit_loader.profiling.verdict": "LoaderStatistics",
+    "lit_loader.profiling.statistics": "LoaderStatistics",
     "lit_loader.data.shared_sequence": "SharedSequence",
     "torch.utils.data": "get_worker_info",
 }

@@ -15,19 +15,19 @@ for good. So nothing is set on a loader after its construction but what a rebuil
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
 import multiprocessing
 import os
-import socket
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed
 from torch.utils.data import DataLoader as TorchLoader
@@ -74,8 +74,7 @@ class LoaderPosition(NamedTuple):
 
 if TYPE_CHECKING:
     from lit_loader.accelerator.device_copy import Move
-    from lit_loader.profiling.recorder import Recorder
-    from lit_loader.profiling.verdict import LoaderStatistics
+    from lit_loader.profiling.statistics import LoaderStatistics
     from lit_loader.remote.ray_workers import RayWorkers
 
     _TorchLoader = TorchLoader
@@ -94,52 +93,10 @@ def _loaded(module: str) -> Any:
 
 
 _SETTLING = 10.0
-"""Seconds after which the workers' memory is looked at first."""
+"""Seconds after which a pool notes how many processes the OOM killer has ended before."""
 
-_MANY_FILES = 200
-"""Open files that are looked at one by one, each in a few microseconds."""
-
-_NOT_FORKED = frozenset(
-    [
-        "duckdb",
-        "grpc",
-        "mysql",
-        "numba",
-        "polars",
-        "psycopg",
-        "psycopg2",
-        "pymysql",
-        "tensorstore",
-        "zarr",
-    ]
-)
-"""Libraries whose objects are of no use in a fork, or must not be used by several."""
-
-
-def _has_what_forks_share() -> bool:
-    """Whether this process has a file open, or a connection, or one of those libraries.
-
-    In plain programs it has none, and then no dataset is looked through for them.
-    """
-    # Not `isdisjoint`: it touches the name of each module, on thousands of pages after a fork.
-    if any(name in sys.modules for name in _NOT_FORKED):
-        return True
-    try:
-        numbers = {*os.listdir("/proc/self/fd")} - {"0", "1", "2"}
-    except OSError:  # the kernel does not say
-        return True
-    if len(numbers) > _MANY_FILES:
-        return True
-    for number in numbers:
-        with contextlib.suppress(OSError):  # the folder's own
-            path = os.readlink(f"/proc/self/fd/{number}")
-            if path.startswith("/") and not path.startswith(("/dev/", "/memfd:")):
-                return True
-            if path.startswith("socket:"):
-                with socket.socket(fileno=os.dup(int(number))) as other:
-                    if other.family != socket.AF_UNIX:  # as those of other loaders are
-                        return True
-    return False
+_PLAIN = (str, bytes, int, float, np.ndarray, torch.Tensor, os.PathLike, type(None))
+"""Types of attributes of which none is an open handle."""
 
 
 class _AddOns(Seams):
@@ -171,7 +128,7 @@ class _AddOns(Seams):
         if max(loader.read_threads, threads) > 1:
             from lit_loader.diagnostics.fork_dangers import thread_dangers
 
-            yield from thread_dangers(core.dataset, loader.worker_init_fn)
+            yield from thread_dangers(core.dataset)
         in_job = distributed.is_available() and distributed.is_initialized()
         if core.iterable or in_job:
             from lit_loader.streams.advice import advice_before_epoch
@@ -269,30 +226,32 @@ class _AddOns(Seams):
         return torch_iterator
 
     def shared_by_fork(self, core: Any, num_workers: int) -> Iterable[str]:
-        if not _has_what_forks_share():
-            return ()
+        held = getattr(core.dataset, "__dict__", None) or {}
+        plain = all(isinstance(value, _PLAIN) for value in held.values())
+        if plain or core.of_process.setdefault("handles looked at", False):
+            return ()  # nothing is imported for a plain dataset
+        core.of_process["handles looked at"] = True
         from lit_loader.diagnostics.fork_dangers import fork_dangers
 
-        return fork_dangers(core.dataset, core.loader.worker_init_fn, num_workers > 1)
+        return fork_dangers(core.dataset, num_workers > 1, core.loader.worker_init_fn is not None)
 
     def look_at_workers(self, core: Any, pool: Any, now: float) -> None:
-        if not pool.processes:
-            return
-        if pool.growth is None and now >= pool.began + _SETTLING:
-            from lit_loader.diagnostics.growth import Growth
+        if pool.processes and pool.oom_kills is None and now >= pool.began + _SETTLING:
+            from lit_loader.data.memory import memory_limits
 
-            pool.growth = Growth()
-        core.log.worker_growth = pool.growth.look(pool, core.dataset, now) if pool.growth else 0.0
+            pool.oom_kills = memory_limits().oom_kills or 0
 
     def stall(self, workers: Any) -> Any:
         from lit_loader.diagnostics.stall import stall_of
 
         return stall_of(workers)
 
-    def explain(self, *facts: Any) -> str:
+    def explain(self, pool: Any, death: Any, task: Any, waited: Any = None) -> str:
         from lit_loader.diagnostics import death_messages
 
-        return death_messages.explain(*facts)
+        if waited is not None:
+            pool.waits.hangs.append(time.monotonic_ns())
+        return death_messages.explain(pool, death, task, waited)
 
     def fewer_workers(self, pool: Any, death: Any) -> Any:
         from lit_loader.diagnostics import death_messages
@@ -877,13 +836,6 @@ class DataLoader(_TorchLoader[T_co]):
                 takes about a millisecond.
         """
         return self._core.seams.statistics(self._core, memory)  # type: ignore[no-any-return]
-
-    @property
-    def recorder(self) -> Recorder:
-        """What collects the times of each batch; its ``listener`` is given them, for monitors."""
-        from lit_loader.profiling.recorder import Recorder
-
-        return Recorder.of(self._core.log)
 
     def close(self) -> None:
         """End the workers and free what belongs to them; a second call does nothing.

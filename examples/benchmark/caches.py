@@ -17,10 +17,10 @@ from functools import partial
 import numpy as np
 import torch
 from common import LOADERS, in_turns, parser, table
+from samples import jpeg_files
 from torch.utils.data import Dataset
 
 import lit_loader
-from lit_loader.bench.datasets import jpeg_files
 
 BATCH = 16
 SAMPLE = 224 * 224 * 3 + 512

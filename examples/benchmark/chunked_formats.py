@@ -49,10 +49,10 @@ from typing import Any, Final
 import psutil
 import torch
 from common import parser
+from samples import augmented, jpeg_files
 from torch.utils.data import Dataset
 
 from lit_loader import DataLoader
-from lit_loader.bench.datasets import augmented, jpeg_files
 
 READERS: Final = {
     "lit_loader, files": ("lit_loader", "files"),

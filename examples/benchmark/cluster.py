@@ -52,10 +52,10 @@ import numpy as np
 import psutil
 import torch
 from common import Block, table
+from samples import augmented, jpeg_files
 from torch.utils.data import Dataset, default_collate
 
 import lit_loader
-from lit_loader.bench.datasets import augmented, jpeg_files
 
 LONGEST = 150.0  # seconds that a measurement may take
 UP = 60.0  # seconds that nodes have to come up

@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from samples import Pool
 
-from lit_loader.bench.datasets import Pool
 from lit_loader.loader import DataLoader
 
 

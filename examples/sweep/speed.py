@@ -19,13 +19,11 @@ class Speed(Callback):
         loader = trainer.train_dataloader
         assert isinstance(loader, DataLoader)
         statistics = loader.statistics()
-        # What an iterator's first batch waits for is the start of the workers, not their speed.
-        steady = statistics.seconds - statistics.startup
+        worker_seconds = statistics.seconds * max(1, loader.num_workers)
         self._figures = {
-            "batches_per_second": (statistics.batches - statistics.starts) / steady,
-            "wait_fraction": (statistics.waited - statistics.startup) / steady,
-            "worker_busy": statistics.busy_fraction,
-            "startup_seconds": statistics.startup,
+            "batches_per_second": statistics.batches / statistics.seconds,
+            "wait_fraction": statistics.wait_fraction,
+            "worker_busy": statistics.busy / worker_seconds,
         }
 
     def figures(self) -> dict[str, Any]:

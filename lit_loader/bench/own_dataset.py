@@ -14,8 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any, Final
 
-from lit_loader.bench.rounds import in_one_line
-from lit_loader.errors import OptionError
+from lit_loader.errors import LitLoaderError, OptionError
 
 __all__ = ["in_users_words", "made"]
 
@@ -74,6 +73,13 @@ def in_users_words(error: BaseException) -> str:
     if not own:
         return text
     return f"{text} ({own[-1].filename}:{own[-1].lineno}, in {own[-1].name}{_of_sample(error)})"
+
+
+def in_one_line(error: BaseException) -> str:
+    """An error in one line: the last line of its text, which is the cause's own."""
+    text = error.text if isinstance(error, LitLoaderError) else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}".removesuffix(": ")
 
 
 def _of_sample(error: BaseException) -> str:

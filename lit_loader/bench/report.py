@@ -1,257 +1,117 @@
-"""The report: tables on a rich Console, results.json, results.csv, a check against earlier ones.
-
-Called by `bench/runner.py`: tables as the cases end, files at the end of a run.
-"""
+"""What is said of a measured `Grid`: a table, which setting to use, and what limits it."""
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import statistics
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from lit_loader.bench.advice import Point
-from lit_loader.bench.grid import Grid
-from lit_loader.bench.rounds import LIMIT, Measurement, Spread
-from lit_loader.bench.settings import CASES, OURS, Settings
-from lit_loader.diagnostics.sentences import counted
-from lit_loader.errors import OptionError
+from lit_loader.bench.grid import OURS, TORCHS, Grid, Setting
+from lit_loader.diagnostics.sentences import duration, percent
 
-__all__ = ["FORMAT", "compare", "header", "read", "show_case", "show_grid", "write"]
+__all__ = ["advice", "chosen", "show", "write"]
 
-FORMAT: Final = 1  # of results.json
-
-_COLUMNS: Final = (
-    "case", "row", "loader", "unit", "median", "low", "high", "rounds", "vs_torch", "of_limit",
-    "limit", "limit_by", "cannot",
-)  # fmt: skip
+_NEAR = 0.95  # part of the fastest setting's rate that is as good
+_UNSURE = 0.25  # of its median, that a setting's rates may differ by
+_BUSY = 0.5  # CPU cores in use, of those there are, before anything is measured
 
 
-def header(
-    console: Console, machine: Mapping[str, Any], settings: Settings, grid: Grid | None
-) -> None:
-    """Print where and with what it is measured."""
-    quick = "; [yellow]quick=true: these figures mean little[/]" if settings.quick else ""
-    how = (
-        f"{settings.num_workers} workers, prefetch_factor {settings.prefetch_factor} where nothing "
-        f"else is said, {counted(settings.rounds, 'round')}; medians, less is better"
-    )
-    if grid is not None:
-        how = f"{grid.name} in {counted(grid.rounds, 'round')}, after one that does not count"
-    for line in (
-        f"[bold]lit-loader-bench[/]  {machine['processor']}, {machine['cores']:g} usable cores, "
-        f"{machine['memory_bytes'] / 2**30:.0f} GiB, load {machine['load']:.1f}, "
-        f"{machine['system']}, Python {machine['python']}",
-        ", ".join(f"{name} {version}" for name, version in machine["versions"].items()),
-        f"{how}{quick}",
-    ):
-        console.print(line, highlight=False)
+def chosen(settings: list[Setting], samples_per_step: float | None = None) -> Setting | None:
+    """Return the setting to use: the fewest workers that are as good as the fastest setting.
+
+    With ``samples_per_step``, samples per second that the training step takes, those are as good
+    that keep up with it. Threads and "auto" only where a fixed number of processes is not.
+    """
+    ours = [each for each in settings if each.loader == OURS and each.rates]
+    if not ours:
+        return None
+    enough = _NEAR * max(each.rate for each in ours)
+    if samples_per_step is not None:
+        enough = min(enough, samples_per_step)
+    good = [each for each in ours if each.rate >= enough]
+    return min(good, key=lambda each: (
+        each.num_workers == "auto", each.threads,
+        each.num_workers if each.num_workers != "auto" else 0, each.prefetch_factor,
+    ))  # fmt: skip
 
 
-def show_case(console: Console, case: str, measurements: Sequence[Measurement]) -> None:
-    """Print the table of a case, if some of it was measured."""
-    columns = ("", "loader", "median", "", "low to high", "× torch", "of limit", "")
-    rows = [list(_rows(measurement)) for measurement in measurements if measurement.case == case]
-    if not rows:
-        return
-    used = [n for n in range(len(columns)) if any(row[n] for group in rows for row in group)]
-    sheet = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for n in used:
-        number = n in (2, 4, 5, 6)
-        sheet.add_column(columns[n], justify="right" if number else "left", no_wrap=0 < n < 7)
-    for group in rows:
-        for row in group:
-            sheet.add_row(*(row[n] for n in used))
-        sheet.add_section()
-    _show(console, f"{case}: {CASES[case][0]}", sheet)
+def advice(grid: Grid, step: float | None, cores: float, load: float) -> list[str]:
+    """Return lines: which setting to use, why that may be wrong, what limits it.
+
+    ``step``: samples per second that the training step takes; ``load``: CPU cores in use before
+    anything was measured.
+    """
+    best = chosen(grid.settings, step)
+    if best is None:
+        return ["nothing was measured"]
+    theirs = [each for each in grid.settings if each.loader == TORCHS and each.rates]
+    lines = [f"use {best}: {_rates(best)}"]
+    if theirs:
+        torchs = max(theirs, key=lambda each: each.rate)
+        times = best.rate / torchs.rate
+        lines.append(f"torch's loader: at best {_rates(torchs)} with {torchs}; {times:.2f} x")
+    spread = (max(best.rates) - min(best.rates)) / best.rate
+    if len(best.rates) < 2:
+        lines.append("not sure: there was one round only")
+    elif spread > _UNSURE:
+        lines.append(f"not sure: the rounds differ by {percent(spread)}; measure for longer")
+    if load > _BUSY * cores:
+        lines.append(f"not sure: other programs used {load:.1f} of {cores:g} CPU cores")
+    numbers = [each.num_workers for each in grid.settings if each.num_workers != "auto"]
+    limit = best.verdict
+    if best.num_workers != "auto" and best.num_workers < max(numbers):
+        limit = f"{limit.partition('Fix: ')[0]}Fix: none by workers: more were not faster"
+    lines += limit.splitlines()
+    failures = {each.failure: each for each in grid.settings if each.failure}
+    lines += [f"no figures: {each}: {failure}" for failure, each in failures.items()]
+    lines += [f"warning: {text}" for text in grid.warned.values() if text not in failures]
+    return lines
 
 
-def _rows(measurement: Measurement) -> Iterator[list[str | Text]]:
-    """Lines of the table: what was loaded, loader, figures, what else is to be said."""
-    title = measurement.name
-    for name in measurement.loaders:
-        figure, why = measurement.figure(name), measurement.cannot.get(name)
-        style = "bold" if name == OURS else ""
-        if figure is None:
-            note = Text(f"cannot: {why or 'not measured'}", style="dim")
-            yield [title, Text(name, style), "–", "", "", "", "", note]
-        else:
-            times, share = measurement.vs_torch(name), measurement.of_limit(name)
-            yield [
-                title,
-                Text(name, style),
-                Text(_number(figure.median), style),
-                measurement.unit,
-                _range(figure),
-                "" if times is None else f"{_number(times.median)} {_range(times, '({})')}".strip(),
-                "" if share is None else f"{100 * share.median:.0f} %",
-                Text(f"then: {why}" if why else "", "dim"),  # figures of some rounds only
-            ]
-        title = ""
-    limit = measurement.figure(LIMIT)
-    if limit is not None:
-        by = Text(measurement.limit_by, style="dim")
-        yield ["", "limit", _number(limit.median), measurement.unit, "", "", "", by]
+def _rates(setting: Setting) -> str:
+    low, high = min(setting.rates), max(setting.rates)
+    return f"{setting.rate:,.0f} samples/s ({low:,.0f} to {high:,.0f})"
 
 
-def _number(value: float) -> str:
-    if value >= 100 or value == 0:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def _range(spread: Spread, form: str = "{}") -> str:
-    within = f"{_number(spread.low)} to {_number(spread.high)}"
-    return form.format(within) if spread.low < spread.high else ""
-
-
-def _show(console: Console, title: str, sheet: Table) -> None:
-    """Print a table below its title, which is not broken where the table is narrower."""
-    console.print(f"\n{title}", style="bold", markup=False, highlight=False, soft_wrap=True)
+def show(console: Console, title: str, grid: Grid, lines: list[str], best: Setting | None) -> None:
+    """Print the table and the lines below it."""
+    sheet = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    stepping = any(any(each.waits) for each in grid.settings)
+    heads = ["setting", "loader", "samples/s", "low to high", "CPU ms/sample", "MB", "first batch"]
+    for name in [*heads, *(["step waits"] if stepping else [])]:
+        sheet.add_column(name, justify="left" if name in heads[:2] else "right", no_wrap=True)
+    for each in grid.settings:
+        ahead = f", prefetch {each.prefetch_factor}" if each.prefetch_factor else ""
+        name = f"{each.num_workers} {'threads' if each.threads else 'workers'}{ahead}"
+        if each.num_workers == "auto":
+            name = f"auto → {each.found} workers"
+        if not each.rates:
+            sheet.add_row(name, each.loader, "–")
+            continue
+        cells = [f"{each.rate:,.0f}", f"{min(each.rates):,.0f} to {max(each.rates):,.0f}"]
+        cells.append(f"{1e3 * statistics.median(each.cpu):.3g}")
+        cells.append(f"{statistics.median(each.memory):,.0f}")
+        cells.append(duration(statistics.median(each.first)))
+        cells += [percent(statistics.median(each.waits))] if stepping else []
+        mark, style = (" ◀", "bold green") if each is best else ("", "")
+        sheet.add_row(name + mark, each.loader, *cells, style=style)
     console.print(sheet)
-
-
-def show_grid(console: Console, grid: Grid) -> None:
-    """Print the user's own dataset: every setting, then what to use and why."""
-    units: dict[str, tuple[str, Callable[[float], float]]] = {
-        "seconds_per_batch": ("samples/s", lambda value: grid.samples / value),
-        "step_waits": ("step\nwaits, %", lambda value: 100 * value),
-        "processor_seconds_per_batch": (
-            "processor,\nµs/sample", lambda value: 1e6 * value / grid.samples,
-        ),
-        "memory_megabytes": ("memory,\nMB", float),
-        "first_batch_seconds": ("first\nbatch, ms", lambda value: 1e3 * value),
-        "descriptors": ("open\nfiles", float),
-    }  # fmt: skip
-    points = [*grid.points, *([grid.auto] if grid.auto else [])]
-    if not any(point.figure(OURS, "step_waits") for point in points):
-        del units["step_waits"]
-    heads = ["samples/s", "low to high", *[head for head, _ in units.values()][1:]]
-    sheet = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("num_\nworkers", "prefetch\nfactor", "loader", *heads, "workers\nbusy"):
-        sheet.add_column(name, justify="left" if name == "loader" else "right", no_wrap=True)
-    for point in points:
-        for loader in point.loaders:
-            found = [(point.figure(loader, name), show) for name, (_, show) in units.items()]
-            busy = point.running if loader == OURS and point.num_workers and found[0][0] else None
-            chosen = grid.chosen is point and loader == OURS
-            sheet.add_row(
-                _workers(point),
-                str(point.prefetch_factor or ""),
-                f"{loader} ◀" if chosen else loader,
-                *_rates(point.figure(loader), grid.samples),
-                *("–" if each is None else _number(show(each.median)) for each, show in found[1:]),
-                "" if busy is None else f"{100 * busy.busy_fraction:.0f} %",
-                style="bold green" if chosen else "",
-            )
-        sheet.add_section()
-    _show(console, f"your dataset: {grid.name} (◀: use this)", sheet)
-    for line in [*grid.told, *grid.advice]:
+    for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _workers(point: Point) -> str:
-    if point.threads:
-        return f"{point.num_workers} thread" + "s" * (point.num_workers > 1)
-    return f"auto: {point.num_workers}" if point.auto else str(point.num_workers)
-
-
-def _rates(spread: Spread | None, samples: float) -> tuple[str, str]:
-    if spread is None:
-        return "–", ""
-    return _number(samples / spread.median), _range(
-        Spread(0, samples / spread.high, samples / spread.low)
-    )
-
-
-# --- files ---
-
-
-def write(
-    directory: Path,
-    machine: Mapping[str, Any],
-    measurements: Sequence[Measurement],
-    grid: Grid | None,
-    interrupted: bool,
-) -> list[str]:
-    """Write results.json with everything, results.csv with a line a figure; returns their names."""
-    report: dict[str, Any] = {
-        "format": FORMAT,
-        "interrupted": interrupted,
-        "machine": machine,
-        "measurements": [],
-        "grid": None if grid is None else grid.as_dict(),
+def write(path: Path, grid: Grid, lines: list[str], best: Setting | None) -> None:
+    """Write everything as JSON."""
+    found = {
+        "format": 2,
+        "chosen": best and str(best),
+        "advice": lines,
+        "settings": [asdict(each) for each in grid.settings],
     }
-    lines: list[tuple[object, ...]] = [_COLUMNS]
-    for m in measurements:
-        row = {"case": m.case, "name": m.name, "unit": m.unit, "limit_by": m.limit_by}
-        limit, loaders = m.figure(LIMIT), {}
-        for name in m.loaders:
-            spreads = (m.figure(name), m.vs_torch(name), m.of_limit(name))
-            figure, torchs, best = (spread and spread._asdict() for spread in spreads)
-            loaders[name] = {
-                "figure": figure,
-                "rounds": m.values(name),
-                "vs_torch": torchs,
-                "of_limit": best,
-                "cannot": m.cannot.get(name),
-            }
-            ratios = [spread and spread.median for spread in (*spreads[1:], limit)]
-            cells = (*(spreads[0] or ("", "", "")), len(m.values(name)), *ratios)
-            lines.append((m.case, m.name, name, m.unit, *cells, m.limit_by, m.cannot.get(name)))
-        report["measurements"].append(
-            {**row, "limit": limit and limit._asdict(), "loaders": loaders}
-        )
-    (directory / "results.json").write_text(json.dumps(report, indent=1, ensure_ascii=False))
-    with (directory / "results.csv").open("w", newline="") as file:
-        csv.writer(file).writerows(lines)
-    return ["results.json", "results.csv"]
-
-
-def read(path: Path) -> Mapping[str, Any]:
-    """Read the report of a run to compare with; an `OptionError` says why it is none."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise OptionError(f"check cannot be read: {error}, got check={path}") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise OptionError(
-            f"check must be a results.json of this benchmark (format {FORMAT}), got check={path}"
-        )
-    return found
-
-
-def compare(
-    earlier: Mapping[str, Any], measurements: Sequence[Measurement], tolerance: float
-) -> tuple[list[str], bool]:
-    """Compare our ratios with those of an earlier report; they may be lower by `tolerance`.
-
-    Times are not compared: they belong to a machine and its mood, and ratios far less so. Gives
-    lines to print, and whether anything is worse. Nothing in common counts as worse.
-    """
-    before = {(row["case"], row["name"]): row["loaders"] for row in earlier["measurements"]}
-    lines, pairs = [], 0
-    for m in measurements:
-        old = before.get((m.case, m.name), {}).get(OURS, {})
-        for key, said, ratio in (
-            ("vs_torch", "times as good as torch", m.vs_torch(OURS)),
-            ("of_limit", "of the limit", m.of_limit(OURS)),
-        ):
-            if ratio is None or not old.get(key):
-                continue
-            pairs, now, was = pairs + 1, ratio.median, old[key]["median"]
-            if now < was * (1 - tolerance):
-                lines.append(
-                    f"check: WORSE {m.case}, {m.name}, {said}: {now:.3g}, was {was:.3g} "
-                    f"({100 * (now / was - 1):+.0f} %, {100 * tolerance:.0f} % are tolerated)"
-                )
-    if not pairs:
-        return ["check: nothing of this run is in the earlier report: run the same cases"], True
-    good = f"check: {pairs - len(lines)} of {pairs} ratios are as good as before"
-    return [*lines, good], bool(lines)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1, ensure_ascii=False))

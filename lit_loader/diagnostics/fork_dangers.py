@@ -1,217 +1,182 @@
-"""What forked workers would share with each other, and what does not survive a fork.
+"""Open handles that a dataset holds and that forked workers must not share.
 
-Looked for once, when workers are about to be forked, and told with the cure: an open file has one
-position for all processes, a connection one conversation, a library's threads are not there. Only
-what the dataset holds counts, and only where no harm can be excluded: not a file of one worker, or
-that only ``__init__`` reads, reads by ``pread``, memory maps, HDF5 (which reads by ``pread``), a
-class that looks at its process id, and what a ``worker_init_fn`` opens again.
+A fork copies them all, but a file has one position for all processes, a connection one
+conversation, and a decoder's threads are not there. The loader looks for them once, before workers
+are forked, and warns with the cure. It looks at attributes and small containers only: it reads no
+code and runs none of the user's.
 
-The walk is short: the attributes of the user's objects, items of small containers. No code of the
-user's is run.
+Harmless under fork, as ``tests/diagnostics/test_fork_dangers.py`` shows: memory maps, HDF5 files
+(which are read by ``pread``), zarr's local stores, LMDB without locks, sessions that have not
+connected yet, and what is written only.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import io
 import os
 import sys
-import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
-from types import CodeType, FunctionType
 from typing import Any, Final, NamedTuple
 
-from lit_loader.core.seeding.held_generators import CLOSED, instance_dict, is_leaf, root_of
-from lit_loader.core.system import linux
+_OBJECTS: Final = 300  # that are looked at; each takes about 1 us
+_ITEMS: Final = 32  # of a container, that are looked at
 
-_OBJECTS: Final = 300
-"""That are looked at; each takes 1 to 3 us."""
-
-_ITEMS: Final = 32
-"""Of a container, that are looked at."""
-
-_CAREFUL: Final = frozenset({"pread", "preadv", "getpid", "register_at_fork", "flock", "lockf"})
-"""Names in the code of classes that know what a fork does."""
-
-_CONNECTIONS: Final = frozenset(
+_CLOSED: Final = frozenset(
     (
-        *(
-            "duckdb.DuckDBPyConnection",
-            "grpc.Channel",
-            "mysql.MySQLConnection",
-            "psycopg.Connection",
-        ),
-        *("psycopg2.connection", "pymysql.Connection", "socket.socket"),
+        *("asyncio", "concurrent", "logging", "multiprocessing", "numpy", "pandas", "pyarrow"),
+        *("threading", "torch"),
     )
 )
-_DECODERS: Final = frozenset(
-    (
-        *("av.InputContainer", "cv2.VideoCapture", "decord.VideoReader", "torchcodec.VideoDecoder"),
-        "wave.Wave_read",
-    )
-)
-"""By the library and the class."""
+"""Libraries whose objects are not looked into."""
 
-_CLOSED: Final = CLOSED - {"lit_loader"}
-
-_POOLS: Final = {"polars": "polars-", "zarr": "zarr_io", "tensorstore": "tensorstore"}
-"""Libraries whose objects are of no use in a fork once their threads run, and how these begin."""
+_LEAVES: Final = frozenset((str, bytes, int, float, complex, bool, type(None), type, type(sys)))
 
 
-class Holding(NamedTuple):
-    """An object, and how the dataset has it."""
+class Held(NamedTuple):
+    """An object that a dataset holds."""
 
     value: Any
-    path: str  # as in ``Images.reader.file``
-    name: str  # the attribute
+    step: Any  # the attribute's name, index or key
+    above: Held | None  # what holds it
+    attributes: dict[str, Any] | None  # of the object whose attribute it is; None: it is an item
+
+    @property
+    def path(self) -> str:
+        """How one gets there: ``Images.reader.file``."""
+        if self.above is None:
+            return type(self.value).__name__
+        step = f"[{self.step!r:.40}]" if self.attributes is None else f".{self.step}"
+        return self.above.path + step
+
+    @property
+    def knows_forks(self) -> bool:
+        """Whether its owner keeps this process's id: then it opens handles again after a fork."""
+        own = self.attributes
+        if own is None:
+            return self.above is not None and self.above.knows_forks
+        return any(type(value) is int and value == os.getpid() for value in own.values())
 
 
-def fork_dangers(dataset: Any, worker_init_fn: Any, several: bool = True) -> list[str]:
-    """Say what forked workers would share that they must not, each with the cure.
+def fork_dangers(dataset: Any, several: bool = True, has_init_fn: bool = False) -> list[str]:
+    """Return what to warn of before workers are forked.
 
-    One worker, and not ``several``, shares nothing; but it may lack a library's threads.
+    One worker, and not ``several``, shares nothing, but has no threads of a decoder either.
+    ``has_init_fn``: there is a ``worker_init_fn``, which may open handles again.
     """
-    if not several and {*_POOLS, "numba"}.isdisjoint(sys.modules):
-        return []
-    held, kinds = held_by(dataset)
-    if (text := _parallel_numba(kinds)) is not None:
-        return [text]
-    functions = [*_functions(kinds)]
-    around = _used_around(functions)
-    if any(
-        type(each.value).__module__ == "multiprocessing.synchronize" for each in [*held, *around]
-    ):
-        return []  # with a lock of all processes, its reads wait for each other
-    used = {each.name for each in around}.union(*(_names(each.__code__) for each in functions))
-    told = [
-        (each, text)
-        for each in [*held, *around]
-        if (several or root_of(type(each.value)) in _POOLS)
-        and (text := _danger(each.value, each.path))
+    held = [*_held(dataset)]
+    if any(type(each.value).__module__ == "multiprocessing.synchronize" for each in held):
+        return []  # workers take turns
+    note = "\n(Ignore this warning if worker_init_fn opens it again.)" if has_init_fn else ""
+    return [
+        f"lit_loader: {each.path} is {what}, and {why}. Open it in each worker, where a sample is "
+        f"read:\n{_cure(each.path, how)}{note} [LL021]"
+        for each in held
+        if not each.knows_forks and (danger := _danger(each.value))
+        for what, why, how in [danger]
+        if several or why is _THREADS
     ]
-    if not told or not _CAREFUL.isdisjoint(used):
-        return []
-    opened = _names(getattr(worker_init_fn, "__code__", None))
-    if "get_worker_info" in opened:
-        return []
-    return [text for each, text in told if each.name in used and each.name not in opened]
 
 
-def held_by(dataset: Any) -> tuple[list[Holding], set[type]]:
-    """What a dataset holds, breadth first, and the classes of the user's objects among it."""
+def thread_dangers(dataset: Any) -> list[str]:
+    """Return which open files worker threads would read at one position, unless there is a lock."""
+    held = [*_held(dataset)]
+    if any(type(each.value).__name__.lower() in ("lock", "rlock") for each in held):
+        return []
+    return [
+        f"{each.path} is {danger[0]}, and worker threads share its position in the file: they read "
+        "each other's bytes. Read it under a lock, or open one in each thread. [LL022]"
+        for each in held
+        if (danger := _danger(each.value)) and danger[0] in (_FILE, _TAR)
+    ]
+
+
+def _held(dataset: Any) -> Iterator[Held]:
+    """Yield what a dataset holds, breadth first."""
     seen: set[int] = set()
-    kinds: set[type] = set()
-    held: list[Holding] = []
-    waiting = deque([Holding(dataset, type(dataset).__name__, "")])
+    waiting = deque([Held(dataset, "", None, None)])
     while waiting and len(seen) < _OBJECTS:
         at = waiting.popleft()
         value, kind = at.value, type(at.value)
-        if is_leaf(value) or id(value) in seen:
+        if kind in _LEAVES or id(value) in seen:
             continue
         seen.add(id(value))
-        held.append(at)
+        yield at
         if kind in (list, tuple):
-            items = enumerate(value[:_ITEMS])
-            waiting += (Holding(item, f"{at.path}[{n}]", at.name) for n, item in items)
+            waiting += (Held(item, n, at, None) for n, item in enumerate(value[:_ITEMS]))
         elif kind is dict:
-            pairs = [*islice(value.items(), _ITEMS)]
-            waiting += (Holding(item, f"{at.path}[{key!r}]", at.name) for key, item in pairs)
-        elif root_of(kind) not in _CLOSED or kind.__module__.startswith("torch.utils.data"):
-            kinds.update(kind.__mro__)
-            attributes = [*instance_dict(value).items()]
-            waiting += (Holding(item, f"{at.path}.{name}", name) for name, item in attributes)
-    return held, kinds
+            items = [*islice(value.items(), _ITEMS)]
+            waiting += (Held(item, key, at, None) for key, item in items)
+        elif not _is_known(kind) and _is_open(kind):
+            attributes = _attributes(value)
+            waiting += (Held(item, name, at, attributes) for name, item in attributes.items())
 
 
-def _functions(kinds: set[type]) -> Iterator[FunctionType]:
-    """The functions in classes, properties' too, but for those that make objects."""
-    for kind in kinds:
-        for name, member in [*vars(kind).items()]:
-            function = getattr(member, "fget", member)
-            if name != "__init__" and isinstance(function, FunctionType):
-                yield function
+def _is_open(kind: type) -> bool:
+    """Whether objects of a class are looked into."""
+    return _root(kind) not in _CLOSED or kind.__module__.startswith("torch.utils.data")
 
 
-def _used_around(functions: Iterable[FunctionType]) -> list[Holding]:
-    """What functions use of their modules and closures."""
-    found: dict[int, Holding] = {}
-    for function in functions:
-        code, space = function.__code__, function.__globals__
-        for name in sorted(_names(code) & space.keys()):
-            found.setdefault(id(space[name]), Holding(space[name], name, name))
-        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # it is empty
-                value = cell.cell_contents
-                found.setdefault(id(value), Holding(value, name, name))
-    return [*found.values()]
-
-
-def _parallel_numba(kinds: set[type]) -> str | None:
-    """Say that samples call a parallel function of numba, whose pool of GNU OpenMP has begun here.
-
-    Numba finds a fork by its parent's number, and ends it.
-    """
-    numba: Any = sys.modules.get("numba")
+def _attributes(value: Any) -> dict[str, Any]:
     try:
-        if numba is None or numba.threading_layer() != "omp":
-            return None
-    except ValueError:  # none has begun
-        return None
-    for kind in kinds:
-        names = set[str]().union(
-            *(_names(getattr(member, "__code__", None)) for member in [*vars(kind).values()])
-        )
-        around = vars(sys.modules.get(kind.__module__, object))
-        for name in sorted(names & around.keys()):
-            options = getattr(around[name], "targetoptions", None)
-            if isinstance(options, dict) and options.get("parallel"):
-                return (
-                    f"lit_loader: {kind.__qualname__} calls {name}, which numba runs in the "
-                    "threads of GNU OpenMP, and these have begun in this process: in a forked "
-                    "worker the call hangs. Set NUMBA_THREADING_LAYER=workqueue, or "
-                    "multiprocessing_context='forkserver' or 'spawn'. [LL049]"
-                )
-    return None
+        found = object.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError):
+        return {}
+    return dict(found) if isinstance(found, dict) else {}
 
 
-def _danger(value: Any, path: str) -> str | None:
-    """Say why forked workers must not have an object, and what to do; None: they may."""
-    kind = type(value)
+def _root(kind: type) -> str:
+    return str(kind.__module__).partition(".")[0].lstrip("_")
+
+
+# --- kinds ---
+
+_POSITION: Final = "forked workers share its position in the file: they read each other's bytes"
+_ANSWERS: Final = "forked workers share the connection: they get each other's answers"
+_THREADS: Final = "its threads do not exist in a forked worker, which hangs"
+_LOCKS: Final = "its locks do not survive a fork"
+_FILE, _TAR = "an open file", "an open tarfile"
+
+_Danger = tuple[str, str, str]
+"""What an object is, why forked workers must not share it, and how it is opened again."""
+
+
+@functools.lru_cache(maxsize=128)
+def _names(kind: Any) -> tuple[str, ...]:
+    """The names of a class and of those that it derives from: ``zipfile.ZipFile``."""
+    return tuple(f"{_root(each)}.{each.__qualname__}" for each in kind.__mro__)
+
+
+def _is_known(kind: type) -> bool:
+    names = _names(kind)
+    return issubclass(kind, io.IOBase) or not (
+        _LOOKS.keys().isdisjoint(names) and _KINDS.keys().isdisjoint(names)
+    )
+
+
+def _danger(value: Any) -> _Danger | None:
+    """Say why forked workers must not share an object; None: they may."""
     if isinstance(value, io.IOBase):
-        if value in (sys.stdin, sys.stdout, sys.stderr):
-            return None
-        again = _file(value)
-        return again and _shared_position(path, again)
-    names = {f"{root_of(base).lstrip('_')}.{base.__qualname__}" for base in kind.__mro__}
-    if "zipfile.ZipFile" in names:
-        is_open = value.fp is not None and value.mode == "r" and value.filename is not None
-        return _shared_position(path, f"zipfile.ZipFile({value.filename!r})") if is_open else None
-    if "tarfile.TarFile" in names:
-        is_open = not value.closed and value.mode == "r" and value.name is not None
-        return _shared_position(path, f"tarfile.open({value.name!r})") if is_open else None
-    if "sqlite3.Connection" in names:
-        file = _database(value)
-        return file and _shared(path, kind, f"sqlite3.connect({file!r})")
-    if not names.isdisjoint(_DECODERS):
-        return _shared_position(path, "...  # opened as before")
-    if not names.isdisjoint(_CONNECTIONS):
-        return _shared(path, kind, "...  # connected as before")
-    begins = _POOLS.get(root_of(kind))
-    if begins is not None and _runs(begins) and not _resets(kind):
-        return (
-            f"lit_loader: {path} is {kind.__qualname__!r} of {root_of(kind)}, "
-            "whose threads run in this process: a forked worker has its locks, but not its "
-            "threads, and may hang. Set multiprocessing_context='forkserver' or 'spawn'. [LL023]"
-        )
+        return _file(value)
+    kind: Any = type(value)
+    for name in _names(kind):
+        if (look := _LOOKS.get(name)) is not None:
+            try:
+                return look(value)
+            except Exception:  # it is closed, or of another version
+                return None
+        if name in _KINDS:
+            return (f"a {name}", *_KINDS[name])
     return None
 
 
-def _file(file: Any) -> str | None:
-    """How a file is opened again that is read from a position; None: it has none to share."""
+def _file(file: Any) -> _Danger | None:
     try:
-        if file.closed or not file.readable() or not file.seekable():
+        if file in (sys.stdin, sys.stdout, sys.stderr) or file.closed or not file.readable():
+            return None
+        if not file.seekable():
             return None
         file.fileno()
         name, mode = file.name, str(getattr(file, "mode", "rb"))
@@ -219,97 +184,124 @@ def _file(file: Any) -> str | None:
         return None
     if "a" in mode:
         return None
-    if type(file).__module__ in ("gzip", "bz2", "lzma"):
-        return f"{type(file).__module__}.open({name!r})"
-    if not isinstance(name, (str, bytes)):
-        return "...  # opened as before"
-    return f"open({name!r})" if mode == "r" else f"open({name!r}, {mode!r})"
+    module = type(file).__module__
+    opener = f"{module}.open" if module in ("gzip", "bz2", "lzma") else "open"
+    given = "" if mode == "r" or opener != "open" else f", {mode!r}"
+    how = f"{opener}({name!r}{given})" if isinstance(name, (str, bytes)) else "...  # as before"
+    return _FILE, _POSITION, how
 
 
-def _database(connection: Any) -> str | None:
-    """The file of a database; None: it is in memory."""
-    try:
-        return next(iter(connection.execute("PRAGMA database_list")))[2] or None
-    except Exception:  # it is closed, or another thread's
+def _zip(file: Any) -> _Danger | None:
+    if file.fp is None or file.mode != "r":
         return None
+    return "an open zipfile.ZipFile", _POSITION, f"zipfile.ZipFile({str(file.filename)!r})"
 
 
-def _shared_position(path: str, again: str) -> str:
-    return (
-        f"lit_loader: {path} is open, and its file has one position for all forked workers: "
-        "those that read it without opening it again read each other's bytes. "
-        f"{_open_again(path, again)}\nOr read by "
-        "os.pread(file, length, offset), which uses no position. [LL021]"
-    )
+def _tar(file: Any) -> _Danger | None:
+    if file.closed or file.mode != "r":
+        return None
+    return _TAR, _POSITION, f"tarfile.open({str(file.name)!r})"
 
 
-def _shared(path: str, kind: type, again: str) -> str:
-    return (
-        f"lit_loader: {path} is a connection ({kind.__module__}.{kind.__qualname__}) that all "
-        f"forked workers use at the same time. [LL022] {_open_again(path, again)}"
-    )
+def _npz(file: Any) -> _Danger | None:
+    if file.zip is None:
+        return None
+    return "an open .npz file", _POSITION, f"numpy.load({str(file.zip.filename)!r})"
 
 
-def _open_again(path: str, again: str) -> str:
+def _hdf5(value: Any) -> _Danger | None:
+    """HDF5's own drivers read by ``pread``; those of Python and C files have a position."""
+    if not value or value.file.driver not in ("fileobj", "stdio"):
+        return None
+    return "an HDF5 file with a position", _POSITION, "h5py.File(path)"
+
+
+def _zarr(value: Any) -> _Danger | None:
+    store = getattr(value, "store", value)
+    if type(store).__name__ != "ZipStore":
+        return None
+    return "an open zarr.ZipStore", _POSITION, f"zarr.open({str(store.path)!r}, mode='r')"
+
+
+def _sqlite(connection: Any) -> _Danger | None:
+    """A connection to a database in a file; what is in memory is copied by a fork."""
+    path = next(iter(connection.execute("PRAGMA database_list")))[2]
+    if not path:
+        return None
+    return "a connection to SQLite", _LOCKS, f"sqlite3.connect({path!r})"
+
+
+def _lmdb(environment: Any) -> _Danger | None:
+    lmdb = sys.modules.get("lmdb")
+    if lmdb is None or not isinstance(environment, lmdb.Environment):
+        return None
+    if not environment.flags()["lock"]:
+        return None
+    how = f"lmdb.open({environment.path()!r}, readonly=True, lock=False)"
+    return "an open LMDB environment with locks", _LOCKS, how
+
+
+def _session(session: Any) -> _Danger | None:
+    """A session of requests, or urllib3's pools: dangerous once it has connected."""
+    managers = [each.poolmanager for each in getattr(session, "adapters", {}).values()]
+    if not any(len(manager.pools) for manager in managers or [session]):
+        return None
+    return "a session with open connections", _ANSWERS, f"{type(session).__name__}()"
+
+
+def _boto(client: Any) -> _Danger | None:
+    http: Any = client._endpoint.http_session  # reach: botocore: has no public name for it
+    if not len(http._manager.pools):
+        return None
+    return "a client of boto with open connections", _ANSWERS, "boto3.Session().client(...)"
+
+
+def _boto_resource(resource: Any) -> _Danger | None:
+    return _boto(resource.meta.client)
+
+
+_LOOKS: Final[dict[str, Callable[[Any], _Danger | None]]] = {
+    "zipfile.ZipFile": _zip,
+    "tarfile.TarFile": _tar,
+    "numpy.NpzFile": _npz,
+    "h5py.HLObject": _hdf5,
+    "zarr.Array": _zarr,
+    "zarr.Group": _zarr,
+    "zarr.ZipStore": _zarr,
+    "sqlite3.Connection": _sqlite,
+    "builtins.Environment": _lmdb,  # as py-lmdb's is called in C
+    "lmdb.Environment": _lmdb,
+    "requests.Session": _session,
+    "urllib3.PoolManager": _session,
+    "botocore.BaseClient": _boto,
+    "boto3.ServiceResource": _boto_resource,
+}
+"""Kinds that are dangerous in some states, by the library and the class."""
+
+_KINDS: Final[dict[str, tuple[str, str]]] = {
+    "av.InputContainer": (_POSITION, "av.open(path)"),
+    "cv2.VideoCapture": (_THREADS, "cv2.VideoCapture(path)"),
+    "decord.VideoReader": (_THREADS, "decord.VideoReader(path)"),
+    "torchcodec.VideoDecoder": (_POSITION, "VideoDecoder(path)"),
+    "wave.Wave_read": (_POSITION, "wave.open(path)"),
+    **{
+        name: (_ANSWERS, "...  # connected as before")
+        for name in (
+            *("socket.socket", "http.HTTPConnection", "grpc.Channel", "duckdb.DuckDBPyConnection"),
+            *("psycopg.Connection", "psycopg2.connection", "pymysql.Connection"),
+            "mysql.MySQLConnection",
+        )
+    },
+}
+"""Kinds that are always dangerous: why, and how they are opened again."""
+
+
+def _cure(path: str, how: str) -> str:
     attribute = path.rpartition(".")[2]
     if not attribute.isidentifier():
         attribute = "file"
     return (
-        "Open it in each worker, for example where a sample is read:\n"
-        "    if self._opened_by != os.getpid():  # -1 at first, set in __init__\n"
-        f"        self.{attribute} = {again}\n"
-        "        self._opened_by = os.getpid()"
+        "    if self._pid != os.getpid():  # -1 in __init__\n"
+        f"        self.{attribute} = {how}\n"
+        "        self._pid = os.getpid()"
     )
-
-
-def _names(code: CodeType | None) -> set[str]:
-    """The attributes and globals that code uses, that of functions within it too."""
-    if code is None:
-        return set()
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names |= _names(constant)
-    return names
-
-
-def _runs(begins: str) -> bool:
-    """Whether a thread with such a name runs in this process."""
-    if any(each.name.startswith(begins) for each in threading.enumerate()):
-        return True
-    try:
-        tasks = os.listdir(f"{linux.PROC}/self/task")
-    except OSError:
-        return False
-    for task in tasks:
-        try:
-            with open(f"{linux.PROC}/self/task/{task}/comm") as file:
-                if file.read().startswith(begins):
-                    return True
-        except OSError:  # it has just ended
-            pass
-    return False
-
-
-def _resets(kind: type) -> bool:
-    """Whether a library begins anew after a fork by itself, as zarr does in newer versions."""
-    sync = sys.modules.get("zarr.core.sync")
-    return root_of(kind) == "zarr" and hasattr(sync, "reset_resources_after_fork")
-
-
-def thread_dangers(dataset: Any, worker_init_fn: Any) -> list[str]:
-    """Say which open files worker threads would read at one position, each with the cure.
-
-    Not of a dataset with a lock, for which its reads wait; a ZipFile has one itself.
-    """
-    told = [
-        text.removeprefix("lit_loader: ").replace("forked workers", "worker threads")
-        for text in fork_dangers(dataset, worker_init_fn)
-        if "one position" in text and " = zipfile.ZipFile(" not in text
-    ]
-    held, kinds = held_by(dataset) if told else ([], set())
-    locked = any(
-        type(each.value).__name__.lower() in ("lock", "rlock")
-        for each in [*held, *_used_around(_functions(kinds))]
-    )
-    return [] if locked else told

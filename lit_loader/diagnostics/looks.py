@@ -63,13 +63,14 @@ class Use(NamedTuple):
     """What a process is at, as the kernel has it."""
 
     state: str  # the kernel's letter: R runs, S sleeps, D sleeps at a disk, T is stopped
-    cpu: float  # seconds of processor time so far
+    cpu: float  # seconds of CPU time so far
+    started: str  # when, in the kernel's ticks: process ids are used again
 
 
 def use_of(pid: int | str) -> Use:
     """Look at a process, or at a thread (``self/task/7``); OSError: it is gone, or nobody may."""
     fields = linux.stat_fields(pid)
-    return Use(fields[0], (int(fields[11]) + int(fields[12])) * _TICK)
+    return Use(fields[0], (int(fields[11]) + int(fields[12])) * _TICK, fields[19])
 
 
 def sleeps_at(pid: int | str) -> str:

@@ -1,11 +1,10 @@
-"""Writes the timeline of a training loop as a Chrome trace, for ui.perfetto.dev.
+"""Writes the timeline of a training loop's latest batches as a Chrome trace, for ui.perfetto.dev.
 
-Used by ``LoaderMonitor(trace=…)``. The kept records of each loader come in, a JSON file goes out.
-One process of the trace is one loader, with these tracks::
+Used by ``LoaderMonitor(trace=…)``. Each loader is one process of the trace, with these tracks::
 
-    consumer     wait │ decode │ transfer │ step …   (num_workers=0: and fetch, collate, pin)
+    loop         wait │ decode │ step …   (with num_workers=0 also fetch, collate, pin)
     pin memory   decode │ pin …
-    worker 0     waiting for reads │ fetch │ collate │ encode …   (of batch 17, slowest sample …)
+    worker 0     fetch │ collate │ encode …   (of batch 17, slowest sample …)
     worker 1     …
     ready batches, a counter
 
@@ -17,21 +16,19 @@ microseconds.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from lit_loader.core.batch.timings import Timings
-from lit_loader.profiling.records import LoaderTrace, StepRecord
+from lit_loader.describe import short_repr
 
 __all__ = ["trace_events", "write_trace"]
 
-_COUNTER, _CONSUMER, _PIN, _WORKERS = 0, 1, 2, 10
-"""Numbers of the tracks; a worker's is its own above the last."""
+_COUNTER, _LOOP, _PIN, _WORKERS = 0, 1, 2, 10
+"""Numbers of the tracks; a worker's is its own number above the last."""
 
-_TRACKS: Final = {_CONSUMER: "consumer", _PIN: "pin memory"}
-
-_INDEX_LENGTH: Final = 80  # characters that are shown of a sample's index
+_TRACKS: Final = {_LOOP: "loop", _PIN: "pin memory"}
 
 
 class _Slice(NamedTuple):
@@ -40,110 +37,86 @@ class _Slice(NamedTuple):
     track: int
     name: str
     start: int
-    duration: int
+    end: int
     args: dict[str, Any]
 
 
-def write_trace(path: Path, loaders: Sequence[LoaderTrace]) -> None:
-    """Write a trace file; its directory is made if need be. OSError: it cannot be written."""
-    origin = min((piece.start for loader in loaders for piece in _slices(loader)), default=0)
-    trace = {
-        "traceEvents": list(trace_events(loaders, origin)),
-        "displayTimeUnit": "ms",
-        "otherData": {
-            "program": "lit_loader",
-            "origin": f"{origin} ns of time.monotonic_ns()",
-            "batches": {
-                loader.name: f"the last {len(loader.records)} of "
-                f"{len(loader.records) + loader.left_out}"
-                for loader in loaders
-            },
-        },
-    }
+def write_trace(path: Path, loaders: Mapping[str, Sequence[Timings]]) -> None:
+    """Write the records of loaders, by their names, into a file; its directory is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        json.dump(trace, file, separators=(",", ":"))
+    trace = {"traceEvents": list(trace_events(loaders)), "displayTimeUnit": "ms"}
+    path.write_text(json.dumps(trace, separators=(",", ":")))
 
 
-def trace_events(loaders: Sequence[LoaderTrace], origin: int = 0) -> Iterator[dict[str, Any]]:
-    """Give the events, by time within each track; times are counted from ``origin``."""
-    for pid, loader in enumerate(loaders, 1):
+def trace_events(loaders: Mapping[str, Sequence[Timings]]) -> Iterator[dict[str, Any]]:
+    """Yield the events, in order of time within each track."""
+    slices = {name: _in_order(_slices(records)) for name, records in loaders.items()}
+    origin = min((each.start for pieces in slices.values() for each in pieces), default=0)
+    for pid, (name, records) in enumerate(loaders.items(), 1):
 
         def event(kind: str, name: str, track: int, moment: int, args: Any, **more: Any) -> Any:
             at = (moment - origin) / 1000
             return dict(ph=kind, name=name, pid=pid, tid=track, ts=at, args=args, **more)  # noqa: B023
 
-        slices = _slices(loader)
-        title = {"name": f"lit_loader {loader.name}"}
-        yield event("M", "process_name", _COUNTER, origin, title)
-        for track in sorted({piece.track for piece in slices}):
-            name = _TRACKS.get(track, f"worker {track - _WORKERS}")
-            yield event("M", "thread_name", track, origin, {"name": name})
+        yield event("M", "process_name", _COUNTER, origin, {"name": f"lit_loader {name}"})
+        for track in sorted({each.track for each in slices[name]}):
+            title = _TRACKS.get(track, f"worker {track - _WORKERS}")
+            yield event("M", "thread_name", track, origin, {"name": title})
             yield event("M", "thread_sort_index", track, origin, {"sort_index": track})
-        for track, name, start, duration, args in slices:
-            cat = "consumer" if track == _CONSUMER else "loader"
-            yield event("X", name, track, start, args, dur=duration / 1000, cat=cat)
-        for moment, ready in _ready(loader.records):
-            yield event("C", "ready batches", _COUNTER, moment, {"batches": ready})
+        for track, stage, start, end, args in slices[name]:
+            yield event("X", stage, track, start, args, dur=(end - start) / 1000, cat="loader")
+        for moment, ready in _ready(records):
+            yield event("C", "ready batches", _COUNTER, max(moment, origin), {"batches": ready})
 
 
-def _batch_slices(records: Iterable[Timings]) -> Iterator[_Slice]:
+def _slices(records: Iterable[Timings]) -> Iterator[_Slice]:
     pinned = 0
     for record in records:
         args: dict[str, Any] = {"epoch": record.epoch, "batch": record.number}
         own = record.worker < 0
-        track = _CONSUMER if own else _WORKERS + record.worker
-        made = {**args, "samples": record.samples, **_slowest(record)}
-        yield from _after_another(track, record.began, record.making, made)
-        if own:
-            pin = {"pin": record.pin}
-            yield from _after_another(_CONSUMER, record.asked + record.wait, pin, args)
-            continue
-        yield from _after_another(_CONSUMER, record.asked, record.taking, args)
+        track = _LOOP if own else _WORKERS + record.worker
+        making = dict(fetch=record.fetch, collate=record.collate, encode=record.encode)
+        yield from _row(track, record.began, making, {**args, **_slowest(record)})
+        yield from _row(_LOOP, record.asked - record.step, {"step": record.step}, {})
+        if not own:  # else the loop makes the batch while it waits
+            taking = {"wait": record.wait, "decode": 0 if record.pin else record.decode}
+            yield from _row(_LOOP, record.asked, taking, args)
+        pin = {"decode": 0 if own else record.decode, "pin": record.pin}
         if record.pin:
-            # The thread began with it once it had come in and the one before it was done.
-            start = max(record.arrived, pinned)
-            stages = {"decode": record.decode, "pin": record.pin}
-            yield from _after_another(_PIN, start, stages, args)
-            pinned = start + record.decode + record.pin
+            # The thread begins with a batch once that has come in and the one before is done.
+            start = record.asked + record.wait if own else max(record.arrived, pinned)
+            yield from _row(_LOOP if own else _PIN, start, pin, args)
+            pinned = start + sum(pin.values())
 
 
-def _step_slices(steps: Iterable[StepRecord]) -> Iterator[_Slice]:
-    for step in steps:
-        if step.given:
-            yield _Slice(_CONSUMER, "transfer", step.given, step.start - step.given, {})
-        yield _Slice(_CONSUMER, "step", step.start, step.end - step.start, {})
-
-
-def _after_another(
-    track: int, start: int, stages: dict[str, int], args: dict[str, Any]
+def _row(
+    track: int, start: int, stages: Mapping[str, int], args: dict[str, Any]
 ) -> Iterator[_Slice]:
+    """Yield stages that follow each other."""
     for name, duration in stages.items():
         if duration:
-            yield _Slice(track, name, start, duration, args)
+            yield _Slice(track, name, start, start + duration, args)
         start += duration
 
 
-def _slices(loader: LoaderTrace) -> list[_Slice]:
-    """Those of each track by time; what would overlap, several iterators' say, is cut."""
-    slices = [*_batch_slices(loader.records), *_step_slices(loader.steps)]
+def _in_order(slices: Iterable[_Slice]) -> list[_Slice]:
+    """Sort slices, and cut those that overlap: several iterators may share a track."""
     ends: dict[int, int] = {}
-    lined = []
-    for piece in sorted(slices, key=lambda piece: (piece.track, piece.start)):
-        end = piece.start + piece.duration
-        start = max(piece.start, ends.get(piece.track, piece.start))
-        if end > start:
-            lined.append(piece._replace(start=start, duration=end - start))
-            ends[piece.track] = end
-    return lined
+    found = []
+    for each in sorted(slices, key=lambda each: (each.track, each.start)):
+        start = max(each.start, ends.get(each.track, each.start))
+        if each.end > start:
+            found.append(each._replace(start=start))
+            ends[each.track] = each.end
+    return found
 
 
 def _ready(records: Iterable[Timings]) -> Iterator[tuple[int, int]]:
-    """How many batches were made and not given out, at every moment at which that changed."""
+    """Yield how many batches were made and not yielded, whenever that changed."""
     changes = []
     for record in records:
         if record.worker >= 0:
-            made = record.began + sum(record.making.values())
+            made = record.began + record.fetch + record.collate + record.encode
             changes += [(min(made, record.given), 1), (record.given, -1)]
     ready = 0
     for moment, change in sorted(changes, key=lambda item: (item[0], -item[1])):
@@ -153,8 +126,6 @@ def _ready(records: Iterable[Timings]) -> Iterator[tuple[int, int]]:
 
 def _slowest(record: Timings) -> dict[str, Any]:
     if not record.slowest:
-        return {}
-    shown = {"slowest sample ms": record.slowest / 1e6}
-    if record.slowest_index is None:
-        return shown
-    return {"slowest sample": repr(record.slowest_index)[:_INDEX_LENGTH], **shown}
+        return {"samples": record.samples}
+    index = {} if record.slowest_index is None else {"index": short_repr(record.slowest_index)}
+    return {"samples": record.samples, **index, "slowest sample ms": record.slowest / 1e6}

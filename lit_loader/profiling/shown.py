@@ -1,7 +1,7 @@
-"""`ShownLoader`: what a viewer in another process is told of a loader, as a page of JSON.
+"""`ShownLoader`: what a viewer in another process is shown of a loader, as a page of JSON.
 
-Asked for once a second by the iterator with workers (`core/transport/viewer_page.py`); all of it is
-in the loader's statistics, and nothing is counted for a viewer alone.
+The iterator with workers asks for it once per second (`core/transport/viewer_page.py`). All of it
+is in the loader's statistics: nothing is counted for a viewer alone.
 """
 
 from __future__ import annotations
@@ -11,19 +11,16 @@ from typing import Any, Final
 from torch.utils.data import Dataset
 
 from lit_loader.core.transport import viewer_page
-from lit_loader.profiling.verdict import LoaderStatistics
+from lit_loader.profiling.statistics import LoaderStatistics
 
 __all__ = ["ShownLoader"]
 
-_WRAPPERS: Final = 3
-"""Datasets around another one that are named."""
-
-_LENGTH: Final = 200
-"""Characters of a name."""
+_WRAPPERS: Final = 3  # datasets around another one that are named
+_LENGTH: Final = 200  # characters of a name
 
 
 class ShownLoader:
-    """Gives what is shown of a loader; knows what it has shown before, and not the loader."""
+    """Returns what is shown of a loader; remembers what it has shown before, not the loader."""
 
     def __init__(self) -> None:
         self._before = 0, LoaderStatistics()
@@ -32,7 +29,7 @@ class ShownLoader:
         self._length: tuple[int | None, int | None] = None, None
 
     def figures(self, core: Any, epoch: int, now: int) -> dict[str, Any]:
-        """Give the figures at a moment, by the names that `top/snapshot.py` has for them."""
+        """Return the figures at a moment, by the names that `top/watch.py` knows."""
         loader, statistics = core.loader, core.seams.statistics(core, False)
         then, before = self._before
         if now - then >= viewer_page.EVERY:
@@ -42,13 +39,12 @@ class ShownLoader:
                 self._share = (statistics.waited - before.waited) / max(seconds, 1e-9)
             self._before = now, statistics
         rank, ranks = core.replica
-        if self._length[0] != epoch:  # it is a sampler's of the user's, perhaps
+        if self._length[0] != epoch:  # the length is perhaps that of the user's sampler
             self._length = epoch, _length(core.plan)
         size = loader.batch_size
         return {
             "role": str(loader.role)[:_LENGTH],
             "dataset": _name(core.dataset)[:_LENGTH],
-            "options": core.describe()[:_LENGTH],
             "batch_size": size if isinstance(size, int) else None,
             "length": self._length[1],
             "rank": rank,
@@ -58,7 +54,6 @@ class ShownLoader:
             "wait_share": self._share,
             "restarts": statistics.worker_restarts,
             "bad_samples": statistics.sample_errors,
-            "statistics": statistics.figures(),
             # None on a loader's first page, and a short epoch may end before the second one.
             "verdict": statistics.verdict if statistics.batches else "",
             "events": list(core.log.events),

@@ -1,7 +1,7 @@
 """A loader's status board and page, read by a viewer in another process.
 
-The viewer reads the beginning of the file by ordinary reads: nothing is mapped, so that neither a
-file that is cut, nor one whose loader has ended, can do any harm. Imports neither torch nor NumPy.
+The viewer reads the beginning of the file by ordinary reads. Nothing is mapped, so neither a file
+that is cut, nor one whose loader has ended, can do any harm. Imports neither torch nor NumPy.
 """
 
 from __future__ import annotations
@@ -12,44 +12,17 @@ import zlib
 from array import array
 from typing import Any, Final, NamedTuple
 
-from lit_loader.core.transport.status_board import (
-    ROW,
-    ROW_BYTES,
-    WORKERS,
-    Stage,
-)
-from lit_loader.core.transport.viewer_page import (
-    BASE,
-    BEGIN,
-    EPOCH,
-    FORM,
-    FORMAT,
-    GIVEN,
-    HALF,
-    HEAD,
-    MAGIC,
-    NUMBER,
-    SINCE,
-)
+from lit_loader.core.transport import viewer_page as page_of
+from lit_loader.core.transport.status_board import ROW, ROW_BYTES, WORKERS, Stage
 from lit_loader.remote.rows import credit_of, node_of
 
-__all__ = ["BoardView", "OtherFormat", "WorkerRow", "read_board", "read_index"]
+__all__ = ["BoardView", "WorkerRow", "read_board", "read_index"]
 
 _POSITION: Final = (1 << 40) - 1
 """The bits of a task's number that are the batch's position (`core/transport/messages.py`)."""
 
-_MOST: Final = 1 << 15  # workers that are believed: more is no board
-
 _TRIES: Final = 8
 _INDEX: Final = 8
-
-
-class OtherFormat(Exception):
-    """The file is a loader's of another ``format``; None: it shows nothing, perhaps not yet."""
-
-    def __init__(self, found: int | None) -> None:
-        super().__init__(found)
-        self.format = found
 
 
 class WorkerRow(NamedTuple):
@@ -67,16 +40,16 @@ class WorkerRow(NamedTuple):
     indices_of: int  # the task whose indices lie in the file: where, and how many bytes
     offset: int
     nbytes: int
-    node: str | None = None  # a remote worker's machine, "": it is not up; None: it is of this one
-    credit: int | None = None  # of a relay: batches that remote workers can be at together
+    node: str | None = None  # a remote worker's machine, "": it is not up; None: this machine
+    credit: int | None = None  # of a relay: batches that its remote workers can have in flight
 
     @property
     def batch(self) -> int | None:
-        """The batch's number in its epoch; None: it has none at hand."""
+        """The batch's number in its epoch; None: the worker has none."""
         return self.number & _POSITION if self.stage in Stage.BUSY else None
 
     def at_same_task(self, later: WorkerRow) -> bool:
-        """Whether a later copy of the row tells of the same task, in the same stage."""
+        """Whether a later copy of the row is of the same task, in the same stage."""
         return later._replace(position=self.position, since=self.since) == self
 
 
@@ -84,59 +57,52 @@ class BoardView(NamedTuple):
     """A copy of a board; all but the page is as it is at this moment."""
 
     workers: int  # that there are to be
-    since: int  # monotonic_ns() since when the consumer waits; computes, if negative; 0: none does
+    since: int  # monotonic_ns() since when the loop waits; computes, if negative; 0: neither
     epoch: int
-    batches: int  # of that epoch that were given out
+    batches: int  # of that epoch that were yielded
     ready: int  # that are made and were not asked for, about
     page: dict[str, Any]  # as `ViewerPage.write` has it
     rows: list[WorkerRow]  # up to the last that there has been
 
 
-def read_board(fd: int) -> BoardView:
-    """Read a board. OtherFormat: the file is laid out otherwise; OSError: it cannot be read."""
-    for _ in range(_TRIES):  # one is written once a second
-        head = os.pread(fd, ROW_BYTES, 0)
-        if len(head) < ROW_BYTES:
-            raise OtherFormat(None)
-        row = array("q", head)
-        begin, magic = row[BEGIN], row[FORM]
-        if magic != MAGIC | FORMAT:
-            raise OtherFormat(magic & 0xFF if magic & ~0xFF == MAGIC else None)
-        if begin % ROW_BYTES or not 0 < begin <= _MOST * ROW_BYTES:
-            raise OtherFormat(None)
-        page = _page(fd, row[NUMBER], begin)
-        if page is not None:
-            break
-    else:
-        raise OtherFormat(None)
-    data = os.pread(fd, begin, 0)  # after the page: so what has changed since is known
-    words = array("q", data[:ROW_BYTES])
-    written = max(len(data.rstrip(b"\0")), ROW_BYTES * (1 + min(words[WORKERS], _MOST)))
-    rows = [
-        _row(data[start : start + ROW_BYTES])
-        for start in range(ROW_BYTES, min(written, len(data) - ROW_BYTES + 1), ROW_BYTES)
-    ]
-    since, given = words[SINCE], words[GIVEN]
-    made = sum(each.made for each in rows[: page["rows"]]) - page["made"]
-    ready = page["ready"] + made - (given - page["given"]) if since else 0
-    # A second copy of a task, say, counts until the next page; what is being made is not ready.
-    most = page["loader"]["ahead"] - len({row.batch for row in rows} - {None})
-    batches = given - words[BASE]
-    ready = max(0, min(ready, most))
-    return BoardView(words[WORKERS], since, words[EPOCH], batches, ready, page, rows)
+def read_board(fd: int) -> BoardView | None:
+    """Read a board; None: it is empty, or of another version. OSError: it cannot be read."""
+    for _ in range(_TRIES):  # a page is written once per second
+        row = array("q", os.pread(fd, ROW_BYTES, 0).ljust(ROW_BYTES, b"\0"))
+        begin = row[page_of.BEGIN]
+        if row[page_of.FORM] != page_of.MAGIC | page_of.FORMAT or begin % ROW_BYTES:
+            return None
+        if (page := _page(fd, row[page_of.NUMBER], begin)) is not None:
+            return _view(os.pread(fd, begin, 0), page)  # after the page: what changed is known
+    return None
 
 
 def _page(fd: int, number: int, begin: int) -> dict[str, Any] | None:
     """Read the page that the parent's row names; None if there is another one by now, or none."""
-    data = os.pread(fd, HALF, begin + number % 2 * HALF)
-    if len(data) < HALF:
+    data = os.pread(fd, page_of.HALF, begin + number % 2 * page_of.HALF)
+    if len(data) < page_of.HALF:
         return None
-    found, size, checksum = HEAD.unpack_from(data)
-    text = data[HEAD.size : HEAD.size + max(0, size)]
+    found, size, checksum = page_of.HEAD.unpack_from(data)
+    text = data[page_of.HEAD.size : page_of.HEAD.size + max(0, size)]
     if found != number or zlib.crc32(text) != checksum:
         return None
     page: dict[str, Any] = json.loads(text)
     return page
+
+
+def _view(data: bytes, page: dict[str, Any]) -> BoardView:
+    words = array("q", data[:ROW_BYTES])
+    written = max(len(data.rstrip(b"\0")), ROW_BYTES * (1 + words[WORKERS]))
+    starts = range(ROW_BYTES, min(written, len(data) - ROW_BYTES + 1), ROW_BYTES)
+    rows = [_row(data[start : start + ROW_BYTES]) for start in starts]
+    since, given = words[page_of.SINCE], words[page_of.GIVEN]
+    made = sum(each.made for each in rows[: page["rows"]]) - page["made"]
+    ready = page["ready"] + made - (given - page["given"]) if since else 0
+    # A second copy of a task counts until the next page; what is being made is not ready.
+    most = page["loader"]["ahead"] - len({row.batch for row in rows} - {None})
+    batches = given - words[page_of.BASE]
+    ready = max(0, min(ready, most))
+    return BoardView(words[WORKERS], since, words[page_of.EPOCH], batches, ready, page, rows)
 
 
 def _row(data: bytes) -> WorkerRow:

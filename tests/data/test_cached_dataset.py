@@ -126,9 +126,9 @@ def test_workers_share_it(method: str, tmp_path: Path) -> None:
     assert {*made} == {*range(26)}
     assert equal(cached[3], Decoded()[3])  # in this process, too
     assert dataset.made() == made
-    statistics = loader.statistics()
-    assert statistics.cache_misses == len(made) and statistics.cache_hits >= 26
-    assert statistics.cache_bytes == cached.figures().bytes > 0
+    figures = loader.statistics().evidence.cache
+    assert figures["cache_misses"] == len(made) and figures["cache_hits"] >= 26
+    assert figures["cache_bytes"] == cached.figures().bytes > 0
 
 
 def test_its_figures_are_found_in_what_wraps_it() -> None:
@@ -136,9 +136,9 @@ def test_its_figures_are_found_in_what_wraps_it() -> None:
     mixed: Any = torch.utils.data.ConcatDataset([first, Subset(second, [1, 2]), first])
     loader = DataLoader(mixed, 3)
     assert len(list(loader)) == 6
-    statistics = loader.statistics()
-    assert (statistics.cache_hits, statistics.cache_misses) == (8, 10)
-    assert DataLoader(Rows(3)).statistics().cache_misses == 0
+    figures = loader.statistics().evidence.cache
+    assert (figures["cache_hits"], figures["cache_misses"]) == (8, 10)
+    assert DataLoader(Rows(3)).statistics().evidence.cache == {}
 
 
 # --- memory ---

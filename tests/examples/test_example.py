@@ -98,5 +98,5 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
         PYDEVD_DISABLE_FILE_VALIDATION="1",
     )  # fmt: skip
     assert "torch.Size([32, 64])" in said
-    assert " batches (" in said and "waited " in said  # the statistics
+    assert " batches (" in said and "Limit: " in said  # the statistics
     assert said.splitlines()[-1] == "(6, True)", said

@@ -275,8 +275,8 @@ def test_a_cache_changes_no_image(examples: None, tmp_path: Path) -> None:
             for each in (train, train, val)
         ]
         if cache is not None:
-            statistics = train.statistics()
-            assert statistics.cache_misses <= len(train.dataset) <= statistics.cache_hits
+            figures = train.statistics().evidence.cache
+            assert figures["cache_misses"] <= len(train.dataset) <= figures["cache_hits"]
         data.close()
         return given
 

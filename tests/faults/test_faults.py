@@ -4,8 +4,6 @@ Deaths and hangs here are those that may not be healed (``max_worker_restarts=0`
 used up); how they are healed is in test_recovery.py and test_fault_matrix.py.
 """
 
-import re
-
 import pytest
 
 from lit_loader import DataLoader
@@ -58,10 +56,8 @@ def test_a_timeout_names_worker_sample_and_duration(gate: Gate) -> None:
         next(iterator)
     assert isinstance(caught.value, (TimeoutError, RuntimeError))
     said = str(caught.value)
-    assert f"Worker 0 (pid {pids[0]}) did not get on within timeout=0.6 s" in said
-    assert re.search(
-        r"it was fetching index 3 \(sample 1 of batch 1, indices \[2, 3\]\), for [1-9]\d*\.", said
-    )
+    assert f"Worker 0 (pid {pids[0]}) made no progress for" in said and "LL010" in said
+    assert "It was fetching index 3 (sample 1 of batch 1, indices [2, 3])" in said
     assert "in sample\n" in said  # the stack
     assert said.endswith("Fix what keeps it from going on, or raise timeout.")
     assert "num_workers=0" not in said

@@ -1,8 +1,8 @@
 """What people have reported of loaders that hang after a fork, as their programs were written.
 
 Each ends right, or in a message that names cause and cure: none is silent. A file opened before the
-fork, and libraries with threads: `tests/diagnostics/test_fork_dangers.py`; signals to a job:
-`test_signals.py`; limits: `tests/core/epoch/test_limits.py`.
+fork: `tests/diagnostics/test_fork_dangers.py`; signals to a job: `test_signals.py`; limits:
+`tests/core/epoch/test_limits.py`.
 """
 
 import importlib.util

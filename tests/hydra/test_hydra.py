@@ -563,10 +563,10 @@ def test_list(application: Compose) -> None:
 
 def test_callbacks_in_the_order_of_the_list(tmp_path: Path) -> None:
     both = "lit_loader/callbacks@callbacks: [state, monitor]"
-    cfg = composed(tmp_path, both, "callbacks.loader_monitor.keep=5")
+    cfg = composed(tmp_path, both, "callbacks.loader_monitor.progress_bar=false")
     made = [instantiate(callback) for callback in cfg.callbacks.values()]
     assert list(map(type, made)) == [LoaderStateCallback, LoaderMonitor]
     # The monitor's file has the defaults, and no others.
     monitor = {key: x for key, x in cfg.callbacks.loader_monitor.items() if key != "_target_"}
     parameters = inspect.signature(LoaderMonitor).parameters
-    assert monitor == {**{name: p.default for name, p in parameters.items()}, "keep": 5}
+    assert monitor == {**{name: p.default for name, p in parameters.items()}, "progress_bar": False}

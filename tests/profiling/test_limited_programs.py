@@ -1,45 +1,38 @@
-"""The verdict of programs whose bottleneck is known, for they are made so.
+"""The verdict names the bottleneck of real programs, and they get faster if one follows it.
 
-Those that also run on the simulated machine of test_simulated_loops.py are slow here, but for some.
+They take seconds each, and measure them. What each rule says is in test_verdict.py.
 """
 
 import os
+from pathlib import Path
 
 import pytest
 
-from tests.support.limited_programs import CORES, LEAVE, PROGRAMS, run
+from tests.support.limited_programs import CORES, programs, run
 
-pytestmark = pytest.mark.time
-
-OTHERS = "workers waited for a processor"
-
-SOME = (
-    *("samples sleep, two workers", "a lock, asleep", "worker threads share a lock, asleep"),
-    *("worker threads hold the interpreter", "a dataset that opens lazily"),
-)
+pytestmark = [pytest.mark.slow, pytest.mark.time]
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize(
-    "name",
-    [name if name in SOME else pytest.param(name, marks=pytest.mark.slow) for name in PROGRAMS],
-)
-def test_the_verdict_names_the_bottleneck(name: str) -> None:
-    program, found = PROGRAMS[name], ""
-    for _ in range(3):
-        statistics = run(program)
+@pytest.mark.filterwarnings("ignore::lit_loader.WorkerRestartWarning")
+@pytest.mark.parametrize("name", programs(Path()))
+def test_the_verdict_is_right_and_following_it_helps(name: str, tmp_path: Path) -> None:
+    found = ""
+    for attempt in range(3):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        program = programs(folder)[name]
+        statistics, rate = run(program)
         found = statistics.verdict
-        assert found in str(statistics) and "\n" not in found
-        # Where nothing is waited for, nothing is advised; and no program has a device to pin for.
-        assert not (LEAVE in found and ("raise" in found or "add workers" in found)), found
-        assert "pin_memory" not in found
-        if all(words in found for words in program.says) and not any(
-            words in found for words in program.never
-        ):
+        _, limit, _, fix = (
+            *found.partition("\nEvidence")[0].partition(": ")[::2],
+            *found.rpartition("Fix: ")[1:],
+        )
+        right = program.limit in limit and program.fix in fix
+        if right and program.followed is None:
             return
-        crowded = os.getloadavg()[0] > 1.5 * CORES
-        if crowded and found.partition("; ")[2].startswith(OTHERS):
-            return  # which is the bottleneck, then
-    if crowded:
-        pytest.skip("other programs have the processors")
-    pytest.fail(f"{name}: {found}")
+        if right and run(program.fixed())[1] >= program.faster * rate:
+            return
+    if os.getloadavg()[0] > 1.5 * CORES:
+        pytest.skip("other programs use the machine")
+    pytest.fail(found)

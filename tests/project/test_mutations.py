@@ -50,13 +50,13 @@ ADD_ONS: Final = {
     "executor": "threads",
     "remote_workers": "remote/test_remote_loader.py",
     "sum_up": "profiling/test_statistics.py",
-    "figures": "top/test_app.py top/test_watch.py",
+    "figures": "top/test_top.py",
     "torch_habits": "parity/test_torch_surface.py parity/test_libraries_subclasses.py",
     "shared_by_fork": "diagnostics/test_fork_dangers.py",
-    "look_at_workers": "diagnostics/test_growth.py",
+    "look_at_workers": "diagnostics/test_death_messages.py",
     "stall": "diagnostics/test_stall.py",
     "explain": "core/executors/test_recovery.py",
-    "fewer_workers": "diagnostics/test_growth.py",
+    "fewer_workers": "diagnostics/test_death_messages.py",
 }
 """Seams at which an add-on hangs, and who notices if it does not."""
 
@@ -431,15 +431,15 @@ MUTATIONS: Final = (
     ),
     # --- what is said ---
     Mutation(
-        "slow workers are said to hang",
-        "slow = any(row.since / 1e9 > self._began for row in rows.values())",
+        "slow workers are said to be stuck",
+        "slow = _slow(rows.values(), self._began)",
         "slow = False",
         "diagnostics/test_stall.py",
     ),
     Mutation(
-        "a stall is told without the lock",
-        "if pool.workers.forks and locked and",
-        "if False and",
+        "a stall is reported without the lock",
+        "locked = pool.workers.forks and looks.LOCK",
+        "locked = False and looks.LOCK",
         "diagnostics/test_stall.py",
     ),
     Mutation(
@@ -449,16 +449,16 @@ MUTATIONS: Final = (
         "diagnostics/test_fork_dangers.py",
     ),
     Mutation(
-        "files that each worker opens for itself are told of",
-        "if each.name in used and each.name not in opened]",
-        "if each.name in used]",
+        "handles that each worker opens for itself are reported",
+        "if not each.knows_forks and (danger",
+        "if (danger",
         "diagnostics/test_fork_dangers.py",
     ),
     Mutation(
-        "a cache that fills up passes for one without a bound",
-        "if recent < _STILL * grown / (self._looks - _WARMING):",
-        "if False:",
-        "diagnostics/test_growth.py",
+        "a worker that the OOM killer ended is replaced forever",
+        "    if kills <= before or not pool.is_any_worker_s",
+        "    if True or not pool.is_any_worker_s",
+        "diagnostics/test_death_messages.py",
     ),
     Mutation(
         "a bad sample is not counted",
@@ -468,21 +468,33 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "the verdict does not know that samples wait for storage",
-        "    if statistics.read.total <= MOST * statistics.fetch.total:\n",
-        "    if True:\n",
+        "    if waiting >= ELSEWHERE and few:\n",
+        "    if False:\n",
         "profiling/test_verdict.py",
     ),
     Mutation(
-        "the verdict says nothing of workers that were replaced",
-        "    if statistics.worker_restarts:\n",
-        "    if False:\n",
-        "profiling/test_verdict.py",
+        "the verdict does not name seconds lost to hung workers",
+        "if each.asked <= m < each.given]",
+        "if False]",
+        "profiling/test_statistics.py",
+    ),
+    Mutation(
+        "the verdict judges all batches since the start",
+        "records = [*self.latest][-JUDGED:]",
+        "records = [*self.latest]",
+        "profiling/test_statistics.py",
+    ),
+    Mutation(
+        "twice the workers are kept where they did not help",
+        "            if not failed:  # perhaps",
+        "            if True:  # perhaps",
+        "profiling/test_controller.py",
     ),
     Mutation(
         "what lit-loader-top shows stands still",
         "            if given >= page.due:\n",
         "            if False:\n",
-        "top/test_watch.py top/test_app.py",
+        "top/test_top.py",
     ),
     # --- devices, caches ---
     Mutation(

@@ -28,7 +28,7 @@ DOCUMENTED = {"_asdict", "_exit", "_fields", "_make", "_replace", "_thread",
 OTHERS = {"_getframe", "_current_frames", "currentframe", "f_back", "f_code", "f_globals",
           "f_locals", "gi_frame", "tb_frame", "get_objects", "get_referents", "get_referrers",
           "import ctypes", "import dis", "import opcode"}  # fmt: skip
-LIBRARIES = {"datasets", "lightning", "numpy", "python", "spdl", "torch", "webdataset"}
+LIBRARIES = {"botocore", "datasets", "lightning", "numpy", "python", "spdl", "torch", "webdataset"}
 
 
 def given(tree: ast.AST) -> Iterator[str]:

@@ -11,8 +11,8 @@ import pytest
 import lit_loader
 from lit_loader.errors import WorkerRestartWarning
 from lit_loader.profiling.auto_workers import AutoWorkers
-from tests.profiling.test_auto_workers import Endless, by_chance
 from tests.remote.test_remote_loader import Drawn
+from tests.support.by_chance import Endless, by_chance
 from tests.support.faults import plain
 from tests.support.remote_threads import ThreadWorkers
 
@@ -46,7 +46,7 @@ def compare_while_resized(
                     found.append(plain(batch))
                     numbers.add(loader.num_workers)
                 assert found == [plain(batch) for batch in islice(alone, len(found))]
-            assert loader.statistics().remote_batches > 0
+            assert loader.statistics().evidence.remote_batches > 0
     for load, bounds in controller.loads:
         assert load.processor > 0 and 0 <= load.remote < 1 and bounds.most >= 1
 
@@ -75,7 +75,7 @@ def test_the_number_here_changes_with_the_bytes_of_one_process(
 
     def happened(loader: Any) -> bool:
         struck = name is None or any(remote.count(f"{name} {place}") for place in places)
-        return struck and bool(loader.statistics().remote_batches > 4)
+        return struck and bool(loader.statistics().evidence.remote_batches > 4)
 
     compare_while_resized(Drawn(), remote, happened, monkeypatch)
 

@@ -99,7 +99,7 @@ def test_a_worker_is_killed_while_the_number_here_changes(
     made_before: list[int] = []
 
     def happened(loader: Any) -> bool:
-        made = loader.statistics().remote_batches
+        made = loader.statistics().evidence.remote_batches
         if made and not made_before:
             nodes[0].processes("RemoteWorker")[0].send_signal(signal.SIGKILL)
             made_before.append(made)
@@ -125,7 +125,7 @@ def test_an_object_store_that_is_full_loses_nothing(nodes: list[Node]) -> None:
         for _ in range(2):
             for index, batch in enumerate(loader):
                 assert batch.shape == (1, 40 << 20) and bool((batch == index).all())
-    assert loader.statistics().remote_batches == 24
+    assert loader.statistics().evidence.remote_batches == 24
 
 
 TOLD: dict[str, tuple[int, dict[str, Any], str]] = {
@@ -180,8 +180,10 @@ def test_a_head_that_is_started_again_is_joined_again(nodes: list[Node]) -> None
         nodes[0].close()
         told("no Ray cluster can be reached", loader, Calm())
         nodes.append(nodes[0].again())
-        before = loader.statistics().remote_batches
-        compare_until(lambda: loader.statistics().remote_batches > before + 8, loader, Calm())
+        before = loader.statistics().evidence.remote_batches
+        compare_until(
+            lambda: loader.statistics().evidence.remote_batches > before + 8, loader, Calm()
+        )
 
 
 @pytest.mark.slow

@@ -192,9 +192,6 @@ def test_a_state_is_taken_as_often_as_it_can_be_afforded(workers: int) -> None:
         (part,) = large.state_dict()["workers"]
         # Where the machine was busy with other things, some more.
         assert 2 <= part[1]["iterator"]["taken"] <= 40
-        figures = large.statistics()
-    assert 0 < figures.state.total < figures.fetch.total
-    assert "state " in str(figures)
 
 
 class Small(IterableDataset[torch.Tensor]):

@@ -130,7 +130,7 @@ def test_a_slow_reader_delays_none_that_has_another_worker(gate: Gate) -> None:
 @pytest.mark.parametrize("kind", ["iterator", pytest.param("generator", marks=pytest.mark.slow)])
 def test_auto(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A controller that decides anything, often, with the bytes of one process."""
-    from tests.profiling.test_auto_workers import by_chance
+    from tests.support.by_chance import by_chance
 
     with stream(kind, True, "auto", persistent_workers=True) as loader:
         controller, numbers = by_chance(loader, monkeypatch), set()

@@ -1,6 +1,7 @@
-"""Programs whose bottleneck is known, for they are made so: what their loader's verdict must say.
+"""Programs whose bottleneck is known, and the same programs with the verdict's advice followed.
 
-Each is a dataset, options of the loader, a step, and words that the verdict has and has not.
+Each is a dataset, options of the loader, a step, the limit and the fix that the verdict must name,
+and what changes when somebody does what it says.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset, IterableDataset
@@ -19,12 +21,11 @@ from torch.utils.data import Dataset, IterableDataset
 import lit_loader
 from lit_loader import CachedDataset, DataLoader, LoaderStatistics
 
-LEAVE = "the loader is not the limit: leave it"
 CORES = len(os.sched_getaffinity(0))
 
 
 def compute(seconds: float) -> None:
-    """Use a processor for so long, by the processor's clock: others may have it meanwhile."""
+    """Use CPU time, by the thread's own clock: other programs may use the core meanwhile."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
@@ -34,115 +35,67 @@ Work = Callable[[float], None]
 sleep: Work = time.sleep
 
 
+@dataclass
 class Samples(Dataset[Any]):
-    """Each sample is a tensor of so many bytes, after so many seconds of work."""
+    """Each sample is a tensor of so many bytes, after so many seconds of work under a lock."""
 
-    def __init__(
-        self, seconds: float = 0, work: Work = sleep, nbytes: int = 64, length: int = 320
-    ) -> None:
-        self.seconds, self.work, self.nbytes, self.length = seconds, work, nbytes, length
+    seconds: float = 0
+    work: Work = sleep
+    nbytes: int = 64
+    length: int = 320
+    slow: float = 0  # of one sample in 64
+    lock: Any = None
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> Any:
-        if self.seconds:
-            self.work(self.seconds)
+        seconds = self.slow if self.slow and index % 64 == 3 else self.seconds
+        if self.lock is not None:
+            with self.lock:
+                self.work(seconds)
+        elif seconds:
+            self.work(seconds)
         return torch.zeros(self.nbytes, dtype=torch.uint8)
 
 
 class Ready(Samples):
-    """Gives the same tensor each time, so that reading it costs nothing."""
+    """The same tensor each time, so that reading it costs nothing."""
 
-    def __init__(self, nbytes: int, length: int) -> None:
-        super().__init__(nbytes=nbytes, length=length)
-        self.sample = torch.zeros(nbytes, dtype=torch.uint8)
+    def __init__(self, dtype: torch.dtype, length: int = 240) -> None:
+        super().__init__(length=length)
+        self.sample = torch.zeros(1_000_000, dtype=dtype)
 
     def __getitem__(self, index: int) -> Any:
         return self.sample
 
 
 class Stream(IterableDataset[Any]):
-    """The same, one after the other."""
+    """The first worker has most of the samples, or all have equal shares."""
 
-    def __init__(self, samples: Dataset[Any]) -> None:
-        self.samples = samples
+    def __init__(self, equal: bool) -> None:
+        self.equal = equal
 
     def __iter__(self) -> Iterator[Any]:
         shard, shards = lit_loader.get_shard()
-        for index in range(shard, len(self.samples), shards):  # type: ignore[arg-type]
-            yield self.samples[index]
+        count = 240 // shards if self.equal else 240 - 10 * (shards - 1) if shard == 0 else 10
+        for _ in range(count):
+            sleep(0.004)
+            yield torch.zeros(8)
 
 
-class OneSlow(Samples):
-    """A sample in each batch of eight takes long."""
+class Hanging(Samples):
+    """One sample hangs, the first time that it is read."""
+
+    def __init__(self, mark: Path) -> None:
+        super().__init__(0.001, length=160)
+        self.mark = mark
 
     def __getitem__(self, index: int) -> Any:
-        sleep(0.04 if index % 8 == 3 else 0.0002)
+        if index == 80 and not self.mark.exists():
+            self.mark.touch()
+            sleep(1000)
         return super().__getitem__(index)
-
-
-class Lazy(Samples):
-    """Opens its file, or connects to its storage, with the first sample that it reads."""
-
-    opened = False
-
-    def __getitem__(self, index: int) -> Any:
-        if not self.opened:
-            sleep(0.5)
-            self.opened = True
-        return super().__getitem__(index)
-
-
-class Locked(Samples):
-    """Samples are read under a lock that all workers share."""
-
-    def __init__(self, kind: str, work: Work) -> None:
-        super().__init__(0.004, work, length=240)
-        self.lock: Any = multiprocessing.Lock() if kind == "lock" else None
-        if kind == "thread":
-            self.lock = threading.Lock()
-
-    def __getitem__(self, index: int) -> Any:
-        if self.lock is not None:
-            with self.lock:
-                return super().__getitem__(index)
-        import fcntl
-
-        with open("/proc/self/exe", "rb") as file:  # any file that is there
-            fcntl.flock(file, fcntl.LOCK_EX)
-            return super().__getitem__(index)
-
-
-class Helped(Samples):
-    """Samples are read by a thread that the sample starts."""
-
-    def __getitem__(self, index: int) -> Any:
-        with ThreadPoolExecutor(1) as helper:
-            return helper.submit(super().__getitem__, index).result()
-
-
-class Stored(Samples):
-    """Objects that are some milliseconds away, marked as reads."""
-
-    @lit_loader.reads_ahead
-    def fetch(self, index: int) -> Any:
-        sleep(0.02)
-        return torch.zeros(8)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.fetch(index)
-
-
-class Objects(Samples):
-    """Samples that are objects, of which many make a batch."""
-
-    def __init__(self, objects: int = 3000, length: int = 320) -> None:
-        super().__init__(length=length)
-        self.objects = objects
-
-    def __getitem__(self, index: int) -> Any:
-        return [{"box": (n, n), "name": "a"} for n in range(self.objects)]
 
 
 class LateToPickle:
@@ -160,247 +113,153 @@ class LateToPickle:
             sleep(self.seconds)
 
 
-class Collate:
-    """Stacks, and takes long with it, or gives something that takes long on its way."""
+class Objects:
+    """A collate_fn that returns an object that takes long on its way."""
 
-    def __init__(self, seconds: float = 0, work: Work = sleep, where: str = "collate") -> None:
-        self.seconds, self.work, self.where = seconds, work, where
+    def __init__(self, where: str) -> None:
+        self.where = where
 
     def __call__(self, samples: list[Any]) -> Any:
-        if self.where != "collate":
-            return torch.stack(samples), LateToPickle(self.seconds, self.where)
-        self.work(self.seconds)
-        return torch.stack(samples)
+        return torch.stack(samples), LateToPickle(0.02, self.where)
 
 
-class SlowStart:
-    """A worker_init_fn that takes long."""
-
-    def __call__(self, worker: int) -> None:
-        sleep(0.4)
+def collate(samples: list[Any]) -> Any:
+    compute(0.02)
+    return torch.stack(samples)
 
 
-def multiply(seconds: float) -> None:
-    """A step that computes with all of torch's threads."""
-    a, end = torch.ones(512, 512), time.monotonic() + seconds
-    while time.monotonic() < end:
-        a @ a
+def slow_start(worker: int) -> None:
+    sleep(0.4)
 
 
-class Program(NamedTuple):
-    """One of them; ``step`` works for so many seconds after each batch."""
+@dataclass(frozen=True)
+class Program:
+    """One of them.
+
+    ``step``: seconds of work after each batch. ``build``: seconds before the loop, in which
+    workers may start if they start ``early``. ``limit`` and ``fix``: words of the verdict.
+    ``followed``: what changes when its advice is followed; None: there is none.
+    """
 
     dataset: Any
     options: dict[str, Any]
-    step: tuple[Work, float]
-    says: tuple[str, ...]
-    never: tuple[str, ...] = ()
+    limit: str
+    fix: str
+    followed: dict[str, Any] | None
+    step: float = 0
     epochs: int = 1
-    threads: int = 1
+    build: float = 0
+    early: bool = False
+    faster: float = 1.15  # times as fast as before, at least
+
+    def fixed(self) -> Program:
+        """The same program with the advice followed."""
+        assert self.followed is not None
+        own = {name: value for name, value in self.followed.items() if hasattr(self, name)}
+        options = {name: value for name, value in self.followed.items() if name not in own}
+        return replace(self, options={**self.options, **options}, **own)
 
 
-def run(program: Program) -> LoaderStatistics:
-    """Runs it, and gives its loader's statistics."""
-    work, seconds = program.step
+def run(program: Program) -> tuple[LoaderStatistics, float]:
+    """Run it; returns its loader's statistics, and samples per second of all of it."""
     options = {"batch_size": 8, **program.options}
-    before = torch.get_num_threads()
-    torch.set_num_threads(program.threads)
-    try:
-        with DataLoader(program.dataset, **options) as loader:
-            for _ in range(program.epochs):
-                for _ in loader:
-                    if seconds:
-                        work(seconds)
-            return loader.statistics()
-    finally:
-        torch.set_num_threads(before)
+    began = time.monotonic()
+    with DataLoader(program.dataset, **options) as loader:
+        if program.early:
+            loader.start()
+        sleep(program.build)
+        for _ in range(program.epochs):
+            for _ in loader:
+                if program.step:
+                    sleep(program.step)
+        statistics = loader.statistics()
+    return statistics, statistics.samples / (time.monotonic() - began)
 
 
-def cached(room: int) -> CachedDataset:
-    return CachedDataset(Samples(0.002, nbytes=20_000, length=160), room)
-
-
-def quick(samples: int = 200) -> Samples:
-    """What a step of 30 ms is not held up by."""
-    return Samples(0.0005, length=samples)
+def cached(nbytes: int) -> CachedDataset:
+    return CachedDataset(Samples(0.004, nbytes=20_000, length=160), nbytes)
 
 
 W1, W2, W4 = {"num_workers": 1}, {"num_workers": 2}, {"num_workers": 4}
 LIVE, THREADS = {"persistent_workers": True}, {"worker_method": "thread"}
-NONE: tuple[Work, float] = (sleep, 0.0)
-STEP = (sleep, 0.03)
-WAITS = ("mostly waiting for storage, network or each other", "add workers")
-STREAM = ("in the stream's __iter__",)
-ITEM = ("in __getitem__",)
-CHEAPER = ("make __getitem__ cheaper",)
-BUSY = "add workers or" if CORES > 2 else "more workers do not help"
-ALONE = "it loads the data itself"
+ITEM, STEP, SENDING = "reading samples, in __getitem__", "the training step", "sending batches"
+TENSORS = "return tensors or arrays"
 
-PROGRAMS: dict[str, Program] = {
-    # The step.
-    "step sleeps": Program(quick(), W2, STEP, (LEAVE,)),
-    "step computes": Program(quick(), W1, (compute, 0.03), (LEAVE,)),
-    "step, without workers": Program(Samples(length=200), {}, STEP, (LEAVE,)),
-    "step, of a stream": Program(Stream(quick()), W2, STEP, (LEAVE,)),
-    "step, of a stream in shards": Program(
-        Stream(quick()), {**W2, "num_shards": 2}, STEP, (LEAVE,)
-    ),
-    "step, two epochs": Program(quick(), {**W2, **LIVE}, STEP, (LEAVE,), epochs=2),
-    "step, while workers are half busy": Program(
-        Samples(0.003, length=200), W2, STEP, (LEAVE,), ("add workers",)
-    ),
-    "step, four workers": Program(Samples(0.002, length=200), W4, STEP, (LEAVE,)),
-    "step, large batches": Program(Samples(nbytes=200_000, length=200), W2, STEP, (LEAVE,)),
-    "step, a table": Program(
-        torch.utils.data.TensorDataset(torch.zeros(200, 4)), W2, STEP, (LEAVE,)
-    ),
-    # Sleep and compute in the dataset.
-    "samples sleep, one worker": Program(Samples(0.003), W1, (sleep, 0.001), (*ITEM, *WAITS)),
-    "samples sleep, two workers": Program(Samples(0.003), W2, (sleep, 0.001), (*ITEM, *WAITS)),
-    "samples sleep, four workers": Program(
-        Samples(0.006, length=240), W4, (sleep, 0.001), (*ITEM, *WAITS, "reads_ahead")
-    ),
-    "samples sleep, no workers": Program(
-        Samples(0.002), {}, NONE, (ALONE, "in __getitem__: set num_workers")
-    ),
-    "samples compute, one worker": Program(
-        Samples(0.002, compute), W1, (sleep, 0.001),
-        (*ITEM, *CHEAPER, "add workers or" if CORES > 1 else ""), ("storage",)
-    ),
-    "samples compute, as many workers as processors": Program(
-        Samples(0.003, compute, length=240), {"num_workers": CORES}, NONE,
-        (*ITEM, *CHEAPER, "more workers do not help"), ("storage", "add workers"),
-    ),
-    "samples compute, too many workers": Program(
-        Samples(0.003, compute, length=240), {"num_workers": 3 * CORES}, NONE,
-        (*ITEM, *CHEAPER, "more workers do not help"), ("storage", "add workers"),
-    ),
-    "samples compute, no workers": Program(
-        Samples(0.002, compute), {}, NONE, (ALONE, "set num_workers")
-    ),
-    "samples cost nothing, no workers": Program(
-        Samples(length=3200), {}, NONE, (ALONE, "make them larger"), ("set num_workers",)
-    ),
-    "samples cost nothing, workers": Program(
-        Samples(length=16_000), W1, NONE, ("make batches larger",)
-    ),
-    "a table, nothing else": Program(
-        torch.utils.data.TensorDataset(torch.zeros(3200, 4)), {}, NONE,
-        (ALONE, "make them larger"), ("set num_workers", "add workers"),
-    ),
-    "a stream sleeps": Program(Stream(Samples(0.003)), W2, NONE, (*STREAM, *WAITS, "read_stream")),
-    "a stream sleeps, shards": Program(
-        Stream(Samples(0.003)), {**W2, "num_shards": 4}, NONE, (*STREAM, *WAITS)
-    ),
-    "a stream computes": Program(
-        Stream(Samples(0.003, compute, length=240)), {"num_workers": CORES}, NONE,
-        (*STREAM, "more workers do not help"),
-    ),
-    "a stream, no workers": Program(
-        Stream(Samples(0.002)), {}, NONE, (ALONE, "in the stream's __iter__: set num_workers")
-    ),
-    # Collating and the way to the consumer.
-    "collate_fn sleeps": Program(
-        Samples(), {**W2, "collate_fn": Collate(0.02)}, NONE, ("in collate_fn", "add workers")
-    ),
-    "collate_fn computes": Program(
-        Samples(length=240), {"num_workers": CORES, "collate_fn": Collate(0.02, compute)}, NONE,
-        ("in collate_fn", "make collate_fn cheaper"),
-    ),
-    "collate_fn, no workers": Program(
-        Samples(), {"collate_fn": Collate(0.01)}, NONE, (ALONE, "in collate_fn: set num_workers")
-    ),
-    "objects are pickled": Program(
-        Samples(), {**W1, "collate_fn": Collate(0.02, where="encode")}, NONE,
-        ("writing batches into shared memory", "return tensors or arrays"),
-    ),
-    "objects are unpickled": Program(
-        Samples(), {**W2, "collate_fn": Collate(0.02, where="decode")}, NONE,
-        ("rebuilding batches in the training process", "return tensors or arrays"),
-    ),
-    "objects by the thousand": Program(
-        Objects(500), {**W2, "collate_fn": list}, NONE,
-        ("return tensors or arrays",)
-    ),
-    "large batches": Program(
-        Ready(4_000_000, length=240), W1, NONE, ("send less: a batch has 32 MB",)
-    ),
-    # Worker threads.
-    "worker threads sleep": Program(
-        Samples(0.004), {**W2, **THREADS}, NONE, (*ITEM, *WAITS), ("interpreter",)
-    ),
-    "worker threads compute in C": Program(
-        Samples(0.004, multiply, length=240), {**W2, **THREADS}, NONE, ITEM, ("interpreter", *WAITS)
-    ),
-    "worker threads hold the interpreter": Program(
-        Samples(0.004, compute, length=240), {**W2, **THREADS}, NONE,
-        ("hold the interpreter's lock", "worker_method='multiprocessing'"), ("add workers",),
-    ),
-    "worker threads share a lock, asleep": Program(
-        Locked("thread", sleep), {**W2, **THREADS}, NONE,
-        ("worker threads waited for a lock", "more of them do not help"), ("add workers",),
-    ),
-    "worker threads share a lock, in C": Program(
-        Locked("thread", multiply), {**W4, **THREADS}, NONE,
-        ("worker threads waited for a lock",), ("add workers",),
-    ),
-    "worker threads wait for threads of their own": Program(
-        Helped(0.004), {**W2, **THREADS}, NONE, (*ITEM, *WAITS), ("a lock",)
-    ),
-    # Locks, storage, one slow sample.
-    "a lock, asleep": Program(
-        Locked("lock", sleep), W2, NONE, ("a lock that they share", "more workers do not help")
-    ),
-    "a lock, computing": Program(
-        Locked("lock", compute), W2, NONE, ("a lock that they share",), ("add workers",)
-    ),
-    "a lock, four workers": Program(
-        Locked("lock", sleep), W4, NONE, ("a lock that they share",), ("add workers",)
-    ),
-    "a locked file": Program(
-        Locked("file", sleep), W2, NONE, ("a lock that they share",), ("add workers",)
-    ),
-    "storage, few reads": Program(
-        Stored(length=320), {**W1, "concurrent_reads": 2}, NONE,
-        ("samples waited for storage", "raise concurrent_reads"),
-    ),
-    "one slow sample in each batch": Program(
-        OneSlow(length=240), W2, NONE, ("a few slow samples", "slowest samples"), ("storage",)
-    ),
-    # Starts.
-    "workers start for each short epoch": Program(
-        Samples(length=16), {**W1, "worker_init_fn": SlowStart()}, NONE,
-        ("for the first batches of 4 epochs", "persistent_workers=True"), epochs=4,
-    ),
-    "a dataset that opens lazily": Program(
-        Lazy(length=64), W2, NONE,
-        ("the first batch (", "in __getitem__: the dataset opens or builds something on first use",
-         "loader.start()"), ("starting workers",)),
-    "a dataset that opens lazily, in each short epoch": Program(
-        Lazy(length=16), W1, NONE, ("opens or builds something", "persistent_workers=True keeps"),
-        ("starting workers",), epochs=4,
-    ),
-    "a dataset that opens lazily, no workers": Program(
-        Lazy(length=64), {}, NONE, ("in __getitem__: the dataset opens or builds something",)
-    ),
-    "workers start, and the run is over": Program(
-        quick(64), {**W1, "worker_init_fn": SlowStart()}, STEP,
-        ("first batch",),
-    ),
-    # Caches.
-    "a cache that is full": Program(
-        cached(1_000_000), {**W1, **LIVE}, NONE, ("more memory would hold all",), epochs=2,
-    ),
-    "a cache that holds all": Program(
-        cached(100_000_000), {**W2, **LIVE}, STEP, ("of the samples came from the cache",),
-        ("more memory would hold all", "raise prefetch_factor"), epochs=3,
-    ),
-    # Threads.
-    "threads that fight": Program(
-        Samples(0.004, compute, length=480), {"num_workers": CORES}, (multiply, 0.01),
-        ("torch.set_num_threads(", "waited for a processor"), threads=CORES if CORES > 1 else 2,
-    ),
-    "one thread, and a worker that computes": Program(
-        Samples(0.0005, compute, length=200), W1, (compute, 0.03), (LEAVE,), ("set_num_threads",)
-    ),
-}  # fmt: skip
+
+def programs(folder: Path) -> dict[str, Program]:
+    """All of them; some keep marks in an empty ``folder``."""
+    short = {"dataset": Samples(length=16), "epochs": 4}
+    return {
+        "the step": Program(
+            Samples(5e-4, length=200), W2, STEP, "none is needed", None, 0.03, build=0.5, early=True
+        ),
+        "a hung worker": Program(
+            Hanging(folder / "mark"), {**W2, "timeout": 2.0}, "workers that hang", "lower timeout",
+            {"timeout": 0.5, "dataset": Hanging(folder / "another")},
+        ),
+        "workers start for each epoch": Program(
+            options={**W1, "worker_init_fn": slow_start}, limit="the start",
+            fix="persistent_workers=True", followed=LIVE, **short,
+        ),
+        "workers start late": Program(
+            Samples(5e-4, length=64), {**W1, "worker_init_fn": slow_start}, "the start",
+            "loader.start() before you build the model", {"early": True}, step=0.01, build=0.5,
+        ),
+        "no workers": Program(Samples(0.002), {}, ITEM, "set num_workers", W2),
+        "no workers, cheap samples": Program(
+            Samples(length=6400), {}, ITEM, "larger batches", {"batch_size": 64}
+        ),
+        "samples sleep": Program(Samples(0.003), W2, ITEM, "raise num_workers, to more", W4),
+        "samples compute": Program(
+            Samples(0.003, compute), W1, ITEM, "raise num_workers: there are",
+            {"num_workers": CORES},
+        ),
+        "samples compute on all cores": Program(
+            Samples(0.004, compute), {"num_workers": CORES}, ITEM,
+            "make __getitem__ cheaper; more workers do not help",
+            {"dataset": Samples(0.002, compute)},
+        ),
+        "collate_fn": Program(
+            Samples(length=240), {"num_workers": CORES, "collate_fn": collate}, "in collate_fn",
+            "make collate_fn cheaper", {"collate_fn": None},
+        ),
+        "a lock": Program(
+            Samples(0.004, lock=multiprocessing.Lock()), W2, ITEM, "hold the lock for less time",
+            {"dataset": Samples(0.004)},
+        ),
+        "a lock of threads": Program(
+            Samples(0.004, lock=threading.Lock()), {**W2, **THREADS}, ITEM,
+            "hold the lock for less time", {"dataset": Samples(0.004)},
+        ),
+        "threads that hold the GIL": Program(
+            Samples(0.004, compute, length=240), {**W2, **THREADS}, ITEM,
+            "worker_method='multiprocessing'", {"worker_method": "multiprocessing"},
+        ),
+        "a few slow batches": Program(
+            Samples(slow=0.15, length=960), W2, "a few slow batches", "raise prefetch_factor",
+            {"prefetch_factor": 16}, step=0.005,
+        ),
+        "unequal shares": Program(
+            Stream(False), W4, "reading samples, in the stream's __iter__", "equal shares",
+            {"dataset": Stream(True)},
+        ),
+        "objects are pickled": Program(
+            Samples(), {**W1, "collate_fn": Objects("encode")}, SENDING, TENSORS,
+            {"collate_fn": None},
+        ),
+        "objects are unpickled": Program(
+            Samples(), {**W2, "collate_fn": Objects("decode")}, SENDING, TENSORS,
+            {"collate_fn": None},
+        ),
+        "large batches": Program(
+            Ready(torch.float32), W1, SENDING, "send less: a batch has 32 MB",
+            {"dataset": Ready(torch.uint8)},
+        ),
+        "small batches": Program(
+            Samples(length=16_000), W1, SENDING, "larger batches", {"batch_size": 64}
+        ),
+        "a cache that is full": Program(
+            cached(1_000_000), {**W1, **LIVE}, ITEM, "more memory",
+            {"dataset": cached(100_000_000)}, epochs=4,
+        ),
+    }  # fmt: skip

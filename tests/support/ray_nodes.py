@@ -143,4 +143,4 @@ def at(nodes: list[Node], **options: Any) -> lit_loader.RayWorkers:
 
 def joined(loader: Any) -> bool:
     """Whether remote workers have made batches."""
-    return bool(loader.statistics().remote_batches)
+    return bool(loader.statistics().evidence.remote_batches)

@@ -21,8 +21,7 @@ from torch.utils.data import get_worker_info
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.core.transport import viewer_page
-from lit_loader.top.discovery import NotFound
-from lit_loader.top.watch import Watch
+from lit_loader.top.look import NotFound, Viewer
 from tests.support.programs import start_program
 from tests.support.samples import Call, OfLength, Rows, until
 
@@ -598,15 +597,14 @@ def test_a_viewer_and_statistics_see_threads(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(viewer_page, "EVERY", 0)
     loader = DataLoader(Rows(), batch_size=4, shuffle=True, **THREADS)
     for number, _ in enumerate(loader, 1):
-        [training] = Watch(os.getpid()).look()
-        [seen] = training.loaders()
-        assert (seen.dataset, seen.num_workers, seen.batches) == ("Rows", 2, number)
-        assert [(each.worker, each.pid) for each in seen.workers] == [
+        [seen] = Viewer(os.getpid()).look()
+        assert (seen["dataset"], seen["num_workers"], seen["batches"]) == ("Rows", 2, number)
+        assert [(each["worker"], each["pid"]) for each in seen["workers"]] == [
             (0, os.getpid()),
             (1, os.getpid()),
         ]
     with pytest.raises(NotFound):
-        Watch(os.getpid()).look()
+        Viewer(os.getpid()).look()
     assert (loader.statistics().batches, loader.statistics().samples) == (16, 64)
 
 

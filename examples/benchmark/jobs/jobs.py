@@ -274,7 +274,7 @@ class Jpeg(Job):
     library = "Pillow"
 
     def make(self) -> None:
-        from lit_loader.bench.datasets import jpeg_files
+        from samples import jpeg_files
 
         self.files = jpeg_files()
 
@@ -375,8 +375,7 @@ class Faces(Job):
 
     def make(self) -> None:
         from PIL import Image
-
-        from lit_loader.bench.datasets import jpeg_files
+        from samples import jpeg_files
 
         self.names = [self.folder / f"face_{k}.jpg" for k in range(32)]
         if not self.names[-1].exists():

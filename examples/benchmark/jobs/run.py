@@ -20,6 +20,7 @@ import json
 import multiprocessing
 import os
 import statistics
+import sys
 import tempfile
 import time
 import warnings
@@ -33,6 +34,7 @@ import torch
 # No more than that: spawned workers, torch's too, import this file.
 
 torch.set_num_threads(1)  # what torch makes of its own workers; forked ones inherit it
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # machine.py, samples.py
 
 OURS, THEIRS, BESIDE = "lit_loader", "torch", "beside"
 
@@ -115,7 +117,7 @@ def again_and_again(loader):
 
 def trial(settings, folder, name, workers, seconds):
     """Figures of one loader with so many workers."""
-    from lit_loader.bench.machine import cpu_seconds, memory_and_descriptors
+    from machine import cpu_seconds, memory_and_descriptors
 
     job, learner = dataset(settings, folder), Learner()
     step, compared = settings["step_ms"] / 1e3, settings["compared"]
@@ -394,7 +396,7 @@ def picture(rows, path):
 
 
 def main(cfg):
-    from lit_loader.bench.machine import describe
+    from machine import describe
 
     loader_class(OURS)  # imported once, before any trial
     # Wanted: more workers than processors, for both loaders. The trials inherit this.

@@ -97,18 +97,17 @@ class BatchLog:
     Attributes:
         records: Of the batches given out last, which nobody has summed up.
         counts: What add-ons count, by their names.
-        worker_growth: Bytes a batch by which the workers' memory grows.
         last: Of the batch given out last.
         events: Of restarts and bad samples: moment, kind and text.
         nodes: The machine that each worker elsewhere is on, or was last, by its place among them.
         first_remote: The number of the first of these.
         waits: What workers slept at while the consumer waited for them.
-        threads: The times of this process's threads at the first batch; None: not known.
+        resized: When the number of workers was changed last, by ``time.monotonic_ns()``.
         summary: What sums up the records (`Recorder`); None: nobody has asked yet.
     """
 
     def __init__(self) -> None:
-        self.worker_restarts, self.worker_growth = 0, 0.0
+        self.worker_restarts = self.resized = 0
         self.counts: Counter[str] = Counter()
         self.records: list[Timings] = []
         self.last: Timings | None = None
@@ -116,7 +115,6 @@ class BatchLog:
         self.nodes: dict[int, str] = {}
         self.first_remote = math.inf
         self.waits = WorkerWaits()
-        self.threads: dict[str, tuple[int, int]] | None = None
         self.summary: Any = None
 
     def __reduce__(self) -> tuple[type[BatchLog], tuple[()]]:

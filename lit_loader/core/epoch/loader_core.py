@@ -45,7 +45,7 @@ from lit_loader.core.sampling.sampler_view import ShownSamplers, is_share
 from lit_loader.core.seeding.held_generators import find_generators
 from lit_loader.core.seeding.loader_seeds import LoaderSeeds
 from lit_loader.core.state.position import PassPosition, Position, Shards
-from lit_loader.core.system.processors import AS_TORCH_SAYS, times_of_threads
+from lit_loader.core.system.processors import AS_TORCH_SAYS
 from lit_loader.core.transport import viewer_page
 from lit_loader.core.transport.viewer_page import ViewerPage
 from lit_loader.describe import program_stacklevel
@@ -55,9 +55,6 @@ __all__ = ["DEFAULT_PREFETCH", "ITERATED", "LoaderCore"]
 
 DEFAULT_PREFETCH: Final = 2
 """Batches in flight for each worker, unless ``prefetch_factor`` says otherwise."""
-
-_FEW: Final = 8
-"""Batches before the process's threads are looked at: that takes as long as some small ones."""
 
 ITERATED: Final[ContextVar[Callable[[], Any]]] = ContextVar("ITERATED", default=lambda: None)
 """A weak reference to the core of the loader whose ``__iter__`` runs: its workers go on.
@@ -451,15 +448,13 @@ class LoaderCore:
         log.last = record
         if len(log.records) >= WINDOW:
             self.seams.sum_up(self)
-        if log.threads is None and len(log.records) >= _FEW:
-            log.threads = times_of_threads()
         auto = self.auto
         if auto is None or record.worker < 0 or not auto.add(record, again) or workers is None:
             return  # what this process has made itself says nothing of workers
         loader, plan, name = self.loader, self.plan, type(self.dataset).__name__
         # More workers than readers, or than an epoch has batches, would have nothing to do.
         most = self.readers if plan is None else len(plan) if plan.is_computed else 0
-        if auto.decide(workers, name, loader.memory_budget, most, loader.read_threads):
+        if auto.decide(workers, name, loader.memory_budget, most):
             self.keeper.announce_size()
 
     def show(self, page: ViewerPage, run: LoaderIterator[Any]) -> None:

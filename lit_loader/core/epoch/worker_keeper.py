@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import warnings
 import weakref
 from typing import Any
@@ -196,6 +197,7 @@ class WorkerKeeper:
     def announce_size(self) -> None:
         """Tell all that have workers how many there are to be, and how many batches ahead."""
         self.resizes += 1  # before they are looked for: of one that is begun now, or found
+        self.core.log.resized = time.monotonic_ns()
         size = self.core.size
         for run in self.alive():
             run.resize(*size)

@@ -210,7 +210,7 @@ class WorkerPool:
         self._dead: int | None = None  # the sentinel of a worker that is gone
         self._stall = StallWatch(stall_warning, stall)
         # What looks at the workers' memory (`Seams.look_at_workers`), and since when there are any.
-        self.growth: Any = None
+        self.oom_kills: int | None = None
         self.began = time.monotonic()
         # How many there are to be; while that comes about, a few more or fewer live.
         self.num_workers = num_workers

@@ -67,20 +67,6 @@ def advice_if_too_many(num_workers: int) -> str | None:
     )
 
 
-def times_of_threads() -> dict[str, tuple[int, int]]:
-    """Nanoseconds that each thread of this process has run, and has waited for a CPU core.
-
-    By the thread's number; empty where the system does not say.
-    """
-    found: dict[str, tuple[int, int]] = {}
-    with contextlib.suppress(OSError):  # not in every kernel
-        for task in Path(linux.PROC, "self", "task").iterdir():
-            with contextlib.suppress(OSError, ValueError):  # a thread may end meanwhile
-                ran, queued, _ = (task / "schedstat").read_text().split()
-                found[task.name] = int(ran), int(queued)
-    return found
-
-
 def _quota(folder: Path) -> float | None:
     with contextlib.suppress(OSError, ValueError):
         quota, period = (folder / "cpu.max").read_text().split()

@@ -1,9 +1,9 @@
-"""`WorkerWaits`: what workers sleep at while the consumer waits for them, by looks from outside.
+"""`WorkerWaits`: whether workers sleep at a lock they share, seen while the loop waits for them.
 
-A worker that waits shows in its statistics as one that is busy. Whether it waits for storage, for a
-lock that it shares with the other workers, or for memory that comes back from a disk, only the
-kernel knows: ``/proc/PID/syscall`` says in which call a process sleeps. The consumer's process
-looks in the midst of a wait: at a batch's arrival a lock has just changed hands.
+A worker that waits is busy by its statistics. Whether it waits for storage or for a lock that it
+shares with the other workers, only the kernel knows: ``/proc/PID/syscall`` says in which call a
+process sleeps. The training process looks in the middle of a wait: when a batch arrives, a lock has
+just changed hands.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import platform
 import time
+from collections import deque
 from collections.abc import Collection
 from pathlib import Path
 from typing import Final
@@ -28,16 +29,16 @@ _WAITING_LOCKS: Final = (7, 38)  # F_SETLKW, F_OFD_SETLKW
 
 
 class WorkerWaits:
-    """Counts what workers were found at.
+    """Keeps the last looks at workers.
 
     Attributes:
-        looks: At workers.
-        locked: How many of them waited for a lock that processes, or the threads, share.
-        paging: How many of them waited for a page of memory: from swap, or of a mapped file.
+        looks: Whether the worker waited for a lock that processes, or the threads, share.
+        hangs: The moments at which workers were ended because they hung.
     """
 
     def __init__(self) -> None:
-        self.looks = self.locked = self.paging = 0
+        self.looks: deque[bool] = deque(maxlen=256)
+        self.hangs: deque[int] = deque(maxlen=64)
         self._due = self._pauses = 0
 
     def left(self) -> float:
@@ -51,16 +52,13 @@ class WorkerWaits:
 
     def look(self, pids: Collection[int], *, threads: bool = False) -> None:
         """Look at processes, or at ``threads`` by native ids."""
-        found = [_sleeps_at(pid, threads) for pid in pids]
-        self.looks += len(found)
-        self.locked += found.count("lock")
-        self.paging += found.count("page")
+        self.looks.extend(_is_locked(pid, threads) for pid in pids)
 
 
-def _sleeps_at(pid: int, thread: bool = False) -> str:
-    """What a process's main thread waits for: "lock", "page", or "" for anything else.
+def _is_locked(pid: int, thread: bool = False) -> bool:
+    """Return whether a process's main thread waits for a lock that is not its process's own.
 
-    Of a thread any lock counts, but for the interpreter's, which is waited for with a time limit.
+    Of a thread any lock counts, but for the GIL, which is waited for with a time limit.
     """
     call: list[str] = []
     with contextlib.suppress(OSError):  # it has ended, or may not be looked at
@@ -68,7 +66,5 @@ def _sleeps_at(pid: int, thread: bool = False) -> str:
     number = call[0] if call else "running"
     futex, flock, fcntl = _CALLS.get(platform.machine(), ("", "", ""))
     if number == futex:
-        locked = not int(call[4], 16) if thread else not int(call[2], 16) & _PRIVATE
-    else:
-        locked = number == flock or (number == fcntl and int(call[2], 16) in _WAITING_LOCKS)
-    return "lock" if locked else "page" if number == "-1" else ""
+        return not int(call[4], 16) if thread else not int(call[2], 16) & _PRIVATE
+    return number == flock or (number == fcntl and int(call[2], 16) in _WAITING_LOCKS)

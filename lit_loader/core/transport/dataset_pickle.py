@@ -67,13 +67,11 @@ _MAGIC: Final = b"litfile1"
 _PLAIN_KINDS: Final = frozenset("biufcmMSUV?")
 """Kinds of elements that are their bytes; others hold pointers."""
 
-LEFT_OUT: Final = (
-    "leave it out in __getstate__ and make it in the worker (on first use, or in worker_init_fn)"
-)
+LEFT_OUT: Final = "open or make it on first use (in __getitem__), and drop it in __getstate__"
 
 _NO_CLOUDPICKLE: Final = (
     "define it at the top level of a module, pip install cloudpickle (which carries lambdas, "
-    "closures, local classes and those of notebooks)"
+    "closures, local classes and those of notebooks), or use multiprocessing_context='fork'"
 )
 
 
@@ -83,7 +81,7 @@ class Policy:
 
     Attributes:
         fault: What is said of an object that cannot be: and who needs it.
-        advice: What can be done about what cannot be.
+        advice: What can be done about functions and classes that cannot be.
         along: Descriptors go along.
         by_value: Functions and classes go by value where they cannot be imported; needs
             cloudpickle.
@@ -106,7 +104,7 @@ class Policy:
             advice, how, by_value = _NO_CLOUDPICKLE, "", False
         return cls(
             f"cannot be pickled{how}, as every start method but 'fork' needs [LL024]",
-            f"{advice}, or use multiprocessing_context='fork'",
+            advice,
             along=True,
             by_value=by_value,
             main=main,
@@ -179,9 +177,16 @@ def _check(part: object, policy: Policy, name: str) -> None:
         attempt(part)
     except Exception as error:
         place = find_failing_object(part, error, attempt, name, inside=policy.by_value)
-        # Forked workers would share an open file's position.
-        advice = LEFT_OUT if isinstance(place.value, io.IOBase) else policy.advice
+        # The owner of a file or connection is not sent to fork: there workers would share it.
+        advice = policy.advice if _is_code(place.value) else LEFT_OUT
         raise refusal(place, policy.fault, advice) from error
+
+
+def _is_code(value: object) -> bool:
+    """Whether code cannot be imported by its name: a function, or the class of an object."""
+    kind = type(value)
+    local = "<locals>" in kind.__qualname__ or kind.__module__ == "__main__"
+    return isinstance(value, (FunctionType, type)) or local
 
 
 def refusal(place: FailingObject, fault: str, advice: str) -> TransportError:

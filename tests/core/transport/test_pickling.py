@@ -3,6 +3,7 @@
 import functools
 import multiprocessing
 import os
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -228,16 +229,26 @@ def test_what_cloudpickle_cannot_carry_either(data: Any, place: str, method: str
     assert text.startswith(f"lit_loader: {place}<unlocked _thread.lock object at 0x")
     assert "cannot be pickled, not by cloudpickle either, as every start method but " in text
     assert text.endswith(
-        "; leave it out in __getstate__ and make it in the worker (on first use, or in "
-        "worker_init_fn), or use multiprocessing_context='fork'"
+        "; open or make it on first use (in __getitem__), and drop it in __getstate__"
     )
 
 
-def test_an_open_file_is_not_for_forked_workers_either() -> None:
-    """They would share its position."""
-    with open(__file__, "rb") as file:
-        text = refusal(Call(Steps(abs, file)))  # type: ignore[arg-type]
-    assert text.endswith("make it in the worker (on first use, or in worker_init_fn)")
+@pytest.mark.usefixtures("without_cloudpickle")
+@pytest.mark.parametrize("kind", ["file", "connection", "HDF5"])
+def test_the_owner_of_a_handle_is_not_sent_to_fork(kind: str, tmp_path: Path) -> None:
+    """Forked workers would share it; nor to cloudpickle, which cannot carry it either."""
+    held: Any = open(__file__, "rb")  # noqa: SIM115
+    if kind == "connection":
+        held.close()
+        held = sqlite3.connect(tmp_path / "data.db")
+    elif kind == "HDF5":
+        held.close()
+        held = pytest.importorskip("h5py").File(tmp_path / "data.h5", "w")
+    text = refusal(Call(Steps(abs, held)))
+    held.close()
+    assert "LL024" in text and "fork'" not in text.rpartition(";")[2] and "cloudp" not in text
+    assert text.endswith("; open or make it on first use (in __getitem__), and drop it in "
+                         "__getstate__")  # fmt: skip
 
 
 def test_a_structure_too_deep_for_either(monkeypatch: pytest.MonkeyPatch) -> None:

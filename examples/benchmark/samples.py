@@ -17,11 +17,6 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-__all__ = [
-    "Costing", "JpegImages", "ParquetGroups", "Pool", "Sleeping", "Texts", "lengths", "tensors",
-    "write_parquet",
-]  # fmt: skip
-
 _POOL: Final = 64  # different samples: fetching stays cheap, memory stays small
 
 

@@ -32,11 +32,8 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 import torch
+from machine import wait_until_idle
 from torch.utils.data import BatchSampler, SequentialSampler, default_collate, default_convert
-
-from lit_loader.bench.machine import wait_until_idle
-
-__all__ = ["LOADERS", "CannotRun", "Open", "OpenLoader", "Setup"]
 
 
 class CannotRun(Exception):

@@ -20,12 +20,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from loaders import Setup
 from torch.utils.data import default_collate
 
-from lit_loader.bench.loaders import Setup
 from lit_loader.core.system.processors import usable_processors
-
-__all__ = ["Limit", "collate_into", "copy_seconds", "nbytes"]
 
 
 class Limit:

@@ -3,7 +3,7 @@
 Taking turns, all meet the machine in the same moods: one round lets each be measured once, each
 time another one first. The first round is not counted: it starts workers and touches memory. What
 fails is left out from then on, and its row says why; the others go on. `Session` is what a case of
-`bench/cases.py` measures with, made by `bench/runner.py`; each row of a case is called with it
+`cases.py` measures with; each row of a case is called with it
 and fills a `Measurement` or two. Less is always better. Ratios are taken within each round; their
 median over the rounds is shown, lowest and highest are its spread.
 """
@@ -18,16 +18,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from lit_loader.bench.loaders import CannotRun, Open, OpenLoader, Setup
-from lit_loader.bench.settings import REFERENCE, Settings
+from loaders import CannotRun, Open, OpenLoader, Setup
+
 from lit_loader.errors import LitLoaderError
 
-__all__ = [
-    "LIMIT", "MICRO", "Figures", "Measurement", "Rows", "Session", "Spread", "Subject",
-    "in_one_line", "seconds_per_batch",
-]  # fmt: skip
-
 MICRO: Final = 1e6  # microseconds a second: the unit of most rows
+REFERENCE: Final = "torch"  # whose time the others' are compared with
 LIMIT: Final = "limit"  # the name, in a round's figures, of what no loader can undercut
 
 # Name of a measurement of the row ("" where there is one only) to figure.
@@ -93,11 +89,10 @@ class Measurement:
 class Session:
     """One run."""
 
-    settings: Settings
+    settings: Any  # the options of `cases.py`
     loaders: Mapping[str, Open]  # the chosen ones
     measurements: list[Measurement] = field(default_factory=list)  # with the one being made
     tick: Callable[[str], None] = lambda name: None  # before each turn, with whose it is
-    expect: Callable[[int], None] = lambda turns: None  # how many turns a row is going to take
 
     def subjects(
         self, dataset: Any, setup: Setup, figure: Callable[[OpenLoader], Figures]
@@ -123,7 +118,6 @@ class Session:
             measurements = {"": measurements}
         rounds = self.settings.rounds if rounds is None else rounds
         self.measurements += measurements.values()
-        self.expect((rounds + uncounted) * len(subjects))
         with contextlib.ExitStack() as stack:
             turns: dict[str, Callable[[], Figures]] = {}
 

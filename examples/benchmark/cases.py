@@ -1,4 +1,7 @@
-"""The cases: `ROWS` has, by a case's name, the function that plans its rows.
+"""Loaders on the same work: ``python cases.py [CASE ...] [--loaders ...] [--rows TEXT]``.
+
+It prints a table for each case: medians over rounds in which the loaders take turns, how many times
+torch's figure that is, and the part of what no loader can undercut (the limit).
 
 - ``transport``: samples cost next to nothing, so what is measured is what a loader adds.
 - ``decoding``: real decoding, where what a loader adds should vanish. Two figures each: the time a
@@ -19,6 +22,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,28 +33,19 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import samples
 import torch
+from common import parser, table
+from limits import Limit
+from loaders import LOADERS, Open, OpenLoader, Setup
+from machine import cpu_seconds
+from rounds import LIMIT, MICRO, Figures, Measurement, Rows, Session, Subject, seconds_per_batch
+from samples import Costing, Pool, Sleeping, lengths, tensors
 
-from lit_loader.bench import datasets
-from lit_loader.bench.datasets import Costing, Pool, Sleeping, lengths, tensors
-from lit_loader.bench.limits import Limit
-from lit_loader.bench.loaders import Open, OpenLoader, Setup
-from lit_loader.bench.machine import cpu_seconds
-from lit_loader.bench.rounds import (
-    LIMIT,
-    MICRO,
-    Figures,
-    Measurement,
-    Rows,
-    Session,
-    Subject,
-    seconds_per_batch,
-)
-from lit_loader.bench.settings import OURS, Settings
+from lit_loader import DataLoader
 from lit_loader.core.system.processors import usable_processors
-from lit_loader.loader import DataLoader
 
-__all__ = ["ROWS"]
+OURS: Final = "lit_loader"
 
 
 def _small(count: int, numbers: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -78,14 +73,14 @@ _KINDS: Final[Mapping[str, tuple[Callable[[], Any], int | None, int, Any]]] = {
 }  # fmt: skip
 
 
-def _transport(settings: Settings) -> Rows:
+def _transport(settings: Any) -> Rows:
     return dict.fromkeys(_KINDS, _handed_over)
 
 
 def _handed_over(name: str, session: Session) -> None:
     make, size, full, collate_fn = _KINDS[name]
-    batches = session.settings.count(full)
-    setup = Setup(size, *session.settings.workers, collate_fn=collate_fn)
+    batches = _count(session.settings, full)
+    setup = Setup(size, *_workers_of(session.settings), collate_fn=collate_fn)
     dataset = Pool(setup.length(batches), make(), labelled="+ 32 ints" in name)
     subjects = session.subjects(dataset, setup, partial(_a_batch, setup, batches))
     subjects[LIMIT] = nullcontext(Limit(dataset, setup, max(1, batches // 10)))
@@ -96,10 +91,10 @@ def _a_batch(setup: Setup, batches: int, opened: OpenLoader) -> Figures:
     return {"": seconds_per_batch(opened, skip=setup.ahead, batches=batches) * MICRO}
 
 
-def _decoding(settings: Settings) -> Rows:
+def _decoding(settings: Any) -> Rows:
     return {
-        "JPEG 500x375, crop, flip": partial(_decoded, datasets.JpegImages, 16, 40),
-        "text, 512 tokens": partial(_decoded, partial(datasets.Texts, tokens=512), 32, 60),
+        "JPEG 500x375, crop, flip": partial(_decoded, samples.JpegImages, 16, 40),
+        "text, 512 tokens": partial(_decoded, partial(samples.Texts, tokens=512), 32, 60),
         "Parquet row groups": _parquet,
     }
 
@@ -107,13 +102,13 @@ def _decoding(settings: Settings) -> Rows:
 def _parquet(name: str, session: Session) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "table.parquet"
-        datasets.write_parquet(path, groups=16, rows=20_000, columns=8)
-        _decoded(partial(datasets.ParquetGroups, path=path), 4, 60, name, session)
+        samples.write_parquet(path, groups=16, rows=20_000, columns=8)
+        _decoded(partial(samples.ParquetGroups, path=path), 4, 60, name, session)
 
 
 def _decoded(make: Callable[[int], Any], size: int, full: int, name: str, session: Session) -> None:
-    batches = session.settings.count(full)
-    setup = Setup(size, *session.settings.workers)
+    batches = _count(session.settings, full)
+    setup = Setup(size, *_workers_of(session.settings))
     dataset = make(setup.length(batches))
 
     def figure(opened: OpenLoader) -> Figures:
@@ -140,13 +135,13 @@ def _slept(seconds: float, times: int) -> float:
     return (time.perf_counter() - begin) / times
 
 
-def _stragglers(settings: Settings) -> Rows:
+def _stragglers(settings: Any) -> Rows:
     return {"32 samples of 1 ms, 1 % of 50 ms": _straggling}
 
 
 def _straggling(name: str, session: Session) -> None:
     workers, size, usual = 4, 32, 1e-3
-    batches = session.settings.count(100, quick=8)
+    batches = _count(session.settings, 100, quick=8)
     setup = Setup(size, workers, session.settings.prefetch_factor)
     dataset = Sleeping(setup.length(batches), usual, slow=0.01, times=50)
     more = sum(dataset.seconds) / len(dataset) - usual
@@ -163,7 +158,7 @@ def _straggling(name: str, session: Session) -> None:
 _STEP: Final = 5e-3  # seconds
 
 
-def _busy(settings: Settings) -> Rows:
+def _busy(settings: Any) -> Rows:
     return {  # the workers together need so much of a step for a batch
         "steps of 5 ms, the consumer slower": partial(_beside_steps, 0.8),
         "steps of 5 ms, the workers slower": partial(_beside_steps, 1.2),
@@ -177,8 +172,8 @@ def _hold_the_gil() -> None:
 
 
 def _beside_steps(share: float, name: str, session: Session) -> None:
-    batches = session.settings.count(200, quick=10)
-    setup = Setup(1, *session.settings.workers)
+    batches = _count(session.settings, 200, quick=10)
+    setup = Setup(1, *_workers_of(session.settings))
     seconds = share * _STEP * setup.num_workers
     dataset = Sleeping(setup.length(batches), seconds)
 
@@ -198,7 +193,7 @@ def _beside_steps(share: float, name: str, session: Session) -> None:
     session.compare(Measurement("busy", name, "µs/batch", "the slower of the two"), subjects)
 
 
-def _start(settings: Settings) -> Rows:
+def _start(settings: Any) -> Rows:
     rows: Rows = {}
     for size in ("small", "large"):
         for method in get_all_start_methods():
@@ -251,7 +246,7 @@ _LOADS: Final[dict[str, tuple[tuple[float, float], tuple[float, float], float]]]
 }
 
 
-def _workers(settings: Settings) -> Rows:
+def _workers(settings: Any) -> Rows:
     return dict.fromkeys(_LOADS, _by_workers)
 
 
@@ -308,7 +303,7 @@ def _after_a_while(loader: DataLoader[Any], warm: int, counted: int, step: float
     return (time.perf_counter() - began) / counted
 
 
-ROWS: Final[Mapping[str, Callable[[Settings], Rows]]] = {
+ROWS: Final[Mapping[str, Callable[[Any], Rows]]] = {
     "transport": _transport,
     "decoding": _decoding,
     "stragglers": _stragglers,
@@ -316,3 +311,51 @@ ROWS: Final[Mapping[str, Callable[[Settings], Rows]]] = {
     "start": _start,
     "workers": _workers,
 }
+
+
+def _count(settings: Any, full: int, quick: int = 4) -> int:
+    """Return a number of batches, or of anything that takes time."""
+    return min(full, quick) if settings.quick else full
+
+
+def _workers_of(settings: Any) -> tuple[int, int]:
+    return settings.workers, settings.prefetch_factor
+
+
+def _print(case: str, measurements: list[Measurement]) -> None:
+    rows = []
+    for found in measurements:
+        for name in found.loaders:
+            figure, times, part = found.figure(name), found.vs_torch(name), found.of_limit(name)
+            if figure is None:
+                rows.append([found.name, name, found.cannot.get(name, ""), "", "", ""])
+                continue
+            spread = f"{figure.low:.3g} to {figure.high:.3g}"
+            ratios = [each.median if each else "" for each in (times, part)]
+            rows.append([found.name, name, figure.median, spread, *ratios])
+    unit = measurements[0].unit
+    print(f"\n## {case}\n", flush=True)
+    table(["row", "loader", unit, "low to high", "x torch", "of the limit"], rows)
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("cases", nargs="*", choices=[[], *ROWS], help="all of them by default")
+    options.add_argument("--loaders", nargs="*", default=list(LOADERS), choices=list(LOADERS))
+    options.add_argument("--rows", default="", help="only rows whose name holds this text")
+    options.add_argument("--prefetch-factor", type=int, default=2)
+    given = options.parse_args()
+    if given.quick:
+        given.rounds = 1
+    for case in given.cases or ROWS:
+        session = Session(given, {name: LOADERS[name] for name in given.loaders})
+        for name, measure in ROWS[case](given).items():
+            if given.rows in name:
+                print(f"{case}: {name}", file=sys.stderr, flush=True)
+                measure(name, session)
+        if session.measurements:
+            _print(case, session.measurements)
+
+
+if __name__ == "__main__":
+    main()
