@@ -13,6 +13,7 @@ but imports and the making of data. The last two columns are of the whole proces
 from __future__ import annotations
 
 import argparse
+import compileall
 import cProfile
 import datetime
 import gc
@@ -83,6 +84,7 @@ def run(name, loader, profiled=0):
         command += ["--profile", str(profiled)] if profiled else []
         # On few cores the threads of a model compete with the workers, which is another question.
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package is compiled
         with subprocess.Popen(
             command, env=environment, start_new_session=True, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -125,6 +127,7 @@ def measure(name, number):
 
 def measured(names, count, path):
     """Return all figures. Write them after each program, so that an interruption loses little."""
+    compileall.compile_dir(package_folder(), quiet=1)
     found = {"where": where(), "programs": {}, "failed": []}
     for name in names:
         try:
@@ -152,12 +155,15 @@ def summary(pairs):
     return found
 
 
+def package_folder():
+    return str(Path(importlib.util.find_spec(OURS).origin).parent)
+
+
 def where():
     """Return the machine, the versions and the date."""
     names = ("torch", "lightning", "numpy", "scikit-learn", "pillow", "datasets", OURS)
     cpu = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    package = Path(importlib.util.find_spec(OURS).origin).parent
-    git = ["git", "-C", str(package), "describe", "--always", "--dirty"]
+    git = ["git", "-C", package_folder(), "describe", "--always", "--dirty"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout
     return {
         "date": datetime.datetime.now().isoformat(timespec="minutes"),
