@@ -6,7 +6,7 @@ import copy
 import pickle
 from typing import Any, Final, NamedTuple
 
-from lit_loader.core.state.position import Shards
+from lit_loader.core.state.position import ReaderPlace, Shards
 
 __all__ = ["NOT_TAKEN", "ReadPoint", "pickled", "shares_of", "unpickled"]
 
@@ -17,18 +17,22 @@ _COMPARED: Final = 8
 """Batches at most that are compared when they are replayed."""
 
 
-class ReadPoint(NamedTuple):
-    """The stream is opened by its ``state``, and ``behind`` batches are replayed from there.
-
-    Without a state all ``batches`` are replayed, from the start of the epoch.
-    """
-
+class _Fields(NamedTuple):
     batches: int = 0  # that were delivered
     state: Any = None  # the stream's own, `pickled`; empty at its start; None: it has none
     ended: bool = False
     behind: int = 0  # batches that were delivered since that state
     before: int = 0  # batches before the reader began again (``uneven_ranks="pad"``)
     digests: tuple[int, ...] = ()  # of the last batches; 0: nothing is known of that one
+
+
+class ReadPoint(_Fields, ReaderPlace):
+    """The stream is opened by its ``state``, and ``behind`` batches are replayed from there.
+
+    Without a state all ``batches`` are replayed, from the start of the epoch.
+    """
+
+    __slots__ = ()
 
     @property
     def delivered(self) -> int:

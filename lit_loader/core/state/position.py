@@ -20,6 +20,8 @@ COUNT: Final = "num_shards"
 class ReaderPlace:
     """Where a reader of an iterable dataset is to begin: what its task has for indices."""
 
+    __slots__ = ()
+
 
 class Root(NamedTuple):
     """What a pass follows from: the seed it has drawn itself; or a base that passes share."""
