@@ -10,7 +10,7 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import index as _whole
 from typing import Any, Final
 
@@ -52,6 +52,14 @@ class Reading:
             yield
         finally:
             self.tokens = tokens
+
+    def beginning(self, part: int) -> AbstractContextManager[object]:
+        """Seed within as before a pass's first sample, for a stream that begins in mid-pass.
+
+        So that all shards shuffle its files alike; ``part`` is its number among such streams.
+        """
+        beginning = getattr(self.maker, "beginning", None)
+        return nullcontext() if beginning is None else beginning(part)
 
     def warn(self, text: str) -> None:
         """Warn the program, once for all readers, of what is noticed while it is read."""

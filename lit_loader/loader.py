@@ -136,12 +136,11 @@ class _AddOns(Seams):
             yield from advice_before_epoch(core)
 
     def idle(self, core: Any) -> str | None:
-        remote = core.loader.num_remote_workers
-        if not core.iterable or not (remote or (core.shards and core.auto is None)):
+        if core.shards is None or core.auto is not None:
             return None
         from lit_loader.streams.advice import advice_if_idle
 
-        return advice_if_idle(core.shards, core.loader.num_workers, remote)
+        return advice_if_idle(core.shards, core.loader.num_workers)
 
     def position(self, core: Any, start: Position) -> PassPosition:
         if not core.iterable:
@@ -151,12 +150,12 @@ class _AddOns(Seams):
         return StreamPosition(start, core.readers)
 
     def stream_tasks(self, core: Any, made: Any, in_order: bool) -> Any:
-        from lit_loader.streams.stream_tasks import StreamTasks
+        from lit_loader.streams.stream_tasks import tasks_of
 
-        return StreamTasks(made, core.shards, in_order)
+        return tasks_of(core, made, in_order)
 
     def end_policy(self, core: Any, made: Any) -> Any:
-        if core.shards is None:
+        if not core.iterable or core.replica[1] == 1:
             return None
         from lit_loader.streams.uneven_ranks import tail_of
 

@@ -33,6 +33,7 @@ from lit_loader.data.mixture import announce_epoch, named_sources
 from lit_loader.data.weights import Changes, Timeline, Weights, named_changes, summary
 from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError, StateError
+from lit_loader.streams.other_streams import open_stream
 
 __all__ = ["MixtureStream"]
 
@@ -359,8 +360,12 @@ class _Source:
     def next(self) -> Any:
         """Return the next sample; StopIteration at the end."""
         if self._opened is None:
-            self._opened = OpenStream(self._dataset, _KEY, role=_ROLE)
-        sample = next(self._opened.iterator)
+            # In whichever batch it begins: generators are as before the epoch's first sample.
+            with reading().beginning(self._number):
+                self._opened = open_stream(self._dataset, _KEY, role=_ROLE)
+                sample = next(self._opened.iterator)
+        else:
+            sample = next(self._opened.iterator)
         self._loaded = None
         self.taken += 1
         return sample
@@ -384,7 +389,9 @@ class _Source:
         self.taken, self.ended, self._loaded = state
         self._opened = None
         if self.taken and not self.ended:
-            self._opened = OpenStream(self._dataset, _KEY, self._loaded, role=_ROLE)
+            # Now, and not at its next sample: no batch draws from what it draws as it begins.
+            with reading().beginning(self._number):
+                self._opened = open_stream(self._dataset, _KEY, self._loaded, role=_ROLE)
             if not self._loaded:
                 for _ in zip(range(self.taken), self._opened.iterator, strict=False):
                     pass

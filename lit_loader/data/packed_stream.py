@@ -28,6 +28,7 @@ from lit_loader.core.state.stateful import OpenStream, checked_parts
 from lit_loader.data.mixture import announce_epoch
 from lit_loader.describe import public, short_repr
 from lit_loader.errors import OptionError, StateError
+from lit_loader.streams.other_streams import open_stream
 
 __all__ = ["PackedStream"]
 
@@ -152,7 +153,8 @@ class _Packer(Iterator[dict[str, Tensor]]):
 
     def _next_document(self) -> _Piece:
         if self._opened is None:
-            self._opened = OpenStream(self._stream.documents, _KEY, self._loaded, role="documents")
+            documents = self._stream.documents
+            self._opened = open_stream(documents, _KEY, self._loaded, role="documents")
             self._loaded = None
         before = self._opened.state()
         with reading().unnoted():  # the tokens of sequences count

@@ -1,27 +1,22 @@
-"""`DatasetCopies`: copies of an iterable dataset, one for each reader that a process serves.
+"""`DatasetCopies`: copies of an iterable dataset, one for each shard that a process reads.
 
-A reader that shared the dataset with others would find what they have done to it, and its data
-would depend on who is served by which process. So each has a copy, of the dataset as it was at
-first: pickled once, and unpickled for each.
+A shard that shared the dataset with others would find what they have done to it, and its data
+would depend on which shards a process reads. So each has a copy, of the dataset as it was at first:
+pickled once, and unpickled for each.
 
 - *Copied*: all that can be changed, arrays and tensors too.
 - *Shared*, as the same objects: modules, functions and classes; the process's global generators;
   what is made to be shared (locks, queues, tensors in shared memory, `SharedSequence` and whatever
   else copies itself by its ``__deepcopy__``); arrays that are read-only all the way down
   (``array.flags.writeable = False``, ``np.load(path, mmap_mode="r")``), however large; what an
-  object's class says is the same for all readers (``shared_by_readers``: of a `CachedDataset` its
+  object's class says is the same for all shards (``shared_by_readers``: of a `CachedDataset` its
   samples). Not shared: a Hugging Face stream's epoch.
 - *Refused*, by its place in the dataset: what can be neither, an open file or a generator.
-
-Worker threads (`threads/thread_executor.py`) have copies `of_structure`: all that is large, or
-cannot be copied, is the same object for all of them.
 """
 
 from __future__ import annotations
 
 import copy
-import copyreg
-import functools
 import io
 import mmap
 import pickle
@@ -32,14 +27,13 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
-from lit_loader.core.seeding.find_generators import GLOBAL_GENERATORS, instance_dict
+from lit_loader.core.seeding.held_generators import GLOBAL_GENERATORS
 from lit_loader.core.transport.dataset_pickle import refusal
 from lit_loader.describe import find_failing_object
 from lit_loader.streams.other_streams import shared_epoch
 
-__all__ = ["DatasetCopies", "with_own_attributes"]
+__all__ = ["DatasetCopies"]
 
 _LOCKS: Final = (type(threading.Lock()), type(threading.RLock()))
 
@@ -50,8 +44,6 @@ _SHARED: Final = (
     sharedctypes.SynchronizedBase,
 )
 """What copies have in common, of whichever dataset."""
-
-_CACHED: Final = type(functools.lru_cache(lambda: None))
 
 _GLOBALS: Final = frozenset(map(id, GLOBAL_GENERATORS))
 
@@ -65,27 +57,19 @@ class DatasetCopies:
     A TransportError, which names the place in it, if it cannot be copied.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        of_structure: bool = False,
-        name: str = "dataset",
-        why: str = "with num_shards each reader has a copy of the dataset",
-    ) -> None:
+    def __init__(self, dataset: Any) -> None:
         self._shared: list[Any] = []
         file = io.BytesIO()
-        kind = _OfStructure if of_structure else _Pickler
         try:
-            kind(file, self._shared).dump(dataset)
+            _Pickler(file, self._shared).dump(dataset)
         except Exception as error:
 
             def attempt(value: object) -> None:
-                kind(io.BytesIO(), []).dump(value)
+                _Pickler(io.BytesIO(), []).dump(value)
 
-            place = find_failing_object(dataset, error, attempt, name)
             raise refusal(
-                place,
-                f"cannot be copied, and {why} [LL026]",
+                find_failing_object(dataset, error, attempt, "dataset"),
+                "cannot be copied, and with num_shards each shard has a copy [LL026]",
                 "make it in __iter__, or leave it out in __getstate__",
             ) from error
         self._pickled = file.getvalue()
@@ -95,32 +79,6 @@ class DatasetCopies:
         unpickler = _Unpickler(io.BytesIO(self._pickled))
         unpickler.shared = self._shared
         return unpickler.load()
-
-
-def with_own_attributes(dataset: Any) -> Any:
-    """Give the dataset as a thread has it: what a sample sets in ``self`` is seen by no other one.
-
-    The same goes for datasets that it is made of. The values of attributes are the same objects.
-    What has ``__del__``, ``__slots__``, or a method with an `lru_cache`, is one object for all.
-    """
-    kind, attributes = type(dataset), instance_dict(dataset)
-    members = [each for base in kind.__mro__ for each in vars(base).items()]
-    if not attributes or any(
-        isinstance(value, _CACHED) or name == "__del__" or (name == "__slots__" and value)
-        for name, value in members
-    ):
-        return dataset
-    try:
-        own = object.__new__(kind)
-    except TypeError:  # a class in C
-        return dataset
-    own.__dict__.update(attributes)
-    for name, value in attributes.items():
-        if isinstance(value, Dataset):
-            own.__dict__[name] = with_own_attributes(value)
-        elif type(value) is list and value and all(isinstance(each, Dataset) for each in value):
-            own.__dict__[name] = [*map(with_own_attributes, value)]
-    return own
 
 
 class _Pickler(pickle.Pickler):
@@ -157,40 +115,6 @@ class _Pickler(pickle.Pickler):
         if not hasattr(kind, "__deepcopy__") or issubclass(kind, _BY_CONTENT):
             return NotImplemented
         return copy.deepcopy, (_Same(obj),)
-
-
-class _OfStructure(_Pickler):
-    """Copies objects and short containers, and shares the rest: for threads of one process.
-
-    Shared are arrays and tensors, long containers and texts, and what cannot be copied: files,
-    connections, iterators.
-    """
-
-    def persistent_id(self, obj: Any) -> int | None:
-        if isinstance(obj, np.ndarray):
-            large = not obj.dtype.hasobject
-        else:
-            large = isinstance(obj, torch.Tensor) or (isinstance(obj, _LONG) and len(obj) > _ITEMS)
-        if large:
-            obj = _Same(obj)
-        return super().persistent_id(obj)
-
-    def reducer_override(self, obj: Any) -> Any:
-        reduced = super().reducer_override(obj)
-        if reduced is NotImplemented and type(obj) not in copyreg.dispatch_table:
-            try:
-                obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-            except Exception:
-                return _itself, (_Same(obj),)
-        return reduced
-
-
-_LONG: Final = (list, tuple, dict, set, frozenset, str, bytes, bytearray)
-_ITEMS: Final = 1000
-
-
-def _itself(value: Any) -> Any:
-    return value
 
 
 class _Same(NamedTuple):

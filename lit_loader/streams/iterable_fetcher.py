@@ -7,22 +7,20 @@ from typing import Any, Final
 
 from lit_loader.core.batch.fetch import OMITTED, EndOfData, NothingLeft
 from lit_loader.core.batch.progress import Progress
-from lit_loader.core.state.stateful import ITERATOR, OpenStream
+from lit_loader.streams.other_streams import open_stream
 
 __all__ = ["IterableFetcher", "StateMeter"]
 
 _SHARE: Final = 1 / 32
 """Part of the time of making batches that may be spent on states."""
 
-_CHEAP: Final = 100_000
-"""Nanoseconds up to which a state is taken before each batch, however quick that is."""
-
 
 class IterableFetcher:
     """Reads samples of an iterable dataset, which is iterated at once, in its order.
 
-    ``state`` is what :meth:`state` gave where reading is to go on, ``good`` what passes over bad
-    samples (None: every exception is raised). For ``before_iter`` and errors see `OpenStream`.
+    ``state`` is what :meth:`state` returned where reading is to continue, and ``good`` what passes
+    over bad samples (None: every exception is raised). ``before_sample`` is called with the place
+    in the batch before each sample but the stream's first.
     """
 
     def __init__(
@@ -31,41 +29,52 @@ class IterableFetcher:
         batch_size: int | None,
         drop_last: bool,
         state: Any = None,
-        before_iter: Callable[[], object] | None = None,
         good: Any = None,
+        before_sample: Callable[[int], None] | None = None,
     ) -> None:
-        self.opened = OpenStream(dataset, "dataset", state, before_iter)
-        self._good = good
-        self._iterator: Any = good.of(self.opened.iterator) if good else self.opened.iterator
-        self._batch_size = batch_size
-        self._drop_last = drop_last
+        self._opened = open_stream(dataset, "dataset", state)
+        self._good, self._before_sample = good, before_sample
+        self._iterator: Any = good.of(self._opened.iterator) if good else self._opened.iterator
+        self._batch_size, self._drop_last = batch_size, drop_last
         self._began_at = state
-        self._begun = self._ended = False
-        self.after_first: Callable[[], object] | None = None  # called once, after a first sample
+        self._ended = False
+        self.has_begun = False  # whether a sample has been asked for
 
-    def fetch(self, indices: Any, progress: Progress) -> Any:
-        """Return the next batch's samples; ``indices`` is None.
+    def fetch(self, progress: Progress, after_first: Callable[[], object] | None = None) -> Any:
+        """Return the next batch's samples; ``after_first`` is called when the first one is there.
 
         Raises:
             EndOfData: Nothing is left, and there is nothing to report.
         """
-        if self._good is not None:
-            self._good.begin(progress)
+        good, before, size = self._good, self._before_sample, self._batch_size or 1
+        if good is not None:
+            good.begin(progress)
         if self._ended:
             raise EndOfData
+        self.has_begun = True
         samples: list[Any] = []
+        append, iterator = samples.append, self._iterator
         try:
-            if not self._begun:
-                self._begun = True
+            if after_first is not None:
                 progress.step(0)
-                samples.append(next(self._iterator))
-                if self.after_first is not None:
-                    self.after_first()
-            progress.read_next(self._iterator, samples, self._batch_size or 1)
+                append(next(iterator))
+                after_first()
+            places = range(len(samples), size)
+            if before is None and progress.is_quick(size):
+                progress.all_at_once()
+                for progress.place in places:
+                    append(next(iterator))
+            else:
+                for place in places:
+                    progress.step(place)
+                    if before is not None:
+                        before(place)
+                    append(next(iterator))
+            progress.read(size)
         except StopIteration:
             self._ended = True
-            if not samples or self._drop_last:
-                if self._good is not None and self._good.noted:
+            if not samples or (self._drop_last and self._batch_size is not None):
+                if good is not None and good.noted:
                     return OMITTED  # the end comes next time
                 raise EndOfData from None
         except NothingLeft:
@@ -73,24 +82,23 @@ class IterableFetcher:
         return samples[0] if self._batch_size is None else samples
 
     def state(self) -> dict[str, Any] | None:
-        """Return what is needed to go on from here; None: no state leads here.
+        """Return what is needed to continue from here; None: no state leads here.
 
         It may change as soon as more is read. Before anything has been read, that is what it was
-        begun with. Empty: it was begun at its start, from which it is read again.
+        begun with. Empty: it was begun at its start, from which it is replayed.
         """
-        if not self.opened.stateful:
+        opened = self._opened
+        if not opened.stateful:
             return None
-        # A source that is asked in its iterator's stead may not know yet that it is begun: a
-        # generator runs later.
-        if not self._begun and (self._began_at or ITERATOR not in self.opened.asked):
+        if not self.has_begun:  # a generator that has not run yet knows no place
             return self._began_at or {}
-        return self.opened.state_now()
+        return opened.state_now()
 
 
 class StateMeter:
-    """Says when a stream's state is due: before each batch, or as often as it can be afforded.
+    """Says when a stream's state is due: as often as it can be afforded.
 
-    A resume makes the batches since the last state once more, so it takes as long as about thirty
+    A resume makes the batches since the last state again, so it takes as long as about thirty
     states do. ``made`` are nanoseconds of making batches since then.
     """
 
@@ -102,8 +110,7 @@ class StateMeter:
     @property
     def due(self) -> bool:
         """Whether the state is to be taken before the next batch."""
-        cost = min(self._costs)
-        return cost <= _CHEAP or self.made * _SHARE >= cost
+        return self.made * _SHARE >= min(self._costs)
 
     def taken(self, nanoseconds: int) -> None:
         """Note that it was taken, and how long that took."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
-from lit_loader.core.state.loader_state import LoaderState
+from lit_loader.core.state.loader_state import LoaderState, copied
 from lit_loader.core.state.position import COUNT
-from lit_loader.core.state.sampler_state import DIGEST
-from lit_loader.core.state.state_validation import alike, brief
+from lit_loader.core.state.state_validation import brief
 from lit_loader.describe import public
 from lit_loader.errors import StateError
 from lit_loader.streams import reader_states
@@ -39,74 +37,45 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     Raises:
         StateError: They are not the states of all ranks at the same step of the same data.
     """
-    if not isinstance(states, Iterable) or isinstance(states, (Mapping, str)):
+    several = isinstance(states, Iterable) and not isinstance(states, (Mapping, str))
+    given = [*states] if several else []
+    if not given:
         raise StateError(
             f"states must be a list of those of all ranks, got {brief(states)} [LL348]"
         )
-    given = list(states)
     loaded = [LoaderState.from_dict(state, lambda: reader_states) for state in given]
-    if not loaded:
-        raise StateError("states must be those of all ranks, got none [LL347]")
-    unreadable = max(state.position.unreadable for state in loaded)  # each rank counts its own
-    loaded = [
-        replace(state, position=replace(state.position, unreadable=unreadable)) for state in loaded
-    ]
     first = loaded[0]
     for state in loaded[1:]:
         first.check(state.fingerprint, ())
-        for name in ("epoch", "requested"):
-            ours, theirs = getattr(first.position, name), getattr(state.position, name)
-            if ours != theirs:
-                raise StateError(
-                    f"states were taken in {name} {brief(ours)} and in {name} {brief(theirs)}: "
-                    "merge those that were taken at the same step [LL346]"
-                )
-    if len(loaded) > 1 and any(
-        state.numbers is None and state.position.readers for state in loaded
-    ):
+    steps = {*filter(None, map(_step, loaded, given))}
+    if len(steps) > 1:
         raise StateError(
-            "states of an IterableDataset that is read without num_shards are each rank's own: "
-            "load each on the rank that it was taken on, or read with num_shards [LL345]"
+            f"states were taken at different steps: {'; '.join(sorted(steps))}. Merge those of the "
+            "same step [LL342]"
         )
-    if all(state.numbers is None for state in loaded):
-        if not all(alike(_common(state), _common(first)) for state in loaded):
-            raise StateError(
-                f"states differ, which are the same on all ranks (after {first.position.batches} "
-                "batches and others): merge those that were taken at the same step [LL344]"
-            )
-        return reader_states.to_dict(first)
-    return reader_states.to_dict(_merged(loaded))
-
-
-def _common(state: LoaderState) -> dict[str, Any]:
-    """What is the same on all ranks: not what a sampler has drawn that takes its rank's share."""
-    position = vars(state.position)
-    sampler = {k: part for k, part in (state.position.sampler or {}).items() if k != DIGEST}
-    return {**vars(state), "position": {**position, "sampler": sampler}}
-
-
-def _merged(states: list[LoaderState]) -> LoaderState:
-    readers = sorted(
-        (pair for state in states for pair in reader_states.numbered(state)), key=itemgetter(0)
-    )
-    fingerprint = states[0].fingerprint
-    count, replicas = fingerprint[COUNT], fingerprint["num_replicas"]
-    numbers = [number for number, _ in readers]
-    if numbers != list(range(count)):  # type: ignore[arg-type]
-        have = sorted({number % replicas for number in numbers})  # type: ignore[operator]
+    if not first.position.readers:
+        return first.to_dict()
+    if first.numbers is None and len(loaded) > 1:
         raise StateError(
-            f"states must be those of all {replicas} ranks, each once, got {len(states)} states "
-            f"with the readers of ranks {brief(have)} [LL343]"
+            "states of an IterableDataset without num_shards are each rank's own. Load each on the "
+            "rank that it was taken on, or pass num_shards [LL345]"
         )
-    # One that has come to its end is behind the others, and stays there.
-    going = (state.position for state in states if not all(p.ended for p in state.position.readers))
-    since = {position.since for position in going}
-    if len(since) > 1:
+    parts = sorted((part for state in given for part in state["readers"]), key=itemgetter(0))
+    fingerprint = first.fingerprint
+    if COUNT in fingerprint and [part[0] for part in parts] != [
+        *range(int(fingerprint[COUNT] or 0))
+    ]:
         raise StateError(
-            f"states were taken after {brief(min(since))} batches on one rank and after "
-            f"{brief(max(since))} on another: merge those that were taken at the same step [LL342]"
+            f"states must be those of all {fingerprint['num_replicas']} ranks, each once, got "
+            f"{len(given)} states with shards {brief([part[0] for part in parts])} [LL343]"
         )
-    position = replace(states[0].position, readers=tuple(point for _, point in readers))
-    merged = replace(states[0], position=position, numbers=numbers)
-    batches = reader_states.batches_of_first_rank(merged)
-    return replace(merged, position=replace(position, batches=batches), samples=batches)
+    return copied({**given[0], "readers": parts})  # type: ignore[no-any-return]
+
+
+def _step(loaded: LoaderState, given: Mapping[str, Any]) -> str | None:
+    """Name a state's step; None: it is of a stream that has ended on its rank, and says nothing."""
+    position = loaded.position
+    if position.readers and all(point.ended for point in position.readers):
+        return None
+    batches = given.get("since") if position.readers else position.batches
+    return f"pass {position.repeat} of epoch {position.epoch} after {brief(batches)} batches"

@@ -1,62 +1,62 @@
-"""The readers' parts of a loader's state: written, read, and found again in this loader.
+"""The readers' parts of a loader's state: written, checked, and found again in this loader.
 
-A reader is a worker, each in order; or, with ``num_shards``, one of those of all ranks, behind its
-number among them. Whatever a file holds is checked before it is used, as the rest of a state is
-(`core/state/loader_state.py`).
+====================  ======================================================================
+place in a part       value
+====================  ======================================================================
+0                     the reader's number: among the shards of all ranks (``num_shards``), or
+                      the worker's
+1, 2, 3, 4, 5, 6      the fields of its `ReadPoint`: batches, the stream's own state, whether
+                      it has ended, behind, before, digests
+====================  ======================================================================
+
+``since`` is the number of batches since the rank's pass began or was resumed, by which
+`merge_states` knows states of the same step. Whatever a file holds is checked before it is used, as
+the rest of a state is (`core/state/loader_state.py`).
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from lit_loader.core.state.fingerprint import Fingerprint
-from lit_loader.core.state.loader_state import VERSION, LoaderState, copied
-from lit_loader.core.state.position import COUNT, Mark, Position, ReadPoint, Shards
-from lit_loader.core.state.state_validation import PRIMITIVES, brief, damaged, is_count
+from lit_loader.core.state.loader_state import LoaderState, copied
+from lit_loader.core.state.position import COUNT, Position, Shards
+from lit_loader.core.state.state_validation import brief, damaged, is_count
 from lit_loader.core.state.stateful import ITERATOR, checked_parts
 from lit_loader.errors import StateError
+from lit_loader.streams.other_streams import advice_on_replay
+from lit_loader.streams.read_point import ReadPoint, unpickled
 
-__all__ = [
-    *("adapted", "batches_of_first_rank", "checked", "numbered", "reads_again", "to_dict"),
-    "to_position",
-]
-
-_DIGITS: Final = 16
-"""Of a mark."""
+__all__ = ["adapted", "advice", "checked", "to_dict", "to_position"]
 
 _MAX_READ: Final = 2**32
 """Batches of one reader are below it: their numbers, of all readers, are below `MAX_BATCHES`."""
 
+_PART: Final = (
+    "[number, batches, the dataset's state, whether it has ended, behind, before, digests]"
+)
+
 
 def to_dict(state: LoaderState) -> dict[str, Any]:
-    """Give a state as a new dict of primitives, with the parts of its readers."""
-    parts = [_part(point) for point in state.position.readers]
-    if state.numbers is None:
-        return state.to_dict() | ({"workers": parts} if parts else {})
-    readers = [[number, *part] for number, part in zip(state.numbers, parts, strict=True)]
-    return state.to_dict() | {"readers": readers, "since": state.position.since}
+    """Return a state as a new dict of primitives, with the parts of its readers."""
+    points = state.position.readers
+    numbers = range(len(points)) if state.numbers is None else state.numbers
+    parts = [
+        [number, *point._replace(state=_own(point.state), digests=[*point.digests])]
+        for number, point in zip(numbers, points, strict=True)
+    ]
+    return state.to_dict() | {"readers": parts, "since": state.position.since}
 
 
-def to_position(
-    loaded: LoaderState, fingerprint: Fingerprint, with_workers: bool, shards: Shards | None
-) -> Position:
+def to_position(loaded: LoaderState, fingerprint: Fingerprint, shards: Shards | None) -> Position:
     """Find the place of a stream's state in a loader; a StateError if it does not fit that.
 
-    ``fingerprint`` is the loader's, ``shards`` the readers of its rank (None: each worker is one).
+    ``fingerprint`` is the loader's, ``shards`` those of its rank (None: each worker reads one).
     """
     loaded.check_kind(fingerprint)
-    position, readers, numbers = loaded.position, loaded.position.readers, loaded.numbers
-    for name in ("ahead", "sampler"):
-        if value := getattr(position, name):
-            raise damaged(f"{name} must be empty for an IterableDataset", value)
-    whose, read = "workers", sum(point.batches for point in readers)
-    if numbers is not None:
-        whose, read = "first rank's readers", batches_of_first_rank(loaded)
-    if read != position.batches:
-        raise damaged(f"batches must be those of its {whose}, {read} in all", position.batches)
+    position, readers = loaded.position, loaded.position.readers
     elastic = {"num_replicas"}
     if shards is None:
         elastic = set() if any(point.state is not None for point in readers) else {"rank"}
@@ -64,177 +64,86 @@ def to_position(
     if not position.delivered and all(map(is_count, lengths)):
         elastic.add("dataset_length")  # at an epoch's start it moves no place
     loaded.check(fingerprint, elastic)
-    if shards is None and loaded.fingerprint.get("rank") != fingerprint.get("rank"):
-        readers = tuple(replace(point, marks=()) for point in readers)  # of that rank's data
-    batches = position.batches
-    if shards is not None and numbers is not None:
-        readers = _own(shards, dict(numbered(loaded)))
-        batches = sum(point.delivered for point in readers)
-    if with_workers:
-        _check_portable(readers)
-    return replace(position, batches=batches, readers=readers, since=0)
+    if shards is not None and readers:
+        readers = _of_rank(shards, dict(zip(loaded.numbers or (), readers, strict=True)))
+    elif loaded.fingerprint.get("rank") != fingerprint.get("rank"):
+        readers = tuple(point._replace(digests=()) for point in readers)  # of that rank's data
+    batches = sum(point.delivered for point in readers)
+    return replace(position, batches=batches, ahead=(), sampler=None, readers=readers)
 
 
-def reads_again(loaded: LoaderState) -> bool:
-    """Whether samples that were given out are read again, for want of the dataset's state."""
+def advice(loaded: LoaderState, dataset: Any) -> str | None:
+    """Say that a resume replays what was delivered, because the dataset has no state; or None."""
     points = loaded.position.readers
     read = any(point.batches and not point.ended for point in points)
-    return read and all(point.state is None for point in points)
+    if not read or any(point.state is not None for point in points):
+        return None
+    return advice_on_replay(dataset)
 
 
 def adapted(loaded: LoaderState, dataset: Any, batch_size: int) -> LoaderState:
-    """Let the readers of a stream go on by what has changed of it."""
+    """Let the readers of a stream continue by what has changed of it."""
     points = []
     for point in loaded.position.readers:
         if point.state is not None and not point.ended:
             iterator = dataset.adapt_state(point.state.get(ITERATOR), point.behind * batch_size)
-            point = replace(point, state={**point.state, ITERATOR: iterator})
+            point = point._replace(state={**point.state, ITERATOR: iterator})
         points.append(point)
     return replace(loaded, position=replace(loaded.position, readers=tuple(points)))
 
 
-def numbered(loaded: LoaderState) -> list[tuple[int, ReadPoint]]:
-    """Give the readers with their numbers, where they have some."""
-    return [*zip(loaded.numbers or (), loaded.position.readers, strict=False)]
+def _own(state: Any) -> Any:
+    return unpickled(state) if type(state) is bytes else copied(state)
 
 
-def batches_of_first_rank(loaded: LoaderState) -> int:
-    """Count the batches that the first of the ranks in a state has been given."""
-    replicas: Any = loaded.fingerprint["num_replicas"]
-    found: dict[int, int] = {}
-    for number, point in numbered(loaded):
-        found[number % replicas] = found.get(number % replicas, 0) + point.delivered
-    return found[min(found)]
-
-
-def _part(point: ReadPoint) -> list[Any]:
-    """Give a reader's part: [batches, the dataset's state, whether it has ended].
-
-    And as far as there are any: batches behind that state, before it began again, marks.
-    """
-    own = pickle.loads(point.state) if type(point.state) is bytes else copied(point.state)
-    part = [point.batches, own, point.ended]
-    if point.marks:
-        return [*part, point.behind, point.before, [list(mark) for mark in point.marks]]
-    if point.before:
-        return [*part, point.behind, point.before]
-    return [*part, point.behind] if point.behind else part
-
-
-def _own(shards: Shards, points: Mapping[int, ReadPoint]) -> tuple[ReadPoint, ...]:
+def _of_rank(shards: Shards, points: Mapping[int, ReadPoint]) -> tuple[ReadPoint, ...]:
     """Choose a rank's readers of those in a state; a StateError if some are missing."""
     if any(number not in points for number in shards.mine):
         raise StateError(
-            f"state has the readers of one rank, {brief(list(points))} of {shards.count}, but "
-            f"rank {shards.rank} of {shards.replicas} reads {brief(list(shards.mine))}: load what "
+            f"the state has the shards of one rank, {brief(list(points))} of {shards.count}, but "
+            f"rank {shards.rank} of {shards.replicas} reads {brief(list(shards.mine))}. Load what "
             "lit_loader.merge_states makes of the states of all ranks [LL303]"
         )
     return tuple(points[number] for number in shards.mine)
 
 
-def _check_portable(points: Iterable[ReadPoint]) -> None:
-    """Make sure that what a dataset must remember can travel to the workers: be pickled."""
-    for point in points:
-        if type(point.state) in PRIMITIVES:
-            continue
-        try:
-            pickle.dumps(point.state, pickle.HIGHEST_PROTOCOL)
-        except Exception as error:
-            raise StateError(
-                f"state's part for the dataset cannot be pickled ({type(error).__name__}), as it "
-                "must be for workers: resume with a state as state_dict() gave it"
-                " [LL350]"
-            ) from error
+# --- reading what a file holds ---
 
 
 def checked(
-    state: Mapping[str, Any], fingerprint: Fingerprint, version: int
+    readers: Any, fingerprint: Fingerprint
 ) -> tuple[tuple[ReadPoint, ...], Sequence[int] | None]:
-    """Take in the readers of a state, and their numbers, if they have some; or a StateError."""
-    points = _checked_workers(state.get("workers"), fingerprint.get("num_workers"), version)
-    readers = _checked_readers(state.get("readers"), fingerprint, version)
-    if readers is None:
-        return tuple(points or ()), None
-    if points is not None:
-        raise damaged("workers must be None beside readers", state["workers"])
-    return tuple(readers.values()), [*readers]
-
-
-def _checked_readers(
-    readers: Any, fingerprint: Fingerprint, version: int
-) -> dict[int, ReadPoint] | None:
-    """Take in a state's readers, each behind its number; a StateError if they are none."""
-    if readers is None:
-        return None
-    count, replicas = fingerprint.get(COUNT), fingerprint.get("num_replicas")
-    if not (is_count(count) and is_count(replicas) and replicas >= 1):
-        raise damaged(f"readers need {COUNT} and num_replicas in the fingerprint", fingerprint)
-    if not isinstance(readers, (list, tuple)) or not readers:
-        raise damaged("readers must be a list, and not empty", readers)
+    """Take in the readers of a state, and their numbers, if they are shards'; or a StateError."""
+    shards, workers = fingerprint.get(COUNT), fingerprint.get("num_workers")
+    count = workers if shards is None else shards
+    if not (is_count(count) and isinstance(readers, (list, tuple)) and fingerprint["num_replicas"]):
+        raise damaged(f"readers must be a list, and {COUNT} or num_workers their number", readers)
     points: dict[int, ReadPoint] = {}
-    last = -1
     for place, part in enumerate(readers):
-        if not (isinstance(part, (list, tuple)) and part and is_count(part[0], count)):
-            raise damaged(f"readers[{place}] must begin with a reader's number", part)
-        if part[0] <= last:
-            raise damaged(f"readers[{place}] must have a higher number than that before", part)
-        last = part[0]
-        points[last] = _checked_part(f"readers[{place}]", list(part[1:]), version)
-    return points
+        is_part = isinstance(part, (list, tuple)) and len(part) == 7 and is_count(part[0], count)
+        if not is_part or part[0] in points:
+            raise damaged(f"readers[{place}] must be {_PART}, each number once", part)
+        points[part[0]] = _checked_point(f"readers[{place}]", part)
+    if not points or (shards is None and len(points) != workers):
+        raise damaged(f"readers must be those of num_workers={brief(workers)}", list(points))
+    points = dict(sorted(points.items()))
+    return tuple(points.values()), None if shards is None else [*points]
 
 
-def _checked_workers(workers: Any, expected: Any, version: int) -> list[ReadPoint] | None:
-    """Take in each worker's part of a state; a StateError if it is none, or not as many."""
-    if workers is None:
-        return None
-    if not isinstance(workers, (list, tuple)):
-        raise damaged("workers must be a list", workers)
-    if not workers and expected is None:
-        raise damaged("workers must be None for a map-style dataset", workers)
-    if expected is not None and len(workers) != expected:
-        raise StateError(
-            f"state's workers must have a part for each of its num_workers={brief(expected)}, got "
-            f"{len(workers)}: resume with a state as state_dict() gave it"
-            " [LL349]"
-        )
-    return [_checked_part(f"workers[{n}]", part, version) for n, part in enumerate(workers)]
-
-
-def _checked_part(name: str, part: Any, version: int) -> ReadPoint:
-    """Take in one reader's part, which stands at ``name``."""
-    whole = isinstance(part, (list, tuple)) and len(part) in (3, 4, 5, 6)
-    if (
-        not (whole and is_count(part[0], _MAX_READ) and type(part[2]) is bool)
-        or not all(map(is_count, part[3:5]))
-        or any(behind > part[0] for behind in part[3:4])
-        or not all(isinstance(marks, (list, tuple)) for marks in part[5:])
+def _checked_point(name: str, part: Sequence[Any]) -> ReadPoint:
+    _, batches, state, ended, behind, before, digests = part
+    if not (
+        is_count(batches, _MAX_READ)
+        and type(ended) is bool
+        and is_count(behind, batches + 1)
+        and is_count(before, _MAX_READ)
+        and isinstance(digests, (list, tuple))
+        and len(digests) <= batches
+        and all(is_count(digest, 2**32) for digest in digests)
     ):
-        raise damaged(f"{name} must be [batches, the dataset's state, whether it has ended]", part)
-    own = checked_parts(f"{name}[1]", part[1], "dataset")
-    behind = part[3] if part[3:] else 0
-    # A state that is noted is that before a batch which was given out; an empty one, the first.
-    if own is not None and not (behind >= 1 and (own or behind == part[0])):
-        raise damaged(f"{name} must have the dataset's state of a batch that was given out", part)
-    marks = (_marks(name, each, part[0], version) for each in part[5:])
-    return ReadPoint(part[0], own, *part[2:5], *marks)
-
-
-def _marks(name: str, marks: Any, batches: int, version: int) -> tuple[Mark, ...]:
-    """Take in what a reader's batches are known by: each with the first and last of its batches.
-
-    In older versions with one number, or as one of the last batches; and the digest is of a process
-    that is not known: it is empty here, and nothing is compared.
-    """
-    found = []
-    for place, mark in enumerate(marks, batches - len(marks)):
-        part = (place, mark) if type(mark) is str else mark
-        if not (
-            isinstance(part, (list, tuple))
-            and len(part) in (2, 3)
-            and all(is_count(number, batches) for number in part[:-1])
-            and part[0] <= part[-2]
-            and type(part[-1]) is str
-        ):
-            raise damaged(f"{name} must have marks of batches that were given out", marks)
-        found.append(Mark(part[0], part[-2], part[-1][:_DIGITS] if version == VERSION else ""))
-    return tuple(found)
+        raise damaged(f"{name} must be {_PART}", part)
+    own = checked_parts(f"{name}[2]", state, "dataset")
+    # A state that is noted is that before a batch which was delivered; an empty one, the first.
+    if own is not None and not (behind >= 1 and (own or behind == batches)):
+        raise damaged(f"{name} must have the dataset's state of a batch that was delivered", part)
+    return ReadPoint(batches, own, ended, behind, before, tuple(digests))

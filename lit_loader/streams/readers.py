@@ -1,214 +1,174 @@
-"""`Readers`: makes batches of several readers of an iterable dataset, in one process.
+"""`Readers`: makes batches of the shards of a stream that one process reads.
 
 ::
 
-    task ─▶ number % readers ─▶ a reader ── Reader ─┬─ a copy of the dataset, of its own
+    task ─▶ number % readers ─▶ a reader ── Reader ─┬─ its dataset
                                                     ╰─ its iterator, generators, errors
 
-These readers are a part of the data, and the processes that serve them are not.
-So whatever a reader could be told from another one by is its own: the copy of the dataset, made
-anew for each epoch as it was when the workers were started; the seeds; and what
-`lit_loader.get_shard`, ``torch.utils.data.get_worker_info()`` and ``torch.initial_seed()`` answer
-while it is served.
-
-A reader that has ended may begin the next epoch while its process has nothing else to do
-(:meth:`Readers.begin_ahead`): its first batch is kept until somebody asks for that epoch, with
-that seed. It is a function of these, as all batches are; who asks for another epoch gets that.
+With ``num_shards`` a process reads several shards, and which process reads a shard is chance. So
+whatever one shard could be told from another one by is its own: a copy of the dataset, made for
+each pass as it was when the workers were started; the seeds; and the answers of
+`lit_loader.get_shard` and ``torch.utils.data.get_worker_info()``. Without ``num_shards`` each
+worker of each rank reads one shard, of the dataset that it has.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict, deque
-from typing import Any, Final, NamedTuple
+from collections import defaultdict
+from typing import Any, Final
 
-import torch
-
+from lit_loader.context import reading
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.batch.worker_info import WorkerInfo, show, shown
-from lit_loader.core.seeding.generator_state import Loan, OwnStreams
-from lit_loader.core.seeding.seeds import PassSeeds, of_thread
-from lit_loader.core.state.position import ReadPoint
+from lit_loader.core.seeding.held_generators import HeldGenerators
+from lit_loader.core.seeding.seeds import PassSeeds, seed_globals
 from lit_loader.core.transport.worker_exception import ReaderShare
 from lit_loader.errors import OptionError
 from lit_loader.streams.copies import DatasetCopies
 from lit_loader.streams.iterable_fetcher import StateMeter
-from lit_loader.streams.other_streams import epochs_of_their_own
+from lit_loader.streams.read_point import ReadPoint, shares_of
 from lit_loader.streams.reader import Reader
 
-__all__ = ["ProcessInfo", "Readers", "StreamMaker"]
+__all__ = ["ProcessInfo", "Readers", "StreamBuilders"]
 
 _START: Final = ReadPoint()
+_NONE_HELD: Final = HeldGenerators((), {}, PassSeeds(0))
 
 
 class Readers:
-    """Makes batches by a spec that says which readers there are; used as a `BatchBuilder` is."""
+    """Makes the batches of a stream; used as a `BatchBuilder` is.
+
+    ``worker`` is the process's number among ``num_workers``, and ``found`` are the generators that
+    the dataset holds, where they are known for the first pass.
+    """
 
     reads_table = False
-    quiet = -1  # they are always seeded
-    reads: None = None  # each reader has them for itself
 
-    def __init__(self, spec: BatchSpec, copies: DatasetCopies | None = None) -> None:
-        assert spec.shards is not None
-        self._spec, self._shards = spec, spec.shards.mine
-        self._of = spec.shards.count
-        self._copies = copies or DatasetCopies(spec.dataset)
-        self._readers: dict[int, Reader | None] = {}  # None: it has come to its end
-        self._next: dict[int, int] = {}  # the batch that each can go on with
-        # Reader, epoch and seeds to begin.
-        self._ended: deque[tuple[int, int, PassSeeds]] = deque()
-        self._begun: dict[int, _Begun] = {}
+    def __init__(
+        self,
+        spec: BatchSpec,
+        worker: int = 0,
+        num_workers: int = 1,
+        found: Any = None,
+        copies: DatasetCopies | None = None,
+    ) -> None:
+        self._spec, self._worker, self._found = spec, worker, found
+        self._copies = copies
+        if spec.shards is not None:
+            self._copies = copies or DatasetCopies(spec.dataset)
+        self._shares = shares_of(spec.shards, spec.rank, spec.num_replicas, num_workers)
+        self._pass: tuple[PassSeeds, int] | None = None
+        self._readers: dict[int, Reader] = {}  # those that are open
+        self._next: dict[int, int] = {}  # the task that each can continue with
+        self._fresh: Reader | None = None  # one that has searched for generators
         self._meters: defaultdict[int, StateMeter] = defaultdict(StateMeter)
+        self.held = _NONE_HELD
+        self.seed_globals: Any = seed_globals
         self.samples = 0
         """Samples of the batch made last."""
 
     def begin_epoch(self) -> None:
-        """Forget the readers: each begins anew with its next :meth:`load`."""
+        """Leave all streams: each begins again with its next :meth:`load`."""
         for reader in self._readers.values():
-            if reader is not None:
-                reader.begin_epoch()  # which closes its stream: readers are in cycles
+            reader.close()
         self._readers.clear()
         self._next.clear()
-        self._ended.clear()
+        self._fresh = self._pass = None
 
-    def forget_reads(self) -> None:
-        """Do nothing: what each has read ahead goes with it, in :meth:`begin_epoch`."""
-
-    @property
-    def may_begin_ahead(self) -> bool:
-        """Whether there is something for :meth:`begin_ahead`."""
-        return bool(self._ended) and len(self._begun) < self._spec.ahead
-
-    def begin_ahead(self, progress: Progress) -> None:
-        """Begin the next epoch of a reader that has ended; what goes wrong comes again later."""
-        reader, epoch, seeds = self._ended.popleft()
-        progress.begin(-1)
-        try:
-            loader = self._open(reader)
-            batch = self._make(loader, _START, reader, epoch, seeds, progress)
-        except BaseException:
+    def enter(self, seeds: PassSeeds, epoch: int) -> None:
+        """Take up a pass; search for the generators that the dataset holds."""
+        if self._pass == (seeds, epoch):
             return
-        self._begun[reader] = _Begun(epoch, seeds, loader, batch)
+        self.begin_epoch()
+        self._pass = seeds, epoch
+        if self._copies is None:
+            self._fresh = self._reader(self._worker)
+            self.held = self._fresh.held
 
     def whose(self, number: int) -> ReaderShare:
-        """Give whose turn a batch is."""
-        return ReaderShare(self._shards[number % len(self._shards)], self._of)
-
-    def take(self, indices: Any, progress: Progress) -> Any:
-        """Give None: a batch of an iterable dataset is for :meth:`load` to make."""
-        return None
-
-    def lend(self, own: OwnStreams | None) -> Loan:
-        """See `BatchBuilder.lend`."""
-        return Loan(own)
+        """Return whose turn a batch is."""
+        return ReaderShare(*self._shares[number % len(self._shares)])
 
     def load(
         self, indices: Any, number: int, epoch: int, seeds: PassSeeds, progress: Progress
     ) -> Any:
-        """Make batch ``number``, a turn of one of this rank's readers; or EndOfData, or Cancelled.
+        """Make batch ``number``, a turn of one of this rank's readers.
 
-        ``indices`` is a :class:`ReadPoint`: its reader is to begin (again) there; None: it goes on,
-        or begins at its start if it is not open here, or at another place.
+        ``indices`` is a `ReadPoint`: its reader is to be opened there. None: it goes on, or begins
+        at its start if it is not open here. Raises EndOfData, or Cancelled.
         """
-        reader, after = number % len(self._shards), number + len(self._shards)
-        if self._next.get(reader) != number and indices is None:
-            indices = _START
-            if number == reader and (begun := self._take_begun(reader, epoch, seeds)) is not None:
-                self._readers[reader] = begun.loader
-                self._next[reader] = after
-                self.samples = begun.loader.samples
-                progress.collating()
-                return begun.batch
-        if indices is not None:
-            self._readers[reader] = None if indices.ended else self._open(reader)
-        loader = self._readers[reader]
-        self._next[reader] = after
-        if loader is None:
+        self.enter(seeds, epoch)
+        place, turns = number % len(self._shares), len(self._shares)
+        opens = indices is not None or self._next.get(place) != number
+        self._next[place] = number + turns
+        share, context, before = self._shares[place], reading(), None
+        context.epoch, context.shard = epoch, share
+        if opens:
+            self._close(place)
+            point = indices or _START
+            if point.ended:
+                raise EndOfData
+            reader, self._fresh = self._fresh or self._reader(place), None
+        elif place in self._readers:
+            reader = self._readers[place]
+        else:
             raise EndOfData
+        context.maker, reader.seed_globals = reader, self.seed_globals
+        if self._copies is not None:
+            before, seed = shown(), (seeds.seed >> 1) + share[0]
+            show(WorkerInfo(id=share[0], num_workers=share[1], seed=seed, dataset=reader.dataset))
         try:
-            batch = self._make(loader, indices, number, epoch, seeds, progress)
+            if opens:
+                reader.open(point, number // turns, progress)
+                self._readers[place] = reader
+            batch = reader.read(number // turns, progress)
         except EndOfData:
-            self._readers[reader] = None  # with its copy of the dataset
-            if self._spec.ahead:
-                self._ended.append((reader, epoch + 1, seeds.ahead(1)))
+            self._close(place)  # with its copy of the dataset
             raise
-        self.samples = loader.samples
+        finally:
+            if self._copies is not None:
+                show(before)
+        self.samples = reader.samples
         return batch
 
-    def _make(
-        self,
-        loader: Reader,
-        indices: ReadPoint | None,
-        number: int,
-        epoch: int,
-        seeds: PassSeeds,
-        progress: Progress,
-    ) -> Any:
-        share, count = self.whose(number)
-        own_seed = (seeds.of(epoch)[0] >> 1) + share
-        generator = of_thread.generator or torch.default_generator
-        if generator.initial_seed() != own_seed:  # another reader's; what is drawn is set below
-            generator.manual_seed(own_seed)
-        before = shown()
-        try:
-            show(WorkerInfo(id=share, num_workers=count, seed=own_seed, dataset=loader.dataset))
-            return loader.load(indices, number, epoch, seeds, progress)
-        finally:
-            show(before)
+    def _close(self, place: int) -> None:
+        reader = self._readers.pop(place, None)
+        if reader is not None:
+            reader.close()
 
-    def _open(self, reader: int) -> Reader:
-        """Give a reader another copy of the dataset."""
-        spec = dataclasses.replace(self._spec, dataset=self._copies.make())
-        loader = Reader(spec, reader, len(self._shards), self._copies)
-        loader.meter = self._meters[reader]
-        if loader.reads is not None:
-            loader.reads.sharing = self._readers
-        return loader
-
-    def _take_begun(self, reader: int, epoch: int, seeds: PassSeeds) -> _Begun | None:
-        """Take what was begun of a reader's epoch; what is of another epoch is thrown away."""
-        if not self._begun:
-            return None
-        fits = {r: each for r, each in self._begun.items() if each[:2] == (epoch, seeds)}
-        self._begun, found = fits, fits.pop(reader, None)
-        return found
-
-
-class _Begun(NamedTuple):
-    """A reader that has begun an epoch, of which nobody knows yet."""
-
-    epoch: int
-    seeds: PassSeeds
-    loader: Reader
-    batch: Any
+    def _reader(self, place: int) -> Reader:
+        """Return a reader of a shard, in this pass."""
+        assert self._pass is not None
+        spec, found, self._found = self._spec, self._found, None
+        if self._copies is not None:
+            spec, found = dataclasses.replace(spec, dataset=self._copies.make()), None
+        reader = Reader(spec, self._shares[place], self._meters[place], found)
+        reader.enter(*self._pass)
+        return reader
 
 
 class ProcessInfo(WorkerInfo):
-    """What worker_init_fn finds with ``num_shards``: the process, in which no reader is."""
+    """What worker_init_fn finds with ``num_shards``: the process, in which no shard is read."""
 
     def __getattribute__(self, name: str) -> Any:
         if name == "dataset":
             raise OptionError(
-                "worker_init_fn asks for get_worker_info().dataset, but with num_shards each "
-                "reader has a copy of the dataset, whichever worker serves it: let the dataset "
-                "take its share itself, in __iter__, by lit_loader.get_shard() or "
-                "get_worker_info() [LL203]"
+                "worker_init_fn asks for get_worker_info().dataset, but with num_shards each shard "
+                "is read from a copy of the dataset. Divide the dataset in its __iter__, by "
+                "lit_loader.get_shard() or get_worker_info() [LL203]"
             )
         return super().__getattribute__(name)
 
 
-class StreamMaker:
+class StreamBuilders:
     """The seam: what a `BatchSpec` of an iterable dataset has as its ``streams``."""
 
     process_info = ProcessInfo
-    """What ``get_worker_info()`` answers in a process of several readers while none is read."""
+    """What ``get_worker_info()`` answers in a process of several shards while none is read."""
 
-    def begin_worker(self) -> None:
-        """Begin in a worker process, before the user's code."""
-        epochs_of_their_own()
-
-    def maker(self, spec: BatchSpec, worker: int, num_workers: int) -> Reader | Readers:
-        """Give what makes a process's batches, see `maker_of`."""
-        return Reader(spec, worker, num_workers) if spec.shards is None else Readers(spec)
+    def builder(self, spec: BatchSpec, worker: int, num_workers: int, found: Any = None) -> Readers:
+        """Return what makes a process's batches, see `builder_of`."""
+        return Readers(spec, worker, num_workers, found)

@@ -17,22 +17,15 @@ def conflicts(config: Any) -> Iterator[tuple[str, ...]]:
     if shards % replicas:
         fitting = [replicas * max(1, shards // replicas + more) for more in (0, 1)]
         yield (
-            "num_shards must be a multiple of num_replicas, so that all ranks serve as many "
-            f"readers: use {' or '.join(map(str, dict.fromkeys(fitting)))}",
+            "num_shards must be a multiple of num_replicas, so that all ranks read the same number "
+            f"of shards: use {' or '.join(map(str, dict.fromkeys(fitting)))}",
             *("num_shards", "num_replicas"),
         )
     if config.uneven_ranks == "drop":
         yield (
-            "uneven_ranks='drop' is for map-style datasets, since nobody knows beforehand "
-            "which reader of a stream ends first: pass 'pad', which repeats batches until all "
-            "ranks have as many, or 'keep'",
+            "uneven_ranks='drop' is for map-style datasets, because nobody knows in advance which "
+            "shard of a stream ends first: use 'pad', which repeats batches, or 'keep'",
             *("num_shards", "uneven_ranks"),
-        )
-    if config.seeding == "worker":
-        yield (
-            "num_shards makes readers that do not depend on workers: set seeding to 'batch' or "
-            "'sample'",
-            *("num_shards", "seeding"),
         )
 
 
@@ -44,12 +37,17 @@ def check_kind(config: Any, iterable: bool) -> None:
 def _conflicts_with(config: Any, iterable: bool) -> Iterator[tuple[str, ...]]:
     if not iterable:
         if config.num_shards is not None:
-            yield (
-                "num_shards applies to an IterableDataset; the batches of a map-style dataset "
-                "depend on no worker anyway: leave it at None",
-                "num_shards",
-            )
+            yield "num_shards is for an IterableDataset: leave it at None", "num_shards"
         return
+    refused = {
+        "shuffle": "which decides its own order: leave it at None",
+        "sampler": "which decides its own order: leave it at None",
+        "batch_sampler": "which decides its own order: leave it at None",
+        "num_remote_workers": "whose shards stay on this machine: leave it at 0",
+    }
+    for name, why in refused.items():
+        if getattr(config, name):
+            yield f"{name} does not apply to an IterableDataset, {why}", name
     if config.read_threads > 1:
         yield (
             "read_threads reads samples by their indices, and an IterableDataset has none: leave "
@@ -62,26 +60,9 @@ def _conflicts_with(config: Any, iterable: bool) -> Iterator[tuple[str, ...]]:
             "indices to choose from: use 'skip' or 'raise'",
             "on_sample_error",
         )
-    if config.num_remote_workers and config.num_shards is None:
-        yield (
-            "num_remote_workers does not apply to an IterableDataset without num_shards, whose "
-            "shares belong to the workers here: pass num_shards",
-            "num_remote_workers",
-        )
-    if config.num_remote_workers and config.num_workers == 0:
-        yield (
-            "num_remote_workers make no batches of an IterableDataset, whose readers stay on "
-            "this machine: set num_workers to at least 1",
-            *("num_workers", "num_remote_workers"),
-        )
     if config.num_workers == "auto" and config.num_shards is None:
         yield (
             "num_workers='auto' does not apply to an IterableDataset without num_shards, whose "
-            "data depends on the number of workers: pass num_shards, or set num_workers to a "
-            "number",
+            "data depends on the number of workers: pass num_shards",
             "num_workers",
         )
-    for name in ("shuffle", "sampler", "batch_sampler"):
-        if getattr(config, name) is not None and getattr(config, name) is not False:
-            text = f"{name} does not apply to an IterableDataset, which decides its own order: "
-            yield f"{text}leave {name} at None", name

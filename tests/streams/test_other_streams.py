@@ -13,7 +13,8 @@ from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader, MixtureStream
-from lit_loader.streams.other_streams import advice_if_it_sleeps, forgets
+from lit_loader.streams.other_streams import advice_if_it_sleeps, trusts
+def forgets(x): return not trusts(x)
 from tests.parity.tools import lists
 from tests.support.exact import Augmented, digests, loaded, taken
 from tests.support.samples import Counting as Numbers

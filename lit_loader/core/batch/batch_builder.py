@@ -212,15 +212,18 @@ class BatchBuilder:
     # --- seeds ---
 
     def _begin_pass(self, seeds: PassSeeds, progress: Progress) -> None:
-        """Tell the dataset its epoch if the program has told the loader one."""
         progress.beat()
+        self._announce_epoch(seeds)
+        self._fetcher = self._fetcher or self._new_map_fetcher()
+
+    def _announce_epoch(self, seeds: PassSeeds) -> None:
+        """Tell the dataset its epoch if the program has told the loader one."""
         set_epoch = getattr(self._spec.dataset, "set_epoch", None)
         if seeds.dataset_epoch != UNTOLD and callable(set_epoch):
             self.rng.begin(seeds.seed, BEGINNING)
             self._seed(BEGINNING, SET_EPOCH)
             set_epoch(seeds.dataset_epoch)
             self._search(seeds)  # it may have made other generators
-        self._fetcher = self._fetcher or self._new_map_fetcher()
 
     def _search(self, seeds: PassSeeds) -> None:
         """Search for the generators that the dataset and its functions hold."""

@@ -484,9 +484,9 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         if errors is not None and not place.start.delivered:  # a resumed one had batches before
             nothing = errors.end(made.epoch, delivered)
         core.passes.warn_if_empty(made)
-        if self._promised is not None and core.shards is None and not (errors and errors.count):
-            args = self._promised, delivered, core.readers
-            if text := core.seams.words().dropped_batches(self._data_loader, *args):
+        if tasks.reads_streams and not (errors and errors.count):
+            text = core.seams.words().short_epoch(core, self._promised, delivered)
+            if text is not None:
                 core.warn_once(text)
         return nothing or StopIteration()
 
@@ -530,7 +530,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
     def _count(self, samples: int) -> None:
         """Note the samples of a batch of an iterable dataset that is about to be given out."""
         self._samples += samples
-        if self._promised is not None and self._samples > self._promised:
+        padding = self._tasks is not None and self._tasks.place.padding
+        if self._promised is not None and self._samples > self._promised and not padding:
             # Once for an iterator; torch warns of it again at every batch that follows.
             promised, self._promised = self._promised, None
             args = self._core.dataset, promised, self._samples, self._data_loader.num_workers

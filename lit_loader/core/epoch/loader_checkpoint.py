@@ -61,7 +61,9 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
         streams, loader = core.seams.reader_states(), core.loader
         if changed:
             loaded = streams.adapted(loaded, loader.dataset, loader.batch_size or 1)
-        position = streams.to_position(loaded, fingerprint, loader.num_workers > 0, core.shards)
+        position = streams.to_position(loaded, fingerprint, core.shards)
+        if advice := streams.advice(loaded, loader.dataset):
+            core.warn_once(advice)
     else:
         position = loaded.to_position(fingerprint, plan)
     if changed:  # before anything has, for warnings may be errors

@@ -272,7 +272,7 @@ class LoaderCore:
         """
         loader, first = self.loader, not self._has_drawn
         self._has_drawn = True
-        sampler = loader.batch_sampler or loader.sampler
+        sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         if type(sampler) is BatchSampler:
             sampler = sampler.sampler
         shuffles = isinstance(sampler, RandomSampler) and sampler.generator is None

@@ -54,8 +54,6 @@ class WorkerSetup:
             kind = WorkerInfo if spec.shards is None else spec.streams.process_info
             show(kind(id=worker, num_workers=num_workers, seed=seed, dataset=spec.dataset))
             collate_privately()
-            if spec.streams is not None:
-                spec.streams.begin_worker()
             where = "in worker_init_fn"
             if spec.worker_init_fn is not None:
                 spec.worker_init_fn(worker)

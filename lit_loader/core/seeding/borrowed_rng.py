@@ -110,14 +110,14 @@ class BorrowedRng(AbstractContextManager["BorrowedRng"]):
     """
 
     __slots__ = (
-        *("_always", "_bits", "_draws", "_held", "_lent", "_lock", "_python", "_seed"),
+        *("_always", "_bits", "_draws", "_drawn", "_held", "_lent", "_lock", "_python", "_seed"),
         *("_states", "_torch", "_watched", "late"),
     )
 
     def __init__(self, draws: Draws, held: Sequence[Tape] = (), always: bool = False) -> None:
         self._draws, self._held, self._always = draws, held, always
         self._lock: GeneratorLock | None = None
-        self._lent = self._watched = 0
+        self._lent = self._watched = self._drawn = 0
         self._seed: int | None = None
         self._states: list[Any] = []
         self._torch: Any = None
@@ -151,6 +151,8 @@ class BorrowedRng(AbstractContextManager["BorrowedRng"]):
 
     def seed(self, seed: int) -> None:
         """Seed those that are lent; ``torch.initial_seed()`` then is the seed, if torch's is."""
+        if self._watched and self._seed is not None:  # they are seeded for the second time
+            self._drawn |= _moved(self._watched, self._seed)
         lent, self._seed = self._lent, seed
         if lent & TORCH:
             _torch.manual_seed(seed)
@@ -164,7 +166,7 @@ class BorrowedRng(AbstractContextManager["BorrowedRng"]):
         draws, seed, self._seed = self._draws, self._seed, None
         if seed is not None:
             if self._watched:
-                self.late = draws.note(_moved(self._watched, seed))
+                self.late = draws.note(self._drawn | _moved(self._watched, seed))
             draws.batches += 1
         lent, self._lent = self._lent, 0
         if lent & TORCH:

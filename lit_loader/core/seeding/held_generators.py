@@ -222,7 +222,11 @@ def _parts(value: Any, kind: type) -> Iterator[_Lead]:
     elif issubclass(kind, (types.FunctionType, torch.utils.data.DataLoader)):
         return  # a loader's passes have seeds of their own
     elif _is_entered(value, kind):
-        yield from ((f".{name}", part) for name, part in list(instance_dict(value).items()))
+        # A shuffling DataPipe seeds its own generator once in each pass, alike for all shards.
+        pipe = issubclass(kind, torch.utils.data.IterDataPipe) and hasattr(kind, "set_seed")
+        for name, part in list(instance_dict(value).items()):
+            if not (pipe and isinstance(part, KINDS)):
+                yield f".{name}", part
         for base in kind.__mro__:
             if root_of(base) in CLOSED:
                 continue
@@ -403,6 +407,7 @@ class HeldGenerators:
         self, found: Iterable[tuple[str, Any]], own: Mapping[str, OwnSeed], seeds: PassSeeds
     ) -> None:
         self.tapes: list[Tape] = []
+        self.paths: list[str] = []
         self._bases: list[int] = []
         for path, generator in found:
             controls = tape(generator)
@@ -416,6 +421,7 @@ class HeldGenerators:
             else:
                 start = derive(base.number, seeds.ordinal - base.since)
             self.tapes.append(controls)
+            self.paths.append(path)
             self._bases.append(start)
 
     def __bool__(self) -> bool:

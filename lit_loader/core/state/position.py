@@ -20,6 +20,8 @@ COUNT: Final = "num_shards"
 class ReaderPlace:
     """Where a reader of an iterable dataset is to begin: what its task has for indices."""
 
+    __slots__ = ()
+
 
 class Root(NamedTuple):
     """What a pass follows from: the seed it has drawn itself; or a base that passes share."""
@@ -55,6 +57,7 @@ class Position:
     ahead: tuple[int, ...] = ()  # batches after those, delivered too (``in_order=False``)
     sampler: Any = None  # what the sampler must remember at ``batches``
     readers: tuple[Any, ...] = ()  # of an iterable dataset; empty for a map-style one
+    since: int = 0  # batches of a stream since the pass began or was resumed, alike on all ranks
     ended: bool = False  # whether the consumer has asked for more than there was
     distributed: int | None = None  # seed of torch's DistributedSampler, if it gives the order
     told: bool = False  # whether the dataset is told the epoch, because the program has set it
@@ -83,6 +86,8 @@ class Position:
 
 class PassPosition:
     """The position of an iterator, kept up to date by it. For a stream see `StreamPosition`."""
+
+    padding = False  # whether batches are repeated, until all ranks have as many
 
     def __init__(self, start: Position) -> None:
         self.begin_at(start)

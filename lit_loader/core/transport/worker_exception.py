@@ -43,9 +43,9 @@ class ReaderShare(NamedTuple):
 
 def describe_indices(indices: Any) -> str:
     """Name a batch's sample indices in a message, shortened when there are many."""
-    if isinstance(indices, ReaderShare):
+    if isinstance(indices, ReaderShare) and indices.of > 1:
         return f"the next samples of {indices!r}"
-    if indices is None:
+    if indices is None or isinstance(indices, ReaderShare):
         return "an iterable dataset's next samples"
     if isinstance(indices, list):
         if len(indices) > _SHOWN_INDICES:
