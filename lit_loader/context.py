@@ -81,17 +81,22 @@ class Reading:
 
 _of_process: Final = Reading()
 _of_thread: Final = threading.local()
+_apart = False  # whether a thread has one of its own
 
 
 def reading() -> Reading:
     """Return what this thread reads: its own, if it is a worker thread, else the process's."""
+    if not _apart:  # as nearly always: to ask a threading.local takes a microsecond
+        return _of_process
     found: Reading = getattr(_of_thread, "reading", _of_process)
     return found
 
 
 def read_apart(own: Reading) -> None:
     """Let this thread, a worker thread, have a `Reading` of its own from now on."""
+    global _apart
     _of_thread.reading = own
+    _apart = True
 
 
 def reading_apart() -> Reading | None:

@@ -35,6 +35,7 @@ from lit_loader.errors import StateError
 from lit_loader.lightning.names import Callback, combined
 from lit_loader.lightning.random_state import RandomStateCallback
 from lit_loader.lightning.rank_states import RankStates
+from lit_loader.profiling import resources
 
 if TYPE_CHECKING:
     from lit_loader.loader import DataLoader
@@ -80,6 +81,7 @@ class LoaderStateCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Becomes the Trainer's first callback, and forgets what an earlier fit was to restore."""
+        resources.ranks_here = trainer.num_devices
         if stage != "fit":
             return
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
