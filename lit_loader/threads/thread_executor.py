@@ -44,7 +44,7 @@ from lit_loader.core.executors.outcome import Outcome, failure
 from lit_loader.core.seeding.held_generators import find_generators
 from lit_loader.core.seeding.seeds import UNTOLD
 from lit_loader.core.seeding.shared_draws import SharedDraws
-from lit_loader.core.system.one_core_thread import OneCoreThread
+from lit_loader.core.system.one_core_thread import OneCoreThread, await_threads
 from lit_loader.core.system.processors import ProcessorClock
 from lit_loader.core.system.shared_file import HeldFile, map_part, nameless_file, round_up
 from lit_loader.core.transport.messages import POSITION, listed
@@ -61,7 +61,6 @@ from lit_loader.describe import PACKAGE
 from lit_loader.diagnostics.death_messages import doing_task
 from lit_loader.diagnostics.sentences import doing
 from lit_loader.errors import WorkerError, WorkerTimeoutError
-from lit_loader.threads.batch_memory import BatchMemory
 
 __all__ = ["ThreadExecutor"]
 
@@ -103,7 +102,6 @@ class ThreadExecutor(Executor):
         self._threads: dict[int, _Worker] = {}
         self._lock = threading.Lock()  # of the number of threads
         self.beginning, self.has_begun = threading.Lock(), False  # the pass, in the dataset
-        self.batch_memory = BatchMemory()
         self.processes: list[Any] = []
         self.memory = 0, 0  # which processes would share
         self._pid, self.is_closed, self._is_stopping = os.getpid(), False, False
@@ -198,8 +196,9 @@ class ThreadExecutor(Executor):
             for number in range(self.count):
                 if number not in self._threads and len(self._threads) < self.count:
                     self.board.launched(number, self._pid)
-                    worker = self._threads[number] = _Worker(self, number)
+                    worker = _Worker(self, number)
                     worker.thread.start()
+                    self._threads[number] = worker
 
     def resize(self, num_workers: int, depth: int) -> None:
         """Have another number of threads; from any thread."""
@@ -232,28 +231,27 @@ class ThreadExecutor(Executor):
         workers = [*self._threads.values()]
         for worker in workers:
             self.queue_of(worker.number).put(None)
-        deadline = time.monotonic() + _GRACE
-        for worker in workers:
-            if worker.thread is not threading.current_thread():  # it may collect garbage
-                worker.thread.join(max(0.0, deadline - time.monotonic()))
+        await_threads([worker.thread for worker in workers], _GRACE)
         self.page.close()
         self._file = None
 
     # --- what is seen of the threads ---
 
     def _at_samples(self) -> list[int]:
-        """Return the native ids of the threads that read samples; 0: one that waits for others.
+        """Return the native ids of the threads that read samples.
 
-        It waits for threads of its own, at an event, say, and not for a lock.
+        Not of those that wait at an event: for threads of their own, and not for a lock.
         """
         if self.spec.read_threads > 1:
             return []
-        workers = [each for each in [*self._threads.values()] if each.row.stage in Stage.SAMPLES]
         # reach: python: what another thread is at. Frames are not kept: this one is among them.
         files = {thread: at.f_code.co_filename for thread, at in sys._current_frames().items()}
-        threads = [each.thread for each in workers]
-        waits = [files.get(each.ident or 0) == threading.__file__ for each in threads]
-        return [0 if at else each.native_id or 0 for each, at in zip(threads, waits, strict=True)]
+        return [
+            each.thread.native_id or 0
+            for each in [*self._threads.values()]
+            if each.row.stage == Stage.FETCHING
+            and files.get(each.thread.ident or 0) != threading.__file__
+        ]
 
     def _look_for_a_hang(self, waited: float) -> None:
         """Raise a WorkerTimeoutError if a thread hangs; before the loop waits is no hang."""
@@ -327,7 +325,6 @@ class _Worker:
         self._lane, self._initialised = _Lane(), False
         self._indices: Any = None  # of its batch, for messages
         self._progress = Progress(executor.board.words, (number + 1) * ROW_WORDS)
-        self._progress.empty = executor.batch_memory.empty
         self.thread = OneCoreThread(target=self._run, name=f"lit_loader worker {number}")
 
     @property
