@@ -131,6 +131,7 @@ class Server(BaseHTTPRequestHandler):
     """Answers after 20 ms."""
 
     protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # one packet, and no wait for its acknowledgement
 
     def do_GET(self):
         time.sleep(0.02)
