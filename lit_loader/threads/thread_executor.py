@@ -30,10 +30,11 @@ from functools import partial
 from typing import Any, Final
 
 import torch
+from torch.utils.data import IterDataPipe
 
 from lit_loader.context import Reading, read_apart
 from lit_loader.core.batch.batch_builder import builder_of
-from lit_loader.core.batch.batch_spec import BatchWithReport
+from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.collate import collate_privately
 from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Cancelled, Progress
@@ -60,7 +61,7 @@ from lit_loader.core.transport.worker_exception import describe_batch
 from lit_loader.describe import PACKAGE
 from lit_loader.diagnostics.death_messages import doing_task
 from lit_loader.diagnostics.sentences import doing
-from lit_loader.errors import WorkerError, WorkerTimeoutError
+from lit_loader.errors import OptionError, WorkerError, WorkerTimeoutError
 
 __all__ = ["ThreadExecutor"]
 
@@ -75,6 +76,8 @@ _SECOND_STALL: Final = 10
 
 _ROWS: Final = 1024
 """Threads that can be started: rows of the status board."""
+
+_LOSS: Final = "readers that shuffle by it lose samples and repeat others"
 
 # Torch has had it from 2.13 on.
 _METHOD: Final[dict[str, Any]] = (
@@ -93,7 +96,12 @@ class ThreadExecutor(Executor):
         loader = core.loader
         self.count: int = loader.num_workers or 1
         self._depth: int = max(1, core.depth)
-        self.spec = spec = dataclasses.replace(core.spec(made), in_thread=True)
+        spec: BatchSpec = core.spec(made)
+        if core.iterable and spec.shards is None and self.count > 1:
+            _check_stream(spec.dataset)
+        found = find_generators(spec.dataset, spec.collate_fn, spec.worker_init_fn).generators
+        shared = frozenset(id(generator) for _, generator in found)
+        self.spec = dataclasses.replace(spec, shared_generators=shared)
         self.seed = made.seeds.seed >> 1
         self.readers = core.readers
         self.lanes = [_Lane() for _ in range(self.readers)]
@@ -106,8 +114,8 @@ class ThreadExecutor(Executor):
         self.memory = 0, 0  # which processes would share
         self._pid, self.is_closed, self._is_stopping = os.getpid(), False, False
         self._made_board(made)
-        found = find_generators(spec.dataset, spec.collate_fn, spec.worker_init_fn)
-        self.shared_draws = SharedDraws(found.generators, partial(_quiet_since, self.page))
+        harm = [_LOSS] if self.readers > 1 else []
+        self.shared_draws = SharedDraws(found, partial(_quiet_since, self.page), *harm)
         self.notes: list[str] = []  # what the user is to be warned of
         self._waits, self._stall_of = core.log.waits, core.seams.stall
         self._timeout, stall = loader.timeout, loader.stall_warning
@@ -308,11 +316,28 @@ def _quiet_since(page: ViewerPage) -> int:
     return max(0, page.row[SINCE]) if len(_running) == 1 else 0
 
 
+def _check_stream(dataset: Any) -> None:
+    """Refuse a stream that several threads cannot iterate, for want of a copy for each."""
+    why = {
+        "is its own iterator": hasattr(dataset, "__next__"),
+        "keeps its place in itself (state_dict)": hasattr(dataset, "state_dict"),
+        "is a DataPipe": isinstance(dataset, IterDataPipe),
+    }
+    for reason, applies in why.items():
+        if applies:
+            raise OptionError(
+                f"worker threads share the dataset, and {type(dataset).__name__} {reason}, so "
+                "several of them cannot read it. Pass num_shards=…, which reads each shard from a "
+                "copy, or use worker_method='multiprocessing' or num_workers=1"
+            )
+
+
 class _Lane:
     """What batches are built with one after another: a thread's, or a reader's of a stream."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()  # held while a batch is built
+        self.thread = 0  # that has built the last one
         self.tasks: deque[Task] = deque()  # of a reader
         self.builder: Any = None
         self.reading = Reading(of_thread=True)
@@ -353,13 +378,16 @@ class _Worker:
             while (item := tasks.get()) is not None and not executor.is_closed:
                 lane = executor.lanes[item] if executor.readers else self._lane
                 with lane.lock:
+                    lane.thread = threading.get_ident()
                     task = lane.tasks.popleft() if executor.readers else item
                     outcome = self._make(lane, task)
                 if outcome is not None:
                     executor.finish(outcome)
                 del item, task, outcome
-        if self._lane.builder is not None:
-            self._lane.builder.end()
+        for lane in (self._lane, *executor.lanes):
+            if lane.thread == threading.get_ident() and lane.builder is not None:
+                # A stream is closed in the thread that has read it.
+                lane.builder.begin_epoch() if executor.readers else lane.builder.end()
         self._clock.close()
         executor.leave(self)
 
@@ -373,7 +401,7 @@ class _Worker:
         try:
             builder = lane.builder or self._begin(lane, task)
             progress.begin(number)
-            batch = builder.take(indices, progress)
+            batch = builder.take(indices, progress) if builder.reads_table else None
             if batch is None:
                 batch = self._load(builder, indices, number, task)
         except Cancelled:
