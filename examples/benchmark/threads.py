@@ -1,24 +1,24 @@
-"""Threads or processes: the same samples by both, and by other libraries' threads.
+"""Threads, processes and torch's loader on what samples are made of: where each wins.
 
-    python examples/benchmark/threads.py [--rounds 3] [--start fork spawn] [--work pillow] [--quick]
+    python examples/benchmark/threads.py [--rounds 3] [--start fork spawn] [--work jpeg] [--quick]
 
-Each loader has a process of its own, and as many workers, or threads. They take turns; medians.
-Samples a second after the first batch; milliseconds of processor time a sample, of all processes;
-MiB of memory (PSS) that they all have beyond the process before; seconds to the first batch; and
-samples and processor time beside those of lit_loader's threads in the same round, with the range.
-What is not installed is left out.
+Each measurement is a process of its own, and the loaders take turns. Figures are samples per
+second, CPU time, the memory that all processes add (PSS), and the time to the first batch.
+``read_threads`` are 16 in each worker. HTTP is a local server that answers after 20 ms.
 """
 
-import importlib.util
+import functools
+import http.client
 import io
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -28,11 +28,13 @@ from torch.utils.data import DataLoader, Dataset
 
 import lit_loader
 
+SHAPE = 3, 64, 64
+
 
 class Work(Dataset):
-    """So many samples, in batches of 8."""
+    """Samples of some kind, in a folder."""
 
-    batch, length = 8, 400
+    batch, length = 32, 640
 
     def __init__(self, folder):
         self.folder = folder
@@ -41,274 +43,132 @@ class Work(Dataset):
         return self.length
 
 
-class Pillow(Work):
-    """A photo of 512 x 384 pixels, decoded and resized by Pillow"""
+class Jpeg(Work):
+    """JPEG of 512 x 384, decoded and resized by Pillow"""
 
     def __init__(self, folder):
         from PIL import Image
 
-        noise = np.random.default_rng(1).integers(0, 255, (48, 64, 3), np.uint8)
         file = io.BytesIO()
-        Image.fromarray(noise).resize((512, 384)).save(file, "JPEG", quality=90)
-        self.data = np.frombuffer(file.getvalue(), np.uint8)
+        Image.effect_noise((512, 384), 64).convert("RGB").save(file, "JPEG")
+        self.data = file.getvalue()
 
     def __getitem__(self, index):
         from PIL import Image
 
-        return torch.from_numpy(np.array(Image.open(io.BytesIO(self.data)).resize((224, 224))))
-
-
-class Torchvision(Pillow):
-    """… by torchvision"""
-
-    def __getitem__(self, index):
-        from torchvision.io import decode_jpeg
-        from torchvision.transforms.v2 import functional
-
-        image = decode_jpeg(torch.from_numpy(self.data.copy()))
-        return functional.resize(image, [224, 224], antialias=True)
-
-
-class OpenCV(Pillow):
-    """… by OpenCV, turned, blurred, scaled"""
-
-    def __getitem__(self, index):
-        import cv2
-
-        cv2.setNumThreads(0)
-        image = cv2.resize(cv2.imdecode(self.data, cv2.IMREAD_COLOR), (256, 256))
-        turn = cv2.getRotationMatrix2D((128, 128), index % 30, 1)
-        image = cv2.GaussianBlur(cv2.warpAffine(image, turn, (256, 256))[16:240, 16:240], (5, 5), 0)
-        return torch.from_numpy(image.astype(np.float32) / 255)
-
-
-class Albumentations(Pillow):
-    """… by OpenCV, augmented by albumentations"""
-
-    def __init__(self, folder):
-        import albumentations
-
-        super().__init__(folder)
-        self.augment = albumentations.Compose(
-            [
-                albumentations.RandomResizedCrop((224, 224), p=1),
-                albumentations.HorizontalFlip(p=0.5),
-                albumentations.ColorJitter(p=1),
-                albumentations.Normalize(),
-            ]
-        )
-
-    def __getitem__(self, index):
-        import cv2
-
-        cv2.setNumThreads(0)
-        image = cv2.imdecode(self.data, cv2.IMREAD_COLOR)
-        return torch.from_numpy(self.augment(image=image)["image"])
-
-
-class Tokens(Work):
-    """a text of 2,000 words, by tokenizers"""
-
-    def __init__(self, folder):
-        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-        words = random.Random(1)
-        known = ["".join(words.choices("etaoinshrdlu", k=words.randint(2, 9))) for _ in range(3000)]
-        self.text = " ".join(words.choices(known, k=2000))
-        self.tokenizer = Tokenizer(models.BPE())
-        self.tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        trainer = trainers.BpeTrainer(vocab_size=1000, show_progress=False)
-        self.tokenizer.train_from_iterator([self.text], trainer)
-
-    def __getitem__(self, index):
-        return torch.tensor(self.tokenizer.encode(self.text, is_pretokenized=False).ids)
+        with Image.open(io.BytesIO(self.data)) as image:
+            return torch.from_numpy(np.array(image.resize(SHAPE[1:])))
 
 
 class Hdf5(Work):
-    """an array of 256 kB of an HDF5 file, by h5py"""
-
-    file = None
+    """HDF5, chunks of 256 kB with gzip, by h5py"""
 
     def __init__(self, folder):
         import h5py
 
-        self.path = f"{folder}/data.h5"
-        values = np.random.default_rng(1).integers(0, 9, (64, 256, 256)).astype(np.float32)
+        self.path, self.opened = f"{folder}/data.h5", {}
         with h5py.File(self.path, "w") as file:
-            file.create_dataset("x", data=values, chunks=(1, 256, 256), compression="gzip")
+            data = np.random.default_rng(0).integers(0, 9, (64, 4, 64, 256), np.int32)
+            file.create_dataset("data", data=data, chunks=(1, 4, 64, 256), compression="gzip")
 
     def __getitem__(self, index):
         import h5py
 
-        if self.file is None:
-            self.file = h5py.File(self.path)
-        return torch.from_numpy(self.file["x"][index % 64])
+        if os.getpid() not in self.opened:
+            self.opened[os.getpid()] = h5py.File(self.path)["data"]
+        return torch.from_numpy(self.opened[os.getpid()][index % 64])
 
 
-class Parquet(Work):
-    """a row group of 10,000 rows of a Parquet file, by pyarrow"""
+class Memmap(Work):
+    """NumPy memmap, samples of 48 kB"""
+
+    length = 6400
 
     def __init__(self, folder):
-        import pyarrow
-        import pyarrow.parquet
-
-        self.path = f"{folder}/data.parquet"
-        values = np.random.default_rng(1).normal(size=(8, 640_000)).astype(np.float32)
-        columns = pyarrow.table({str(number): each for number, each in enumerate(values)})
-        pyarrow.parquet.write_table(columns, self.path, row_group_size=10_000)
+        self.data = np.memmap(f"{folder}/data.bin", np.uint8, "w+", shape=(1024, *SHAPE, 4))
 
     def __getitem__(self, index):
-        import pyarrow.parquet
+        return torch.from_numpy(np.array(self.data[index * 37 % 1024]))
 
-        with pyarrow.parquet.ParquetFile(self.path) as file:
-            rows = file.read_row_group(index % 64, use_threads=False)
-        return torch.from_numpy(np.stack([column.to_numpy() for column in rows.columns]))
+
+class Http(Work):
+    """HTTP, 12 kB from a server 20 ms away"""
+
+    def __init__(self, folder):
+        self.port = int(Path(folder, "port").read_text())
+
+    def __getitem__(self, index):
+        kept = vars(_connections).setdefault("kept", {})
+        if os.getpid() not in kept:
+            kept[os.getpid()] = http.client.HTTPConnection("127.0.0.1", self.port)
+        kept[os.getpid()].request("GET", f"/{index}")
+        return torch.frombuffer(bytearray(kept[os.getpid()].getresponse().read()), dtype=torch.int8)
 
 
 class Python(Work):
-    """words counted by Python, which holds the interpreter's lock"""
-
-    def __init__(self, folder):
-        self.words = random.Random(1).choices(range(1000), k=20_000)
+    """words counted by Python, which holds the GIL"""
 
     def __getitem__(self, index):
         counts = {}
-        for word in self.words:
-            counts[word] = counts.get(word, 0) + index
+        for number in range(20_000):
+            counts[number % 997] = counts.get(number % 997, 0) + index
         return torch.tensor([*counts.values()])
 
 
-class Latency(Work):
-    """something that lies 20 ms away"""
-
-    def __getitem__(self, index):
-        time.sleep(0.02)
-        return torch.full((3, 32, 32), float(index))
-
-
-class One(Work):
-    """batches of one small sample: what a batch costs"""
-
-    batch, length = 1, 2000
-
-    def __getitem__(self, index):
-        return torch.full((16,), float(index))
-
-
-WORKS = {
-    "pillow": Pillow,
-    "torchvision": Torchvision,
-    "opencv": OpenCV,
-    "albumentations": Albumentations,
-    "tokens": Tokens,
-    "hdf5": Hdf5,
-    "parquet": Parquet,
-    "python": Python,
-    "latency": Latency,
-    "one": One,
-}
-NEED = {
-    "pillow": "PIL",
-    "torchvision": "torchvision",
-    "opencv": "cv2",
-    "albumentations": "albumentations",
-    "tokens": "tokenizers",
-    "hdf5": "h5py",
-    "parquet": "pyarrow",
-    "SPDL": "spdl",
-    "torchdata.nodes": "torchdata",
-    "Grain": "grain",
-}
-
-
-def torchs(dataset, workers, start):
-    return DataLoader(dataset, dataset.batch, num_workers=workers, multiprocessing_context=start)
-
-
-def processes(dataset, workers, start):
-    options = {"num_workers": workers, "multiprocessing_context": start}
-    return lit_loader.DataLoader(dataset, dataset.batch, **options)
-
-
-def threads(dataset, workers, start):
-    options = {"num_workers": workers, "worker_method": "thread"}
-    return lit_loader.DataLoader(dataset, dataset.batch, **options)
-
-
-def spdls(dataset, workers, start):
-    from spdl.pipeline import PipelineBuilder
-
-    pipeline = (
-        PipelineBuilder()
-        .add_source(range(len(dataset)))
-        .pipe(dataset.__getitem__, concurrency=workers)
-        .aggregate(dataset.batch)
-        .pipe(torch.stack)
-        .add_sink(2 * workers)
-        .build(num_threads=workers)
-    )
-    with pipeline.auto_stop():
-        yield from pipeline
-
-
-def nodes(dataset, workers, start):
-    from torchdata.nodes import Batcher, IterableWrapper, Loader, ParallelMapper, Prefetcher
-
-    samples = ParallelMapper(
-        IterableWrapper(range(len(dataset))), dataset.__getitem__, workers, method="thread"
-    )
-    batches = ParallelMapper(Batcher(samples, dataset.batch), torch.stack, 1, method="thread")
-    return Loader(Prefetcher(batches, 2 * workers))
-
-
-def grains(dataset, workers, start):
-    import grain
-
-    grain.config.update("py_debug_mode", False)
-    ahead = grain.ReadOptions(num_threads=workers, prefetch_buffer_size=2 * workers * dataset.batch)
-    source = grain.MapDataset.source(dataset).to_iter_dataset(ahead)
-    return source.batch(dataset.batch, batch_fn=torch.stack)
-
-
+_connections = threading.local()
+WORKS = {kind.__name__.lower(): kind for kind in (Jpeg, Hdf5, Memmap, Http, Python)}
+THREADS, READS = {"worker_method": "thread"}, {"read_threads": 16}
 LOADERS = {
-    "torch": torchs,
-    "lit_loader, processes": processes,
-    "lit_loader, threads": threads,
-    "SPDL": spdls,
-    "torchdata.nodes": nodes,
-    "Grain": grains,
+    "torch": DataLoader,
+    "processes": lit_loader.DataLoader,
+    "threads": functools.partial(lit_loader.DataLoader, **THREADS),
+    "processes, read_threads": functools.partial(lit_loader.DataLoader, **READS),
+    "threads, read_threads": functools.partial(lit_loader.DataLoader, **THREADS, **READS),
 }
+
+
+class Server(BaseHTTPRequestHandler):
+    """Answers after 20 ms."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # one packet, and no wait for its acknowledgement
+
+    def do_GET(self):
+        time.sleep(0.02)
+        self.send_response(200)
+        self.send_header("Content-Length", "12288")
+        self.end_headers()
+        self.wfile.write(bytes(12288))
+
+    def log_message(self, *_):
+        pass
 
 
 def family(pid):
-    """A process, and those below it."""
-    yield pid
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            yield from family(child)
+    """Return the ids of a process and those below it."""
+    children = [Path(task, "children") for task in Path(f"/proc/{pid}/task").iterdir()]
+    found = [int(child) for task in children for child in task.read_text().split()]
+    return [pid, *(each for child in found for each in family(child))]
 
 
 def pss():
-    """MiB."""
-    kb = 0
-    for pid in family(os.getpid()):
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        kb += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return kb / 1024
+    """Return MiB of memory; pages that processes share are divided among them."""
+    lines = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in family(os.getpid())]
+    return sum(int(each.partition("\nPss:")[2].split()[0]) for each in lines) / 1024
 
 
 def once(loader, work, workers, start, folder):
-    """Measure one in this process."""
+    """Measure one loader, in this process."""
     torch.set_num_threads(1)
     dataset = WORKS[work](folder)
-    WORKS[work](folder)[0]  # what it imports
-    before, cpu = pss(), time.process_time()
-    began = time.perf_counter()
-    batches = iter(LOADERS[loader](dataset, workers, start))
+    dataset[0]  # what it imports
+    options = {"num_workers": workers}
+    options |= {} if loader.startswith("threads") else {"multiprocessing_context": start}
+    before, cpu, began = pss(), time.process_time(), time.perf_counter()
+    batches = iter(LOADERS[loader](dataset, dataset.batch, **options))
     next(batches)
-    first, number = time.perf_counter() - began, 1
-    half = len(dataset) // dataset.batch // 2
-    began = time.perf_counter()
+    first = time.perf_counter() - began
+    began, half = time.perf_counter(), len(dataset) // dataset.batch // 2
     for number, _ in enumerate(batches, 1):
         if number == half:
             looking = time.perf_counter()
@@ -320,65 +180,44 @@ def once(loader, work, workers, start, folder):
     return [number * dataset.batch / took, 1e3 * cpu / len(dataset), memory, first]
 
 
-OURS = "lit_loader, threads"
-FIGURES = ("samples a second", "ms of processor time a sample", "MiB added", "s to the first batch")
-
-
-def beside(found, name, column):
-    """Give a figure beside that of our threads in the same round: median, and the range."""
-    ratios = [a[column] / b[column] for a, b in zip(found[name], found[OURS], strict=True)]
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-
-
-def measure(work, names, workers, start, rounds):
-    """Give the figures of all, round for round."""
-    found = {name: [] for name in names}
+def measure(work, workers, start, rounds):
+    """Return each loader's figures, round for round."""
+    found = {name: [] for name in LOADERS}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
     for number in range(rounds):
+        names = [*LOADERS]
         for name in names[number % len(names) :] + names[: number % len(names)]:
             with tempfile.TemporaryDirectory() as folder:
+                Path(folder, "port").write_text(str(server.server_port))
                 asked = json.dumps([name, work, workers, start, folder])
                 command = [sys.executable, __file__, "--once", asked]
                 printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             found[name].append(json.loads(printed.stdout.splitlines()[-1]))
+    server.shutdown()
     return found
 
 
 def main():
     options = parser(__doc__, 3)
     options.add_argument("--work", nargs="+", default=[*WORKS], choices=WORKS)
-    options.add_argument("--start", nargs="+", default=["fork", "spawn"])
+    options.add_argument("--start", nargs="+", default=["fork"])
     options.add_argument("--once", help="measure one loader, in this process")
     given = options.parse_args()
     if given.once:
         print(json.dumps(once(*json.loads(given.once))))
         return
-
-    def has(name):
-        return importlib.util.find_spec(NEED.get(name, "torch")) is not None
-
-    rounds = 1 if given.quick else given.rounds
-    works = [work for work in given.work if has(work)]
+    head = ["", "samples/s", "times torch's", "ms CPU a sample", "MiB added", "s to first batch"]
     for start in given.start:
-        names = [name for name in LOADERS if has(name) and (start == "fork" or name not in NEED)]
-        found = {work: measure(work, names, given.workers, start, rounds) for work in works}
-        titles = {work: WORKS[work].__doc__ for work in works}
-        for column, figure in enumerate(FIGURES):
-            print(f"\n{figure}, {given.workers} workers, by {start}")
-            rows = [
-                [
-                    titles[work],
-                    *(statistics.median(row[column] for row in each[name]) for name in names),
-                ]
-                for work, each in found.items()
-            ]
-            table(["", *names], rows)
-        for column in (0, 1):
-            print(f"\n{FIGURES[column]} beside lit_loader's threads, by {start}")
-            rows = [
-                [titles[work], *(beside(each, name, column) for name in names)]
-                for work, each in found.items()
-            ]
-            table(["", *names], rows)
+        for work in ["memmap"] if given.quick else given.work:
+            found = measure(work, given.workers, start, 1 if given.quick else given.rounds)
+            print(f"\n{WORKS[work].__doc__}; {given.workers} workers, by {start}")
+            pairs = {name: zip(rows, found["torch"], strict=True) for name, rows in found.items()}
+            ratio = {
+                n: statistics.median(a[0] / b[0] for a, b in each) for n, each in pairs.items()
+            }
+            rows = {name: [*map(statistics.median, zip(*each))] for name, each in found.items()}  # noqa: B905
+            table(head, [[n, each[0], ratio[n], *each[1:]] for n, each in rows.items()])
 
 
 if __name__ == "__main__":

@@ -30,10 +30,11 @@ from functools import partial
 from typing import Any, Final
 
 import torch
+from torch.utils.data import IterDataPipe
 
 from lit_loader.context import Reading, read_apart
 from lit_loader.core.batch.batch_builder import builder_of
-from lit_loader.core.batch.batch_spec import BatchWithReport
+from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.collate import collate_privately
 from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Cancelled, Progress
@@ -44,7 +45,7 @@ from lit_loader.core.executors.outcome import Outcome, failure
 from lit_loader.core.seeding.held_generators import find_generators
 from lit_loader.core.seeding.seeds import UNTOLD
 from lit_loader.core.seeding.shared_draws import SharedDraws
-from lit_loader.core.system.one_core_thread import OneCoreThread
+from lit_loader.core.system.one_core_thread import OneCoreThread, await_threads
 from lit_loader.core.system.processors import ProcessorClock
 from lit_loader.core.system.shared_file import HeldFile, map_part, nameless_file, round_up
 from lit_loader.core.transport.messages import POSITION, listed
@@ -60,8 +61,7 @@ from lit_loader.core.transport.worker_exception import describe_batch
 from lit_loader.describe import PACKAGE
 from lit_loader.diagnostics.death_messages import doing_task
 from lit_loader.diagnostics.sentences import doing
-from lit_loader.errors import WorkerError, WorkerTimeoutError
-from lit_loader.threads.batch_memory import BatchMemory
+from lit_loader.errors import OptionError, WorkerError, WorkerTimeoutError
 
 __all__ = ["ThreadExecutor"]
 
@@ -76,6 +76,8 @@ _SECOND_STALL: Final = 10
 
 _ROWS: Final = 1024
 """Threads that can be started: rows of the status board."""
+
+_LOSS: Final = "readers that shuffle by it lose samples and repeat others"
 
 # Torch has had it from 2.13 on.
 _METHOD: Final[dict[str, Any]] = (
@@ -94,7 +96,12 @@ class ThreadExecutor(Executor):
         loader = core.loader
         self.count: int = loader.num_workers or 1
         self._depth: int = max(1, core.depth)
-        self.spec = spec = dataclasses.replace(core.spec(made), in_thread=True)
+        spec: BatchSpec = core.spec(made)
+        if core.iterable and spec.shards is None and self.count > 1:
+            _check_stream(spec.dataset)
+        found = find_generators(spec.dataset, spec.collate_fn, spec.worker_init_fn).generators
+        shared = frozenset(id(generator) for _, generator in found)
+        self.spec = dataclasses.replace(spec, shared_generators=shared)
         self.seed = made.seeds.seed >> 1
         self.readers = core.readers
         self.lanes = [_Lane() for _ in range(self.readers)]
@@ -103,13 +110,12 @@ class ThreadExecutor(Executor):
         self._threads: dict[int, _Worker] = {}
         self._lock = threading.Lock()  # of the number of threads
         self.beginning, self.has_begun = threading.Lock(), False  # the pass, in the dataset
-        self.batch_memory = BatchMemory()
         self.processes: list[Any] = []
         self.memory = 0, 0  # which processes would share
         self._pid, self.is_closed, self._is_stopping = os.getpid(), False, False
         self._made_board(made)
-        found = find_generators(spec.dataset, spec.collate_fn, spec.worker_init_fn)
-        self.shared_draws = SharedDraws(found.generators, partial(_quiet_since, self.page))
+        harm = [_LOSS] if self.readers > 1 else []
+        self.shared_draws = SharedDraws(found, partial(_quiet_since, self.page), *harm)
         self.notes: list[str] = []  # what the user is to be warned of
         self._waits, self._stall_of = core.log.waits, core.seams.stall
         self._timeout, stall = loader.timeout, loader.stall_warning
@@ -198,8 +204,9 @@ class ThreadExecutor(Executor):
             for number in range(self.count):
                 if number not in self._threads and len(self._threads) < self.count:
                     self.board.launched(number, self._pid)
-                    worker = self._threads[number] = _Worker(self, number)
+                    worker = _Worker(self, number)
                     worker.thread.start()
+                    self._threads[number] = worker
 
     def resize(self, num_workers: int, depth: int) -> None:
         """Have another number of threads; from any thread."""
@@ -232,28 +239,27 @@ class ThreadExecutor(Executor):
         workers = [*self._threads.values()]
         for worker in workers:
             self.queue_of(worker.number).put(None)
-        deadline = time.monotonic() + _GRACE
-        for worker in workers:
-            if worker.thread is not threading.current_thread():  # it may collect garbage
-                worker.thread.join(max(0.0, deadline - time.monotonic()))
+        await_threads([worker.thread for worker in workers], _GRACE)
         self.page.close()
         self._file = None
 
     # --- what is seen of the threads ---
 
     def _at_samples(self) -> list[int]:
-        """Return the native ids of the threads that read samples; 0: one that waits for others.
+        """Return the native ids of the threads that read samples.
 
-        It waits for threads of its own, at an event, say, and not for a lock.
+        Not of those that wait at an event: for threads of their own, and not for a lock.
         """
         if self.spec.read_threads > 1:
             return []
-        workers = [each for each in [*self._threads.values()] if each.row.stage in Stage.SAMPLES]
         # reach: python: what another thread is at. Frames are not kept: this one is among them.
         files = {thread: at.f_code.co_filename for thread, at in sys._current_frames().items()}
-        threads = [each.thread for each in workers]
-        waits = [files.get(each.ident or 0) == threading.__file__ for each in threads]
-        return [0 if at else each.native_id or 0 for each, at in zip(threads, waits, strict=True)]
+        return [
+            each.thread.native_id or 0
+            for each in [*self._threads.values()]
+            if each.row.stage == Stage.FETCHING
+            and files.get(each.thread.ident or 0) != threading.__file__
+        ]
 
     def _look_for_a_hang(self, waited: float) -> None:
         """Raise a WorkerTimeoutError if a thread hangs; before the loop waits is no hang."""
@@ -310,11 +316,28 @@ def _quiet_since(page: ViewerPage) -> int:
     return max(0, page.row[SINCE]) if len(_running) == 1 else 0
 
 
+def _check_stream(dataset: Any) -> None:
+    """Refuse a stream that several threads cannot iterate, for want of a copy for each."""
+    why = {
+        "is its own iterator": hasattr(dataset, "__next__"),
+        "keeps its place in itself (state_dict)": hasattr(dataset, "state_dict"),
+        "is a DataPipe": isinstance(dataset, IterDataPipe),
+    }
+    for reason, applies in why.items():
+        if applies:
+            raise OptionError(
+                f"worker threads share the dataset, and {type(dataset).__name__} {reason}, so "
+                "several of them cannot read it. Pass num_shards=…, which reads each shard from a "
+                "copy, or use worker_method='multiprocessing' or num_workers=1"
+            )
+
+
 class _Lane:
     """What batches are built with one after another: a thread's, or a reader's of a stream."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()  # held while a batch is built
+        self.thread = 0  # that has built the last one
         self.tasks: deque[Task] = deque()  # of a reader
         self.builder: Any = None
         self.reading = Reading(of_thread=True)
@@ -327,7 +350,6 @@ class _Worker:
         self._lane, self._initialised = _Lane(), False
         self._indices: Any = None  # of its batch, for messages
         self._progress = Progress(executor.board.words, (number + 1) * ROW_WORDS)
-        self._progress.empty = executor.batch_memory.empty
         self.thread = OneCoreThread(target=self._run, name=f"lit_loader worker {number}")
 
     @property
@@ -356,13 +378,16 @@ class _Worker:
             while (item := tasks.get()) is not None and not executor.is_closed:
                 lane = executor.lanes[item] if executor.readers else self._lane
                 with lane.lock:
+                    lane.thread = threading.get_ident()
                     task = lane.tasks.popleft() if executor.readers else item
                     outcome = self._make(lane, task)
                 if outcome is not None:
                     executor.finish(outcome)
                 del item, task, outcome
-        if self._lane.builder is not None:
-            self._lane.builder.end()
+        for lane in (self._lane, *executor.lanes):
+            if lane.thread == threading.get_ident() and lane.builder is not None:
+                # A stream is closed in the thread that has read it.
+                lane.builder.begin_epoch() if executor.readers else lane.builder.end()
         self._clock.close()
         executor.leave(self)
 
@@ -376,7 +401,7 @@ class _Worker:
         try:
             builder = lane.builder or self._begin(lane, task)
             progress.begin(number)
-            batch = builder.take(indices, progress)
+            batch = builder.take(indices, progress) if builder.reads_table else None
             if batch is None:
                 batch = self._load(builder, indices, number, task)
         except Cancelled:

@@ -247,11 +247,13 @@ class BatchBuilder:
 
     def _hold(self, found: _Found, seeds: PassSeeds) -> None:
         """Take the generators that were found for those that are to be seeded."""
-        if self._spec.in_thread:  # others draw from them meanwhile
-            return
-        self.held = HeldGenerators(found, self._spec.held, seeds)
-        if self._pool is not None:
+        spec, shared = self._spec, self._spec.shared_generators
+        if shared is not None:  # a worker thread: only a shard has a dataset of its own
+            pairs = () if spec.shards is None else found
+            found = [(path, each) for path, each in pairs if id(each) not in shared]
+        elif self._pool is not None:
             self._pool.draws = SharedDraws(found)
+        self.held = HeldGenerators(found, spec.held, seeds)
 
     def _seed(self, *parts: int) -> None:
         """Seed every generator that the dataset may draw from, for what ``parts`` name."""

@@ -98,7 +98,8 @@ class BatchSpec:
     watched: bool = True  # each sample is announced, for somebody looks at how long it takes
     shards: Shards | None = None  # readers of an iterable dataset; None: each worker is one
     start_method_chosen: bool = False  # by the program; else it is Python's default
-    in_thread: bool = False  # no generator of the process or the dataset is seeded: others draw
+    # In a worker thread: ids of the generators that all threads share. None: elsewhere.
+    shared_generators: frozenset[int] | None = None
     # Add-ons, each None without. What copes with samples that cannot be read (`BadSamples`):
     tolerance: Any = None
     table_of: Any = None  # what finds the table that a dataset is, if it is one

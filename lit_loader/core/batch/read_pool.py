@@ -20,7 +20,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from lit_loader.context import Reading, read_apart, reading
 from lit_loader.core.batch.batch_spec import TorchModes
@@ -29,9 +29,12 @@ from lit_loader.core.batch.worker_info import answer_threads
 from lit_loader.core.seeding.generator_lock import lent_to_others
 from lit_loader.core.seeding.seeds import BatchRng
 from lit_loader.core.seeding.shared_draws import SharedDraws
-from lit_loader.core.system.one_core_thread import OneCoreThread
+from lit_loader.core.system.one_core_thread import OneCoreThread, await_threads
 
 __all__ = ["ReadPool", "Sample"]
+
+_GRACE: Final = 0.5
+"""Seconds that the end of a pool waits at most for threads that are at a sample."""
 
 
 class Sample:
@@ -121,12 +124,15 @@ class ReadPool:
 
     def _start(self) -> None:
         answer_threads()
-        jobs = self._jobs = SimpleQueue()
-        self.end = end = weakref.finalize(self, _end, jobs, self.count)
-        end.atexit = False  # they are daemons
+        jobs, threads = SimpleQueue[Any](), list[OneCoreThread]()
+        self._jobs = jobs
+        self.end = end = weakref.finalize(self, _end, jobs, threads)
+        end.atexit = False  # they wait, and are daemons
         for number in range(self.count):
             name = f"lit_loader reader {number}"
-            OneCoreThread(target=_serve, args=(jobs, self._modes), name=name).start()
+            thread = OneCoreThread(target=_serve, args=(jobs, self._modes), name=name)
+            thread.start()
+            threads.append(thread)
         self._pid = os.getpid()
 
 
@@ -193,6 +199,7 @@ def _read(own: Reading, batch: _Batch, number: int, item: Any, sample: Sample) -
     batch.answers.put(_Answer(number, value, error, own.tokens, took))
 
 
-def _end(jobs: SimpleQueue[Any], count: int) -> None:
-    for _ in range(count):
+def _end(jobs: SimpleQueue[Any], threads: list[OneCoreThread]) -> None:
+    for _ in threads:
         jobs.put(None)
+    await_threads(threads, _GRACE)

@@ -35,16 +35,19 @@ class SharedDraws:
     """Compares the states of the global generators and those that were ``found`` in a dataset.
 
     ``quiet_since`` returns the same number as long as nothing else of the program runs, and 0 if
-    something does.
+    something does. ``harm`` is what comes of such draws.
     """
 
     def __init__(
-        self, found: Iterable[tuple[str, Any]], quiet_since: Callable[[], int] = lambda: 1
+        self,
+        found: Iterable[tuple[str, Any]],
+        quiet_since: Callable[[], int] = lambda: 1,
+        harm: str = "it is chance which sample gets which random number",
     ) -> None:
         pairs = [*zip(_NAMES, GLOBAL_GENERATORS, strict=True), *found]
         # Not a SystemRandom, which has no state: it repeats nowhere.
         self._read = {name: made.read for name, each in pairs if (made := tape(each)) is not None}
-        self._quiet_since = quiet_since
+        self._quiet_since, self._harm = quiet_since, harm
         self._batches = self._judged = 0
         self._has_reported = False
 
@@ -68,8 +71,8 @@ class SharedDraws:
         self._has_reported = True
         return (
             f"samples draw from {' and '.join(drawn)}, which the threads that read them share, so "
-            "it is chance which sample gets which random number. Draw from lit_loader.get_rng(), "
-            "or use worker_method='multiprocessing' and read_threads=0 [LL418]"
+            f"{self._harm}. Draw from lit_loader.get_rng(), or use "
+            "worker_method='multiprocessing' and read_threads=0 [LL418]"
         )
 
     def _look(self, since: int) -> Look | None:

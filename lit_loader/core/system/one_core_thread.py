@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-__all__ = ["OneCoreThread"]
+__all__ = ["OneCoreThread", "await_threads"]
 
 
 class OneCoreThread(threading.Thread):
@@ -33,3 +35,14 @@ class OneCoreThread(threading.Thread):
         torch.set_num_threads(1)
         self._is_set.set()
         super().run()
+
+
+def await_threads(threads: Iterable[threading.Thread], seconds: float) -> None:
+    """Wait until threads have ended, so many seconds at most.
+
+    The interpreter's end may abort the process if it meets a daemon within native code.
+    """
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        if thread is not threading.current_thread():  # which collects garbage
+            thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,268 @@
+"""Threads, as workers and as ``read_threads``, yield the bytes of one read after another."""
+
+import random
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset, get_worker_info
+
+import lit_loader
+from lit_loader import DataLoader, ExactnessWarning
+from tests.support.samples import Call, OfLength
+
+THREADS: dict[str, Any] = {"num_workers": 2, "worker_method": "thread"}
+READS: dict[str, Any] = {"read_threads": 5}
+KINDS: dict[str, dict[str, Any]] = {
+    "processes": {"num_workers": 2},
+    "threads": THREADS,
+    "three threads": THREADS | {"num_workers": 3},
+    "reads": READS,
+    "processes, reads": {"num_workers": 2, **READS},
+    "threads, reads": THREADS | READS,
+}
+SHARING = [name for name in KINDS if "threads" in name or "reads" in name]
+
+
+@pytest.fixture(params=SHARING)
+def kind(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return KINDS[request.param]
+
+
+class Drawing(OfLength):
+    """Samples are ready in another order, and draw from what threads may draw from."""
+
+    length = 37
+
+    def __getitem__(self, index: int) -> list[float]:
+        time.sleep(0.001 * (index % 3))
+        rng = lit_loader.get_rng()
+        drawn = [rng.random(), rng.random(), lit_loader.get_rng("a key").random()]
+        return [index, lit_loader.get_epoch(), *drawn]
+
+
+class Asking(Drawing):
+    """Asks torch, too: only of workers."""
+
+    def __getitem__(self, index: int) -> list[float]:
+        info: Any = get_worker_info()
+        own, seed = info.rng, torch.initial_seed()
+        assert info.seed == seed
+        drawn = [own.random_generator.random(), own.numpy_generator.random(), seed % 2**31]
+        return [*super().__getitem__(index), *drawn, torch.rand((), generator=own.torch_generator)]
+
+
+class Transforming(Drawing):
+    """Draws as transforms of torchvision do. ``read_threads`` cannot have that exact."""
+
+    def __getitem__(self, index: int) -> list[float]:
+        generator = torch.thread_safe_generator()  # type: ignore[attr-defined]
+        return [index, torch.rand((), generator=generator).item()]
+
+
+class AllAtOnce(Drawing):
+    def __getitems__(self, indices: list[int]) -> list[list[float]]:
+        return [[index, lit_loader.get_rng(index).random()] for index in indices]
+
+
+class Failing(Drawing):
+    """Some samples fail after they have drawn: at their first attempt, or always."""
+
+    def __init__(self, always: bool = True) -> None:
+        super().__init__()
+        self.always, self.failed = always, set[Any]()
+
+    def __getitem__(self, index: int) -> list[float]:
+        sample, attempt = super().__getitem__(index), (index, lit_loader.get_epoch())
+        if index % 5 == 3 and (self.always or attempt not in self.failed):
+            self.failed.add(attempt)
+            raise OSError(f"{index} is bad")
+        return sample
+
+
+class FailingAtOnce(AllAtOnce):
+    def __getitems__(self, indices: list[int]) -> list[list[float]]:
+        if any(index % 5 == 3 for index in indices):
+            raise OSError(f"one of {indices} is bad")
+        return super().__getitems__(indices)
+
+
+class Told(OfLength):
+    """Keeps what it was told as its epoch."""
+
+    def __init__(self) -> None:
+        super().__init__(37)
+        self.told: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.told.append(epoch)
+
+    def __getitem__(self, index: int) -> list[int]:
+        return [index, self.told[-1]]
+
+
+def noisy(samples: list[Any]) -> torch.Tensor:
+    return torch.tensor(samples, dtype=torch.float64) + lit_loader.get_rng().random()
+
+
+RETRY = {"times": 2, "backoff": 0.001}
+CASES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "by batch": (Drawing, {}),
+    "by sample": (Drawing, {"seeding": "sample"}),
+    "asking": (Asking, {}),
+    "asking, by sample": (Asking, {"seeding": "sample"}),
+    "transforms": (Transforming, {}),
+    "collate_fn": (Drawing, {"collate_fn": noisy}),
+    "single": (lambda: Drawing(12), {"batch_size": None}),
+    "wrapped": (lambda: ConcatDataset([Subset(Drawing(), range(4, 30)), Drawing(5)]), {}),
+    "sampler": (Drawing, {"sampler": [*range(36, -1, -1)], "shuffle": None}),
+    "ranks": (Drawing, {"num_replicas": 2, "rank": 1, "uneven_ranks": "keep"}),
+    "told": (Told, {}),
+    "all at once": (AllAtOnce, {}),
+    "skip": (Failing, {"on_sample_error": "skip"}),
+    "replace": (Failing, {"on_sample_error": "replace"}),
+    "skip, all at once": (FailingAtOnce, {"on_sample_error": "skip"}),
+    "retries": (lambda: Failing(always=False), {"sample_retries": RETRY}),
+    "pinned": (Drawing, {"pin_memory": True}),
+}
+
+
+def loader_of(case: str, **options: Any) -> DataLoader[Any]:
+    make, given = CASES[case]
+    return DataLoader(make(), **{"batch_size": 8, "shuffle": True, "seed": 5, **given, **options})
+
+
+def plain(batches: Any) -> Any:
+    return [[torch.as_tensor(each).tolist() for each in batch] for batch in batches]
+
+
+def two_epochs(loader: DataLoader[Any]) -> Any:
+    found = []
+    for epoch in (3, 4):
+        loader.set_epoch(epoch)
+        found.append(plain(loader))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory")
+@pytest.mark.parametrize("case", CASES)
+def test_batches_are_those_of_one_read_after_another(case: str) -> None:
+    if case == "transforms" and not hasattr(torch, "thread_safe_generator"):
+        pytest.skip("torch has it from 2.13 on")
+    with loader_of(case, num_workers=1) as loader:
+        expected = two_epochs(loader)
+    for name, options in KINDS.items():
+        if case.startswith("asking") and "num_workers" not in options:
+            continue  # there is no worker to ask of
+        if case == "transforms" and "read_threads" in options:
+            continue
+        with loader_of(case, **options) as loader:
+            assert two_epochs(loader) == expected, name
+    first, second = KINDS["threads, reads"], KINDS["processes"]
+    for one, other in () if case == "transforms" else ((first, second), (second, first)):
+        with loader_of(case, **one) as loader, loader_of(case, **other) as resumed:
+            loader.set_epoch(3)
+            batches = iter(loader)
+            begun = [next(batches) for _ in range(2)]
+            resumed.set_epoch(3)
+            resumed.load_state_dict(loader.state_dict())
+            assert plain(begun) + plain(resumed) == expected[0]
+
+
+def test_the_dataset_is_told_its_epoch_once_for_each_pass() -> None:
+    dataset = Told()
+    two_epochs(DataLoader(dataset, 4, **THREADS | {"num_workers": 4}))
+    assert dataset.told == [3, 4]
+
+
+class Parts(OfLength):
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [[index, len(indices), lit_loader.get_rng().random()] for index in indices]
+
+
+class Whole(OfLength):
+    """Makes a batch by itself: no list that could be joined."""
+
+    def __getitems__(self, indices: list[int]) -> torch.Tensor:
+        return torch.tensor(indices)
+
+
+def test_getitems_gets_parts_that_draw_differently() -> None:
+    first, second = DataLoader(Parts(), 8, read_threads=3, seed=1)
+    numbers, sizes, drawn = first
+    assert numbers.tolist() == [*range(8)]
+    assert sizes.tolist() == [2, 2, 3, 3, 3, 3, 3, 3]
+    assert len({*drawn.tolist(), *second[2].tolist()}) == 16
+    whole = DataLoader(Whole(), 8, read_threads=3, collate_fn=lambda batch: batch)
+    assert [batch.tolist() for batch in whole] == [[*range(8)], [*range(8, 16)]]
+
+
+# --- generators that threads share ---
+
+
+class Holding(OfLength):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(1)
+
+    def __getitem__(self, index: int) -> float:
+        return float(self.rng.random())
+
+
+DRAWS: dict[str, Any] = {
+    "random": lambda _: random.random(),
+    "numpy.random": lambda _: np.random.rand(),
+    "torch's": lambda _: torch.rand(()).item(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory")
+@pytest.mark.parametrize("name", [*DRAWS, "Holding.rng"])
+def test_a_draw_from_a_shared_generator_is_reported_once(name: str, kind: dict[str, Any]) -> None:
+    dataset = Call(DRAWS[name]) if name in DRAWS else Holding()
+    with (
+        DataLoader(dataset, 4, pin_memory=True, **kind) as loader,
+        pytest.warns(ExactnessWarning, match=f"(?s){name}.*get_rng.*LL418") as found,
+    ):
+        for _ in range(2):
+            list(loader)
+    assert len([each for each in found if each.category is ExactnessWarning]) == 1
+
+
+def drawing_collate(samples: Any) -> torch.Tensor:
+    return torch.tensor(samples) + random.random() + np.random.rand()
+
+
+def test_what_the_program_and_collate_fn_draw_is_not_reported(kind: dict[str, Any]) -> None:
+    collate = None if "worker_method" in kind else drawing_collate
+    inline = iter(DataLoader(Call(DRAWS["random"], 64), seed=1))
+    with warnings.catch_warnings(), DataLoader(Drawing(), 4, collate_fn=collate, **kind) as loader:
+        warnings.simplefilter("error")
+        loader.start()
+        for _ in loader:
+            torch.rand(3), random.random(), np.random.rand(), next(inline)
+
+
+def test_what_the_program_draws_after_an_exception_is_not_reported() -> None:
+    reached, gate = threading.Event(), threading.Event()
+
+    def sample(index: int) -> float:
+        if index == 1:
+            reached.set()
+            assert gate.wait(60)
+        return 1 / index
+
+    batches = iter(DataLoader(Call(sample, 2), **THREADS))
+    with pytest.raises(ZeroDivisionError):
+        next(batches)
+    assert reached.wait(60)
+    np.random.rand()
+    gate.set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert next(batches).tolist() == [1.0]
