@@ -181,7 +181,7 @@ def test_another_kind_of_change_is_reported_once(make: Any) -> None:
     loader = make(dataset)
     assert difficulties(loader) == {0}
     processes = loader.num_workers > 0 and loader.worker_method != "thread"
-    dataset.handle = open(os.devnull)  # opened when it is first needed: nobody's business
+    dataset.handle = open(os.devnull)  # opened when it is first needed: nobody's business  # noqa: SIM115
     for _ in range(2):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, DistributedSampler, IterableDataset, RandomSampler
 from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, RandomSampler
 
 from lit_loader import DataLoader, get_rng
 

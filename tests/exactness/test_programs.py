@@ -20,12 +20,10 @@ from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     Dataset,
-    DistributedSampler,
     IterableDataset,
     RandomSampler,
     Sampler,
     Subset,
-    get_worker_info,
 )
 from torch.utils.data import DataLoader as TorchLoader
 

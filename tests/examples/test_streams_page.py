@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from lit_loader import DataLoader
 from tests.project.readmes import ROOT, fenced
 
 pytestmark = pytest.mark.timeout(200)

@@ -13,8 +13,7 @@ from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader, MixtureStream
-from lit_loader.streams.other_streams import advice_if_it_sleeps, trusts
-def forgets(x): return not trusts(x)
+from lit_loader.streams.other_streams import trusts
 from tests.parity.tools import lists
 from tests.support.exact import Augmented, digests, loaded, taken
 from tests.support.samples import Counting as Numbers
@@ -82,12 +81,12 @@ def stopped(make: Callable[[], DataLoader[Any]], stop: int) -> tuple[Any, Any, A
 
 def test_it_is_found_wherever_it_is() -> None:
     stream = Streaming(5)
-    assert forgets(stream) and not forgets(Streaming(5, buffer=False)) and not forgets([1])
+    assert not trusts(stream) and not not trusts(Streaming(5, buffer=False)) and not not trusts([1])
     stream._ex_iterable = Concatenated(Rows(3), Concatenated(stream._ex_iterable))  # type: ignore[assignment]
-    assert forgets(stream)
+    assert not trusts(stream)
     stream._ex_iterable = circle = Concatenated()  # type: ignore[assignment]
     circle.ex_iterables = [circle]
-    assert not forgets(stream)
+    assert not not trusts(stream)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

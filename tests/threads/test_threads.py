@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lit_loader.top.watch import Watch
 from torch.utils.data import get_worker_info
 
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.core.transport import viewer_page
-from lit_loader.top.watch import Watch
 from tests.support.lightning_runs import SaveAt, Seen, quiet_trainer
 from tests.support.programs import start_program
 from tests.support.samples import Call, OfLength, Rows, until

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lit_loader.core.seeding.generator_state import Rewind, preserved
 
 from lit_loader.core.seeding import seeds as seeding
-from lit_loader.core.seeding.generator_state import Rewind, preserved
 from lit_loader.core.seeding.seeds import derive, sample_seed, seed_globals, seed_worker
 from tests.support.programs import ROOT, run_python
 
