@@ -529,7 +529,6 @@ class DataLoader(_TorchLoader[T_co]):
         seams = _AddOns()
         name_in_job = functools.partial(seams.name_in_job, type(dataset).__name__)
         seeds = LoaderSeeds(config.seed, config.generator, config.num_replicas or 1, name_in_job)
-        self._core = LoaderCore(self, seeds, config.replica, config.num_shards, seams)
 
         self.dataset = dataset
         for name, value in config.as_kwargs().items():
@@ -545,10 +544,16 @@ class DataLoader(_TorchLoader[T_co]):
             plain = self.batch_sampler is None
             self.collate_fn = torch_default_convert if plain else default_collate
         self._dataset_kind = _DatasetKind.Iterable if iterable else _DatasetKind.Map
+        self._core = LoaderCore(self, seeds, config.replica, config.num_shards, seams)
+        if config.num_workers == "auto":
+            self._core.set_auto(True)
         self.__initialized = True
         self.check_worker_number_rationality()
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if "_core" not in self.__dict__:  # the constructor
+            object.__setattr__(self, name, value)
+            return
         if self.__initialized and name in FIXED:
             raise OptionError(
                 f"{name} cannot be changed once the loader is built, "
@@ -562,7 +567,7 @@ class DataLoader(_TorchLoader[T_co]):
         if self.__initialized and name != "multiprocessing_context":  # whose property checks it
             value = check_option(name, value)
         super().__setattr__(name, value)
-        if "_core" in self.__dict__ and name in LoaderConfig.__dataclass_fields__:
+        if name in LoaderConfig.__dataclass_fields__:
             self._core.forget_start()
             if name in ("seed", "generator"):
                 setattr(self._core.seeds, name, value)

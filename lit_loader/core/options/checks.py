@@ -69,10 +69,13 @@ def check_fields(options: Any, prefix: str = "") -> None:
     Raises:
         OptionError: One is refused; ``prefix`` goes before its name.
     """
-    for field in dataclasses.fields(options):
-        value = field.metadata["check"](prefix + field.name, getattr(options, field.name))
+    values = vars(options)
+    for name, field in type(options).__dataclass_fields__.items():
+        given = values[name]
+        if given is field.default:  # as nearly always; every loader comes by here
+            continue
         # Frozen, so that it cannot lose its validity; this is the one moment at which it is set.
-        object.__setattr__(options, field.name, value)
+        values[name] = field.metadata["check"](prefix + name, given)
 
 
 def known_options(options: Iterable[object], known: Sequence[str], place: str = "") -> None:

@@ -243,7 +243,7 @@ class LoaderConfig:
 
     def as_kwargs(self) -> dict[str, Any]:
         """Returns the options as keywords for ``DataLoader(dataset, **kwargs)``, not copied."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return dict(vars(self))
 
     def merged(self, **overrides: Any) -> LoaderConfig:
         """Returns a new validated config in which `overrides` replace this one's options.
