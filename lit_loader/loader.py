@@ -514,7 +514,7 @@ class DataLoader(_TorchLoader[T_co]):
 
             check_split_once(dataset, config)
         if iterable or config.num_shards is not None:
-            from lit_loader.streams.stream_options import check_kind
+            from lit_loader.core.options.stream_options import check_kind
 
             check_kind(config, iterable)
         if config.num_remote_workers:

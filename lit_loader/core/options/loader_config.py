@@ -166,7 +166,7 @@ class LoaderConfig:
         if self.rank is not None and self.rank >= (self.num_replicas or 0):
             yield "rank must be less than num_replicas", "rank", "num_replicas"
         if self.num_shards is not None:
-            from lit_loader import stream_options
+            from lit_loader.core.options import stream_options
 
             yield from stream_options.conflicts(self)
         if self.max_sample_errors is not None and self.on_sample_error == "raise":
