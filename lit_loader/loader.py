@@ -386,8 +386,8 @@ class DataLoader(_TorchLoader[T_co]):
         reseed_fn: Called with (dataset, seed) wherever the generators are seeded. None calls
             nothing. Set it for a generator that lit_loader does not find in the dataset. Threads
             share the dataset's generators, so it is refused with them.
-        num_replicas: Processes (ranks) that share an epoch. None does not divide the data. A
-            LoaderDataModule sets it.
+        num_replicas: Processes (ranks) that share an epoch. "auto" takes number and rank from
+            ``torch.distributed``. None does not divide the data. A LoaderDataModule sets it.
         rank: Number of this process among them, 0 … num_replicas - 1. None does not divide the
             data. A LoaderDataModule sets it.
         num_shards: Shards of an IterableDataset, a multiple of num_replicas. The data then does not
@@ -488,7 +488,7 @@ class DataLoader(_TorchLoader[T_co]):
         seed: int | None = None,
         seeding: Seeding = "batch",
         reseed_fn: Callable[[Any, int], object] | None = None,
-        num_replicas: int | None = None,
+        num_replicas: int | Literal["auto"] | None = None,
         rank: int | None = None,
         num_shards: int | None = None,
         uneven_ranks: UnevenRanks = "pad",
@@ -509,6 +509,7 @@ class DataLoader(_TorchLoader[T_co]):
             shuffle = None if set_shuffle(dataset, shuffle) else shuffle
         options = locals()
         config = LoaderConfig(**{name: options[name] for name in LoaderConfig.__dataclass_fields__})
+        config = config.with_ranks()
         if iterable:
             from lit_loader.streams.advice import check_split_once
 
@@ -528,7 +529,8 @@ class DataLoader(_TorchLoader[T_co]):
         # An object of its own: samplers hold the seeds, and would hold the loader in a cycle.
         seams = _AddOns()
         name_in_job = functools.partial(seams.name_in_job, type(dataset).__name__)
-        seeds = LoaderSeeds(config.seed, config.generator, config.num_replicas or 1, name_in_job)
+        ranks = 1 if config.replica is None else config.replica[1]
+        seeds = LoaderSeeds(config.seed, config.generator, ranks, name_in_job)
 
         self.dataset = dataset
         for name, value in config.as_kwargs().items():

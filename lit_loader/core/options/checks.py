@@ -170,6 +170,16 @@ def workers(name: str, value: Any) -> Any:
     return whole_number(name, number, low=0, below=MANY)
 
 
+def replicas(name: str, value: Any) -> Any:
+    """Check a number of ranks: a whole number, or "auto"."""
+    if isinstance(value, str) and plain(value) == "auto":
+        return "auto"
+    try:
+        return positive(name, value)
+    except OptionError:
+        refuse(name, "a whole number of at least 1, or 'auto'", plain(value))
+
+
 def memory_size(name: str, value: Any, low: int = 0, below: float = 2**42) -> int:
     """Check an amount of memory: a number of bytes, or text such as "2 GB" or "512 MiB"."""
     if not isinstance(value, str):
