@@ -254,7 +254,7 @@ class CachedDataset(Dataset[T_co]):
         try:
             entry = pack(number, sample)
         except TransportError as error:
-            store.note(Note.NOT_KEPT, f"such samples are not kept [LL110]: {error.text}")
+            store.note(Note.NOT_KEPT, f"such samples are not kept: {error.text}")
             return
         if store.is_open:
             store.put(number, entry)
@@ -264,7 +264,7 @@ class CachedDataset(Dataset[T_co]):
             self._folder.put(number, entry)
         except OSError as error:
             full = f"{self._folder.path} takes no more samples ({error.strerror})"
-            store.note(Note.NOT_ON_DISK, f"{full}: memory alone keeps the others [LL120]")
+            store.note(Note.NOT_ON_DISK, f"{full}: memory alone keeps the others")
 
     # --- the rest ---
 
