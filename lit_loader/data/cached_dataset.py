@@ -22,9 +22,9 @@ from lit_loader.data.cache_folder import Folder
 from lit_loader.data.cache_identity import Identity
 from lit_loader.data.cache_store import CacheFigures, Counter, Note, SharedStore
 from lit_loader.data.draws import Draws
-from lit_loader.data.wrapped import wrapped
 from lit_loader.describe import class_name, public, short_repr
 from lit_loader.errors import OptionError, TransportError
+from lit_loader.streams.wrapped import wrapped
 
 __all__ = ["CachedDataset", "MappedDataset", "figures_of"]
 

@@ -74,7 +74,7 @@ def test_a_sampler_of_another_dataset(length: int) -> None:
         assert message.startswith(
             f"lit_loader: {type(sampler).__name__} was made for 8 samples, and the data"
         )
-        assert f"(range) has {length}: make" in message
+        assert f"(range) has {length}. Make" in message
         DataLoader(range(8), **{name: sampler})  # type: ignore[misc]
 
 
