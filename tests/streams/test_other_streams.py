@@ -81,12 +81,12 @@ def stopped(make: Callable[[], DataLoader[Any]], stop: int) -> tuple[Any, Any, A
 
 def test_it_is_found_wherever_it_is() -> None:
     stream = Streaming(5)
-    assert not trusts(stream) and not not trusts(Streaming(5, buffer=False)) and not not trusts([1])
+    assert not trusts(stream) and trusts(Streaming(5, buffer=False)) and trusts([1])
     stream._ex_iterable = Concatenated(Rows(3), Concatenated(stream._ex_iterable))  # type: ignore[assignment]
     assert not trusts(stream)
     stream._ex_iterable = circle = Concatenated()  # type: ignore[assignment]
     circle.ex_iterables = [circle]
-    assert not not trusts(stream)
+    assert trusts(stream)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
