@@ -1,4 +1,4 @@
-"""lit_loader: a fast, exact and self-healing DataLoader for PyTorch, Lightning and Hydra.
+"""A DataLoader for PyTorch that resumes mid-epoch exactly and replaces crashed workers.
 
 Every public name is imported at its first use (PEP 562): Hydra loads its plugins, ours among them,
 in every application of an environment, and importing this package must therefore not import torch.

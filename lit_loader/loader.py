@@ -559,12 +559,12 @@ class DataLoader(_TorchLoader[T_co]):
         if self.__initialized and name in FIXED:
             raise OptionError(
                 f"{name} cannot be changed once the loader is built, "
-                f"got {name}={short_repr(value)}: make a new loader [LL606]"
+                f"got {name}={short_repr(value)}: make a new loader"
             )
         if self.__initialized and name in AT_FIRST and type(self) is DataLoader:
             raise OptionError(
                 f"{name} divides the data among processes and cannot be changed once the loader is "
-                f"built, got {name}={short_repr(value)}: make a new loader [LL607]"
+                f"built, got {name}={short_repr(value)}: make a new loader"
             )
         if self.__initialized and name != "multiprocessing_context":  # whose property checks it
             value = check_option(name, value)
@@ -677,7 +677,7 @@ class DataLoader(_TorchLoader[T_co]):
             raise TypeError(
                 f"lit_loader: this loader has no length: {type(self.dataset).__name__} is read by "
                 f"num_shards={shards.count} readers, and its __len__ does not say how many "
-                "batches each gives [LL617]"
+                "batches each gives"
             )
         self._core.promised = samples
         if self.batch_size is None:

@@ -74,7 +74,7 @@ def replace_torch() -> Replacement:
         warnings.warn(
             "lit_loader: these classes keep torch's engine, since they were derived from torch's "
             f"DataLoader before lit_loader.replace_torch(): {', '.join(sorted(derived))}. Call it "
-            "before they are imported [LL029]",
+            "before they are imported",
             stacklevel=program_stacklevel(),
         )
     _STANDING.add(replacement)

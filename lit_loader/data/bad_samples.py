@@ -345,7 +345,7 @@ class GoodSamples:
 
 
 _NO_GOING_ON = (
-    "a generator cannot continue after an exception, so the sample was neither tried again nor "
+    "a generator cannot continue after an exception, so the sample was neither retried nor "
     "skipped. Catch the exception in the generator, or use an iterator class with __next__ [LL210]"
 )
 

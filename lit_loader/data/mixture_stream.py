@@ -158,8 +158,7 @@ class MixtureStream(IterableDataset[Any]):
         if _UNTIL in state:
             raise StateError(
                 "the weights of a MixtureStream cannot change here: the state was saved just after "
-                "another change. Resume with its weights, and change them at a later checkpoint "
-                "[LL361]"
+                "another change. Resume with its weights, and change them at a later checkpoint"
             )
         return {**state, _UNTIL: given + again}
 
@@ -272,7 +271,7 @@ class _Mixing(Iterator[Any]):
             what = f"stopping_strategy={self._strategy!r} ends the epoch of such a shard at once"
         text = (
             f"source {name!r} is empty{where}, so {what}. Give it more samples or files, lower "
-            "num_shards (without it: workers × ranks), or leave it out [LL312]"
+            "num_shards (without it: workers × ranks), or leave it out"
         )
         if not self._ended:
             reading().warn(text)

@@ -150,7 +150,7 @@ class SampleErrorLog:
     def _failed(self, what: str, first: SampleError) -> SampleErrorsError:
         return self._error(
             f"{what} ({self.count:,} bad samples). Fix what they have in common, or set "
-            f"on_sample_error='raise' to see the traceback [LL212]. The first is {first}"
+            f"on_sample_error='raise' to see the traceback [LL211]. The first is {first}"
         )
 
     def _error(self, message: str) -> SampleErrorsError:

@@ -79,9 +79,9 @@ def is_refused() -> bool:
         return False
     own, other = _VERSIONS["pytorch-lightning"], _VERSIONS["lightning"]
     warnings.warn(
-        f"lit_loader: pytorch_lightning {own} is installed beside lightning {other}: without the "
-        "same version of both, its Trainers neither take lit_loader's data module and callbacks "
-        f"nor resume its loaders exactly: pip install lightning=={own} [LL702]",
+        f"lit_loader: pytorch_lightning {own} and lightning {other} are installed. Unless both "
+        "have one version, pytorch_lightning's Trainer neither accepts lit_loader's data module "
+        f"and callbacks nor resumes its loaders exactly. Run pip install lightning=={own}",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -248,8 +248,8 @@ class Crew:
             member.up, member.silent = False, True
             self._event(
                 member.node,
-                f"Nothing was heard of {member} for {quiet:.1f} s (remote.patience={patience:g}): "
-                "its batches are made elsewhere, and nothing is lost. [LL504]",
+                f"No sign of life from {member} for {quiet:.1f} s (remote.patience={patience:g}). "
+                "Other workers build its batches, and nothing is lost",
             )
             for job in member.jobs:
                 self._owner.job_lost(job, f"{member} is silent", to_blame=False)
@@ -273,12 +273,12 @@ class Crew:
         if was_up:
             self._event(
                 member.node,
-                f"{name} is gone ({failure.reason}). Its batches are made elsewhere and nothing is "
-                "lost; another one is asked for. [LL510]",
+                f"{name} is gone ({failure.reason}). Other workers build its batches, nothing is "
+                "lost, and a replacement is requested.",
             )
         elif not was_silent and failure.blamed:  # that of a silent one has been told of
             # Told once, however often it is tried. With a machine that was lost it is nothing new.
-            text = f"{name} did not come up ({failure.reason}); another one is asked for. [LL503]"
+            text = f"{name} did not come up ({failure.reason}). A replacement is requested."
             self._event(failure.reason, text)
 
     def _event(self, what: str, message: str) -> None:

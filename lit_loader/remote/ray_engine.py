@@ -197,9 +197,8 @@ def _not_joined(config: RayWorkers, error: Exception) -> str:
             f"({', '.join(config.runtime_env)})"
         )
     return (
-        f"no Ray cluster can be reached at remote.address={config.address!r} ({cause}): start one "
-        "(ray start --head), see that this machine is a node of it, or set num_remote_workers=0 "
-        "[LL501]"
+        f"no Ray cluster can be reached at remote.address={config.address!r} ({cause}). Start one "
+        "(ray start --head), make this machine a node of it, or set num_remote_workers=0 [LL501]"
     )
 
 

@@ -305,9 +305,8 @@ class Relay:
             self._fail(
                 job,
                 TransportError(
-                    "the batch needs more shared memory than can be had: raise the training "
-                    "process's limit (ulimit -v), or make batches smaller"
-                    " [LL118]"
+                    "the batch needs more shared memory than is available. Raise the training "
+                    "process's limit (ulimit -v), or make batches smaller [LL102]"
                 ),
             )
 
@@ -352,7 +351,7 @@ class Relay:
                 WorkerDiedError(
                     f"{reason}. Batch {position_of(number)} has ended {_BLAMED} remote workers in "
                     "a row and is not tried again. num_workers=0, num_remote_workers=0 shows "
-                    "errors in place. [LL508]"
+                    "errors in place. [LL013]"
                 ),
             )
         else:
@@ -373,7 +372,7 @@ class Relay:
         if other:
             text = (
                 f"node {hello.node} has other versions than this machine: {'; '.join(other)}. Its "
-                "batches may differ in their bytes: install the same (remote.runtime_env) [LL410]"
+                "batches may differ. Install the same versions there (remote.runtime_env) [LL410]"
             )
             self.say(ExactnessWarning(text))
 
@@ -398,8 +397,8 @@ class Relay:
         elif text != self._unreachable:
             self._unreachable = text
             self.say(
-                f"num_remote_workers: {text}. The workers of this machine go on without; joining "
-                "is tried again. [LL507]"
+                f"num_remote_workers: {text}. The workers of this machine continue alone, and "
+                "joining is tried again."
             )
 
     def _look(self) -> float | None:

@@ -63,7 +63,7 @@ def watching(where: str = "") -> Iterator[None]:
         reason = " ".join(str(error).split())[:120]
         raise LoaderError(
             f"the store of the torch.distributed job is lost{where} ({reason}). Rank 0, which "
-            "holds it, has ended: see its log [LL207]"
+            "holds it, has ended: see its log [LL206]"
         ) from error
 
 

@@ -259,5 +259,5 @@ class Reader(BatchBuilder):
         which = f"Shard {number} of {shards}" if shards > 1 else "The stream"
         self.note(
             f"the stream ends before the resumed position. {which} had yielded {batches:,} "
-            f"batches, and has {ended:,} now. Resume with the data of the state [LL320]"
+            f"batches, and has {ended:,} now. Resume with the data of the state"
         )

@@ -165,7 +165,7 @@ class ProcessInfo(WorkerInfo):
             raise OptionError(
                 "worker_init_fn asks for get_worker_info().dataset, but with num_shards each shard "
                 "is read from a copy of the dataset. Divide the dataset in its __iter__, by "
-                "lit_loader.get_shard() or get_worker_info() [LL203]"
+                "lit_loader.get_shard() or get_worker_info()"
             )
         return super().__getattribute__(name)
 

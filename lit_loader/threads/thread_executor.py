@@ -273,7 +273,7 @@ class ThreadExecutor(Executor):
                     f"worker thread {worker.number} has been {worker.doing(row)} for "
                     f"{seconds:.1f} s (timeout={self._timeout:g}). A thread cannot be ended, so it "
                     "continues next to the ones that take its place. Fix what it waits for, or "
-                    f"raise timeout. [LL037] Its stack:\n{worker.stack()}"
+                    f"raise timeout [LL037]. Its stack:\n{worker.stack()}"
                 )
 
     def _look_for_a_stall(self, waited: float, stall: Any) -> Any:

@@ -665,7 +665,7 @@ def test_another_number_of_loaders_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         StateError,
         match="the checkpoint has the positions of 2 training loaders, but there are 1: "
-        "resume with the loaders that it was made with",
+        "Resume with the loaders of the checkpoint",
     ):
         seen(tmp_path, Setting().data(0), ckpt=tmp_path / "a.ckpt")
 

@@ -212,8 +212,7 @@ def test_what_cannot_be_swapped_stays_with_a_warning() -> None:
     data = swapped(Odd())
     message = (
         "lit_loader: Odd.train_dataloader gives a loader of class OtherIteration, which stays as "
-        "it is: only torch.utils.data.DataLoader and classes that iterate as it does are swapped "
-        "[LL701]"
+        "it is: only torch.utils.data.DataLoader and classes that iterate as it does are swapped"
     )
     with pytest.warns(UserWarning) as caught:
         loaders = data.train_dataloader()

@@ -47,11 +47,11 @@ __all__ = ["LoaderIterator"]
 T_co = TypeVar("T_co", covariant=True)
 
 _NO_END: Final = (
-    "a StopIteration was raised within an epoch, and would have passed for its end: the traceback "
-    "above shows where. Nothing is lost, the next next() returns the batch [LL015]"
+    "a StopIteration was raised within an epoch, and would have been taken for its end. The "
+    "traceback above shows where. Nothing is lost: the next next() returns the batch"
 )
 _CLOSED: Final = (
-    "the loader was closed while this iterator waited for a batch: iterate the loader again [LL033]"
+    "the loader was closed while this iterator waited for a batch. Iterate the loader again"
 )
 
 

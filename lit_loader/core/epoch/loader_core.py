@@ -324,8 +324,8 @@ class LoaderCore:
         ordered = self.plan is not None and self.plan.is_computed and not self.plan.is_shuffled
         if self.seeds.lacks_seed and not ordered:
             self.warn_once(
-                f"the data is divided among {self.replica[1]} processes that are no "
-                "torch.distributed job, and nothing says which seed they share, so seed 0 is used. "
+                f"the data is divided among {self.replica[1]} processes outside of a "
+                "torch.distributed job, so they cannot agree on a seed, and seed 0 is used. "
                 "Pass the same seed= in each of them [LL336]"
             )
         options = self.options
@@ -515,7 +515,7 @@ def _check_resize(num_workers: Any, reason: str | None, running: bool) -> None:
         text = "an iterator needs its workers, got resize(0): resize to 1, or set "
         text += f"loader.num_workers = 0, {later}"
     if text:
-        raise OptionError(f"{text} [LL209]")
+        raise OptionError(text)
 
 
 def _shared(sampler: Any) -> object:

@@ -154,9 +154,9 @@ class MapTasks(PassTasks):
         if not self.is_drawn or given < self._at:
             issued = f"{self._at} {'' if self.is_drawn else 'or more '}batches"
             return LoaderError(
-                f"epoch {self.made.epoch} would have ended after {given} of {issued}: this is a "
-                "fault of the loader; load_state_dict(state_dict()) continues with the next batch"
-                " [LL044]"
+                f"epoch {self.made.epoch} would have ended after {given} of {issued}. This is a "
+                "bug in lit_loader: please report it. load_state_dict(state_dict()) continues with "
+                "the next batch"
             )
         return None
 

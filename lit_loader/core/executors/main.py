@@ -254,9 +254,8 @@ class _Worker:
                     raise Cancelled
                 if message.capacity < 0:
                     raise TransportError(
-                        "the batch needs more shared memory than is available: raise the "
-                        "training process's limit (ulimit -v), or make batches smaller"
-                        " [LL112]"
+                        "the batch needs more shared memory than is available. Raise the "
+                        "training process's limit (ulimit -v), or make batches smaller [LL102]"
                     )
                 return message
 

@@ -188,7 +188,7 @@ class WorkerPool:
             raise LoaderError(
                 f"num_workers={num_workers} inside a daemonic process, which may not start "
                 "processes: use worker_method='thread' or num_workers=0 there, or make the process "
-                "non-daemonic [LL032]"
+                "non-daemonic"
             )
         # Behind the rows of workers here are those of workers elsewhere, and the relay's.
         relay = max(num_workers, MOST_WORKERS) + (0 if remote is None else remote.num_workers)
@@ -691,7 +691,7 @@ class WorkerPool:
             return
         self._board.workers = workers.num_workers = self.num_workers = there
         self._set_credit()
-        text = f"num_workers stays at {there} instead of {wanted}, and nothing is lost [LL107]"
+        text = f"num_workers stays at {there} instead of {wanted}, and no batch is lost"
         text += f": {error}"
         self.notices.append(FewerWorkers(text, there))
         self._divide()

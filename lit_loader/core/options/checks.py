@@ -38,7 +38,7 @@ START_METHODS: Final = ("fork", "spawn", "forkserver")
 
 def refuse(name: str, constraint: str, value: object) -> NoReturn:
     """Raise the error for an option's value, which must be something else."""
-    raise OptionError(f"{name} must be {constraint}, got {name}={short_repr(value)} [LL601]")
+    raise OptionError(f"{name} must be {constraint}, got {name}={short_repr(value)}")
 
 
 def plain(value: Any) -> Any:
@@ -86,7 +86,7 @@ def known_options(options: Iterable[object], known: Sequence[str], place: str = 
             if near is None:
                 near = next(iter(difflib.get_close_matches(str(name), known, n=1)), None)
             advice = f"did you mean {near}?" if near else f"options are {', '.join(known)}"
-            raise OptionError(f"unknown option '{place}{name}': {advice} [LL604]")
+            raise OptionError(f"unknown option '{place}{name}': {advice}")
 
 
 class UnknownOptionError(OptionError, TypeError):
@@ -105,7 +105,7 @@ def known_keywords(init: _Init, elsewhere: Mapping[str, str] = _NOTHING) -> _Ini
         try:
             for name in kwargs:
                 if name in elsewhere and name not in known:
-                    raise OptionError(f"unknown option {name!r}: {elsewhere[name]} [LL605]")
+                    raise OptionError(f"unknown option {name!r}: {elsewhere[name]}")
             known_options(kwargs, known[1:])
         except OptionError as error:
             raise UnknownOptionError(error.text) from None
@@ -234,7 +234,7 @@ def function(name: str, value: Any) -> Callable[..., Any]:
     if isinstance(value, str):
         raise OptionError(
             f"{name} must be a callable, got the string {short_repr(value)}: pass the function "
-            f"itself, in Hydra as {{_target_: hydra.utils.get_method, path: {value}}} [LL611]"
+            f"itself, in Hydra as {{_target_: hydra.utils.get_method, path: {value}}}"
         )
     if not callable(value):
         refuse(name, "a callable", value)
@@ -375,15 +375,15 @@ def check_dataset(dataset: Any, loading: bool = False) -> None:
         raise OptionError(
             "dataset must have __getitem__ (and __len__), or be an IterableDataset, got "
             f"{short_repr(dataset)} ({kind.__name__}): derive a class from "
-            "torch.utils.data.IterableDataset whose __iter__ begins it again for each epoch [LL613]"
+            "torch.utils.data.IterableDataset whose __iter__ begins it again for each epoch"
         )
     if isinstance(dataset, type):
         raise OptionError(
             f"dataset must be an object, got the class {dataset.__name__} itself: call it, as in "
-            f"{dataset.__name__}() [LL614]"
+            f"{dataset.__name__}()"
         )
     if not hasattr(dataset, "__getitems__"):
         raise OptionError(
             "dataset must have __getitem__ (and __len__), __getitems__ or __iter__, got "
-            f"{short_repr(dataset)} ({type(dataset).__name__}): pass a dataset [LL615]"
+            f"{short_repr(dataset)} ({type(dataset).__name__}): pass a dataset"
         )

@@ -148,7 +148,6 @@ class BatchPlan:
             raise OptionError(
                 f"batch_sampler must give lists of indices, but {type(source).__name__} "
                 "gives single ones: pass it as sampler, with batch_size"
-                " [LL621]"
             )
         self.size = 1 if self.single or batch_size is None else batch_size
         self.drop_last = drop_last
@@ -223,13 +222,13 @@ class BatchPlan:
             raise StateError(
                 f"the state's position of {samples:,} batches, of all ranks together, is not a "
                 f"multiple of num_replicas={self.num_replicas}: resume with a number of ranks that "
-                "divides it, for the batches of a batch sampler are given whole [LL313]"
+                "divides it, for the batches of a batch sampler are given whole"
             )
         if within:
             raise StateError(
                 f"the state's position of {samples} samples is not a multiple of batch_size * "
                 f"num_replicas = {self.size} * {self.num_replicas}: resume with a batch_size and "
-                f"num_replicas whose product divides it [LL302]"
+                f"num_replicas whose product divides it"
             )
         return batches
 

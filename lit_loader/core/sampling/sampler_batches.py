@@ -255,5 +255,4 @@ def _refuse_single(batch: Any) -> None:
         raise OptionError(
             f"batch_sampler gave {short_repr(batch)} ({type(batch).__name__}), where a list of the "
             "batch's indices is expected: give lists, or use sampler with batch_size"
-            " [LL622]"
         )

@@ -135,8 +135,8 @@ def _check_length(sampler: Any, dataset: Any) -> None:
     if known != length:
         raise OptionError(
             f"{type(sampler).__name__} was made for {known:,} samples, and the dataset "
-            f"({type(dataset).__name__}) has {length:,}: make the sampler for this dataset, with "
-            "one number for each of its samples [LL311]"
+            f"({type(dataset).__name__}) has {length:,}. Make the sampler for this dataset, with "
+            "one number for each of its samples"
         )
 
 
@@ -146,7 +146,6 @@ def _check_replicas(config: LoaderConfig, sampler: DistributedSampler[Any]) -> N
         raise OptionError(
             f"the sampler shards for rank {theirs[0]} of {theirs[1]}, but rank={ours[0]} and "
             f"num_replicas={ours[1]} were given: leave these at None"
-            " [LL624]"
         )
 
 

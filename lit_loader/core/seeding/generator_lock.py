@@ -73,10 +73,10 @@ def _warn() -> None:
     owner = re.search(r"owner=(\d+)", repr(lock))
     names = [repr(e.name) for e in threading.enumerate() if owner and e.ident == int(owner[1])]
     _log.warning(
-        "lit_loader: thread %r waits for thread %s, which has been making a batch for %.0f s: "
-        "batches of loaders with num_workers=0 are made one at a time, because a process has the "
-        "global random generators once; a dataset must not wait for a thread that iterates such a "
-        "loader, so give that loader workers, or iterate it in the thread that waits [LL034]",
+        "lit_loader: thread %r waits for thread %s, which has been making a batch for %.0f s. "
+        "Loaders with num_workers=0 build one batch at a time, because a process has only one set "
+        "of global random generators. A dataset must not wait for a thread that iterates such a "
+        "loader: give that loader workers, or iterate it in the thread that waits",
         *(threading.current_thread().name, "".join(names) or "of another kind", WARN_AFTER),
     )
 

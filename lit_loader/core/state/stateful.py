@@ -90,8 +90,8 @@ class OpenStream:
         if not is_stateful(thing):
             raise StateError(
                 f"the state is of a {self._role} with state_dict and load_state_dict (of the {part}"
-                f"), which {type(self._source).__name__} does not have: resume with the "
-                f"{self._role} that the state was taken from [LL353]"
+                f"), which {type(self._source).__name__} does not have. Resume with the "
+                f"{self._role} of the state"
             )
         own = part == self._name
         restore(thing, self._state[part], self._role if own else f"{self._role}'s {part}")

@@ -66,8 +66,8 @@ def advice_if_too_many(num_workers: int) -> str | None:
         return None
     return (
         f"{AS_TORCH_SAYS} {num_workers} worker processes, but this process may use {processors} "
-        "CPU cores: for work that computes, more workers only take time from each other and from "
-        f"training; num_workers={processors} is enough, unless samples wait for storage [LL031]"
+        "CPU cores. More workers than cores take time from each other and from training. Set "
+        f"num_workers={processors}, unless samples wait for storage [LL031]"
     )
 
 

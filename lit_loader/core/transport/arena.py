@@ -242,7 +242,7 @@ class Arena:
         try:
             self._file = file = SharedFile()
         except OSError as error:
-            text = f"no shared memory for the loader ({error}); {remedy(error)} [LL102]"
+            text = f"no shared memory for the loader ({error}). {remedy(error)} [LL102]"
             raise LoaderError(text) from error
         nbytes = min(_LARGEST_SLOT, _LARGEST_MAP // self.slots) if file.sparse else _DISK_SLOT
         left = address_space_left()
@@ -259,8 +259,8 @@ class Arena:
                     file.close()
                     raise LoaderError(
                         f"no shared memory for the loader: mapping {self.slots} parts of {capacity}"
-                        f" bytes each failed ({error}); {remedy(error)}, or lower num_workers or "
-                        "prefetch_factor [LL103]"
+                        f" bytes each failed ({error}). {remedy(error)}, or lower num_workers or "
+                        "prefetch_factor [LL102]"
                     ) from error
                 nbytes = capacity // 2
 
@@ -321,9 +321,8 @@ class Arena:
                     self._file.cut(offset)
                     if capacity == least:
                         raise LoaderError(
-                            f"a batch needs {capacity} bytes of shared memory, which cannot be had "
-                            f"({error}); {remedy(error)}, or make the batches smaller"
-                            " [LL114]"
+                            f"not enough shared memory for a batch of {capacity} bytes ({error}). "
+                            f"{remedy(error)}, or make the batches smaller [LL102]"
                         ) from error
                     capacity = max(least, round_up(capacity // 2))
             self.slots += 1
@@ -517,9 +516,8 @@ class ArenaMap:
                     mapping, start = map_part(self._fd, offset, capacity), 0
             except OSError as error:
                 raise LoaderError(
-                    f"a worker cannot map the {capacity} bytes of shared memory that a batch needs "
-                    f"({error}); {remedy(error)}, or make the batches smaller"
-                    " [LL113]"
+                    f"not enough shared memory in a worker for a batch of {capacity} bytes "
+                    f"({error}). {remedy(error)}, or make the batches smaller [LL102]"
                 ) from error
             memory = self._slots[offset] = np.frombuffer(mapping, np.uint8, capacity, start)
         return memory

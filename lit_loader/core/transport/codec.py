@@ -383,9 +383,8 @@ def decode(
     except Exception as error:
         raise TransportError(
             f"the batch was pickled in the worker but cannot be unpickled here "
-            f"({type(error).__name__}: {error}); make its classes importable and able to be "
-            "copied with copy.deepcopy, or return plain containers"
-            " [LL116]"
+            f"({type(error).__name__}: {error}). Define its classes at the top level of a module "
+            "so that copy.deepcopy can copy them, or return plain containers [LL115]"
         ) from error
 
 
@@ -454,7 +453,6 @@ def _cannot_carry(batch: object, error: Exception) -> TransportError:
         return TransportError(f"{path}: {error}")
     return TransportError(
         f"{path}: {short_repr(value)} of type {type(value).__module__}.{type(value).__qualname__} "
-        f"cannot be pickled ({type(error).__name__}: {error}); leave it out of the "
-        "batch, or return what it is made from"
-        " [LL115]"
+        f"cannot be pickled ({type(error).__name__}: {error}). Leave it out of the "
+        "batch, or return the data that it is built from [LL115]"
     )

@@ -103,7 +103,7 @@ class Policy:
         if importlib.util.find_spec("cloudpickle") is None:
             advice, how, by_value = _NO_CLOUDPICKLE, "", False
         return cls(
-            f"cannot be pickled{how}, as every start method but 'fork' needs [LL024]",
+            f"cannot be pickled{how}, as every start method but 'fork' needs",
             advice,
             along=True,
             by_value=by_value,
@@ -193,7 +193,7 @@ def refusal(place: FailingObject, fault: str, advice: str) -> TransportError:
     """Say what cannot be done with an object, why, and what to do."""
     return TransportError(
         f"{place.path}: {short_repr(place.value)} {fault} "
-        f"({type(place.error).__name__}: {message_of(place.error)}); {advice}"
+        f"({type(place.error).__name__}: {message_of(place.error)}); {advice} [LL024]"
     )
 
 
