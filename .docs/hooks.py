@@ -74,8 +74,8 @@ def api_pages() -> dict[str, str]:
         for title, names in groups.items()
     )
     return {
-        "api/README.md": "# API\n\nThe public names of `lit_loader`. [Options](../conf/README.md#options) "
-        f"has the options of the loader in tables.\n\n{listed}",
+        "api/README.md": "# API\n\nThe public names of `lit_loader`. "
+        f"[Options](../conf/README.md#options) has the loader's options in tables.\n\n{listed}",
         **{_api_uri(title): text for title, text in texts.items()},
     }
 

@@ -27,7 +27,7 @@ BUDGETS = {
 }
 """Words that a page may have, as ``wc -w`` counts them."""
 
-TOTAL = 41_500
+TOTAL = 42_500
 """Words that all pages may have together; the goal is 24,000."""
 
 STIFF = re.compile(
@@ -41,10 +41,11 @@ STIFF = re.compile(
 
 INSTEAD = (
     "CPU core (processor), next to (beside), transfer (hand over), rebuilt (made again), "
-    "replayed (read again), reported (told), make progress (get on), out of memory (want of memory), "
-    "available (to be had), pinned (page-locked), GIL (interpreter's lock), your (of yours), "
-    "mid-epoch (in mid-epoch), also (likewise), again (anew), forever (for ever), a peek (a look), "
-    "the same number of (so many), cgroup (control group)"
+    "replayed (read again), reported (told), make progress (get on), "
+    "out of memory (want of memory), available (to be had), pinned (page-locked), "
+    "GIL (interpreter's lock), your (of yours), "
+    "mid-epoch (in mid-epoch), also (likewise), again (anew), forever (for ever), "
+    "a peek (a look), the same number of (so many), cgroup (control group)"
 )
 
 
