@@ -56,7 +56,8 @@ class Reading:
     def beginning(self, part: int) -> AbstractContextManager[object]:
         """Seed within as before a pass's first sample, for a stream that begins in mid-pass.
 
-        So that all shards shuffle its files alike; ``part`` is its number among such streams.
+        All shards then shuffle its files in the same way. ``part`` is its number among such
+        streams.
         """
         beginning = getattr(self.maker, "beginning", None)
         return nullcontext() if beginning is None else beginning(part)
@@ -93,7 +94,7 @@ def reading() -> Reading:
 
 
 def read_apart(own: Reading) -> None:
-    """Let this thread, a worker thread, have a `Reading` of its own from now on."""
+    """Use a separate `Reading` for this thread, a worker thread, from now on."""
     global _apart
     _of_thread.reading = own
     _apart = True
@@ -185,7 +186,7 @@ def get_rng(index: Any = None) -> np.random.Generator:
             rng = lit_loader.get_rng()
             return self.images[index] + rng.normal(0, 0.1, self.shape)
 
-    All calls for one sample return the same generator, which goes on: two transforms that ask for
+    All calls for one sample return the same generator, which continues: two transforms that ask for
     it draw different numbers. Ask again for each sample, and do not keep the generator.
 
     - In ``collate_fn``, and in ``__getitems__``, which reads a batch at once: a generator that

@@ -88,7 +88,7 @@ else:
 
 
 def _loaded(module: str) -> Any:
-    """Give a module that the program has imported; None: so nothing of it is in use."""
+    """Return a module that the program has imported; None if nothing of it is in use."""
     return sys.modules.get(module)
 
 
@@ -102,7 +102,7 @@ _PLAIN = (str, bytes, int, float, np.ndarray, torch.Tensor, os.PathLike, type(No
 class _AddOns(Seams):
     """What is added to a loader by its options, its dataset, and what the program has imported.
 
-    Here, and nowhere else, the core meets its add-ons; each is imported when it is asked for.
+    Here, and nowhere else, the core meets its add-ons; each is imported on first use.
     """
 
     def spec_parts(self, core: Any) -> dict[str, Any]:
@@ -396,7 +396,7 @@ class DataLoader(_TorchLoader[T_co]):
             only), the same for any number of workers.
         max_sample_errors: Bad samples that one epoch may skip or replace. One more raises a
             SampleErrorsError that lists them. None: any number, but not all.
-        sample_retries: Times that a sample is read again after an OSError or TimeoutError. A
+        sample_retries: How often to retry a sample after an OSError or TimeoutError. A
             `Retry`, or a mapping of its options, chooses the wait and the errors.
         memory_budget: Shared memory that batches may use, in bytes or as text such as "2 GB". None
             sets no limit. Set it if batches differ much in size.
@@ -586,7 +586,7 @@ class DataLoader(_TorchLoader[T_co]):
         return self._core.promised
 
     def check_worker_number_rationality(self) -> None:
-        """Warn if there are more workers than processors that this process may use."""
+        """Warn if there are more workers than CPU cores for this process."""
         advice = advice_if_too_many(self.num_workers)
         processes = self.worker_method == "multiprocessing"
         if advice is not None and processes and self._core.auto is None:
@@ -605,7 +605,7 @@ class DataLoader(_TorchLoader[T_co]):
         self.__dict__["_context"] = context  # past __setattr__, which was called for the property
 
     def _copy_ahead(self, device: torch.device, move: Move) -> None:
-        """Let iterators copy each batch to a CUDA device while the step uses the one before.
+        """Copy each batch to a CUDA device while the step uses the one before.
 
         At most one batch more is on the device then. Other devices, and loaders without workers,
         are left alone. Without ``pin_memory`` the copy is exact, but not asynchronous. ``move`` is
@@ -683,7 +683,7 @@ class DataLoader(_TorchLoader[T_co]):
         Args:
             ahead: Whether the last batch is not used yet, for a training loop that fetches one
                 ahead. (It has fetched none if it knows of this loader's end.)
-            within: Whether the training loop's epoch goes on. If this loader has ended, it then
+            within: Whether the training loop's epoch continues. If this loader has ended, it then
                 yields nothing more, also after a resume; else its next epoch begins.
         """
         self._core.passes.commit(ahead, within)
@@ -822,7 +822,7 @@ class DataLoader(_TorchLoader[T_co]):
         """End the workers and free what belongs to them; a second call does nothing.
 
         Batches that you hold stay valid. An iterator with workers that has not ended raises a
-        LoaderError; one without workers goes on. You can iterate the loader again.
+        LoaderError; one without workers continues. You can iterate the loader again.
         """
         self._core.close()
 
