@@ -12,8 +12,9 @@ differs, the user is warned that the resume is not exact; nothing is tried a sec
 
 What a stream draws before its first sample follows from the pass alone, so that all shards shuffle
 their files in the same way and can divide them. A generator's body begins with the first
-``next()``, so that sample draws from the pass, too. After a resume from a state it draws from its batch instead:
-an order that is drawn there must be in the state, or come from ``get_rng(name)``.
+``next()``, so that sample draws from the pass, too. After a resume from a state it
+draws from its batch instead: an order that is drawn there must be in the state, or come from
+``get_rng(name)``.
 """
 
 from __future__ import annotations
