@@ -117,19 +117,23 @@ def get_epoch() -> int:
 
 @public
 def get_shard() -> tuple[int, int]:
-    """Which share of an iterable dataset is read here, and of how many; for its ``__iter__``.
+    """Return which share of an iterable dataset is read here; for its ``__iter__``.
+
+    ::
+
+        def __iter__(self):
+            index, count = lit_loader.get_shard()
+            yield from itertools.islice(self.samples, index, None, count)
+
+    Under torch's own loader the worker is that of ``get_worker_info()``, and the rank that of
+    ``torch.distributed``. Spawned workers, in which that is not initialised, take the rank from
+    ``RANK`` and ``WORLD_SIZE``, which torchrun sets.
 
     Returns:
-        ``(index, count)``: with ``num_shards=8`` the share's number and 8, whatever the workers and
-        ranks. Without, a share for each worker of each rank: with 2 ranks and 3 workers ``count``
-        is 6, and worker 1 of rank 1 has ``index`` 4. Without either ``(0, 1)``. Typical use::
-
-            index, count = lit_loader.get_shard()
-            yield from itertools.islice(samples, index, None, count)
-
-        Under torch's own loader it is the same: the worker is that of ``get_worker_info()``, and
-        the rank that of ``torch.distributed``. Spawned workers, in which that is not initialised,
-        take the rank from ``RANK`` and ``WORLD_SIZE``, which torchrun sets.
+        ``(index, count)``: with ``num_shards=8`` the shard's number and 8, whatever the workers and
+        ranks. Without ``num_shards`` each worker of each rank is a shard: with 2 ranks and 3
+        workers ``count`` is 6, and worker 1 of rank 1 has ``index`` 4. Without workers and ranks
+        ``(0, 1)``.
     """
     reading().shard_asked = READERS
     return share()

@@ -51,8 +51,8 @@ PREFIX: Final = "lit_loader: "
 class LitLoaderError(Exception):
     """Root of every exception that lit_loader raises on its own account.
 
-    Its text begins with ``lit_loader: ``, and has an id in brackets, which Troubleshooting
-    lists.
+    Its text begins with ``lit_loader: ``. If Troubleshooting says more, an id such as ``[LL010]``
+    comes last.
     """
 
     def __init__(self, *args: Any) -> None:

@@ -675,16 +675,17 @@ class DataLoader(_TorchLoader[T_co]):
         return self._core.iterator()
 
     def commit(self, ahead: bool = False, within: bool = False) -> None:
-        """Declare every batch yielded so far as used.
+        """Mark every batch yielded so far as used. `LoaderStateCallback` calls this.
 
-        After the first call, `state_dict` gives the position of the last call, not that of the
-        last batch yielded. So a batch whose training step did not end comes again after a resume.
+        After the first call, `state_dict` returns the position of the last call, not that of the
+        last batch yielded. So a batch whose training step failed is yielded again after a resume.
 
         Args:
-            ahead: Whether the last batch is not used yet, for a training loop that fetches one
-                ahead. (It has fetched none if it knows of this loader's end.)
-            within: Whether the training loop's epoch continues. If this loader has ended, it then
-                yields nothing more, also after a resume; else its next epoch begins.
+            ahead: True if the last batch is not used yet, because the training loop fetches one
+                batch ahead.
+            within: True if the training loop's epoch continues although this loader has ended.
+                After a resume it then yields nothing more in that epoch. False: its next epoch
+                begins.
         """
         self._core.passes.commit(ahead, within)
 
