@@ -399,7 +399,7 @@ def main(cfg):
         out.mkdir(parents=True, exist_ok=True)
     kept = Kept(out and out / "rounds.jsonl")
     rows, lines, loads, failed, machine = [], [], [], [], describe([OURS])
-    where = (f"{machine['processor']}, {machine['cores']:g} cores, "
+    where = (f"`{machine['processor']}`, {machine['cores']:g} cores, "
              f"{', '.join(map(' '.join, machine['versions'].items()))}, "
              f"Python {machine['python']}")  # fmt: skip
     print(where, flush=True)
