@@ -62,7 +62,7 @@ class Pinning:
 
     @classmethod
     def of(cls, device: str, warn: Callable[[str], object]) -> Pinning | None:
-        """Choose the accelerator; None: there is none, of which ``warn`` is told."""
+        """Choose the accelerator; None, with a warning, if there is none."""
         index = find_accelerator(device)
         if index is None:
             if _TOLD:  # once in a process, whatever the number of its loaders
@@ -91,7 +91,7 @@ def pin_batch(batch: Any) -> Any:
 
     Tensors are pinned wherever they lie in mappings, sequences, namedtuples and dataclasses; an
     object with a ``pin_memory()`` method is replaced by what that returns; all else stays as it is.
-    A container whose class cannot be filled anew is given back as a plain dict or list.
+    A container whose class cannot be rebuilt is returned as a plain dict or list.
 
     Raises:
         LoaderError: The batch contains itself.

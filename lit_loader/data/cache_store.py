@@ -228,7 +228,7 @@ class SharedStore:
                 _check_whole(written, entry)
                 if not start % UNIT:
                     return start
-                os.write(fd, bytes(-start % UNIT))  # another was killed in the midst of a write
+                os.write(fd, bytes(-start % UNIT))  # another was killed during a write
         finally:
             os.close(fd)
 

@@ -151,7 +151,7 @@ class CachedDataset(Dataset[T_co]):
                 )
             except OptionError:
                 raise
-            except Exception:  # a bad sample, which raises when it is asked for
+            except Exception:  # a bad sample, which raises when it is read
                 continue
         return made
 

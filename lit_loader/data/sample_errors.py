@@ -43,7 +43,7 @@ class SampleError:
         kind: Name of the exception's class, with its module unless it is a builtin.
         message: The exception's message on one line, shortened.
         trace: The innermost lines of its traceback, innermost first, on one line.
-        retries: Times that it was read again before it was given up.
+        retries: How often it was retried before it was given up.
         action: What was done: ``"skipped"``, ``"replaced by 17"`` or ``"no replacement found"``.
     """
 

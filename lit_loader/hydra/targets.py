@@ -22,7 +22,7 @@ class SampleList:
     """A collate function: a batch is the list of its samples, as they are."""
 
     def __call__(self, samples: Iterable[Any]) -> list[Any]:
-        """Give the samples as a new list."""
+        """Return the samples as a new list."""
         return list(samples)
 
 
@@ -52,7 +52,7 @@ def load_weights(file: str) -> Any:
 def weighted_sampler(
     weights: Any, num_samples: int, replacement: bool = True
 ) -> Callable[[Any], WeightedRandomSampler]:
-    """Give what makes torch's WeightedRandomSampler of a dataset.
+    """Return a function that makes torch's WeightedRandomSampler from a dataset.
 
     An OptionError, where it does, if there is not one weight for each sample.
     """

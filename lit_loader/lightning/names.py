@@ -4,7 +4,7 @@ A Trainer asks whether data modules are of the class of its own package, and tak
 overridden if its code differs from that class's. So our classes derive from both, where both are
 installed in the same version and so differ in nothing; importing the second takes a tenth of a
 second more. With different versions they are of ``lightning.pytorch`` alone, and Trainers of the
-other are told so, when they are made (`lightning/trainer_plugin.py`).
+other get a warning when they are made (`lightning/trainer_plugin.py`).
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class RankStates:
         self._at = None
 
     def merged(self, states: Sequence[State], epoch: int, step: int) -> list[State]:
-        """Give this rank's states; on the first one with the readers of all ranks in them."""
+        """Return this rank's states; on the first rank with the readers of all ranks in them."""
         self._times = self._times + 1 if self._at == (epoch, step) else 0
         self._at = epoch, step
         partial = [state for state in states if _is_partial(state)]

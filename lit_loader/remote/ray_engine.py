@@ -65,10 +65,10 @@ class RemoteWorker:
         self._maker.set_attributes(changes)
 
     def ping(self) -> None:
-        """Give a sign of life, in a thread of its own."""
+        """Return a sign of life, in a thread of its own."""
 
     def stay(self) -> None:
-        """Never return, in a thread of its own: who waits for it is told when the process ends."""
+        """Never return, in a thread of its own: who waits for it learns when the process ends."""
         Event().wait()
 
     def make(self, order: bytes) -> np.ndarray[Any, np.dtype[np.uint8]] | bytes:
@@ -223,7 +223,7 @@ def _said(error: BaseException) -> str:
 
 
 def _knock(address: str) -> None:
-    """See that somebody listens there, or OSError: Ray itself may wait for ever otherwise."""
+    """See that somebody listens there, or OSError: Ray itself may wait forever otherwise."""
     if address == "auto":  # else found by its processes, which run
         address = os.environ.get("RAY_ADDRESS", "")
     host, _, port = address.rpartition(":")

@@ -113,7 +113,7 @@ class RemoteWorkers:
             self._relay.hear()
 
     def close(self) -> None:
-        """Let go of the dataset; the relay must have ended."""
+        """Release the dataset; the relay must have ended."""
         os.close(self._payload)
 
 

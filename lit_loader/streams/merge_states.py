@@ -18,7 +18,7 @@ __all__ = ["merge_states"]
 
 @public
 def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Make one state of those of all ranks, which any number of ranks can resume from.
+    """Make one state of those of all ranks; any number of ranks that divides num_shards loads it.
 
     A rank's state of a loader with ``num_shards`` holds the readers that this rank serves. Taken at
     the same step on every rank, gathered and merged, they hold all readers::

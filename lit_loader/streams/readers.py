@@ -104,8 +104,8 @@ class Readers:
     ) -> Any:
         """Make batch ``number``, a turn of one of this rank's readers.
 
-        ``indices`` is a `ReadPoint`: its reader is to be opened there. None: it goes on, or begins
-        at its start if it is not open here. Raises EndOfData, or Cancelled.
+        ``indices`` is a `ReadPoint`: its reader is opened there. None: the reader continues,
+        or begins at its start if it is not open here. Raises EndOfData, or Cancelled.
         """
         self.enter(seeds, epoch)
         place, turns = number % len(self._shares), len(self._shares)

@@ -77,7 +77,7 @@ class ShardTail:
             self.tell(Word(self._number))
 
     def begins_again(self, position: StreamPosition) -> bool:
-        """Let the readers begin again, as all are at their end; False: it is everyone's end.
+        """Restart the readers, as all are at their end; False: all ranks are at the end.
 
         A LoaderError if they have nothing to give.
         """

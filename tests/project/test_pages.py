@@ -10,6 +10,19 @@ from tests.project.readmes import PAGES, ROOT, TOP, text_of, without_fenced
 BUDGETS = {
     "README.md": 450,
     ".agents/skills/lit-loader/SKILL.md": 650,
+    ".github/CONTRIBUTING.md": 280,
+    ".github/SECURITY.md": 300,
+    "conf/README.md": 1800,
+    "examples/benchmark/README.md": 1650,
+    "examples/benchmark/jobs/README.md": 800,
+    "examples/benchmark/small/README.md": 350,
+    "lit_loader/CHANGELOG.md": 1300,
+    "lit_loader/DESIGN.md": 800,
+    "lit_loader/GUARANTEES.md": 900,
+    "lit_loader/README.md": 1800,
+    "lit_loader/TROUBLESHOOTING.md": 2000,
+    "tests/README.md": 500,
+    "tests/versions/README.md": 220,
     "examples/README.md": 450,
     "examples/guide/batches.md": 530,
     "examples/guide/clusters.md": 480,
@@ -27,8 +40,11 @@ BUDGETS = {
 }
 """Words that a page may have, as ``wc -w`` counts them."""
 
-TOTAL = 26_500
-"""Words that all pages may have together; the goal is 24,000."""
+# A thread that has "lit_loader" in its name, as pytest-timeout's has the test's, counts as left.
+IDS = [name.replace("lit_loader", "package") for name in BUDGETS]
+
+TOTAL = 24_000
+"""Words that all pages may have together."""
 
 STIFF = re.compile(
     r"\b(anew|midst|likewise|besides|for ever|is told|are told|told of|(?:can|to) be had|"
@@ -49,7 +65,7 @@ INSTEAD = (
 )
 
 
-@pytest.mark.parametrize("name", BUDGETS)
+@pytest.mark.parametrize("name", BUDGETS, ids=IDS)
 def test_a_page_is_short(name: str) -> None:
     words = len(text_of(PAGES[name]).split())
     assert words <= BUDGETS[name], f"{name} has {words} words"
@@ -61,7 +77,7 @@ def test_all_pages_together_are_short() -> None:
     assert len(text_of(TOP).splitlines()) <= 90
 
 
-@pytest.mark.parametrize("name", BUDGETS)
+@pytest.mark.parametrize("name", BUDGETS, ids=IDS)
 def test_a_page_is_in_plain_english(name: str) -> None:
     text = re.sub(r"`[^`]*`", "", without_fenced(PAGES[name]))
     assert not STIFF.findall(text), f"use: {INSTEAD}"

@@ -48,16 +48,14 @@ BEGIN, END = "<!-- options: begin -->", "<!-- options: end -->"
 
 
 THEMES = {
-    "Batches": "batch_size batch_sampler collate_fn drop_last",
-    "Order": "shuffle sampler in_order",
-    "Workers": "num_workers worker_method prefetch_factor persistent_workers "
-    "multiprocessing_context worker_init_fn pin_memory pin_memory_device",
-    "Exactness": "seed generator seeding reseed_fn",
-    "Faults": "timeout stall_warning max_worker_restarts on_sample_error max_sample_errors "
-    "sample_retries",
-    "Memory": "memory_budget",
-    "Ranks and shards": "num_replicas rank num_shards uneven_ranks",
-    "Storage and other machines": "read_threads num_remote_workers remote",
+    "What most programs need": "batch_size shuffle sampler batch_sampler drop_last collate_fn "
+    "num_workers persistent_workers prefetch_factor pin_memory seed timeout num_replicas rank "
+    "num_shards on_sample_error",
+    "Workers": "worker_method read_threads multiprocessing_context worker_init_fn in_order "
+    "memory_budget pin_memory_device num_remote_workers remote",
+    "Randomness": "generator seeding reseed_fn",
+    "Errors and ranks": "max_worker_restarts stall_warning max_sample_errors sample_retries "
+    "uneven_ranks",
 }
 """The options, by what they are about; each stands in one theme."""
 

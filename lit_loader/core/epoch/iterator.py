@@ -13,7 +13,7 @@
 - An exception that a signal handler raises comes out of ``next()``. The next ``next()`` returns the
   batch that was due; workers may be started again for it.
 - When all tasks of a pass are sent, the first ones of the next epoch are (`NextEpochTasks`). The
-  object goes on to the next iterator, with the workers.
+  object passes to the next iterator, with the workers.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             if asked and error is not own:
                 self._broken_off(error)
             if self._executor is not None and self._executor.page is not None:
-                self._executor.page.rest()  # the program goes on
+                self._executor.page.rest()  # the program continues
             own = None  # whose traceback holds this frame
             raise
         finally:
@@ -382,7 +382,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         return executor  # type: ignore[no-any-return]
 
     def _let_go(self, reusable: bool) -> None:
-        """Give the executor back, keeping what has come in; a second call does nothing."""
+        """Return the executor, keeping what has come in; a second call does nothing."""
         finalizer, executor, thread = self._finalizer, self._executor, self._thread
         if executor is None:
             return
@@ -424,7 +424,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             self._arrived.clear()
 
     def revoke(self) -> None:
-        """Give the workers to another iterator."""
+        """Pass the workers to another iterator."""
         if self._executor is not None:
             self.superseded = True
             self._let_go(reusable=True)

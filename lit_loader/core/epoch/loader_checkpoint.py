@@ -48,7 +48,7 @@ def state_of(core: LoaderCore, position: Position) -> dict[str, Any]:
 
 
 def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
-    """Let a loader's next iterator begin where a state was taken, of this loader or of another.
+    """Make a loader's next iterator begin where a state was taken, of this loader or of another.
 
     A StateError if it does not fit; then nothing has changed.
     """

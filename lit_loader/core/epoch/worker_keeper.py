@@ -146,7 +146,7 @@ class WorkerKeeper:
     # --- ending them ---
 
     def renew(self) -> None:
-        """Let the next iterator start workers; one that has those of now keeps them as its own."""
+        """Make the next iterator start workers; one that has the present ones keeps them."""
         if self.holder is None:
             self._end_workers()
         self.pool = self._begun = None

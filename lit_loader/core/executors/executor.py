@@ -26,7 +26,7 @@ class Task(NamedTuple):
     """A batch to be made: a pure function of what is here and of what the executor reads."""
 
     number: int  # of epoch and batch, see `task_number`; no two of an iterator have the same
-    # The samples' indices; or a `ReadPoint`, where its reader is to begin; None: it goes on.
+    # The samples' indices; or a `ReadPoint`, where its reader is to begin; None: it continues.
     indices: Any
     epoch: int
     seeds: PassSeeds

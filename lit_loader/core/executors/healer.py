@@ -3,7 +3,7 @@
 ::
 
     pool.receive ─ WorkerDeath ───────────────▶ is there budget?
-        │                                        │ yes: pool.replace, a notice; waiting goes on
+        │                                        │ yes: pool.replace, a notice; waiting continues
         ╰── time is up ─▶ who hangs? ─ ended, ──▶│ no: WorkerDiedError or WorkerTimeoutError
                            with its stacks       │ its task has ended two in a row: that task is
                                                  ╰ given up, and the error is its batch's outcome

@@ -74,7 +74,7 @@ LEAVE_GRACE: Final = 5.0
 
 
 def worker_main(links: Links, payload: Payload) -> None:
-    """Be a worker until a message says to stop, or until the parent is gone."""
+    """Work until a message says to stop, or until the parent is gone."""
     reset_signals()
     write_stacks_to(links.stacks.fd)
     # What was forked is not looked through by the garbage collector, which would copy its pages: of

@@ -225,7 +225,7 @@ def _renew_locks() -> None:
 
 def _streams() -> Iterator[Any]:
     yield from (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
-    # reach: python: the handlers, without a look at hundreds of loggers, which copies their pages.
+    # reach: python: the handlers, without reading hundreds of loggers, which copies their pages.
     for handler in [*logging._at_fork_reinit_lock_weakset]:  # type: ignore[attr-defined]
         yield getattr(handler, "stream", None)
 

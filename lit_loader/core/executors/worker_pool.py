@@ -144,7 +144,7 @@ class _Worker:
         self.owed = 0  # how many of these are not called off
         # Tasks that it may have; None: as many as are in flight for each. A relay says it itself.
         self.credit = 0 if relays else None
-        # Tasks that it was sent so far; goes on from the worker before: its bits on the board do.
+        # Tasks that it was sent so far; continues from the worker before: its bits on the board do.
         self.places = self.first = places
         self.awaited = False  # whether it has not begun the epoch of this token
         self.leaving = False  # whether it is sent no more tasks

@@ -42,7 +42,7 @@ def refuse(name: str, constraint: str, value: object) -> NoReturn:
 
 
 def plain(value: Any) -> Any:
-    """Give a single value as Python's own bool, int, float or str; anything else as it is.
+    """Return a single value as Python's own bool, int, float or str; anything else as it is.
 
     NumPy's integers overflow where Python's go on, and ``torch.load(weights_only=True)`` refuses a
     state with any of NumPy's types in it. Arrays and tensors without dimensions are single values;
@@ -59,7 +59,7 @@ def plain(value: Any) -> Any:
 
 
 def checked(default: Any, check: Callable[[str, Any], Any]) -> Any:
-    """Give the field of an option, with its default and its check, for `check_fields`."""
+    """Return the field of an option, with its default and its check, for `check_fields`."""
     return dataclasses.field(default=default, metadata={"check": check})
 
 
@@ -94,7 +94,7 @@ class UnknownOptionError(OptionError, TypeError):
 
 
 def known_keywords(init: _Init, elsewhere: Mapping[str, str] = _NOTHING) -> _Init:
-    """Have a constructor name the nearest keyword for one that there is not.
+    """Make a constructor name the nearest keyword for an unknown one.
 
     ``elsewhere`` says where those are to be passed that belong somewhere else.
     """
@@ -116,7 +116,7 @@ def known_keywords(init: _Init, elsewhere: Mapping[str, str] = _NOTHING) -> _Ini
 
 
 def or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
-    """Let a check pass None."""
+    """Make a check accept None."""
     return lambda name, value: None if value is None else check(name, value)
 
 
@@ -330,7 +330,7 @@ def generator(name: str, value: Any) -> Any:
 
 
 def by_add_on(thing: str, check: str) -> Callable[[str, Any], Any]:
-    """Give the check of an add-on's option, which is imported for it: the method of a public name.
+    """Return the check of an add-on's option, imported for it: the method of a public name.
 
     Or a function of one of the modules that the package gives when it is asked for them.
     """

@@ -183,7 +183,7 @@ class LoaderConfig:
             )
 
     def _differing(self, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-        """Give those options that differ from their defaults, with these."""
+        """Yield the options that differ from their defaults, with these."""
         for name in names:
             default = getattr(LoaderConfig, name)
             if getattr(self, name) != default:

@@ -180,7 +180,7 @@ _warned = False
 _FRAMES_TO_LOADER: Final = 12  # samplers around samplers in between
 
 
-# An epoch's order is asked for when it is made ahead, when that is compared, and when it begins.
+# An epoch's order is computed when it is made ahead, when that is compared, and when it begins.
 _permutation = functools.lru_cache(maxsize=4)(Permutation)
 
 

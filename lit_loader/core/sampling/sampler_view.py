@@ -9,7 +9,7 @@ Programs of torch's world ask ``loader.sampler`` whether the data is sharded alr
 loader shows a `DistributedSampler` of which all of that is true (`compat/torch_samplers.py`); the
 batches themselves are computed by the plan from what stands behind it. Programs may change these
 samplers between two epochs, or only set an attribute of one: the loader notes what it has shown
-when a plan was made, and makes the plan anew if that has changed.
+when a plan was made, and rebuilds the plan if that has changed.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ ELASTIC: Final = frozenset({"batch_size", "num_replicas"})
 """Fingerprint fields that may differ if the position falls on a batch boundary."""
 
 TOLD: Final = "set_epoch"
-"""In a state's fingerprint: whether the program has set the epoch, which the dataset is told."""
+"""In a state's fingerprint: whether the program has set the epoch, which the dataset gets."""
 
 STREAM: Final = "EndlessSampler"
 """The order of an iterable dataset in a fingerprint, as torch's loader shows it: none."""

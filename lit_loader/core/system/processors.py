@@ -1,4 +1,4 @@
-"""Processors: how many may be used (affinity, cgroups), what a process has had."""
+"""CPU cores: how many may be used (affinity, cgroups); CPU time of a process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _least_quota(root: Path) -> float:
 
 
 def cgroup_folders(controller: str, root: Path) -> Iterator[tuple[Path, int]]:
-    """The folders of this process's control group, and of those around it, innermost first.
+    """The folders of this process's cgroup, and of those around it, innermost first.
 
     Limits hold for all below, and in a container the path that the kernel gives may begin outside
     of what is mounted: so every level is tried, down to where the controller ("memory", "cpu") is

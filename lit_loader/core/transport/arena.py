@@ -57,7 +57,7 @@ from lit_loader.errors import LoaderError
 Bytes = npt.NDArray[np.uint8]
 
 Stretch = tuple[int, int]
-"""What a tensor or array lies in: its first byte in the slot, and the byte behind the last."""
+"""What a tensor or array lies in: its first byte in the slot, and the byte after the last."""
 
 Pieces = list[tuple[int, Bytes, int]]
 """Where the parts of a batch lie for its consumer, in the order of the slot: the first byte of each
@@ -127,7 +127,7 @@ class Slot:
         self.forks = 0  # `fork_guard.user_forks` when its batch was given to the consumer
 
     def punch(self, keep: int = 0) -> None:
-        """Give memory behind the first ``keep`` bytes (whole pages) back; it reads as zeros."""
+        """Free the memory after the first ``keep`` bytes (whole pages); it reads as zeros."""
         if self.touched > keep:
             self.mapping.madvise(mmap.MADV_REMOVE, self.start + keep, self.touched - keep)
             self.touched = keep
@@ -238,7 +238,7 @@ class Arena:
         self._excess = sys.maxsize  # a slot with more gives back what it has beyond that
 
     def _reserve(self, start: int) -> mmap.mmap:
-        """Make the file, and map it: slots of the largest size to be had, behind ``start``."""
+        """Make the file, and map it: slots of the largest size available, after ``start``."""
         try:
             self._file = file = SharedFile()
         except OSError as error:
@@ -452,14 +452,14 @@ class Arena:
         self._expected, self._excess = nbytes, max(most, _SMALLEST_SLOT)
 
     def trim(self, keep: int) -> None:
-        """Give memory back that a new epoch will not need; the ``keep`` slots used last have it."""
+        """Free memory that a new epoch will not need; the ``keep`` slots used last keep theirs."""
         if self._largest:
             self._expect(self._largest)  # and no more what the epoch before that had
             self._largest = 0
         self._cool(keep, self._excess)
 
     def _cool(self, keep: int, most: int = sys.maxsize) -> None:
-        """Give memory of free slots back, but of the ``keep`` used last with at most so much."""
+        """Free memory of free slots, except of the ``keep`` used last, within a limit."""
         if not self._file.sparse or os.getpid() != self._pid:  # a fork would take its parent's
             return
         warm = self._warm[:]

@@ -139,7 +139,7 @@ class Frozen:
         self.size = self.nbytes + sum(map(len, self._rest))
 
     def close(self) -> None:
-        """Let go of the descriptors."""
+        """Close the descriptors."""
         while self.fds:
             os.close(self.fds.pop())
 
@@ -248,7 +248,7 @@ class _Along:
 
 def _pickler(policy: Policy, carried: dict[str, object]) -> Any:
     """Make a pickler's class, which notes in ``carried`` what it takes out of ``__main__``."""
-    # Asked for anew each time: libraries register with multiprocessing as they are imported.
+    # Looked up each time: libraries register with multiprocessing as they are imported.
     table: dict[Any, Any] = dict(ForkingPickler(io.BytesIO()).dispatch_table)
     if not policy.along:  # nor what multiprocessing sends by descriptors
         table = {kind: how for kind, how in table.items() if kind.__module__.startswith("torch")}

@@ -1,4 +1,4 @@
-"""Take a batch apart: a small pickle of its structure, and beside it the tensors and arrays.
+"""Take a batch apart: a small pickle of its structure, and the tensors and arrays.
 
 The pickle holds everything but bulk bytes. Each plain CPU tensor and each plain NumPy array is
 replaced by pickle protocol 5's out-of-band marker, so that unpickling asks for the parts one by
