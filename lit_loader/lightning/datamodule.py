@@ -179,8 +179,10 @@ class KeepsLoaders(_Base):  # type: ignore[misc]
         # A batch sampler that asks for it learns what batches an optimizer step is made of.
         if callable(fit_step := getattr(config.batch_sampler, "fit_step", None)):
             ranks = config.replica[1] if config.replica else 1
-            accumulates = trainer is not None and split == "train"
-            fit_step(ranks, trainer.accumulate_grad_batches if accumulates else 1)
+            steps = 1
+            if trainer is not None and split == "train":
+                steps = trainer.accumulate_grad_batches
+            fit_step(ranks, steps)
         loader = DataLoader(dataset, **config.as_kwargs())
         loader.role = split
         if device_prefetch and trainer is not None:

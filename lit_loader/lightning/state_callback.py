@@ -345,11 +345,11 @@ def _load(loader: DataLoader[Any], state: State) -> None:
     try:
         loader.load_state_dict(state)
     except StateError as error:
-        before = state["fingerprint"].get("dataset_length")
+        before, now = state["fingerprint"].get("dataset_length"), len(loader.dataset)  # type: ignore[arg-type]
         if before is None or f"dataset_length={before}" not in str(error):
             raise
         raise StateError(
-            f"the dataset has {len(loader.dataset):,} samples now, and the checkpoint was saved "
+            f"the dataset has {now:,} samples now, and the checkpoint was saved "
             f"mid-epoch with {before:,}, so its position does not fit. Resume with the same data, "
             "or from a checkpoint of an epoch's end. To start over with these weights, load them "
             "by LightningModule.load_from_checkpoint() and leave ckpt_path out [LL301]"

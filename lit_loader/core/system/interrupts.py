@@ -8,7 +8,7 @@ done. Everywhere else an exception may come at any moment, and is treated as any
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 import _thread
 import collections
 import itertools

@@ -186,7 +186,7 @@ class WorkerException(NamedTuple):
             error.args = (_Verbatim(told),)
         else:
             error.__cause__ = WorkerTraceback(f"\n{self.report}")
-            annotate(error, self.where)
+            annotate(error, self.where)  # type: ignore[arg-type]
         return error
 
     def _original(self) -> BaseException | None:
