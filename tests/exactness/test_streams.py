@@ -124,6 +124,14 @@ CASES: dict[str, Case] = {
 THREADED = "torchdata nodes"
 
 
+def some(first: int) -> list[Any]:
+    """Return the cases; the default run has one of three."""
+    return [
+        pytest.param(name, marks=[] if place % 3 == first else [pytest.mark.slow])
+        for place, name in enumerate(CASES)
+    ]
+
+
 def named(samples: Any) -> list[str]:
     """A collate_fn: each sample by all that there is of it."""
     samples = samples if isinstance(samples, list) else [samples]
@@ -160,7 +168,7 @@ def stopped(name: str, workers: int, shards: int | None, step: int = 1) -> Itera
         yield states[number], rest[number + 1 :]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(0))
 def test_shards_depend_on_no_number_of_workers(name: str) -> None:
     for workers, persistent in ((1, False), (3, True)):
         with loader(name, workers, 3, persistent_workers=persistent) as whole:
@@ -180,7 +188,7 @@ def test_stopped_after_each_batch_and_resumed_twice(name: str, shards: int | Non
 
 
 @pytest.mark.parametrize("shards", [None, 3])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(1))
 def test_stopped_in_workers_and_resumed_by_others(name: str, shards: int | None) -> None:
     for workers, other in ((1, 3), (3, 0)) if shards else ((1, 1), (3, 3)):
         for state, expected in stopped(name, workers, shards, 6):
@@ -190,7 +198,7 @@ def test_stopped_in_workers_and_resumed_by_others(name: str, shards: int | None)
 
 @pytest.mark.usefixtures("by_fork")
 @pytest.mark.parametrize("shards", [None, 3])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(2))
 def test_workers_are_killed(name: str, shards: int | None) -> None:
     expected, found = reference(name, 2, shards)[0], []
     with loader(name, 2, shards) as killed:
@@ -202,7 +210,7 @@ def test_workers_are_killed(name: str, shards: int | None) -> None:
 
 
 @pytest.mark.usefixtures("by_fork")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(1))
 def test_resized(name: str) -> None:
     found = []
     with loader(name, 1, 3) as resized:
@@ -264,9 +272,8 @@ def test_no_resume_is_silently_other(name: str, monkeypatch: pytest.MonkeyPatch)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             same = list(loaded(make(), states[stop])) == expected[stop + 1 :]
-        reports = [
-            each for each in caught if issubclass(each.category, lit_loader.ExactnessWarning)
-        ]
+        kinds = [each.category for each in caught]
+        reports = [kind for kind in kinds if issubclass(kind, lit_loader.ExactnessWarning)]
         assert same or len(reports) >= 1
         exact = exact and same and not reports
     sound = not any(part in name for part in ("lost", "late", "told", "mixed", "never"))
