@@ -342,6 +342,7 @@ def test_resume_on_another_number_of_ranks(kind: Any, workers: int) -> None:
         of_rank(made(), 8).load_state_dict(state)
 
 
+@pytest.mark.filterwarnings("ignore:.*LL334")
 @pytest.mark.parametrize("steps", [8, 16, 40])
 def test_resume_with_other_groups_at_an_edge(steps: int) -> None:
     """No sample is lost, and none comes twice."""

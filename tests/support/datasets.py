@@ -128,3 +128,93 @@ class _Buffer(Iterator[Tensor]):
         self.buffer, self.place = copy.copy(state["buffer"]), state["place"]
         self.states = state["states"]
         self.stream.rng.setstate(state["rng"])
+
+
+class BufferOfTheProcess(BufferedStream):
+    """Draws from the global generators; a worker seeds these for each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = random  # type: ignore[assignment]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "rng": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, rng=random)
+
+
+class Shuffled(Lines):
+    """Shuffles its numbers in ``__iter__``, by a generator; takes its share; has no state."""
+
+    def __init__(self, draw: Any = random, lazy: bool = False, length: int = 26) -> None:
+        super().__init__(length)
+        self.draw, self.lazy = draw, lazy
+
+    def order(self) -> Sequence[int]:
+        numbers = [*range(self.length)]
+        if self.draw is torch:
+            return share(torch.randperm(self.length).tolist())
+        if isinstance(self.draw, torch.Generator):
+            return share(torch.randperm(self.length, generator=self.draw).tolist())
+        self.draw.shuffle(numbers)
+        return share(numbers)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return self.late() if self.lazy else map(drawn, self.order())
+
+    def late(self) -> Iterator[Tensor]:
+        yield from map(drawn, self.order())
+
+
+class ByName(StatefulStream):
+    """Has a state; its order follows from ``get_rng(name)``, so a resume finds it again."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        order = lit_loader.get_rng("order").permutation(self.length).tolist()
+        self.place, self.begin = self.begin, 0
+        for number in share(order)[self.place :]:
+            self.place += 1
+            yield drawn(number)
+
+
+class Endless(Lines):
+    """Never ends; its iterator has the state."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return _Endless()
+
+
+class _Endless(Iterator[Tensor]):
+    def __init__(self) -> None:
+        self.number, self.step = lit_loader.get_shard()
+
+    def __next__(self) -> Tensor:
+        self.number += self.step
+        return drawn(self.number)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"number": self.number}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.number = state["number"]
+
+
+class SomeAreBad(StatefulStream):
+    """Its iterator continues after samples that cannot be read."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.place, self.begin = self.begin, 0
+        return self
+
+    def __next__(self) -> Tensor:
+        numbers = share(range(self.length))
+        if self.place >= len(numbers):
+            raise StopIteration
+        self.place += 1
+        if (number := numbers[self.place - 1]) % 5 == 3:
+            raise ValueError(number)
+        return drawn(number)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place = state["place"]  # after iter(), for it is its own iterator
