@@ -16,9 +16,9 @@ from lit_loader.core.batch.progress import Progress
 from lit_loader.core.epoch.seams import Seams
 from lit_loader.errors import WorkerRestartWarning
 from lit_loader.loader import _AddOns
-from tests.parity.tools import Gate
 from tests.support.faults import Faults, Strike
 from tests.support.samples import Call, Rows, ints
+from tests.support.tools import Gate
 
 EXPECTED: list[Any] = list(DataLoader(Rows(12), 4))
 
