@@ -19,10 +19,10 @@ from lit_loader import DataLoader, OptionError, Retry, SampleError, SampleErrors
 from lit_loader.data import bad_samples
 from lit_loader.data.bad_samples import MAX_BACKOFF, MAX_DRAWS, MAX_IN_A_ROW
 from lit_loader.data.sample_errors import KEPT_ERRORS
-from tests.parity.tools import Gate
 from tests.support.bad_data import BAD, CannotRead, Choosy, Stream
 from tests.support.exact import noisy_collate
 from tests.support.samples import Call, OfLength, Rows, ints
+from tests.support.tools import Gate
 
 NOTES = sys.version_info >= (3, 11)
 """Whether exceptions have notes."""

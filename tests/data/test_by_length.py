@@ -24,10 +24,10 @@ from lit_loader import (
 )
 from lit_loader.data.balance import deal
 from lit_loader.data.packing import best_fit
-from tests.parity.tools import lists
 from tests.support.exact import loaded, through_file
 from tests.support.lightning_runs import quiet_trainer
 from tests.support.samples import Call
+from tests.support.tools import lists
 
 KINDS = [BalancedBatchSampler, PackingBatchSampler, TokenBudgetBatchSampler]
 """All take lengths and a size."""

@@ -15,9 +15,9 @@ import lit_loader
 from lit_loader.core.options.loader_config import LoaderConfig
 from lit_loader.errors import OptionError
 from lit_loader.remote import starter
-from tests.core.options.test_refusals import refused
 from tests.support.exact import Unshared
 from tests.support.remote_threads import ThreadWorkers
+from tests.support.tools import refused
 
 DATA = TensorDataset(torch.arange(8))
 

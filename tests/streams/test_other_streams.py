@@ -12,10 +12,10 @@ from torch.utils.data import IterableDataset
 import lit_loader
 from lit_loader import DataLoader, MixtureStream
 from lit_loader.streams.other_streams import trusts
-from tests.parity.tools import lists
 from tests.support.exact import Augmented, digests, loaded, taken
 from tests.support.samples import share
 from tests.support.stateful_data import STREAMS
+from tests.support.tools import lists
 
 
 class Rows:

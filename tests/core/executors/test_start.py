@@ -31,10 +31,10 @@ from lit_loader import DataLoader
 from lit_loader.core.executors import main, worker_pool
 from lit_loader.core.system.processors import usable_processors
 from lit_loader.errors import LoaderError, WorkerDiedError, WorkerTimeoutError
-from tests.parity.tools import wait_gone
 from tests.support.faults import told
 from tests.support.programs import run_program
 from tests.support.samples import Call, OfLength, Rows, ints, usage, worker_pids
+from tests.support.tools import wait_gone
 
 pytestmark = [
     pytest.mark.timeout(120),

@@ -8,9 +8,9 @@ import torch
 from torch.utils.data import DistributedSampler, RandomSampler
 
 from lit_loader import DataLoader, OptionError, StateError
-from tests.parity.tools import lists
 from tests.support.exact import Augmented, Pairs, digest, loaded, state_behind, through_file
 from tests.support.samples import Call, Counting
+from tests.support.tools import lists
 
 LENGTH = 50
 
