@@ -377,8 +377,8 @@ class DataLoader(_TorchLoader[T_co]):
             depend on batch_size or ranks.
         reseed_fn: Called with (dataset, seed) wherever the generators are seeded. Set it for a
             generator that lit_loader does not find in the dataset. It is refused with threads.
-        num_replicas: Processes (ranks) that share an epoch. None does not divide the data.
-            Lightning sets it.
+        num_replicas: Processes (ranks) that share an epoch; "auto" takes number and rank from
+            ``torch.distributed``. None does not divide the data. Lightning sets it.
         rank: Number of this process among them, 0 … num_replicas - 1. None does not divide the
             data. Lightning sets it.
         num_shards: Shards of an IterableDataset, a multiple of num_replicas: the data then does not
@@ -470,7 +470,7 @@ class DataLoader(_TorchLoader[T_co]):
         seed: int | None = None,
         seeding: Seeding = "batch",
         reseed_fn: Callable[[Any, int], object] | None = None,
-        num_replicas: int | None = None,
+        num_replicas: int | Literal["auto"] | None = None,
         rank: int | None = None,
         num_shards: int | None = None,
         uneven_ranks: UnevenRanks = "pad",
@@ -491,12 +491,13 @@ class DataLoader(_TorchLoader[T_co]):
             shuffle = None if set_shuffle(dataset, shuffle) else shuffle
         options = locals()
         config = LoaderConfig(**{name: options[name] for name in LoaderConfig.__dataclass_fields__})
+        config = config.with_ranks()
         if iterable:
             from lit_loader.streams.advice import check_split_once
 
             check_split_once(dataset, config)
         if iterable or config.num_shards is not None:
-            from lit_loader.streams.stream_options import check_kind
+            from lit_loader.core.options.stream_options import check_kind
 
             check_kind(config, iterable)
         if config.num_remote_workers:
@@ -510,8 +511,8 @@ class DataLoader(_TorchLoader[T_co]):
         # An object of its own: samplers hold the seeds, and would hold the loader in a cycle.
         seams = _AddOns()
         name_in_job = functools.partial(seams.name_in_job, type(dataset).__name__)
-        seeds = LoaderSeeds(config.seed, config.generator, config.num_replicas or 1, name_in_job)
-        self._core = LoaderCore(self, seeds, config.replica, config.num_shards, seams)
+        ranks = 1 if config.replica is None else config.replica[1]
+        seeds = LoaderSeeds(config.seed, config.generator, ranks, name_in_job)
 
         self.dataset = dataset
         for name, value in config.as_kwargs().items():
@@ -527,10 +528,16 @@ class DataLoader(_TorchLoader[T_co]):
             plain = self.batch_sampler is None
             self.collate_fn = torch_default_convert if plain else default_collate
         self._dataset_kind = _DatasetKind.Iterable if iterable else _DatasetKind.Map
+        self._core = LoaderCore(self, seeds, config.replica, config.num_shards, seams)
+        if config.num_workers == "auto":
+            self._core.set_auto(True)
         self.__initialized = True
         self.check_worker_number_rationality()
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if "_core" not in self.__dict__:  # the constructor
+            object.__setattr__(self, name, value)
+            return
         if self.__initialized and name in FIXED:
             raise OptionError(
                 f"{name} cannot be changed once the loader is built, "
@@ -544,7 +551,7 @@ class DataLoader(_TorchLoader[T_co]):
         if self.__initialized and name != "multiprocessing_context":  # whose property checks it
             value = check_option(name, value)
         super().__setattr__(name, value)
-        if "_core" in self.__dict__ and name in LoaderConfig.__dataclass_fields__:
+        if name in LoaderConfig.__dataclass_fields__:
             self._core.forget_start()
             if name in ("seed", "generator"):
                 setattr(self._core.seeds, name, value)

@@ -131,8 +131,9 @@ class SampleErrorLog:
             shown = "".join(f"\n  {error}" for error in self.errors)
             which = "" if self.count == len(self.errors) else f" (the last {len(self.errors)})"
             raise self._error(
-                f"{self.count} bad samples in an epoch, and max_sample_errors={self._limit} are "
-                f"allowed. Fix them, or raise max_sample_errors. They are{which} [LL211]:{shown}"
+                f"{self.count} bad samples in an epoch; max_sample_errors={self._limit} allows "
+                f"{self._limit}. Fix them, or raise max_sample_errors. They are{which} [LL211]:"
+                f"{shown}"
             )
         if made.omitted and made.errors and made.errors[0].action == NOT_REPLACED:
             raise self._failed(

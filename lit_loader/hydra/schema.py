@@ -33,6 +33,8 @@ def hydra_schema() -> type:
         # OmegaConf knows no Literal; which string, the config checks.
         if hints[field.name] == int | Literal["auto"]:
             hint = int | str
+        if hints[field.name] == int | Literal["auto"] | None:
+            hint = int | str | None
         if get_origin(hints[field.name]) is Literal:
             hint = str
         fields.append((field.name, hint, dataclasses.field(default=field.default)))

@@ -178,8 +178,11 @@ class KeepsLoaders(_Base):  # type: ignore[misc]
         config = config.with_samplers_for(dataset)
         # A batch sampler that asks for it learns what batches an optimizer step is made of.
         if callable(fit_step := getattr(config.batch_sampler, "fit_step", None)):
-            accumulated = 1 if trainer is None else trainer.accumulate_grad_batches
-            fit_step(config.num_replicas or 1, accumulated if split == "train" else 1)
+            ranks = config.replica[1] if config.replica else 1
+            steps = 1
+            if trainer is not None and split == "train":
+                steps = trainer.accumulate_grad_batches
+            fit_step(ranks, steps)
         loader = DataLoader(dataset, **config.as_kwargs())
         loader.role = split
         if device_prefetch and trainer is not None:
@@ -202,10 +205,11 @@ def _asked_by(trainer: Trainer | None, split: str, config: LoaderConfig) -> dict
     # Lightning acts on this option for torch's DataLoader alone.
     # reach: lightning: use_distributed_sampler is kept nowhere else
     connector = getattr(trainer, "_accelerator_connector", None)
-    if config.num_replicas is None and getattr(connector, "use_distributed_sampler", True):
+    shares = config.num_replicas is None and getattr(connector, "use_distributed_sampler", True)
+    if shares or config.num_replicas == "auto":
         # None on a single device; on others the ranks among which the data is parallel, which are
         # fewer than all where a model is split over several.
-        asked.update(trainer.distributed_sampler_kwargs or {})
+        asked.update(trainer.distributed_sampler_kwargs or {"num_replicas": None})
     ordered = config.shuffle or config.sampler is not None
     overfit: float = trainer.overfit_batches  # type: ignore[attr-defined]
     if overfit > 0 and split in ("train", "val") and ordered:
@@ -351,8 +355,8 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         Raises:
             OptionError: An option, or a combination of options, is refused.
         """
-        given = train_dataset, val_dataset, test_dataset, predict_dataset
-        splits = zip(SPLITS, given, strict=True)
+        evaluated = map(_one_by_one, (val_dataset, test_dataset, predict_dataset))
+        splits = zip(SPLITS, (train_dataset, *evaluated), strict=True)
         datasets: dict[str, Any] = {name: one for name, one in splits if one is not None}
         order, train = options.pop("shuffle", None), options.get("train") or {}
         if isinstance(train, LoaderConfig):
@@ -604,6 +608,18 @@ def _is_several(source: Any) -> bool:
     )
 
 
+def _one_by_one(source: Any) -> Any:
+    """Return a list of datasets of any kind so that each is loaded by itself, as Lightning does."""
+    several = is_list(source) and source and all(is_dataset(member) for member in source)
+    if not several or _is_several(source):
+        return source
+    return [functools.partial(_itself, member) for member in source]
+
+
+def _itself(dataset: Any) -> Any:
+    return dataset
+
+
 def _names(source: Any) -> Sequence[Any]:
     """Keys, or positions, of several datasets; of a single one none."""
     if not _is_several(source):
@@ -629,6 +645,7 @@ def _are_streams(source: Any) -> set[bool]:
 
 def _check_source(split: str, source: Any, shared: bool) -> None:
     """Refuse what is neither a dataset nor a factory (a class's name, say), or not to be shared."""
+    _check_instantiated(f"datasets[{split!r}]", source)
     if not (is_dataset(source) or callable(source)):
         raise OptionError(
             f"datasets[{split!r}] must be a dataset or a factory without arguments, got "
@@ -645,6 +662,15 @@ def _check_source(split: str, source: Any, shared: bool) -> None:
             )
 
     _each(source, check_unbuilt)
+
+
+def _check_instantiated(name: str, node: Any) -> None:
+    """Refuse a node of a Hydra configuration that nobody has made an object of."""
+    if isinstance(node, Mapping) and "_target_" in node:
+        raise OptionError(
+            f"{name} is a node of a Hydra configuration (_target_: {node['_target_']}) that was "
+            "not instantiated: call hydra.utils.instantiate without _recursive_=False"
+        )
 
 
 def _described(source: Any) -> str:
@@ -677,6 +703,7 @@ def _config(
         raise OptionError(
             f"{name} must be a mapping of options or a LoaderConfig, got {type(options).__name__}"
         )
+    _check_instantiated(name, options)
     options = {**(options or {}), **short}
     try:
         if options.get("num_workers") == 0 and ("num_workers" in short or not _of_workers(options)):
@@ -807,9 +834,14 @@ def _swap(module: SwappedDataModule, name: str) -> Any:
 
 def _swapped(module: SwappedDataModule, name: str, loader: Any) -> Any:
     """A loader of ours for one of torch's; any other loader as it is, with a warning."""
-    if isinstance(loader, DataLoader):
-        return loader
     hook, overrides = f"{type(module).__name__}.{name}", module._lit_overrides
+    if isinstance(loader, DataLoader):
+        if overrides:
+            raise OptionError(
+                f"{hook} returns a lit_loader.DataLoader already, so from_datamodule does not lay "
+                f"{', '.join(overrides)} over it. Set options where the loader is made"
+            )
+        return loader
     if not isinstance(loader, TorchLoader) or type(loader).__iter__ is not TorchLoader.__iter__:
         rank_zero_warn(
             f"lit_loader: {hook} gives a loader of class {type(loader).__name__}, which stays as "

@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lit_loader.describe import public
 from lit_loader.errors import StateError
@@ -138,8 +138,11 @@ class LoaderStateCallback(Callback):
             if loader not in before:  # else a batch that was taken ahead would count as used
                 loader.commit()
         for loader, state in zip(self._loaders, states, strict=False):
-            loader.load_state_dict(state)
+            _load(loader, state)
             _warn_of_other_batches(state, loader)
+        if states:
+            at = self._loaders[0].position
+            rank_zero_info(f"lit_loader: continues epoch {at.epoch} at batch {at.batches}")
         if not states or self._is_between:
             self._set_epoch(_epoch(trainer))
         self._resumed = states
@@ -162,7 +165,8 @@ class LoaderStateCallback(Callback):
             self._begin(trainer)
             if _fetches_ahead(trainer):
                 iter(_fetcher(trainer))
-        if self.came_by_itself and not self._loaders:
+        ours = self._loaders or our_loaders(trainer.val_dataloaders)
+        if self.came_by_itself and not ours:
             # A new list: the Trainer is going through the old one.
             trainer.callbacks = [c for c in trainer.callbacks if c is not self]  # type: ignore[attr-defined]
             return
@@ -334,6 +338,22 @@ def _begin_next_epoch(fit_loop: Any) -> None:
     # reach: lightning: the property does not take False with max_steps
     fit_loop._restarting = False
     fit_loop.reset_restart_stage()
+
+
+def _load(loader: DataLoader[Any], state: State) -> None:
+    """Load a loader's state; if the dataset has another length, say what to do in Lightning."""
+    try:
+        loader.load_state_dict(state)
+    except StateError as error:
+        before, now = state["fingerprint"].get("dataset_length"), len(loader.dataset)  # type: ignore[arg-type]
+        if before is None or f"dataset_length={before}" not in str(error):
+            raise
+        raise StateError(
+            f"the dataset has {now:,} samples now, and the checkpoint was saved "
+            f"mid-epoch with {before:,}, so its position does not fit. Resume with the same data, "
+            "or from a checkpoint of an epoch's end. To start over with these weights, load them "
+            "by LightningModule.load_from_checkpoint() and leave ckpt_path out [LL301]"
+        ) from None
 
 
 def _warn_of_other_batches(state: Mapping[str, Any], loader: DataLoader[Any]) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_loader.core.batch.dataset_attributes import Changes
 from lit_loader.core.transport.messages import Task
 from lit_loader.remote.engine import Engine, Failure, Handle, Hello, Role
 
@@ -93,7 +94,9 @@ class Owner(Protocol):
 class Crew:
     """Hires workers, gives them jobs, and notices what becomes of the workers."""
 
-    def __init__(self, owner: Owner, engine: Engine, config: Any, roles: list[Role]) -> None:
+    def __init__(
+        self, owner: Owner, engine: Engine, config: Any, roles: list[Role], changes: Changes
+    ) -> None:
         self.members = [
             Member(position, role) for position, role in enumerate(roles)
         ]  # the workers
@@ -103,6 +106,7 @@ class Crew:
         self._patience: float = config.patience
         self._told: dict[str, float] = {}
         self._looked = time.monotonic()
+        self._changes = changes
 
     @property
     def up(self) -> int:
@@ -127,6 +131,8 @@ class Crew:
         handle = member.handle = self._engine.hire(member.role)
         member.up = member.silent = member.asked = False
         member.node = ""
+        if self._changes:
+            handle.set_attributes(self._changes)
         self._await(handle.hello(), self._on_hello, member)
 
     def _await(
@@ -158,6 +164,14 @@ class Crew:
         error = future.exception()
         if error is not None:
             self._lose(member, self._engine.explain(error))
+
+    def set_attributes(self, changes: Changes) -> None:
+        """Set attributes of the workers' datasets; workers that are hired later get them too."""
+        for path, attributes in changes.items():
+            self._changes.setdefault(path, {}).update(attributes)
+        for member in self.members:
+            if member.handle is not None:
+                member.handle.set_attributes(changes)
 
     # --- jobs ---
 

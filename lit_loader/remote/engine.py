@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, Protocol
 
 from lit_loader import __version__
+from lit_loader.core.batch.dataset_attributes import Changes
 
 _PACKAGES: Final = ("torch", "numpy", "pillow")
 
@@ -50,6 +51,9 @@ class Handle(Protocol):
 
     def make(self, order: bytes) -> Future[Any]:
         """Request a batch (`Maker.make`), after those requested before."""
+
+    def set_attributes(self, changes: Changes) -> None:
+        """Set attributes of its dataset, after the orders before and ahead of those that follow."""
 
     def ping(self) -> Future[Any]:
         """Ask for a sign of life, whatever it does."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from lit_loader.core.batch.batch_builder import make_batch
 from lit_loader.core.batch.batch_spec import USUAL_MODES
+from lit_loader.core.batch.dataset_attributes import Changes
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.executors.worker_setup import WorkerSetup
 from lit_loader.core.transport.codec import SlotFull, SlotWriter, encode
@@ -47,6 +48,11 @@ class Maker:
         unpack_spec = partial(thaw_bytes, payload.data)
         torch.set_num_threads(1)
         self._maker = WorkerSetup(who, role.worker, role.num_workers, role.seed, unpack_spec)
+
+    def set_attributes(self, changes: Changes) -> None:
+        """Set attributes of the dataset that the program has changed."""
+        if self._maker.loader is not None:
+            self._maker.loader.set_attributes(changes)
 
     def make(self, order: bytes) -> NDArray[np.uint8]:
         """Make a batch, or write down why there is none.

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from lit_loader.core.batch.dataset_attributes import Changes
 from lit_loader.remote.engine import Failure, Hello, Role, UnreachableError, versions
 from lit_loader.remote.ray_workers import RayWorkers
 
@@ -59,6 +60,10 @@ class RemoteWorker:
         """Say what it is."""
         return Hello(platform.node(), versions())
 
+    def set_attributes(self, changes: Changes) -> None:
+        """Set attributes of the dataset: `Maker.set_attributes`."""
+        self._maker.set_attributes(changes)
+
     def ping(self) -> None:
         """Return a sign of life, in a thread of its own."""
 
@@ -85,6 +90,9 @@ class _RayHandle:
 
     def make(self, order: bytes) -> Future[Any]:
         return self._make(order).future()  # type: ignore[no-any-return]
+
+    def set_attributes(self, changes: Changes) -> None:
+        self._actor.set_attributes.remote(changes)  # an actor does its orders in turn
 
     def ping(self) -> Future[Any]:
         ping = self._actor.ping.options(concurrency_group=_SIGNS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import re
-import warnings
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -45,7 +44,6 @@ class RayWorkers:
         in_flight: Batches in flight for each worker, 2 by default. Raise it if the network is slow.
         patience: Seconds without a sign of life, 5 by default. Then other workers make the worker's
             batches. A slow worker gives signs of life. Raise it if the network pauses.
-        verify: Has no effect: ``check_determinism`` compares batches.
 
     Raises:
         OptionError: An option is refused.
@@ -58,7 +56,6 @@ class RayWorkers:
     runtime_env: Mapping[str, Any] | None = checked(None, or_none(_mapping))
     in_flight: int = checked(2, checks.positive)
     patience: float = checked(5.0, checks.seconds)
-    verify: float = checked(0.0, checks.number)
 
     def __post_init__(self) -> None:
         checks.check_fields(self, "remote.")
@@ -73,13 +70,6 @@ class RayWorkers:
                 checks.refuse(f"remote.{name}", "more than 0", getattr(self, name))
         if self.address not in ("auto", "local") and not _HOST_AND_PORT.fullmatch(self.address):
             checks.refuse("remote.address", "'auto', 'local' or host:port", self.address)
-        if self.verify:
-            warnings.warn(
-                "lit_loader: remote.verify has no effect any more: check_determinism=8 makes the "
-                "first 8 batches again on this machine, and compares",
-                DeprecationWarning,
-                stacklevel=3,
-            )
 
     @classmethod
     def taken(cls, name: str, value: Any) -> Any:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import pickle
 import select
 import threading
 import time
@@ -37,6 +38,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_loader.core.batch.dataset_attributes import Changes
 from lit_loader.core.executors.payload import Links
 from lit_loader.core.executors.process_start import sentinel_of
 from lit_loader.core.system.shared_file import Descriptor
@@ -44,8 +46,10 @@ from lit_loader.core.system.signals import reset_signals
 from lit_loader.core.system.stack_dumps import write_stacks_to
 from lit_loader.core.transport.arena import ArenaMap
 from lit_loader.core.transport.messages import (
+    ATTRIBUTES_PART,
     NOT_WANTED,
     SIZE,
+    Attributes,
     Message,
     Need,
     Reply,
@@ -87,13 +91,18 @@ _LONGEST_PAUSE: Final = 60.0
 
 
 def relay_main(
-    links: Links, payload: Descriptor, starter: Connection, config: Any, roles: list[Role]
+    links: Links,
+    payload: Descriptor,
+    starter: Connection,
+    config: Any,
+    roles: list[Role],
+    changes: Changes,
 ) -> None:
     """Run the relay until a message says to stop, or the parent is gone."""
     # Of the parent's, a new interpreter has no handlers, only what was held back meanwhile.
     reset_signals()
     write_stacks_to(links.stacks.fd)
-    code = Relay(links, payload, starter, config, roles).run()
+    code = Relay(links, payload, starter, config, roles, changes).run()
     os._exit(code)  # the engine's threads have nothing more to say
 
 
@@ -113,6 +122,7 @@ class Relay:
         starter: Connection,
         config: Any,
         roles: list[Role],
+        changes: Changes,
     ) -> None:
         self._results, self._tasks = links.results.fd, links.control.fd
         self._arena = ArenaMap(links.arena.fd, links.mapped, links.board_bytes)
@@ -137,7 +147,8 @@ class Relay:
         self._leave, self._left = threading.Event(), threading.Event()
         self._engine = _engine(config)
         self._patience: float = config.patience
-        self._crew = Crew(self, self._engine, config, roles)
+        self._crew = Crew(self, self._engine, config, roles, changes)
+        self._changes = b""  # the parts of a pickle that have come so far
         self._nodes: list[str | None] = [None] * len(roles)
         self._known: set[str] = set()  # nodes of which a worker has come up
         self._joined = self._told_of_missing = False
@@ -240,6 +251,11 @@ class Relay:
         if isinstance(message, Task):
             indices = self._arena.memory(message.slot, message.capacity)[: message.nbytes]
             self._give(Job(message, pack(message) + indices.tobytes()))
+        elif isinstance(message, Attributes):
+            self._changes += message.part[: message.left]
+            if message.left <= ATTRIBUTES_PART:
+                changes, self._changes = pickle.loads(self._changes), b""
+                self._crew.set_attributes(changes)
         elif isinstance(message, Resume):
             for job in list(self._jobs.values()):
                 self._drop(job)

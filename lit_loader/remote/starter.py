@@ -21,6 +21,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 from lit_loader.core.batch.batch_spec import BatchSpec
+from lit_loader.core.batch.dataset_attributes import Changes
 from lit_loader.core.executors.payload import Links, freeze_spec
 from lit_loader.core.executors.process_start import importable_main, quiet_start
 from lit_loader.core.executors.worker_process import Notice, RelayExit, WorkerProcess
@@ -80,8 +81,8 @@ class RemoteWorkers:
             self.close()
             raise
 
-    def start(self, links: Links, board: StatusBoard) -> _Relay:
-        """Start the relay, or another one in its place."""
+    def start(self, links: Links, board: StatusBoard, changes: Changes) -> _Relay:
+        """Start the relay, or another one; ``changes``: attributes of the dataset that changed."""
         if self._relay is not None and self._relay.served_long:
             self._relays = 0
         self._relays += 1
@@ -89,7 +90,7 @@ class RemoteWorkers:
         context = multiprocessing.get_context("spawn")
         process = context.Process(
             target=relay_main,
-            args=(links, Descriptor(self._payload), theirs, self._config, self._roles),
+            args=(links, Descriptor(self._payload), theirs, self._config, self._roles, changes),
             name="lit_loader relay",
             daemon=True,
         )

@@ -71,8 +71,7 @@ def read_twice(what: str = "two processes of this job have read the same first b
     the one that evaluates, and those that draw at random with a seed each.
     """
     return (
-        f"{what}, so each epoch has every sample several times. Pass "
-        "num_replicas=torch.distributed.get_world_size() and rank=torch.distributed.get_rank(), "
+        f"{what}, so each epoch has every sample several times. Pass num_replicas='auto', "
         "and let a stream take its share by lit_loader.get_shard(); if that is intended, pass "
         "num_replicas=1, rank=0. In Lightning, LoaderDataModule passes them, unless the Trainer "
         "has use_distributed_sampler=False [LL220]"
@@ -84,7 +83,7 @@ def check_split_once(dataset: Any, config: Any) -> None:
 
     A dataset that is split twice gives most of its samples to no one, and nothing shows it.
     """
-    several = config.num_shards and (config.num_replicas or 1) > 1
+    several = config.num_shards and config.replica is not None and config.replica[1] > 1
     if several and (splitter := splitter_by_ranks(dataset)) is not None:
         raise OptionError(
             f"{type(dataset).__name__} is split by ranks already, by {splitter}, and num_shards="

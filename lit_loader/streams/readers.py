@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from lit_loader.context import reading
 from lit_loader.core.batch.batch_spec import BatchSpec
+from lit_loader.core.batch.dataset_attributes import Changes, apply
 from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.batch.worker_info import WorkerInfo, show, shown
@@ -69,6 +70,12 @@ class Readers:
         self.seed_globals: Any = seed_globals
         self.samples = 0
         """Samples of the batch made last."""
+
+    def set_attributes(self, changes: Changes) -> None:
+        """Set attributes of the dataset that the program has changed; they count in new copies."""
+        apply(changes, self._spec.dataset)
+        if self._copies is not None:
+            self._copies = DatasetCopies(self._spec.dataset)
 
     def begin_epoch(self) -> None:
         """Leave all streams: each begins again with its next :meth:`load`."""

@@ -115,7 +115,7 @@ def test_public_names_are_mentioned() -> None:
 def test_packages_import_those_above_them() -> None:
     cells = [row[0] for row in rows(sections(INSIDE)["Packages"])]
     named = [cell.strip("`").removesuffix(".py") for cell in cells]
-    beside = {"context", "describe", "errors", *lit_loader._ASKED_FOR_HERE}
+    beside = {"context", "describe", "errors"}
     used = {name: names for name, names in below(modules()).items() if name not in beside}
     assert sorted(named) == sorted(used)
     above = {name: beside.union(named[:place]) for place, name in enumerate(named)}

@@ -69,7 +69,7 @@ class ThreadHandle:
         self._config = config
         self._payload = payload
         self._role = role
-        self._orders: queue.Queue[tuple[bytes, Future[Any]] | None] = queue.Queue()
+        self._orders: queue.Queue[tuple[Any, Future[Any]] | None] = queue.Queue()
         self._hello: Future[Hello] = Future()
         self._silent = False
         self._dead = threading.Event()
@@ -86,6 +86,9 @@ class ThreadHandle:
         else:
             self._orders.put((order, future))
         return future
+
+    def set_attributes(self, changes: Any) -> None:
+        self._orders.put((changes, Future()))
 
     def ping(self) -> Future[Any]:
         future: Future[Any] = Future()
@@ -107,6 +110,10 @@ class ThreadHandle:
         self._hello.set_result(said._replace(versions={**said.versions, **config.versions}))
         while (item := self._orders.get()) is not None:
             order, future = item
+            if isinstance(order, dict):
+                with _one_at_a_time:
+                    maker.set_attributes(order)
+                continue
             task: Any = unpack(order)
             number = position_of(task.number)
             if number in config.kills_relay_at and config.note(f"killed {number}") == 0:

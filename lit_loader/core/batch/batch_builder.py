@@ -40,6 +40,7 @@ from lit_loader.core.seeding.seeds import (
 )
 from lit_loader.core.seeding.shared_draws import SharedDraws
 from lit_loader.core.transport.worker_exception import ReaderShare
+from lit_loader.describe import annotate
 
 __all__ = ["BEGINNING", "SET_EPOCH", "BatchBuilder", "builder_of", "make_batch"]
 
@@ -161,7 +162,7 @@ class BatchBuilder:
         if samples is OMITTED:
             self.samples = 0
             return self.with_report(None, omitted=True)
-        batch = self.collate(samples, progress)
+        batch = self.collate(samples, progress, indices)
         tried = self._attempts
         if self._notes or (tried is not None and (tried.errors or tried.retries)):
             return self.with_report(batch)
@@ -175,15 +176,22 @@ class BatchBuilder:
         if self.enter(seeds, epoch) or self._fetcher is None:
             self._begin_pass(seeds, progress)
 
-    def collate(self, samples: Any, progress: Progress) -> Any:
-        """Make a batch of its samples."""
+    def collate(self, samples: Any, progress: Progress, indices: Any = None) -> Any:
+        """Make a batch of its samples, which have these indices if they are known."""
         spec = self._spec
         self.samples = len(samples) if spec.batched else 1
         progress.collating()
         if spec.per_sample or self._pool is not None:
             self._seed(BATCH, self.rng.batch)  # whatever the samples have drawn before
         if self._collates_into_slot:
-            batch = default_collate(samples, progress.empty)
+            try:
+                batch = default_collate(samples, progress.empty)
+            except (RuntimeError, TypeError, LookupError) as error:
+                from lit_loader.core.batch.collate_errors import why_not_collated
+
+                if (text := why_not_collated(samples, indices)) is not None:
+                    annotate(error, text)
+                raise
         else:
             batch = spec.collate_fn(samples)
         progress.tokens = reading().tokens

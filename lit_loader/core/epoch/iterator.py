@@ -23,7 +23,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any, Final, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 import numpy as np
 
@@ -31,16 +31,17 @@ from lit_loader.core.batch.batch_spec import BatchWithReport
 from lit_loader.core.epoch.pass_tasks import MapTasks, NextEpochTasks, PassTasks
 from lit_loader.core.epoch.passes import Pass
 from lit_loader.core.epoch.torch_surface import TorchSurface
-from lit_loader.core.executors.executor import Executor, Workers
-from lit_loader.core.executors.healer import Healer
+from lit_loader.core.executors.executor import Executor, PoolClosed, Workers
 from lit_loader.core.executors.outcome import FewerWorkers, Outcome, Overrun
-from lit_loader.core.executors.pipes import PoolClosed
 from lit_loader.core.seeding.generator_lock import GeneratorLock
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.transport.messages import POSITION, listed
 from lit_loader.core.transport.viewer_page import GIVEN, SINCE
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import LoaderError, WorkerRestartWarning
+
+if TYPE_CHECKING:  # a loader without workers imports nothing of theirs
+    from lit_loader.core.executors.healer import Healer
 
 __all__ = ["LoaderIterator"]
 
@@ -88,8 +89,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         # ``in_order`` there is one line.
         self._lines = 1 if loader.in_order or here is not None else core.readers
         self._copy: Any = core.seams.device_copy(core) if here is None else None
-        budget, limit = loader.max_worker_restarts, loader.timeout or None
-        self.healer = Healer(budget, limit, core.iterable, core.seams)
+        self._limits = loader.max_worker_restarts, loader.timeout or None
+        self._healer: Healer | None = None  # made for the first workers
         self._restarts_noted = 0
         self._given = 0  # when the last batch was given out
         self._samples = 0
@@ -214,7 +215,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                     break
                 arrived[came.number] = came
                 outcome = self._in_turn(tasks)
-            if self.healer.notices or outcome.error is not None:
+            if (self._healer is not None and self._healer.notices) or outcome.error is not None:
                 arrived[outcome.number] = outcome  # not lost where warnings are errors
                 self._report_events()
                 del arrived[outcome.number]
@@ -444,6 +445,15 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             executor.resize(num_workers, depth)
 
     @property
+    def healer(self) -> Healer:
+        """Replaces this pass's workers."""
+        if self._healer is None:
+            from lit_loader.core.executors.healer import Healer
+
+            self._healer = Healer(*self._limits, self._core.iterable, self._core.seams)
+        return self._healer
+
+    @property
     def sample_errors(self) -> Any:
         """The samples of the epoch that could not be read, so far."""
         if self._sample_errors is None:
@@ -492,7 +502,9 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
 
     def _report_events(self) -> None:
         """Warn of workers that were replaced, and of a budget that cannot be kept."""
-        core, healer = self._core, self.healer
+        core, healer = self._core, self._healer
+        if healer is None:
+            return
         core.log.worker_restarts += healer.restarts - self._restarts_noted
         self._restarts_noted = healer.restarts
         while healer.notices:

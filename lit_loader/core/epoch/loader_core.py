@@ -36,9 +36,8 @@ from lit_loader.core.epoch.passes import Pass, Passes
 from lit_loader.core.epoch.seams import Seams
 from lit_loader.core.epoch.torch_surface import run_patches
 from lit_loader.core.epoch.worker_keeper import WorkerKeeper
-from lit_loader.core.executors.executor import Workers
+from lit_loader.core.executors.executor import MOST_WORKERS, Workers
 from lit_loader.core.executors.inline import Inline
-from lit_loader.core.executors.worker_pool import MOST_WORKERS
 from lit_loader.core.options.checks import check_dataset
 from lit_loader.core.sampling.batch_plan import BatchPlan, distributed_sampler_of
 from lit_loader.core.sampling.sampler_view import ShownSamplers, is_share

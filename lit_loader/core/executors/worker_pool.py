@@ -45,6 +45,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.dataset_attributes import pickled
+from lit_loader.core.executors.executor import MOST_WORKERS
 from lit_loader.core.executors.outcome import FewerWorkers, Outcome
 from lit_loader.core.executors.pipes import Ended, Pipes
 from lit_loader.core.executors.stall_watch import LONGEST_LOOK, Stall, StallWatch
@@ -85,9 +86,6 @@ from lit_loader.errors import LoaderError
 
 if TYPE_CHECKING:  # map-style datasets need none
     from lit_loader.core.executors.reader_assignment import ReaderHomes
-
-MOST_WORKERS: Final = 1024
-"""Workers that a pool may grow to, if it was not begun with more: rows of its status board."""
 
 _DROPPED_SOON: Final = 3
 """Times its credit that a worker may have tasks, if nearly all of them are called off."""

@@ -18,7 +18,7 @@ from multiprocessing.context import BaseContext
 from typing import Final, Protocol
 
 from lit_loader.core.batch.batch_spec import BatchSpec
-from lit_loader.core.batch.dataset_attributes import DatasetAttributes
+from lit_loader.core.batch.dataset_attributes import Changes, DatasetAttributes
 from lit_loader.core.executors.main import LEAVE_GRACE
 from lit_loader.core.executors.outcome import WorkerDeath
 from lit_loader.core.executors.payload import Links, Payload
@@ -55,8 +55,8 @@ class Relays(Protocol):
     def prepare(self, links: Links, spec: BatchSpec, notices: deque[Notice]) -> None:
         """Get ready to start it."""
 
-    def start(self, links: Links, board: StatusBoard) -> WorkerProcess:
-        """Start it, or another one in its place."""
+    def start(self, links: Links, board: StatusBoard, changes: Changes) -> WorkerProcess:
+        """Start it, or another one; ``changes``: attributes of the dataset that have changed."""
 
     def hear(self) -> None:
         """Take in what it has to say."""
@@ -168,7 +168,8 @@ class WorkerSet:
         links = self._links.of(worker, self.num_workers, token, self._pipes.task_ends[worker])
         try:
             if self._remote is not None and worker == self.relay:
-                process: WorkerProcess = self._remote.start(links, self.board)
+                changes = self.attributes.changes
+                process: WorkerProcess = self._remote.start(links, self.board, changes)
             else:
                 if self.forks:
                     self.beside = other_threads()

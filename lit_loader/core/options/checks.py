@@ -69,10 +69,13 @@ def check_fields(options: Any, prefix: str = "") -> None:
     Raises:
         OptionError: One is refused; ``prefix`` goes before its name.
     """
-    for field in dataclasses.fields(options):
-        value = field.metadata["check"](prefix + field.name, getattr(options, field.name))
+    values = vars(options)
+    for name, field in type(options).__dataclass_fields__.items():
+        given = values[name]
+        if given is field.default:  # as nearly always; every loader comes by here
+            continue
         # Frozen, so that it cannot lose its validity; this is the one moment at which it is set.
-        object.__setattr__(options, field.name, value)
+        values[name] = field.metadata["check"](prefix + name, given)
 
 
 def known_options(options: Iterable[object], known: Sequence[str], place: str = "") -> None:
@@ -165,6 +168,16 @@ def workers(name: str, value: Any) -> Any:
     except OptionError:
         refuse(name, "a whole number of at least 0, or 'auto'", plain(value))
     return whole_number(name, number, low=0, below=MANY)
+
+
+def replicas(name: str, value: Any) -> Any:
+    """Check a number of ranks: a whole number, or "auto"."""
+    if isinstance(value, str) and plain(value) == "auto":
+        return "auto"
+    try:
+        return positive(name, value)
+    except OptionError:
+        refuse(name, "a whole number of at least 1, or 'auto'", plain(value))
 
 
 def memory_size(name: str, value: Any, low: int = 0, below: float = 2**42) -> int:

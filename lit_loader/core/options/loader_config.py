@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -91,7 +92,7 @@ class LoaderConfig:
     seed: int | None = checked(None, or_none(partial(count, below=2**64)))
     seeding: Seeding = checked("batch", partial(checks.one_of, choices=get_args(Seeding)))
     reseed_fn: Callable[..., Any] | None = checked(None, or_none(checks.reseeding))
-    num_replicas: int | None = checked(None, or_none(positive))
+    num_replicas: int | Literal["auto"] | None = checked(None, or_none(checks.replicas))
     rank: int | None = checked(None, or_none(count))
     num_shards: int | None = checked(None, or_none(partial(positive, below=2**20)))
     uneven_ranks: UnevenRanks = checked("pad", partial(checks.one_of, choices=UNEVEN_RANKS))
@@ -160,13 +161,18 @@ class LoaderConfig:
         if self.read_threads > 1 and self.reseed_fn is not None:
             text = "reseed_fn seeds generators for one sample after another: leave read_threads at "
             yield f"{text}0, or reseed_fn at None", "read_threads", "reseed_fn"
-        if (self.rank is None) != (self.num_replicas is None):
+        replicas = self.num_replicas
+        if replicas == "auto":
+            if self.rank is not None:
+                text = "num_replicas='auto' takes the rank from torch.distributed: leave rank at "
+                yield f"{text}None", "num_replicas", "rank"
+        elif (self.rank is None) != (replicas is None):
             text = "rank and num_replicas are given together or not at all"
             yield text, "rank", "num_replicas"
-        if self.rank is not None and self.rank >= (self.num_replicas or 0):
+        elif self.rank is not None and self.rank >= (replicas or 0):
             yield "rank must be less than num_replicas", "rank", "num_replicas"
         if self.num_shards is not None:
-            from lit_loader import stream_options
+            from lit_loader.core.options import stream_options
 
             yield from stream_options.conflicts(self)
         if self.max_sample_errors is not None and self.on_sample_error == "raise":
@@ -187,7 +193,31 @@ class LoaderConfig:
     def replica(self) -> tuple[int, int] | None:
         """This process's number among those that share the data, and how many they are."""
         ours, all_of_them = self.rank, self.num_replicas
-        return None if ours is None or all_of_them is None else (ours, all_of_them)
+        if ours is None or not isinstance(all_of_them, int):
+            return None
+        return ours, all_of_them
+
+    def with_ranks(self) -> LoaderConfig:
+        """Returns this config with ``num_replicas="auto"`` replaced by the ranks of the job.
+
+        Raises:
+            OptionError: There is a job of several processes, and nobody has joined it yet.
+        """
+        if self.num_replicas != "auto":
+            return self
+        from torch import distributed
+
+        if distributed.is_available() and distributed.is_initialized():
+            number, rank = distributed.get_world_size(), distributed.get_rank()
+            if number > 1:
+                return dataclasses.replace(self, num_replicas=number, rank=rank)
+        elif os.environ.get("WORLD_SIZE", "1") != "1":
+            raise OptionError(
+                "num_replicas='auto' takes the ranks from torch.distributed, which is not "
+                f"initialized, although WORLD_SIZE={os.environ['WORLD_SIZE']}. Call "
+                "torch.distributed.init_process_group() before you make the loader"
+            )
+        return dataclasses.replace(self, num_replicas=None)
 
     def with_samplers_for(self, dataset: object) -> LoaderConfig:
         """Returns this config with sampler factories replaced by what they make of the dataset.
@@ -214,7 +244,7 @@ class LoaderConfig:
 
         What a preset sets for workers gives way to ``num_workers=0``, so that a sweep may reach it:
         ``persistent_workers`` and ``prefetch_factor``, which mean nothing then, and ``timeout``,
-        with a warning.
+        with a warning. ``shuffle`` gives way to a sampler or batch sampler.
 
         Raises:
             OptionError: An option is unknown (the message names the nearest known one) or refused.
@@ -229,6 +259,8 @@ class LoaderConfig:
                         "in the calling process, where one that hangs is not noticed",
                         stacklevel=program_stacklevel(),
                     )
+        if options.get("sampler") is not None or options.get("batch_sampler") is not None:
+            options.pop("shuffle", None)
         return cls._known(options)
 
     @classmethod
@@ -243,7 +275,7 @@ class LoaderConfig:
 
     def as_kwargs(self) -> dict[str, Any]:
         """Returns the options as keywords for ``DataLoader(dataset, **kwargs)``, not copied."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return dict(vars(self))
 
     def merged(self, **overrides: Any) -> LoaderConfig:
         """Returns a new validated config in which `overrides` replace this one's options.

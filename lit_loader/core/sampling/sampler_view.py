@@ -95,8 +95,8 @@ def choose_samplers(
             sampler = ShuffledSampler(dataset, config.generator, seeds)
         else:
             sampler = OrderedSampler(dataset)
-    if config.num_replicas is not None and not iterable and given is None:
-        shard = Shard(config.rank or 0, config.num_replicas, config.uneven_ranks)
+    if config.replica is not None and not iterable and given is None:
+        shard = Shard(*config.replica, config.uneven_ranks)
         sampler = share(sampler, shard)
         if batch_sampler is not None:
             batch_sampler = share(batch_sampler, shard)

@@ -179,7 +179,7 @@ class _Search:
             return
         shown = "__main__" if name == "__mp_main__" else name  # as spawned workers call it
         for each, value in list(vars(sys.modules[name]).items()) if name in sys.modules else ():
-            if isinstance(value, KINDS):
+            if issubclass(type(value), KINDS):  # isinstance would call Python code of torch's
                 self.look_at(value, -1, f"{shown}.{each}", depth + 1)
 
     def _note(self, number: int) -> None:

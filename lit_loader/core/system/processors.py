@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import time
@@ -18,11 +19,14 @@ AS_TORCH_SAYS: Final = "This DataLoader will create"
 
 def usable_processors(root: Path = linux.ROOT) -> float:
     """Processors that this process and its children may use; a quota may be a fraction."""
-    cores = linux.affinity()
-    for folder, _ in cgroup_folders("cpu", root):
-        quota = _quota(folder)
-        cores = cores if quota is None else min(cores, quota)
-    return cores
+    return min(linux.affinity(), _least_quota(root))
+
+
+@functools.cache  # each loader asks, and it takes a quarter of a millisecond
+def _least_quota(root: Path) -> float:
+    """CPU cores that this process's control groups allow; infinite if nothing limits them."""
+    quotas = [_quota(folder) for folder, _ in cgroup_folders("cpu", root)]
+    return min((quota for quota in quotas if quota is not None), default=math.inf)
 
 
 def cgroup_folders(controller: str, root: Path) -> Iterator[tuple[Path, int]]:

@@ -227,9 +227,10 @@ class Arena:
         self._leased: set[Slot] = set()
         self._given: set[Slot] = set()  # those whose batches the consumer has; others wait
         capacity = self._slot_bytes
-        offsets = range(self.mapped - capacity, start - 1, -capacity)
-        # Free slots that cost none, and that cost memory; the one used last is the last.
-        self._cold = [Slot(self._map, offset, offset, capacity) for offset in offsets]
+        # Where slots are that were never used: most loaders need few, and an object takes time.
+        self._unused = list(range(self.mapped - capacity, start - 1, -capacity))
+        # Free slots that cost no memory, and that do; the one used last is the last.
+        self._cold: list[Slot] = []
         self._warm: list[Slot] = []
         self._largest = 0  # bytes of the largest batch in this epoch
         self._ever = _SMALLEST_SLOT  # and of all
@@ -293,6 +294,10 @@ class Arena:
             for slot in reversed(stack[:]):
                 if slot.capacity >= capacity and _take_out(stack, slot):
                     return slot
+        if capacity <= self._slot_bytes:
+            with contextlib.suppress(IndexError):
+                offset = self._unused.pop()
+                return Slot(self._map, offset, offset, self._slot_bytes)
         return self._append(capacity)
 
     def _append(self, capacity: int) -> Slot:
@@ -390,7 +395,8 @@ class Arena:
     @property
     def in_flight(self) -> int:
         """Slots that are neither free nor kept: those of tasks that are being worked on."""
-        return max(0, self.slots - len(self._warm) - len(self._cold) - len(self._leased))
+        free = len(self._warm) + len(self._cold) + len(self._unused)
+        return max(0, self.slots - free - len(self._leased))
 
     @property
     def kept(self) -> int:

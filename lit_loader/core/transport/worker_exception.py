@@ -8,14 +8,21 @@ own, they stand in the exception that is its ``__cause__``.
 
 from __future__ import annotations
 
+import os
 import pickle
 import traceback
+from types import TracebackType
 from typing import Any, Final, NamedTuple, cast
 
-from lit_loader.describe import class_name, message_of
+import lit_loader
+from lit_loader.describe import annotate, class_name, message_of
 from lit_loader.errors import WorkerError
 
 _SHOWN_INDICES = 32
+_PACKAGE: Final = os.path.dirname(lit_loader.__file__) + os.sep
+_ALL_FRAMES: Final = bool(os.environ.get("LIT_LOADER_ALL_FRAMES"))
+"""Whether a worker's traceback shows the frames of this package that lead to the user's first."""
+_HINT: Final = "(frames of lit_loader are left out: LIT_LOADER_ALL_FRAMES=1 shows them)\n"
 
 
 class WorkerTraceback(Exception):
@@ -77,6 +84,16 @@ def describe_batch(number: int, indices: Any, progress: Any) -> str:
     return f"batch {number}, {at}{describe_indices(indices)}"
 
 
+def _of_the_user(error: BaseException) -> TracebackType | None:
+    """Return the traceback from the first frame on that is not of this package, if there is one."""
+    trace = whole = error.__traceback__
+    if _ALL_FRAMES:
+        return whole
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        trace = trace.tb_next
+    return trace or whole
+
+
 def _portable(value: Any) -> bool:
     try:
         pickle.loads(pickle.dumps(value))
@@ -105,6 +122,9 @@ class WorkerException(NamedTuple):
         args = error.args
         if isinstance(error, OSError):
             args = cast("tuple[Any, ...]", OSError.__reduce__(error)[1])
+        shown = _of_the_user(error)
+        hint = "" if shown is error.__traceback__ else _HINT
+        where = "\n".join([where, *getattr(error, "__notes__", ())])
         if kind is AssertionError and "daemonic processes" in str(error):  # multiprocessing's
             where += _MAY_START_NONE
         return cls(
@@ -113,7 +133,7 @@ class WorkerException(NamedTuple):
             message=message_of(error),
             args=args if _portable(args) else None,
             attributes={k: v for k, v in attributes.items() if k != "__notes__" and _portable(v)},
-            trace="".join(traceback.format_exception(kind, error, error.__traceback__)),
+            trace="".join(traceback.format_exception(kind, error, shown)) + hint,
             where=where,
         )
 
@@ -166,6 +186,7 @@ class WorkerException(NamedTuple):
             error.args = (_Verbatim(told),)
         else:
             error.__cause__ = WorkerTraceback(f"\n{self.report}")
+            annotate(error, self.where)  # type: ignore[arg-type]
         return error
 
     def _original(self) -> BaseException | None:

@@ -13,7 +13,7 @@ __all__ = ["check_kind", "conflicts"]
 
 def conflicts(config: Any) -> Iterator[tuple[str, ...]]:
     """Say what does not go together with a number of shards, for `LoaderConfig.refuse`."""
-    shards, replicas = config.num_shards, config.num_replicas or 1
+    shards, replicas = config.num_shards, config.replica[1] if config.replica else 1
     if shards % replicas:
         fitting = [replicas * max(1, shards // replicas + more) for more in (0, 1)]
         yield (
