@@ -355,8 +355,7 @@ def test_map_style_datasets_are_not_asked_and_it_is_said(workers: int) -> None:
         got, iterator = taken(loader, 2)
         with pytest.warns(
             UserWarning,
-            match="StatefulTable has state_dict and load_state_dict, which are not called: a "
-            "map-style dataset is read by whichever worker is free, so that each sample must",
+            match="StatefulTable has state_dict and load_state_dict, which are not called",
         ) as record:
             state = loader.state_dict()
             loader.state_dict()

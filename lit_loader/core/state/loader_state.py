@@ -138,7 +138,7 @@ class LoaderState:
         if orders[0] != orders[1] and STREAM in orders:
             kinds = ["an iterable" if order == STREAM else "a map-style" for order in orders]
             raise StateError(
-                f"state was saved with {kinds[0]} dataset, and this loader has {kinds[1]} one. "
+                f"state was taken of {kinds[0]} dataset, and this loader has {kinds[1]} one. "
                 "Resume with the dataset of the state"
             )
 
