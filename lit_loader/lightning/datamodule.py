@@ -56,9 +56,10 @@ from lit_loader.lightning.names import (
     LightningDataModule,
     combined,
     is_hook_of,
+    our_loaders,
 )
 from lit_loader.lightning.noted_batches import wrappable
-from lit_loader.lightning.state_callback import LoaderStateCallback, our_loaders
+from lit_loader.lightning.state_callback import LoaderStateCallback
 from lit_loader.loader import DataLoader
 
 __all__ = ["SPLITS", "LoaderDataModule", "SwappedDataModule", "options_of"]

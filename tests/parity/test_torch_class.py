@@ -334,9 +334,7 @@ def test_a_sharded_loader_shows_a_distributed_sampler(case: str, tail: str) -> N
         # Taken over by another loader (as Lightning does for predictions) it shards once.
         if loader.batch_sampler is not None:
             own = {} if case == "shuffled" else {"seed": 3}
-            again = DataLoader(
-                DATA, batch_sampler=shown, **own
-            )
+            again = DataLoader(DATA, batch_sampler=shown, **own)
             again.set_epoch(4)
             assert ids(again) == given
 
