@@ -1,13 +1,14 @@
-"""The repository's own pages as those of the site, and a page for each public name.
+"""The repository's own pages as those of the site, and pages of the API.
 
-Every page keeps its path, so that its links lead where they do in the repository. Beside it the
-site has its Markdown, and ``llms.txt``, which names all of them, for agents.
+Every page keeps its path, so that its links lead where they do in the repository. The site also has
+each page's Markdown, and ``llms.txt``, which names all of them, for agents.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ FENCED = re.compile(r"^( *)```.*?^\1```$", flags=re.MULTILINE | re.DOTALL)
 
 
 def public_names() -> list[str]:
-    """What ``import lit_loader`` gives, read and not imported: torch is not needed here."""
+    """Return what ``import lit_loader`` has, read and not imported: torch is not needed here."""
     for node in ast.parse((ROOT / "lit_loader" / "__init__.py").read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_NAMES_IN":
             names = " ".join(ast.literal_eval(node.value).values()).split()
@@ -32,59 +33,60 @@ def public_names() -> list[str]:
 
 
 GROUPS = {
-    "The loader": "DataLoader LoaderConfig Retry replace_torch LoaderStatistics merge_states",
-    "Lightning": "LoaderDataModule LoaderStateCallback LoaderMonitor",
-    "Inside a dataset": "get_rng get_epoch get_shard note",
+    "Loader": "DataLoader LoaderConfig Retry LoaderStatistics merge_states check_determinism "
+    "replace_torch",
+    "Lightning": "LoaderDataModule LoaderStateCallback RandomStateCallback LoaderMonitor",
+    "In a dataset": "get_rng get_epoch get_shard note",
     "Datasets": "CachedDataset SharedSequence shared_dataset MixtureDataset MixtureStream "
     "PackedStream",
-    "Samplers": "BalancedBatchSampler PackingBatchSampler TokenBudgetBatchSampler MixtureSampler",
-    "Collating": "default_collate PadCollate Padded PackCollate Packed",
-    "Other machines": "RayWorkers",
+    "Samplers and collating": "BalancedBatchSampler PackingBatchSampler TokenBudgetBatchSampler "
+    "MixtureSampler default_collate PadCollate Padded PackCollate Packed",
+    "Remote workers": "RayWorkers",
+    "Errors and warnings": "",
 }
-"""The public names by what one does with them; any other one is of the last group, "More"."""
+"""The public names, by what they are for; a name that is missing here is of the last group."""
 
 
 def api_groups() -> dict[str, list[str]]:
-    """By title the names of each group; errors and warnings have a page together."""
-    left = [name for name in public_names() if not name.endswith(("Error", "Warning"))]
+    """Return the names of each group, by its title."""
+    left = public_names()
     groups = {}
     for title, names in GROUPS.items():
         groups[title] = [name for name in names.split() if name in left]
         left = [name for name in left if name not in groups[title]]
-    return {**groups, "More": left} if left else groups
+    groups[title] += left
+    return groups
+
+
+def _api_uri(title: str) -> str:
+    return f"api/{title.lower().replace(' ', '_')}.md"
 
 
 def api_pages() -> dict[str, str]:
-    """By path the pages of the API, as Markdown."""
-    raised = [name for name in public_names() if name.endswith(("Error", "Warning"))]
-    first = "    options:\n      heading_level: 1\n"
-    pages = {
-        f"api/{name}.md": f"---\ntitle: {name}\n---\n::: lit_loader.{name}\n{first}"
-        for names in api_groups().values()
-        for name in names
+    """Return the pages of the API as Markdown, by path: one for each group."""
+    groups = api_groups()
+    texts = {
+        title: f"# {title}\n\n" + "".join(f"::: lit_loader.{name}\n\n" for name in names)
+        for title, names in groups.items()
     }
-    named = "".join(f"::: lit_loader.{name}\n\n" for name in raised)
-    pages["api/errors.md"] = f"# Errors and warnings\n\n{named}"
     listed = "".join(
-        f"## {title}\n\n" + "".join(f"- [{name}]({name}.md)\n" for name in names) + "\n"
-        for title, names in api_groups().items()
+        f"- [{title}]({Path(_api_uri(title)).name}): {', '.join(f'`{name}`' for name in names)}\n"
+        for title, names in groups.items()
     )
     return {
-        "api/README.md": f"# API\n\nThe public names of `lit_loader`, by what you do with them. "
-        f"Options are also in [tables](../conf/README.md#options).\n\n{listed}"
-        "## Errors and warnings\n\n- [Errors and warnings](errors.md)\n",
-        **pages,
+        "api/README.md": "# API\n\nThe public names of `lit_loader`. "
+        f"[Options](../conf/README.md#options) has the loader's options in tables.\n\n{listed}",
+        **{_api_uri(title): text for title, text in texts.items()},
     }
 
 
 def api_nav() -> list[Any]:
-    """The pages of the API in the navigation: a section for each group."""
-    groups = {t: [f"api/{name}.md" for name in names] for t, names in api_groups().items()}
-    return ["api/README.md", *({title: uris} for title, uris in groups.items()), "api/errors.md"]
+    """Return the pages of the API for the navigation."""
+    return ["api/README.md", *({title: _api_uri(title)} for title in GROUPS)]
 
 
 def pages() -> dict[str, Path]:
-    """By path the repository's own pages."""
+    """Return the repository's own pages, by path."""
     found = [ROOT / "README.md"]
     for folder in FOLDERS:
         found += sorted((ROOT / folder).rglob("*.md"))
@@ -100,19 +102,19 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages, and what they link to beside pages: pictures, programs, the licence."""
+    """Add the pages, and the other files that they link to: pictures, programs, the licence."""
     own = pages()
     linked = {
         (page.parent / target).resolve()
         for page in own.values()
         for target in LINKED.findall(FENCED.sub("", page.read_text(encoding="utf-8")))
     }
-    beside = {
+    others = {
         path.relative_to(ROOT).as_posix(): path
         for path in linked
         if path.is_file() and path.is_relative_to(ROOT) and path.suffix != ".md"
     }
-    for uri, path in {**own, **beside}.items():
+    for uri, path in {**own, **others}.items():
         file = File.generated(
             config, uri, abs_src_path=str(path), inclusion=InclusionLevel.INCLUDED
         )
@@ -122,8 +124,28 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Have a list begin without a blank line above it, as GitHub does."""
+INSIDE = re.compile(r"lit_loader/(README|DESIGN)\.md|lit_loader/\w+/|tests/|\.agents/|\.github/")
+"""Pages for contributors and agents, which the search of the site leaves out."""
+
+TABS = re.compile(r"<!-- tabs -->\n(.*?)<!-- end of tabs -->\n", re.DOTALL)
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Make tabs, exclude pages from the search, and begin lists as GitHub does."""
+    if INSIDE.match(page.file.src_uri):
+        page.meta["search"] = {"exclude": True}
+    return _with_lists(TABS.sub(lambda found: _tabs(found[1]), markdown))
+
+
+def _tabs(markdown: str) -> str:
+    """Return titled blocks, which GitHub shows one after the other, as tabs."""
+    parts = re.split(r"^\*\*(.+)\*\*$", markdown, flags=re.MULTILINE)
+    titled = zip(parts[1::2], parts[2::2], strict=True)
+    return "".join(f'=== "{title}"\n{textwrap.indent(text, "    ")}' for title, text in titled)
+
+
+def _with_lists(markdown: str) -> str:
+    """Add a blank line above a list where there is none: GitHub needs none."""
     lines: list[str] = []
     fenced = False
     for line in markdown.split("\n"):
@@ -137,7 +159,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Write each page's Markdown beside it, and ``llms.txt``, which leads to them."""
+    """Write each page's Markdown, and ``llms.txt``, which leads to them."""
     site = Path(config.site_dir)
     texts = {uri: path.read_text(encoding="utf-8") for uri, path in pages().items()}
     for uri, text in texts.items():
@@ -147,7 +169,7 @@ def on_post_build(config: Any) -> None:
 
 
 def llms(about: str, nav: list[dict[str, Any]], texts: dict[str, str]) -> str:
-    """What an agent should read: a skill first, then the pages of the guide."""
+    """Return what an agent should read: a skill first, then the pages of the guide."""
     lines = [
         f"# lit_loader\n\n> {about}.\n",
         "## Begin here\n",
@@ -166,7 +188,7 @@ def llms(about: str, nav: list[dict[str, Any]], texts: dict[str, str]) -> str:
 def _uris(entries: list[Any]) -> Iterator[str]:
     for entry in entries:
         for content in [entry] if isinstance(entry, str) else entry.values():
-            yield from [content] if isinstance(content, str) else content
+            yield from [content] if isinstance(content, str) else _uris(content)
 
 
 def _heading(text: str) -> str:
@@ -174,7 +196,7 @@ def _heading(text: str) -> str:
 
 
 def _first(text: str) -> str:
-    """A page's first paragraph, on one line, without links."""
+    """Return a page's first paragraph, on one line, without links."""
     paragraphs = re.split(r"\n\s*\n", text)
     said = next(part for part in paragraphs if part.strip() and not re.match(r"[#[|<-]|```", part))
     return re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(said.split()))

@@ -1,4 +1,4 @@
-"""lit_loader: a fast, exact and self-healing DataLoader for PyTorch, Lightning and Hydra.
+"""A DataLoader for PyTorch that resumes mid-epoch exactly and replaces crashed workers.
 
 Every public name is imported at its first use (PEP 562): Hydra loads its plugins, ours among them,
 in every application of an environment, and importing this package must therefore not import torch.
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from lit_loader.profiling.determinism import check_determinism as check_determinism
     from lit_loader.profiling.statistics import LoaderStatistics as LoaderStatistics
     from lit_loader.remote.ray_workers import RayWorkers as RayWorkers
-    from lit_loader.streams import stream_options as stream_options
     from lit_loader.streams.merge_states import merge_states as merge_states
 
 __version__ = "0.4.0"
@@ -101,18 +100,11 @@ _NAMES_IN = {
 
 _MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
 
-_ASKED_FOR_HERE = {
-    "stream_options": "lit_loader.streams.stream_options",
-}
-"""Modules of add-ons for which the core asks this package: it imports none itself."""
-
 if not TYPE_CHECKING:  # which takes what is imported above, as itself, for public
     __all__ = sorted(["__version__", *_MODULE_OF])
 
 
 def __getattr__(name: str) -> object:
-    if name in _ASKED_FOR_HERE:
-        return importlib.import_module(_ASKED_FOR_HERE[name])
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULE_OF[name]), name)

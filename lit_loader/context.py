@@ -56,7 +56,8 @@ class Reading:
     def beginning(self, part: int) -> AbstractContextManager[object]:
         """Seed within as before a pass's first sample, for a stream that begins in mid-pass.
 
-        So that all shards shuffle its files alike; ``part`` is its number among such streams.
+        All shards then shuffle its files in the same way. ``part`` is its number among such
+        streams.
         """
         beginning = getattr(self.maker, "beginning", None)
         return nullcontext() if beginning is None else beginning(part)
@@ -93,7 +94,7 @@ def reading() -> Reading:
 
 
 def read_apart(own: Reading) -> None:
-    """Let this thread, a worker thread, have a `Reading` of its own from now on."""
+    """Use a separate `Reading` for this thread, a worker thread, from now on."""
     global _apart
     _of_thread.reading = own
     _apart = True
@@ -116,19 +117,23 @@ def get_epoch() -> int:
 
 @public
 def get_shard() -> tuple[int, int]:
-    """Which share of an iterable dataset is read here, and of how many; for its ``__iter__``.
+    """Return which share of an iterable dataset is read here; for its ``__iter__``.
+
+    ::
+
+        def __iter__(self):
+            index, count = lit_loader.get_shard()
+            yield from itertools.islice(self.samples, index, None, count)
+
+    Under torch's own loader the worker is that of ``get_worker_info()``, and the rank that of
+    ``torch.distributed``. Spawned workers, in which that is not initialised, take the rank from
+    ``RANK`` and ``WORLD_SIZE``, which torchrun sets.
 
     Returns:
-        ``(index, count)``: with ``num_shards=8`` the share's number and 8, whatever the workers and
-        ranks. Without, a share for each worker of each rank: with 2 ranks and 3 workers ``count``
-        is 6, and worker 1 of rank 1 has ``index`` 4. Without either ``(0, 1)``. Typical use::
-
-            index, count = lit_loader.get_shard()
-            yield from itertools.islice(samples, index, None, count)
-
-        Under torch's own loader it is the same: the worker is that of ``get_worker_info()``, and
-        the rank that of ``torch.distributed``. Spawned workers, in which that is not initialised,
-        take the rank from ``RANK`` and ``WORLD_SIZE``, which torchrun sets.
+        ``(index, count)``: with ``num_shards=8`` the shard's number and 8, whatever the workers and
+        ranks. Without ``num_shards`` each worker of each rank is a shard: with 2 ranks and 3
+        workers ``count`` is 6, and worker 1 of rank 1 has ``index`` 4. Without workers and ranks
+        ``(0, 1)``.
     """
     reading().shard_asked = READERS
     return share()
@@ -185,7 +190,7 @@ def get_rng(index: Any = None) -> np.random.Generator:
             rng = lit_loader.get_rng()
             return self.images[index] + rng.normal(0, 0.1, self.shape)
 
-    All calls for one sample return the same generator, which goes on: two transforms that ask for
+    All calls for one sample return the same generator, which continues: two transforms that ask for
     it draw different numbers. Ask again for each sample, and do not keep the generator.
 
     - In ``collate_fn``, and in ``__getitems__``, which reads a batch at once: a generator that

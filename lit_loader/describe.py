@@ -1,7 +1,7 @@
 """How messages name things: values in short, the path to a failing object, the program's line.
 
 Used wherever something is raised or warned of. Finding the object inside a batch that fails may
-take its time, for it is asked for only after a failure: it tries again with every child.
+take its time, for it is used only after a failure: it tries again with every child.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 def public(thing: _T) -> _T:
-    """Have a class or function belong to the package itself: pickles survive moves of its file.
+    """Make a class or function belong to the package itself: pickles survive moves of its file.
 
     Type hints of a class are looked up in the module that it belongs to. So they are resolved here,
     where the names in them are known.

@@ -13,7 +13,7 @@
         ├── TransportError (TypeError)  a batch or dataset holds something that cannot be carried
         └── PinMemoryError              the pin-memory thread is gone
 
-    ExactnessWarning (UserWarning)         a batch made again is another one
+    ExactnessWarning (UserWarning)         a rebuilt or replayed batch differs
     StallWarning (RuntimeWarning)          no worker has sent a batch for ``stall_warning`` seconds
     WorkerRestartWarning (RuntimeWarning)  a worker was replaced and nothing is lost
 
@@ -51,8 +51,8 @@ PREFIX: Final = "lit_loader: "
 class LitLoaderError(Exception):
     """Root of every exception that lit_loader raises on its own account.
 
-    Its text begins with ``lit_loader: ``, and has an id in brackets, which Troubleshooting
-    lists.
+    Its text begins with ``lit_loader: ``. If Troubleshooting says more, an id such as ``[LL010]``
+    comes last.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -113,7 +113,7 @@ class PinMemoryError(LoaderError):
 
 
 class DeterminismError(LoaderError):
-    """A batch differs when it is made again, as `check_determinism` has found."""
+    """`check_determinism` found that a rebuilt batch differs."""
 
 
 class ExactnessWarning(UserWarning):
@@ -125,7 +125,7 @@ class StallWarning(RuntimeWarning):
 
 
 class WorkerRestartWarning(RuntimeWarning):
-    """A worker died or hung and was replaced; the data goes on as if nothing had happened.
+    """A worker died or hung and was replaced; the batches stay the same.
 
     Also: workers on other machines are missing or lost.
     """

@@ -88,7 +88,7 @@ else:
 
 
 def _loaded(module: str) -> Any:
-    """Give a module that the program has imported; None: so nothing of it is in use."""
+    """Return a module that the program has imported; None if nothing of it is in use."""
     return sys.modules.get(module)
 
 
@@ -102,7 +102,7 @@ _PLAIN = (str, bytes, int, float, np.ndarray, torch.Tensor, os.PathLike, type(No
 class _AddOns(Seams):
     """What is added to a loader by its options, its dataset, and what the program has imported.
 
-    Here, and nowhere else, the core meets its add-ons; each is imported when it is asked for.
+    Here, and nowhere else, the core meets its add-ons; each is imported on first use.
     """
 
     def spec_parts(self, core: Any) -> dict[str, Any]:
@@ -333,98 +333,80 @@ class DataLoader(_TorchLoader[T_co]):
     Args:
         dataset: A map-style dataset (``__getitem__`` and ``__len__``), or a
             ``torch.utils.data.IterableDataset``.
-        batch_size: Samples in a batch. None yields the samples one by one, not collated.
-        shuffle: True gives a new order in every epoch; None and False keep the dataset's order. Set
-            it for training. It does not apply to an IterableDataset, which has its own order.
+        batch_size: Samples in a batch. None yields single samples, not collated.
+        shuffle: True gives a new order in every pass. None and False keep the dataset's order. It
+            does not apply to an IterableDataset.
         sampler: An iterable of sample indices, or a callable that makes one from the dataset. None
-            takes every index once. Set it for an order of your own, and leave shuffle at None.
+            takes every index once.
         batch_sampler: An iterable of lists of indices, or a callable that makes one from the
-            dataset. It replaces batch_size, shuffle, sampler and drop_last. Set it to choose what
-            goes into one batch.
-        num_workers: Worker processes of this loader. 0 loads in the calling process. "auto" finds
-            as many as help, while it runs: ``loader.num_workers`` is the current number. Raise it
-            while the training waits for data and processors are idle. "auto" needs a map-style
-            dataset or num_shards. ``loader.resize(n)`` changes the number within an epoch.
+            dataset. It replaces batch_size, shuffle, sampler and drop_last.
+        num_workers: Worker processes. 0 loads in the calling process. "auto" finds a number while
+            it runs (map-style, or with num_shards). ``loader.resize(n)`` changes the number within
+            an epoch.
         collate_fn: Called with a list of samples, returns the batch. None is `default_collate`, or
-            `default_convert` if batch_size is None. Set it for samples of different shapes.
-        pin_memory: True copies batches into page-locked memory. Set it if you copy batches to a
-            GPU. It has no effect without an accelerator.
-        drop_last: True omits the last batch of an epoch if it is smaller than batch_size. Set it if
-            the model needs batches of one size.
+            `default_convert` if batch_size is None.
+        pin_memory: True copies batches into pinned memory. Set it if you copy batches to a GPU.
+            Without an accelerator it has no effect.
+        drop_last: True omits the last batch of an epoch if it is smaller than batch_size.
         timeout: Seconds that a worker may spend on one sample, on collating or in worker_init_fn
-            while your program waits. Then lit_loader ends the worker, and replaces it as
-            max_worker_restarts allows. 0 never does. Set it if reads may hang.
+            while your program waits. Then the worker is replaced. 0: never. Set it if reads may
+            hang.
         worker_init_fn: Called with the worker's id (0 … num_workers - 1) in each worker, after
-            seeding and before the first sample. None calls nothing. Set it to open connections.
+            seeding and before the first sample.
         multiprocessing_context: How worker processes start: "fork", "spawn", "forkserver", or a
-            context object. None is Python's default. Set "forkserver" or "spawn" if the program
-            has threads when the workers start.
-        generator: A torch.Generator from which the base seed is drawn if seed is None. None draws
-            from torch's global generator. It may be shared with samplers.
-        prefetch_factor: Batches in flight for each worker: 8 workers × 2 = 16 batches. None is 2
-            with workers; with ``num_workers="auto"`` it is 2 or more, as batches differ in time.
-            Raise it if single batches are slow, lower it to save memory.
-        persistent_workers: True keeps the workers from epoch to epoch. Set it if epochs are short
-            or workers start slowly. `close` ends them.
+            context object. None is Python's default. Set "forkserver" or "spawn" if the program has
+            threads when workers start.
+        generator: A torch.Generator from which ``iter(loader)`` draws the seed of a pass if seed is
+            None. None draws from torch's global generator.
+        prefetch_factor: Batches in flight for each worker: 8 workers × 2 = 16 batches. None is 2,
+            or more with ``num_workers="auto"``. Lower it to save memory.
+        persistent_workers: True keeps the workers from epoch to epoch. Set it if epochs are short.
+            `close` ends them.
         pin_memory_device: The accelerator to pin memory for; "" is the current one. Deprecated in
-            torch, and kept for old programs.
-        in_order: True yields batches in the sampler's order. False yields them as they are
-            finished (those of one shard in order). Set False if single batches are slow and their
-            order does not matter.
-        worker_method: "multiprocessing" uses worker processes. "thread" uses threads of the
-            training process, which share your dataset: nothing is forked, pickled or copied. Set
-            "thread" for work that releases the GIL, and draw from `lit_loader.get_rng`,
-            ``get_worker_info().rng`` or ``torch.thread_safe_generator()``.
-        seed: Base of all randomness, 0 … 2**64 - 1. None draws it at the loader's first pass from
-            generator, or from torch's generator, so ``torch.manual_seed`` fixes it. Ranks that
-            share the data use rank 0's, and a DistributedSampler's seed (else PL_GLOBAL_SEED)
-            decides their order. Set it for runs that repeat. On a built loader, seed and generator
-            may be set, and count from the next pass.
-        seeding: What the random generators are seeded from, besides seed and epoch. "batch" uses
-            the batch's number, "sample" the sample's position in the pass. Set "sample" if random
-            numbers must not depend on batch_size and the number of ranks.
-        reseed_fn: Called with (dataset, seed) wherever the generators are seeded. None calls
-            nothing. Set it for a generator that lit_loader does not find in the dataset. Threads
-            share the dataset's generators, so it is refused with them.
-        num_replicas: Processes (ranks) that share an epoch. "auto" takes number and rank from
-            ``torch.distributed``. None does not divide the data. A LoaderDataModule sets it.
+            torch.
+        in_order: False yields batches as they are finished (those of one shard in order). Set it if
+            some batches are slow and their order does not matter.
+        worker_method: "multiprocessing" uses worker processes, "thread" threads of the training
+            process: nothing is forked, pickled or copied. Set "thread" for work that releases the
+            GIL, and draw from `lit_loader.get_rng`.
+        seed: Base of all randomness, 0 … 2**64 - 1: a pass follows from seed, epoch, and how often
+            the epoch was begun. None: each ``iter(loader)`` draws a seed from generator; ranks that
+            share the data use rank 0's. Set it for runs that repeat.
+        seeding: When the random generators are seeded. "batch": before each batch, from its number.
+            "sample": before each sample, from its position in the pass, so random numbers do not
+            depend on batch_size or ranks.
+        reseed_fn: Called with (dataset, seed) wherever the generators are seeded. Set it for a
+            generator that lit_loader does not find in the dataset. It is refused with threads.
+        num_replicas: Processes (ranks) that share an epoch; "auto" takes number and rank from
+            ``torch.distributed``. None does not divide the data. Lightning sets it.
         rank: Number of this process among them, 0 … num_replicas - 1. None does not divide the
-            data. A LoaderDataModule sets it.
-        num_shards: Shards of an IterableDataset, a multiple of num_replicas. The data then does not
-            depend on the number of workers and ranks. Shard k has ``lit_loader.get_shard() ==
-            (k, num_shards)`` and its own copy of the dataset, and yields one batch in each round.
-            None makes each worker of each rank one shard, as torch does.
-        uneven_ranks: What ranks do with samples that do not divide evenly. "pad" repeats some,
-            "drop" omits some, "keep" yields each once, and ranks may differ in length. With
-            num_shards, "pad" reads a rank's shards again until all ranks have equally many batches,
-            and "drop" is refused. Set "keep" to evaluate.
+            data. Lightning sets it.
+        num_shards: Shards of an IterableDataset, a multiple of num_replicas: the data then does not
+            depend on workers and ranks. Each shard reads its own copy of the dataset;
+            `lit_loader.get_shard` says which. None: each worker is one.
+        uneven_ranks: What ranks do with samples that do not divide evenly: "pad" repeats some,
+            "drop" omits some (not with num_shards), "keep" yields each once, and ranks may differ
+            in length. Set "keep" to evaluate.
         max_worker_restarts: Workers that may be replaced in one epoch after they crash or hang. 0
-            raises at the first one. Raise it if the machine ends workers often.
-        stall_warning: Seconds without any batch after which a StallWarning shows what each worker
-            does, and once more after ten times as long. 0 never warns. Raise it if batches take
-            that long. Without workers, press Ctrl-C to see where a sample hangs.
-        on_sample_error: What happens to a sample that raises an exception. "raise" raises it.
-            "skip" omits the sample: the batch is smaller, an empty batch is omitted, and
-            ``len(loader)`` is an upper bound. "replace" takes another sample, the same for any
-            number of workers: one of the dataset, or of the batch under a sampler of your own. An
-            IterableDataset can "raise" or "skip".
+            raises at the first one.
+        stall_warning: Seconds without a batch after which a StallWarning shows what each worker
+            does; 0: never. Without workers, press Ctrl-C to see where a sample hangs.
+        on_sample_error: What happens if a sample raises. "raise" raises. "skip" makes the batch
+            smaller, and ``len(loader)`` an upper bound. "replace" takes another sample (map-style
+            only), the same for any number of workers.
         max_sample_errors: Bad samples that one epoch may skip or replace. One more raises a
-            SampleErrorsError that lists them. None allows any number, but not all of them.
-        sample_retries: Times that a sample is read again after an OSError or TimeoutError. 0 reads
-            it once. A `Retry`, or a mapping of its options, chooses the wait and the errors. Set it
-            for storage that fails now and then. An IterableDataset's iterator is asked for its next
-            sample.
+            SampleErrorsError that lists them. None: any number, but not all.
+        sample_retries: How often to retry a sample after an OSError or TimeoutError. A
+            `Retry`, or a mapping of its options, chooses the wait and the errors.
         memory_budget: Shared memory that batches may use, in bytes or as text such as "2 GB". None
-            sets no limit. Set it if batches differ much in size, or the container is small.
-        read_threads: Threads with which each worker reads the samples of a batch. 0 reads one
-            after another. Set it, to 16 say, if samples wait for a network or a disk. The dataset
-            must be thread-safe and draw from `lit_loader.get_rng`. A ``__getitems__`` gets a part
-            of the batch in each thread.
-        num_remote_workers: Workers on other machines, besides num_workers on this one. 0 uses none.
-            Set it if this machine's processors are too few. The shards of an IterableDataset stay
-            on this machine.
-        remote: Where remote workers run: a `RayWorkers`, or a mapping of its options. None is
-            ``RayWorkers()``, the Ray cluster of which this machine is a node.
+            sets no limit. Set it if batches differ much in size.
+        read_threads: Threads with which each worker reads the samples of a batch; 0: one after
+            another. Set 16, say, if samples wait for storage. The dataset must be thread-safe and
+            draw from `lit_loader.get_rng`.
+        num_remote_workers: Workers on other machines, in addition to num_workers. Streams stay on
+            this machine.
+        remote: Where remote workers run: a `RayWorkers`, or a mapping of its options. None is the
+            Ray cluster of which this machine is a node.
 
     Raises:
         OptionError: An option, or a combination of options, is refused (a ValueError).
@@ -515,7 +497,7 @@ class DataLoader(_TorchLoader[T_co]):
 
             check_split_once(dataset, config)
         if iterable or config.num_shards is not None:
-            from lit_loader.streams.stream_options import check_kind
+            from lit_loader.core.options.stream_options import check_kind
 
             check_kind(config, iterable)
         if config.num_remote_workers:
@@ -531,7 +513,6 @@ class DataLoader(_TorchLoader[T_co]):
         name_in_job = functools.partial(seams.name_in_job, type(dataset).__name__)
         ranks = 1 if config.replica is None else config.replica[1]
         seeds = LoaderSeeds(config.seed, config.generator, ranks, name_in_job)
-        self._core = LoaderCore(self, seeds, config.replica, config.num_shards, seams)
 
         self.dataset = dataset
         for name, value in config.as_kwargs().items():
@@ -547,24 +528,30 @@ class DataLoader(_TorchLoader[T_co]):
             plain = self.batch_sampler is None
             self.collate_fn = torch_default_convert if plain else default_collate
         self._dataset_kind = _DatasetKind.Iterable if iterable else _DatasetKind.Map
+        self._core = LoaderCore(self, seeds, config.replica, config.num_shards, seams)
+        if config.num_workers == "auto":
+            self._core.set_auto(True)
         self.__initialized = True
         self.check_worker_number_rationality()
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if "_core" not in self.__dict__:  # the constructor
+            object.__setattr__(self, name, value)
+            return
         if self.__initialized and name in FIXED:
             raise OptionError(
                 f"{name} cannot be changed once the loader is built, "
-                f"got {name}={short_repr(value)}: make a new loader [LL606]"
+                f"got {name}={short_repr(value)}: make a new loader"
             )
         if self.__initialized and name in AT_FIRST and type(self) is DataLoader:
             raise OptionError(
                 f"{name} divides the data among processes and cannot be changed once the loader is "
-                f"built, got {name}={short_repr(value)}: make a new loader [LL607]"
+                f"built, got {name}={short_repr(value)}: make a new loader"
             )
         if self.__initialized and name != "multiprocessing_context":  # whose property checks it
             value = check_option(name, value)
         super().__setattr__(name, value)
-        if "_core" in self.__dict__ and name in LoaderConfig.__dataclass_fields__:
+        if name in LoaderConfig.__dataclass_fields__:
             self._core.forget_start()
             if name in ("seed", "generator"):
                 setattr(self._core.seeds, name, value)
@@ -606,7 +593,7 @@ class DataLoader(_TorchLoader[T_co]):
         return self._core.promised
 
     def check_worker_number_rationality(self) -> None:
-        """Warn if there are more workers than processors that this process may use."""
+        """Warn if there are more workers than CPU cores for this process."""
         advice = advice_if_too_many(self.num_workers)
         processes = self.worker_method == "multiprocessing"
         if advice is not None and processes and self._core.auto is None:
@@ -625,7 +612,7 @@ class DataLoader(_TorchLoader[T_co]):
         self.__dict__["_context"] = context  # past __setattr__, which was called for the property
 
     def _copy_ahead(self, device: torch.device, move: Move) -> None:
-        """Let iterators copy each batch to a CUDA device while the step uses the one before.
+        """Copy each batch to a CUDA device while the step uses the one before.
 
         At most one batch more is on the device then. Other devices, and loaders without workers,
         are left alone. Without ``pin_memory`` the copy is exact, but not asynchronous. ``move`` is
@@ -672,7 +659,7 @@ class DataLoader(_TorchLoader[T_co]):
             raise TypeError(
                 f"lit_loader: this loader has no length: {type(self.dataset).__name__} is read by "
                 f"num_shards={shards.count} readers, and its __len__ does not say how many "
-                "batches each gives [LL617]"
+                "batches each gives"
             )
         self._core.promised = samples
         if self.batch_size is None:
@@ -695,16 +682,17 @@ class DataLoader(_TorchLoader[T_co]):
         return self._core.iterator()
 
     def commit(self, ahead: bool = False, within: bool = False) -> None:
-        """Declare every batch yielded so far as used.
+        """Mark every batch yielded so far as used. `LoaderStateCallback` calls this.
 
-        After the first call, `state_dict` gives the position of the last call, not that of the
-        last batch yielded. So a batch whose training step did not end comes again after a resume.
+        After the first call, `state_dict` returns the position of the last call, not that of the
+        last batch yielded. So a batch whose training step failed is yielded again after a resume.
 
         Args:
-            ahead: Whether the last batch is not used yet, for a training loop that fetches one
-                ahead. (It has fetched none if it knows of this loader's end.)
-            within: Whether the training loop's epoch goes on. If this loader has ended, it then
-                yields nothing more, also after a resume; else its next epoch begins.
+            ahead: True if the last batch is not used yet, because the training loop fetches one
+                batch ahead.
+            within: True if the training loop's epoch continues although this loader has ended.
+                After a resume it then yields nothing more in that epoch. False: its next epoch
+                begins.
         """
         self._core.passes.commit(ahead, within)
 
@@ -842,7 +830,7 @@ class DataLoader(_TorchLoader[T_co]):
         """End the workers and free what belongs to them; a second call does nothing.
 
         Batches that you hold stay valid. An iterator with workers that has not ended raises a
-        LoaderError; one without workers goes on. You can iterate the loader again.
+        LoaderError; one without workers continues. You can iterate the loader again.
         """
         self._core.close()
 

@@ -8,7 +8,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -32,29 +31,6 @@ class Curve(Callback):
         line = json.dumps({"step": trainer.global_step, "loss": float(outputs["loss"])})
         with self.path.open("a") as file:
             file.write(f"{line}\n")
-
-
-class RandomState(Callback):
-    """Keeps the state of torch's generator in checkpoints, which Lightning does not.
-
-    The loader needs none of this: its workers are seeded anew for each batch. But dropout draws in
-    the training process, and without its generator's state a resumed curve is another one.
-    """
-
-    def __init__(self) -> None:
-        self._restored: torch.Tensor | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"torch": torch.get_rng_state()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._restored = state_dict["torch"].cpu()
-
-    def on_train_batch_start(self, *_: Any) -> None:
-        # Not before the first step: what comes before that may draw as well.
-        if self._restored is not None:
-            torch.set_rng_state(self._restored)
-            self._restored = None
 
 
 class EverySteps(ModelCheckpoint):

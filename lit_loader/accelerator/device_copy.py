@@ -42,7 +42,7 @@ class DeviceCopy:
         self._before: Staged | None = None
 
     def source(self, batch: Any) -> Any:
-        """Give a batch as it was before it was staged."""
+        """Return a batch as it was before it was staged."""
         return batch.source if isinstance(batch, Staged) else batch
 
     def stage(self, batch: Any) -> Staged:

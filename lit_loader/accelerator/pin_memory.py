@@ -62,7 +62,7 @@ class Pinning:
 
     @classmethod
     def of(cls, device: str, warn: Callable[[str], object]) -> Pinning | None:
-        """Choose the accelerator; None: there is none, of which ``warn`` is told."""
+        """Choose the accelerator; None, with a warning, if there is none."""
         index = find_accelerator(device)
         if index is None:
             if _TOLD:  # once in a process, whatever the number of its loaders
@@ -70,7 +70,7 @@ class Pinning:
             _TOLD.append(device)
             warn(
                 "pin_memory=True has no effect: there is no accelerator to pin memory for; set it "
-                "to False on this machine [LL035]"
+                "to False on this machine"
             )
             return None
         return cls(index)
@@ -91,7 +91,7 @@ def pin_batch(batch: Any) -> Any:
 
     Tensors are pinned wherever they lie in mappings, sequences, namedtuples and dataclasses; an
     object with a ``pin_memory()`` method is replaced by what that returns; all else stays as it is.
-    A container whose class cannot be filled anew is given back as a plain dict or list.
+    A container whose class cannot be rebuilt is returned as a plain dict or list.
 
     Raises:
         LoaderError: The batch contains itself.
@@ -102,7 +102,6 @@ def pin_batch(batch: Any) -> Any:
         raise LoaderError(
             f"a batch that contains itself cannot be pinned ({error}): leave the reference back "
             "out, give its class a pin_memory() method, or set pin_memory=False"
-            " [LL048]"
         ) from None
 
 
@@ -193,9 +192,7 @@ class PinMemoryThread(Generic[T]):
         how = "has ended and gives no more batches"
         if error is not None:
             how = f"ended by {type(error).__name__}: {error}"
-        raise PinMemoryError(
-            f"the pin-memory thread {how}; iterate the loader again [LL036]"
-        ) from error
+        raise PinMemoryError(f"the pin-memory thread {how}; iterate the loader again") from error
 
     def take_at_once(self) -> T | None:
         """Return the next item if it is pinned already; an error is left to :meth:`take`."""

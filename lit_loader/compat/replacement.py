@@ -56,16 +56,16 @@ def replace_torch() -> Replacement:
 
         lit_loader.replace_torch()
 
-    or around a part of it, with ``with lit_loader.replace_torch():``. It holds wherever the class
-    is named, also in modules that imported it before. Classes that are derived from torch's
-    from now on are derived from ours. ``torch.utils.data.DataLoader`` stays torch's class, of which
-    ours is a subclass, so that ``isinstance`` says what it has said.
+    or around a part of it, with ``with lit_loader.replace_torch():``. It applies wherever
+    the class is named, also in modules that imported it before. Classes derived from torch's
+    class afterwards are derived from lit_loader's. ``torch.utils.data.DataLoader`` stays torch's
+    class, of which lit_loader's is a subclass, so ``isinstance`` is not affected.
 
-    These stay torch's: loaders made before; classes derived before, which a warning names; those of
-    torchdata, which have an engine of their own.
+    These stay torch's: loaders made before; classes derived before, which a warning names; and
+    those of torchdata.
 
     Returns:
-        An object whose ``undo()`` ends it.
+        An object whose ``undo()`` restores torch's loader.
     """
     _patch()
     replacement = Replacement()
@@ -74,7 +74,7 @@ def replace_torch() -> Replacement:
         warnings.warn(
             "lit_loader: these classes keep torch's engine, since they were derived from torch's "
             f"DataLoader before lit_loader.replace_torch(): {', '.join(sorted(derived))}. Call it "
-            "before they are imported [LL029]",
+            "before they are imported",
             stacklevel=program_stacklevel(),
         )
     _STANDING.add(replacement)

@@ -41,7 +41,7 @@ def set_num_yielded(iterator: Any, value: int) -> None:
         raise LoaderError(
             "_num_yielded says how many batches have been yielded, "
             f"{iterator._num_yielded}, and cannot be set to {value}. Use the loader's "
-            "load_state_dict to go to another place [LL047]"
+            "load_state_dict to go to another place"
         )
 
 
@@ -50,7 +50,7 @@ def sampler_iter(iterator: Any, value: Any = None) -> SamplerIter:
     if value is not None and not isinstance(value, SamplerIter):
         raise LoaderError(
             "_sampler_iter cannot be exchanged in an iterator. Give the loader a sampler= or "
-            "batch_sampler= [LL046]"
+            "batch_sampler="
         )
     return SamplerIter(iterator)
 
@@ -67,7 +67,7 @@ class SamplerIter(Iterator[Any]):
             if iterator._tasks is not None:
                 raise LoaderError(
                     "_sampler_iter can be taken from before the first batch only: workers are at "
-                    "those that follow [LL045]"
+                    "those that follow"
                 )
             made = iterator.begin_pass()
             if made.batches is None:  # an endless sampler, which leads nowhere: as with torch

@@ -99,7 +99,7 @@ class Attempts:
     def begin(self) -> None:
         """Begin a batch."""
         self.errors: list[SampleError] = []
-        self.retries = 0  # times that samples of this batch were read again
+        self.retries = 0  # how often samples of this batch were retried
         self._seen: set[Any] = set()
         self._count = 0  # bad samples; each index counts once
 
@@ -243,7 +243,7 @@ class TolerantMapFetcher(MapFetcher):
         """Read the first good one of the replacements for a bad sample; `_BAD` if there is none.
 
         Which they are depends on the epoch's seed, the bad sample's index and their count alone.
-        A bad one is a bad sample like any other, and not read again for this batch.
+        A bad one is a bad sample like any other, and not retried for this batch.
         """
         errors = self._attempts.errors
         index, position, before = errors[number].index, errors[number].position, len(errors)
@@ -345,7 +345,7 @@ class GoodSamples:
 
 
 _NO_GOING_ON = (
-    "a generator cannot continue after an exception, so the sample was neither tried again nor "
+    "a generator cannot continue after an exception, so the sample was neither retried nor "
     "skipped. Catch the exception in the generator, or use an iterator class with __next__ [LL210]"
 )
 

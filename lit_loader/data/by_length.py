@@ -163,8 +163,8 @@ class ByLength(EpochOrder, Sampler[list[int]]):
             raise StateError(
                 f"the state is {items:,} batches into an epoch with {self.group_option}={group}, "
                 f"and this {type(self).__name__} has {self.group_option}={self.group}, which "
-                f"divides the samples otherwise. Resume with {self.group_option}={group} of the "
-                "sampler, or at an epoch's start [LL315]"
+                f"divides the samples differently. Resume with {self.group_option}={group} of the "
+                "sampler, or at an epoch's start"
             )
         return items
 

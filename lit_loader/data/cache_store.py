@@ -201,7 +201,7 @@ class SharedStore:
                 self.note(Note.FULL, f"{room} are full: {self._extent()}")
             else:
                 large = f"a sample of {size / 1e6:,.1f} MB finds no room in {room}"
-                self.note(Note.TOO_LARGE, f"{large}, smaller ones are still kept [LL119]")
+                self.note(Note.TOO_LARGE, f"{large}, smaller ones are still kept")
             return False
         self._looked -= size
         if self._looked < 0:
@@ -228,7 +228,7 @@ class SharedStore:
                 _check_whole(written, entry)
                 if not start % UNIT:
                     return start
-                os.write(fd, bytes(-start % UNIT))  # another was killed in the midst of a write
+                os.write(fd, bytes(-start % UNIT))  # another was killed during a write
         finally:
             os.close(fd)
 
@@ -236,7 +236,7 @@ class SharedStore:
         kept = self.total(Counter.KEPT)
         return (
             f"{kept} of {self.length} samples are kept ({self.used / 1e6:,.1f} MB), the others are "
-            "made each time [LL108]"
+            "built each time"
         )
 
     @property

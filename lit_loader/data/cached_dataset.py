@@ -22,9 +22,9 @@ from lit_loader.data.cache_folder import Folder
 from lit_loader.data.cache_identity import Identity
 from lit_loader.data.cache_store import CacheFigures, Counter, Note, SharedStore
 from lit_loader.data.draws import Draws
-from lit_loader.data.wrapped import wrapped
 from lit_loader.describe import class_name, public, short_repr
 from lit_loader.errors import OptionError, TransportError
+from lit_loader.streams.wrapped import wrapped
 
 __all__ = ["CachedDataset", "MappedDataset", "figures_of"]
 
@@ -151,7 +151,7 @@ class CachedDataset(Dataset[T_co]):
                 )
             except OptionError:
                 raise
-            except Exception:  # a bad sample, which raises when it is asked for
+            except Exception:  # a bad sample, which raises when it is read
                 continue
         return made
 
@@ -254,7 +254,7 @@ class CachedDataset(Dataset[T_co]):
         try:
             entry = pack(number, sample)
         except TransportError as error:
-            store.note(Note.NOT_KEPT, f"such samples are not kept [LL110]: {error.text}")
+            store.note(Note.NOT_KEPT, f"such samples are not kept: {error.text}")
             return
         if store.is_open:
             store.put(number, entry)
@@ -264,7 +264,7 @@ class CachedDataset(Dataset[T_co]):
             self._folder.put(number, entry)
         except OSError as error:
             full = f"{self._folder.path} takes no more samples ({error.strerror})"
-            store.note(Note.NOT_ON_DISK, f"{full}: memory alone keeps the others [LL120]")
+            store.note(Note.NOT_ON_DISK, f"{full}: memory alone keeps the others")
 
     # --- the rest ---
 

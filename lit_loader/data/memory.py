@@ -1,4 +1,4 @@
-"""Memory: how much a process, its control groups (cgroups) and the machine have, and have left.
+"""Memory: how much a process, its cgroups and the machine have, and have left.
 
 Asked for by what fills memory, and by what says who has run short of it. Files are read under a
 root directory, ``/`` on Linux; what cannot be read is None.
@@ -39,7 +39,7 @@ class MemoryLimits:
 
     ``process`` is resident in this one. The cgroup nearest to its limit has ``used``, without file
     caches that the kernel would drop first; the machine has ``available`` left, as the kernel
-    estimates it. ``oom_kills``: processes of the cgroup that it has killed for want of it, ever.
+    estimates it. ``oom_kills``: processes of the cgroup that the OOM killer has ended, ever.
     """
 
     process: int | None = None
@@ -49,7 +49,7 @@ class MemoryLimits:
     oom_kills: int | None = None
 
     def ample(self, nbytes: int) -> bool:
-        """Whether a process that had so much was not killed, just now, for want of memory."""
+        """Whether a process that had so much was not killed, just now, by the OOM killer."""
         spare = nbytes + (1 << 30)
         free = self.limit is None or self.limit - (self.used or 0) > spare
         return self.oom_kills == 0 and free and (self.available or 0) > spare

@@ -264,7 +264,7 @@ class MixtureSampler(EpochOrder, Sampler[int]):
                 raise StateError(
                     f"the state is of a mixture whose source {name!r} has {length:,} samples, and "
                     f"this one has {now[name]:,}. Resume with the source as it was, and add what "
-                    "is new as another source [LL357]"
+                    "is new as another source"
                 )
         return items
 

@@ -11,7 +11,7 @@ The state is the number of draws and each source's own state, where it has one. 
 without a state has been begun, `lit_loader.DataLoader` reads all of them again instead.
 
 A state saved with other weights resumes with this mixture's, after the samples since the state have
-been read again: the loader calls `adapt_state` with their number.
+been replayed: the loader calls `adapt_state` with their number.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class MixtureStream(IterableDataset[Any]):
     source, so each source asks `lit_loader.get_shard` for its share. A resume continues from the
     sources' own ``state_dict`` and ``load_state_dict`` (those of the iterator and of the dataset).
     A source that shuffles before its first sample must save the order, or what it draws it from.
-    If a source that has been begun has no state, all of the mixture is read again from the epoch's
+    If a source that has been begun has no state, all of the mixture is replayed from the epoch's
     start, each batch with the seeds that it had. (Other loaders know only the mixture's own state:
-    there such a source alone is read again.)
+    there such a source alone is replayed.)
 
     Args:
         datasets: The sources, in a list, or by name; factories without arguments are called.
@@ -149,7 +149,7 @@ class MixtureStream(IterableDataset[Any]):
 
         Args:
             state: What the iterator's ``state_dict`` returned, in a mixture with other weights.
-            again: Samples that were yielded since, and are read again first.
+            again: Samples that were yielded since, and are replayed first.
 
         Raises:
             StateError: It is something else, or was saved just after another change.
@@ -158,8 +158,7 @@ class MixtureStream(IterableDataset[Any]):
         if _UNTIL in state:
             raise StateError(
                 "the weights of a MixtureStream cannot change here: the state was saved just after "
-                "another change. Resume with its weights, and change them at a later checkpoint "
-                "[LL361]"
+                "another change. Resume with its weights, and change them at a later checkpoint"
             )
         return {**state, _UNTIL: given + again}
 
@@ -216,7 +215,7 @@ class _Mixing(Iterator[Any]):
             if source is None:
                 raise StateError(
                     f"the mixture's source {self._timeline.names[number]!r} was drawn from shortly "
-                    "before the state was taken, and these samples are read again. Resume with the "
+                    "before the state was taken, and these samples are replayed. Resume with the "
                     "source, with weight 0, and take it out at a later checkpoint"
                 )
             if source.ended:
@@ -272,7 +271,7 @@ class _Mixing(Iterator[Any]):
             what = f"stopping_strategy={self._strategy!r} ends the epoch of such a shard at once"
         text = (
             f"source {name!r} is empty{where}, so {what}. Give it more samples or files, lower "
-            "num_shards (without it: workers × ranks), or leave it out [LL312]"
+            "num_shards (without it: workers × ranks), or leave it out"
         )
         if not self._ended:
             reading().warn(text)

@@ -7,7 +7,7 @@
             "offset": what of that one is yielded already, …}
 
 A sequence ends where it is full, usually inside a document, and the next one continues there. The
-state holds no tokens: that document is read again.
+state holds no tokens: that document is reread.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class _Packer(Iterator[dict[str, Tensor]]):
             self._pieces.append(piece := self._next_document())
             missing -= _size(piece)
         taken = self._pieces
-        if missing:  # the last one goes on in the next sequence
+        if missing:  # the last one continues in the next sequence
             last = taken[-1]
             taken = [*taken[:-1], _cut(last, 0, _size(last) + missing)]
         sequence = {

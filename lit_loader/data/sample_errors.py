@@ -43,7 +43,7 @@ class SampleError:
         kind: Name of the exception's class, with its module unless it is a builtin.
         message: The exception's message on one line, shortened.
         trace: The innermost lines of its traceback, innermost first, on one line.
-        retries: Times that it was read again before it was given up.
+        retries: How often it was retried before it was given up.
         action: What was done: ``"skipped"``, ``"replaced by 17"`` or ``"no replacement found"``.
     """
 
@@ -150,7 +150,7 @@ class SampleErrorLog:
     def _failed(self, what: str, first: SampleError) -> SampleErrorsError:
         return self._error(
             f"{what} ({self.count:,} bad samples). Fix what they have in common, or set "
-            f"on_sample_error='raise' to see the traceback [LL212]. The first is {first}"
+            f"on_sample_error='raise' to see the traceback [LL211]. The first is {first}"
         )
 
     def _error(self, message: str) -> SampleErrorsError:

@@ -38,7 +38,7 @@ _LABEL: Final = "lit_loader dataset 2"
 _SPARED: Final = 256 << 20  # bytes of memory that are left to others
 
 _PROCESSES: Final = Policy(
-    "cannot be pickled, as shared_dataset needs [LL042]",
+    "cannot be pickled, as shared_dataset needs",
     "leave it out in __getstate__ and make it on first use",
 )
 

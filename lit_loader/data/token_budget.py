@@ -5,7 +5,7 @@ change places within their buckets, and are dealt among the batches of a step. T
 the buckets alone: a batch takes as many samples as the longest of the bucket in which it begins
 allows. So every epoch has the same number of batches, of the same sizes, whatever is shuffled.
 (Lightning asks for the length once: an epoch with more batches would be cut off there, and one with
-fewer would end without validation.) A bucket does not end in a small batch: its last one goes on
+fewer would end without validation.) A bucket does not end in a small batch: its last one continues
 with samples of the next bucket, which are shorter.
 """
 

@@ -1,1 +1,1 @@
-"""What is said of workers that hang, grow, or were forked beside what does not survive it."""
+"""What is said of workers that hang, grow, or were forked with what does not survive it."""

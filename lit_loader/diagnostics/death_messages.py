@@ -25,10 +25,11 @@ _CAUSES: Final[dict[int, str]] = {
     ),
     signal.SIGBUS: (
         "because memory was not available: look for a full disk, or a memory-mapped file that was "
-        "truncated [LL003]"
+        "truncated"
     ),
     signal.SIGABRT: (
-        "by native code that aborted (an assertion, a corrupted heap): see its output above [LL040]"
+        "by native code that aborted (a failed assertion, a corrupted heap): see its output above "
+        "[LL002]"
     ),
 }
 
@@ -46,7 +47,7 @@ def explain(
     silent = " It did not write its stacks: it was stopped, or in an uninterruptible system call"
     return (
         f"{who} made no progress for {seconds:.1f} s (timeout={timeout:g} s) and was ended. It was "
-        f"{what}. If that may take so long, raise timeout. [LL010]{stack or silent}"
+        f"{what}. If such samples are expected, raise timeout [LL010].{stack or silent}"
     )
 
 
@@ -70,27 +71,27 @@ def _ended(pool: Any, death: WorkerDeath) -> str:
     code, starting = death.exitcode, death.row.stage == Stage.STARTING
     if code is None:
         return (
-            "is gone, and its exit code is not known: the process that started it is gone too, or "
-            "SIGCHLD is ignored, or other code waits for children (os.waitpid(-1)) [LL039]"
+            "is gone, and its exit code is not known: the process that started it is gone too, "
+            "SIGCHLD is ignored, or other code waits for children (os.waitpid(-1))"
         )
     if code < 0:
-        cause = _CAUSES.get(-code, "whose sender is not known [LL041]")
+        cause = _CAUSES.get(-code, "whose sender is not known")
         if code == -signal.SIGKILL:
             cause = _killed(death.peak_memory, memory_limits(), pool.oom_kills)
         return f"was killed by {_signal_name(-code)}, {cause}"
     if starting and code == NO_ROOM:
         return (
             "could not start: its address space has no room for the loader's shared memory "
-            "(ENOMEM). Raise the limit (ulimit -v), or lower num_workers or prefetch_factor [LL007]"
+            "(ENOMEM). Raise the limit (ulimit -v), or lower num_workers or prefetch_factor"
         )
     if starting:
         return (
             f"could not start (exit code {code}): see its output above. Put what a script does "
-            'under `if __name__ == "__main__":`, unless workers are forked [LL006]'
+            'under `if __name__ == "__main__":`, unless workers are forked [LL018]'
         )
     return (
         f"exited by itself with code {code}: something in the dataset, collate_fn or "
-        "worker_init_fn calls os._exit(), or native code that they call does [LL005]"
+        "worker_init_fn calls os._exit(), or native code that they call does"
     )
 
 

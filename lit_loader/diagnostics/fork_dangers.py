@@ -87,7 +87,7 @@ def thread_dangers(dataset: Any) -> list[str]:
         return []
     return [
         f"{each.path} is {danger[0]}, and worker threads share its position in the file: they read "
-        "each other's bytes. Read it under a lock, or open one in each thread. [LL022]"
+        "each other's bytes. Read it under a lock, or open one in each thread. [LL021]"
         for each in held
         if (danger := _danger(each.value)) and danger[0] in (_FILE, _TAR)
     ]

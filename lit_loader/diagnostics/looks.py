@@ -1,11 +1,11 @@
-"""Looks at another process: its Python stacks, what it sleeps at, what processor time it has had.
+"""Looks at another process: its Python stacks, what it sleeps at, what CPU time it has had.
 
 ::
 
     looker ─ SHOW_SIGNAL ─▶ worker: faulthandler writes ─▶ its file ◀─ /proc/PID/fd/N ─ looker
 
 For viewers and for what tells of a stall; a run in which all goes well does not load this. The
-worker goes on where it was; the pool has another signal and another file for its own purposes
+worker continues where it was; the pool has another signal and another file for its own purposes
 (`core/system/stack_dumps.py`). A process that is not prepared would die of the signal. So it is
 sent through a pidfd, and only after what that process has open and handles was looked at: a number
 that was given to another process meanwhile is never hit.
@@ -56,7 +56,7 @@ _NAMES: Final = {numbers[platform.machine() != "x86_64"]: name for name, numbers
 
 
 class NoStacks(Exception):
-    """They are not to be had; says why."""
+    """There are none; says why."""
 
 
 class Use(NamedTuple):
@@ -101,7 +101,7 @@ def threads_of(pid: int | str) -> list[str]:
 
 
 def ask(pid: int, fd: int) -> str:
-    """Have a worker write its stacks to its descriptor ``fd``, and return them; or NoStacks."""
+    """Make a worker write its stacks to its descriptor ``fd``, and return them; or NoStacks."""
     with contextlib.ExitStack() as ends:
         try:
             pidfd = os.pidfd_open(pid)
@@ -109,7 +109,7 @@ def ask(pid: int, fd: int) -> str:
             path = f"/proc/{pid}/fd/{fd}"
             prepared = fd >= 0 and os.readlink(path) == f"/memfd:{SHOWN} (deleted)"
             if not (prepared and _catches(pid, SHOW_SIGNAL)):
-                raise NoStacks("this process writes no stacks when it is asked")
+                raise NoStacks("this process writes no stacks on request")
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             ends.callback(os.close, file)
             begin = os.fstat(file).st_size

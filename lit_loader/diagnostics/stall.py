@@ -113,9 +113,9 @@ def _slow(rows: Any, began: float) -> bool:
 
 
 def _warn(seconds: float, slow: bool, lines: list[str], advice: str) -> None:
-    how = "the workers are stuck. [LL008]"
+    how = "the workers are stuck [LL008]."
     if slow:
-        how = "the workers are slow but make progress. [LL009]"
+        how = "the workers are slow but make progress."
     text = "\n".join(
         (
             f"lit_loader: no batch received for {duration(seconds)}: {how}",

@@ -14,6 +14,6 @@ __all__ = ["conf_folder"]
 
 
 def conf_folder() -> Path:
-    """Where the configurations lie: inside the package in a wheel, beside it in a checkout."""
+    """Where the configurations lie: inside the package in a wheel, next to it in a checkout."""
     package = Path(lit_loader.__file__).parent
     return next(p for p in (package / "conf", package.parent / "conf") if p.is_dir())

@@ -16,7 +16,7 @@ __all__ = ["hydra_schema"]
 def hydra_schema() -> type:
     """Returns the dataclass that Hydra's ConfigStore holds as ``lit_loader/schema``.
 
-    This is what ``OmegaConf.structured`` takes, or a ConfigStore of yours: OmegaConf cannot type
+    This is what ``OmegaConf.structured`` takes, or your ConfigStore: OmegaConf cannot type
     `LoaderConfig` itself. ``instantiate`` makes a `LoaderConfig` of it. It has `LoaderConfig`'s
     fields and defaults; whatever OmegaConf cannot type (callables, samplers, contexts) is Any, so
     that a ``_target_`` node fits.

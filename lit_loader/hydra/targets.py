@@ -22,7 +22,7 @@ class SampleList:
     """A collate function: a batch is the list of its samples, as they are."""
 
     def __call__(self, samples: Iterable[Any]) -> list[Any]:
-        """Give the samples as a new list."""
+        """Return the samples as a new list."""
         return list(samples)
 
 
@@ -37,26 +37,22 @@ def load_weights(file: str) -> Any:
     if weights.ndim != 1 or weights.dtype.kind not in "fuib":
         raise OptionError(
             f"{wanted} one number for each sample, got {weights.dtype} of shape {weights.shape}"
-            " [LL679]"
         )
     good = (weights >= 0) & np.isfinite(weights)
     if not good.all():
         first = int(np.argmin(good))
         raise OptionError(
             f"{wanted} finite numbers of at least 0, got {weights[first].item()} for sample {first}"
-            " [LL678]"
         )
     if not weights.any():
-        raise OptionError(
-            f"{wanted} at least one number above 0, got {len(weights)} times 0 [LL677]"
-        )
+        raise OptionError(f"{wanted} at least one number above 0, got {len(weights)} times 0")
     return weights
 
 
 def weighted_sampler(
     weights: Any, num_samples: int, replacement: bool = True
 ) -> Callable[[Any], WeightedRandomSampler]:
-    """Give what makes torch's WeightedRandomSampler of a dataset.
+    """Return a function that makes torch's WeightedRandomSampler from a dataset.
 
     An OptionError, where it does, if there is not one weight for each sample.
     """
@@ -71,7 +67,6 @@ def _weighted(dataset: Any, weights: Any, **options: Any) -> WeightedRandomSampl
             f"the sampler's weights (weights.file) are {len(weights):,}, and the dataset "
             f"({type(dataset).__name__}) has {len(dataset):,} samples: give one weight for each "
             "sample of the split, in the dataset's order"
-            " [LL676]"
         )
     return WeightedRandomSampler(weights, **options)
 

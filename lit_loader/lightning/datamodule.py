@@ -179,8 +179,10 @@ class KeepsLoaders(_Base):  # type: ignore[misc]
         # A batch sampler that asks for it learns what batches an optimizer step is made of.
         if callable(fit_step := getattr(config.batch_sampler, "fit_step", None)):
             ranks = config.replica[1] if config.replica else 1
-            accumulates = trainer is not None and split == "train"
-            fit_step(ranks, trainer.accumulate_grad_batches if accumulates else 1)
+            steps = 1
+            if trainer is not None and split == "train":
+                steps = trainer.accumulate_grad_batches
+            fit_step(ranks, steps)
         loader = DataLoader(dataset, **config.as_kwargs())
         loader.role = split
         if device_prefetch and trainer is not None:
@@ -216,7 +218,7 @@ def _asked_by(trainer: Trainer | None, split: str, config: LoaderConfig) -> dict
         asked.update(shuffle=None, sampler=None)
         rank_zero_info(
             f"lit_loader: overfit_batches={overfit}: the {split} split is read in the dataset's "
-            "own order, so that every epoch has the same batches [LL707]"
+            "own order, so every epoch has the same batches"
         )
     return asked
 
@@ -295,13 +297,11 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
             raise OptionError(
                 "datasets must be a mapping from split to dataset or factory, "
                 f"got {type(datasets).__name__}: pass one, or override make_dataset or "
-                "*_dataloader in a subclass [LL703]"
+                "*_dataloader in a subclass"
             )
         for split, source in datasets.items():
             if split not in SPLITS:
-                raise OptionError(
-                    f"datasets has an unknown split {split!r}: use {_listed(SPLITS)} [LL704]"
-                )
+                raise OptionError(f"datasets has an unknown split {split!r}: use {_listed(SPLITS)}")
             _check_source(split, source, self.shared_key is not None)
         short = {"batch_size": batch_size, "num_workers": num_workers, "pin_memory": pin_memory}
         short = {name: check_option(name, x) for name, x in short.items() if x is not None}
@@ -449,9 +449,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
             OptionError: The stage's split is missing, or a factory did not make a dataset.
         """
         if stage is not None and stage not in _STAGES:
-            raise OptionError(
-                f"stage must be one of {_listed(_STAGES)} or None, got {stage!r} [LL719]"
-            )
+            raise OptionError(f"stage must be one of {_listed(_STAGES)} or None, got {stage!r}")
         used = SPLITS if stage is None else _STAGES[stage]
         if stage is not None and not is_hook_of(self, f"{used[0]}_dataloader"):
             raise self._missing_split(used[0], f", which {str.__str__(stage)!r} needs")
@@ -463,7 +461,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
     def _missing_split(self, split: str, reason: str = "") -> OptionError:
         return OptionError(
             f"datasets has no {split!r} split{reason}: given are {_listed(self.given_splits)}; "
-            f"add {split!r} to datasets [LL705]"
+            f"add {split!r} to datasets"
         )
 
     def dataset(self, split: str) -> Any:
@@ -507,12 +505,10 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         if split in self.datasets:
             raise OptionError(
                 f"datasets[{split!r}] factory must make a dataset, got {type(made).__name__}"
-                " [LL718]"
             )
         raise OptionError(
             f"make_dataset({split!r}) must return a dataset, got {type(made).__name__}: where "
             f"there is none, leave {split!r} out of the class attribute splits"
-            " [LL717]"
         )
 
     def _lit_hook(self, name: str) -> Callable[[], Any]:
@@ -537,7 +533,6 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
                 raise OptionError(
                     f"loaders: the {split!r} split has no dataset {name!r} among several: given "
                     f"are {_listed(names)}"
-                    " [LL716]"
                 )
         return names
 
@@ -556,12 +551,10 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
                 dataset or has several.
         """
         if split not in SPLITS:
-            raise OptionError(f"split must be one of {_listed(SPLITS)}, got {split!r} [LL715]")
+            raise OptionError(f"split must be one of {_listed(SPLITS)}, got {split!r}")
         dataset = self.dataset(split) if dataset is None else dataset
         if _is_several(dataset):
-            raise OptionError(
-                f"{split!r} has several datasets: pass one of them to make_loader [LL714]"
-            )
+            raise OptionError(f"{split!r} has several datasets: pass one of them to make_loader")
         config = self.configs[split].merged(**options)
         if config.shuffle and _are_streams(dataset) < _are_streams(self.datasets.get(split)):
             config = config.merged(shuffle=not isinstance(dataset, IterableDataset))
@@ -570,7 +563,7 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
             rank_zero_info(
                 f"lit_loader: batch_size is 1 for the {split} split, which is the default: each "
                 "batch holds one sample. If you want more, set batch_size of the data module "
-                "(Hydra: data.batch_size=64) [LL618]"
+                "(Hydra: data.batch_size=64)"
             )
         return self._lit_make(split, dataset, config, self.device_prefetch)
 
@@ -658,7 +651,6 @@ def _check_source(split: str, source: Any, shared: bool) -> None:
             f"datasets[{split!r}] must be a dataset or a factory without arguments, got "
             f"{short_repr(source)}: pass a dataset, or a callable that makes it, such as "
             f"functools.partial(Dataset, ...), in Hydra {{_target_: package.module.Dataset}}"
-            " [LL713]"
         )
 
     def check_unbuilt(one: Any) -> None:
@@ -667,7 +659,6 @@ def _check_source(split: str, source: Any, shared: bool) -> None:
                 f"shared_key builds datasets once for all processes, and datasets[{split!r}] is a "
                 f"{type(one).__name__} that is built already: pass a factory, such as "
                 "functools.partial(Dataset, ...), in Hydra _partial_: true"
-                " [LL712]"
             )
 
     _each(source, check_unbuilt)
@@ -711,7 +702,6 @@ def _config(
     if not isinstance(options, Mapping | None):
         raise OptionError(
             f"{name} must be a mapping of options or a LoaderConfig, got {type(options).__name__}"
-            " [LL711]"
         )
     _check_instantiated(name, options)
     options = {**(options or {}), **short}
@@ -737,7 +727,7 @@ def _where_workers_are(
         raise OptionError(
             f"loader={{{name!r}: ...}} reaches no split, for each has a LoaderConfig of its own: "
             f"set it there; in Hydra loader.{name}= (at the root, not data.loader.{name}) is for "
-            "every split [LL720]"
+            "every split"
         )
     with_workers = {
         split: own
@@ -763,9 +753,7 @@ def _single_loaders(
     checked: dict[str, dict[str, Any]] = {}
     for split, members in given.items():
         if split not in SPLITS:
-            raise OptionError(
-                f"loaders has an unknown split {split!r}: use {_listed(SPLITS)} [LL710]"
-            )
+            raise OptionError(f"loaders has an unknown split {split!r}: use {_listed(SPLITS)}")
         for name, options in members.items():
             _config(f"loaders[{split!r}][{name!r}]", options, configs[split])
             # By its text: on Hydra's command line a position is one.
@@ -819,7 +807,6 @@ def swapped(wrapped: LightningDataModule, overrides: Mapping[str, Any]) -> Swapp
         raise OptionError(
             "from_datamodule needs a LightningDataModule that makes loaders of torch's class, "
             f"got {kind.__name__}"
-            " [LL709]"
         )
     # Unknown names are refused at once, by options that are sure to fit together; whether these do
     # is seen when there is a loader that they are laid over.
@@ -859,7 +846,7 @@ def _swapped(module: SwappedDataModule, name: str, loader: Any) -> Any:
         rank_zero_warn(
             f"lit_loader: {hook} gives a loader of class {type(loader).__name__}, which stays as "
             "it is: only torch.utils.data.DataLoader and classes that iterate as it does are "
-            "swapped [LL701]",
+            "swapped",
             stacklevel=3 + program_stacklevel(),  # two frames of rank_zero_warn, and its own
         )
         return loader

@@ -4,7 +4,7 @@ A Trainer asks whether data modules are of the class of its own package, and tak
 overridden if its code differs from that class's. So our classes derive from both, where both are
 installed in the same version and so differ in nothing; importing the second takes a tenth of a
 second more. With different versions they are of ``lightning.pytorch`` alone, and Trainers of the
-other are told so, when they are made (`lightning/trainer_plugin.py`).
+other get a warning when they are made (`lightning/trainer_plugin.py`).
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ def is_refused() -> bool:
         return False
     own, other = _VERSIONS["pytorch-lightning"], _VERSIONS["lightning"]
     warnings.warn(
-        f"lit_loader: pytorch_lightning {own} is installed beside lightning {other}: without the "
-        "same version of both, its Trainers neither take lit_loader's data module and callbacks "
-        f"nor resume its loaders exactly: pip install lightning=={own} [LL702]",
+        f"lit_loader: pytorch_lightning {own} and lightning {other} are installed. Unless both "
+        "have one version, pytorch_lightning's Trainer neither accepts lit_loader's data module "
+        f"and callbacks nor resumes its loaders exactly. Run pip install lightning=={own}",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -48,7 +48,7 @@ class RankStates:
         self._at = None
 
     def merged(self, states: Sequence[State], epoch: int, step: int) -> list[State]:
-        """Give this rank's states; on the first one with the readers of all ranks in them."""
+        """Return this rank's states; on the first rank with the readers of all ranks in them."""
         self._times = self._times + 1 if self._at == (epoch, step) else 0
         self._at = epoch, step
         partial = [state for state in states if _is_partial(state)]
@@ -74,10 +74,9 @@ class RankStates:
         except (StateError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
             warnings.warn(
-                "lit_loader: the checkpoint has the positions of the first rank's readers alone, "
-                f"for another rank has not come to write it at the same step ({reason}): it "
-                "cannot be resumed exactly by several ranks; use one that was written in training "
-                "[LL304]",
+                "lit_loader: this checkpoint holds the stream position of rank 0 only, because "
+                f"another rank did not save at the same step ({reason}). It cannot resume several "
+                "ranks exactly. Use an earlier checkpoint [LL303]",
                 RuntimeWarning,
                 stacklevel=2,
             )

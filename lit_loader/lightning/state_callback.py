@@ -132,7 +132,7 @@ class LoaderStateCallback(Callback):
         if states and len(states) != len(self._loaders):
             raise StateError(
                 f"the checkpoint has the positions of {len(states)} training loaders, but there "
-                f"are {len(self._loaders)}: resume with the loaders that it was made with [LL328]"
+                f"are {len(self._loaders)}. Resume with the loaders of the checkpoint"
             )
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, RandomStateCallback):  # before iterators draw their seeds
@@ -189,8 +189,8 @@ class LoaderStateCallback(Callback):
             rank_zero_warn(
                 "lit_loader: the checkpoint was saved mid-epoch by a run with another loader, so "
                 "it has no position in the data. Lightning continues in the middle of the epoch, "
-                "but the loader begins at its start: samples come again, and the rest of the "
-                "epoch is left out. Change loaders at a checkpoint of an epoch's end [LL327]"
+                "but the loader begins at its start, so samples are repeated and the rest of "
+                "the epoch is skipped. Change loaders at a checkpoint of an epoch's end [LL327]"
             )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

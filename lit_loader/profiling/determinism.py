@@ -47,10 +47,10 @@ def check_determinism(loader: DataLoader[Any], batches: int = 8) -> None:
     """
     if not isinstance(loader, DataLoader):
         raise OptionError(
-            f"check_determinism needs a lit_loader.DataLoader, got {type(loader).__name__} [LL409]"
+            f"check_determinism needs a lit_loader.DataLoader, got {type(loader).__name__}"
         )
     if type(batches) is not int or batches < 1:
-        raise OptionError(f"batches must be a whole number of at least 1, got {batches!r} [LL409]")
+        raise OptionError(f"batches must be a whole number of at least 1, got {batches!r}")
     with _generators_kept(loader):
         first = _read(loader, batches)
         if not first.made:

@@ -33,7 +33,7 @@ def first_difference(before: Digest, now: Digest) -> tuple[str, int | None] | No
 
 
 def digest(batch: Any, samples: int = 0) -> Digest:
-    """Return what a batch of so many samples holds, tensor by tensor; equal for equal bytes."""
+    """Return what a batch of n samples holds, tensor by tensor; equal for equal bytes."""
     found: Digest = {}
     _walk(batch, "", found, (), samples)
     return found

@@ -46,8 +46,7 @@ def _start(core: LoaderCore, epoch: Any, what: str) -> Position:
     base, plan = core.seeds.seed, core.plan
     if base is None and plan is not None and plan.is_shuffled and plan.distributed is None:
         raise OptionError(
-            f"{what} needs a loader with seed=, because each pass of another one draws its seed "
-            "when it begins: pass seed= [LL335]"
+            f"{what} needs a loader with seed=. Without it, each pass draws its seed when it begins"
         )
     distributed = None if plan is None else plan.distributed
     return Position(number, Root(base or 0, True), distributed=distributed)
@@ -65,6 +64,6 @@ def _computed(core: LoaderCore, what: str) -> BatchPlan:
         return plan
     raise TypeError(
         f"lit_loader: {what} is of orders that are computed (shuffle, DistributedSampler, and "
-        f"lit_loader's own samplers), but {why}: keep the indices with the samples, or a "
-        "state_dict() of each place [LL317]"
+        f"lit_loader's own samplers), but {why}. Keep the indices with the samples, or a "
+        "state_dict() of each place"
     )

@@ -1,4 +1,4 @@
-"""What this process has of the machine: its own memory; processors, where other ranks are too."""
+"""What this process has of the machine: its memory; its CPU cores next to other ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ say."""
 def processors_of_this_rank(
     ranks: int | None = None, environment: Mapping[str, str] = os.environ
 ) -> float:
-    """Processors for this process and its children, where other ranks of a job are beside it.
+    """CPU cores for this process and its children, next to other ranks of a job.
 
     They are divided equally among the ``ranks`` (None: `ranks_here`), unless the launcher has done
     so: by an affinity that is no more than a rank's part of the machine.

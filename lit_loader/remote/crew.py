@@ -8,7 +8,7 @@
 
 Everything here runs in the relay's one thread; answers of the engine, which are futures, are queued
 there. A worker that is silent, or gone, loses its jobs: others get them. One that is only slow
-answers when it is asked for a sign of life, and keeps them.
+answers a request for a sign of life, and keeps them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Job:
     task: Task  # the task
     order: bytes  # what travels: the task's message, and its indices as they lie in the slot
     member: Member | None = None  # who has it, or had it; None: nobody yet
-    # What has come back, while a larger slot is asked for: a `Reply`, and what goes into the
+    # What has come back, while a larger slot is requested: a `Reply`, and what goes into the
     # slot, uint8.
     answer: NDArray[np.uint8] | None = None
     began: int = 0  # ``time.monotonic_ns()`` when it was given to a remote worker
@@ -76,7 +76,7 @@ class Owner(Protocol):
     """Whom a crew tells what becomes of jobs and workers: the relay."""
 
     def queue(self, call: Callable[[], None]) -> None:
-        """Have a call made in the relay's thread; from any thread."""
+        """Queue a call for the relay's thread; from any thread."""
 
     def worker_up(self, member: Member, hello: Hello) -> None:
         """A worker has come up."""
@@ -88,7 +88,7 @@ class Owner(Protocol):
         """A job will not be done; it may have been the reason (``to_blame``)."""
 
     def say(self, what: str) -> None:
-        """Have the consumer warned."""
+        """Send a warning to the consumer."""
 
 
 class Crew:
@@ -138,7 +138,7 @@ class Crew:
     def _await(
         self, future: Future[Any], call: Callable[..., None], member: Member, *more: Any
     ) -> None:
-        """Have a call made with a member's answer, unless another worker has its place by then."""
+        """Make a call with a member's answer, unless another worker has its place by then."""
         handle = member.handle
 
         def heard() -> None:
@@ -182,7 +182,7 @@ class Crew:
         return member if member is not None and len(member.jobs) < self._in_flight else None
 
     def give(self, member: Member, job: Job) -> None:
-        """Give a worker a job."""
+        """Send a job to a worker."""
         assert member.handle is not None
         if not member.jobs:
             member.heard = time.monotonic()
@@ -248,8 +248,8 @@ class Crew:
             member.up, member.silent = False, True
             self._event(
                 member.node,
-                f"Nothing was heard of {member} for {quiet:.1f} s (remote.patience={patience:g}): "
-                "its batches are made elsewhere, and nothing is lost. [LL504]",
+                f"No sign of life from {member} for {quiet:.1f} s (remote.patience={patience:g}). "
+                "Other workers build its batches, and nothing is lost",
             )
             for job in member.jobs:
                 self._owner.job_lost(job, f"{member} is silent", to_blame=False)
@@ -260,7 +260,7 @@ class Crew:
         jobs, member.jobs = member.jobs, []
         text, was_up, was_silent = f"{member}: {failure.reason}", member.up, member.silent
         if member.handle is not None:
-            member.handle.end()  # one that only cannot be reached has its processors still
+            member.handle.end()  # one that only cannot be reached still has its CPU cores
         member.handle, member.up, member.silent = None, False, False
         at_once = (was_up or was_silent) and not member.failures
         pause = 0.0 if at_once else min(2.0**member.failures, _LONGEST_PAUSE)
@@ -273,16 +273,16 @@ class Crew:
         if was_up:
             self._event(
                 member.node,
-                f"{name} is gone ({failure.reason}). Its batches are made elsewhere and nothing is "
-                "lost; another one is asked for. [LL510]",
+                f"{name} is gone ({failure.reason}). Other workers build its batches, nothing is "
+                "lost, and a replacement is requested.",
             )
-        elif not was_silent and failure.blamed:  # that of a silent one has been told of
+        elif not was_silent and failure.blamed:  # that of a silent one has been reported
             # Told once, however often it is tried. With a machine that was lost it is nothing new.
-            text = f"{name} did not come up ({failure.reason}); another one is asked for. [LL503]"
+            text = f"{name} did not come up ({failure.reason}). A replacement is requested."
             self._event(failure.reason, text)
 
     def _event(self, what: str, message: str) -> None:
-        """Tell of a loss, unless it belongs to what was told of.
+        """Report a loss, unless it belongs to one that was reported.
 
         ``what`` is the node: its loss is one event, however many workers it had, and until it gives
         a sign of life. Or it is the reason why there was none.

@@ -47,19 +47,19 @@ class Handle(Protocol):
     """A remote worker, which does one order after the other."""
 
     def hello(self) -> Future[Hello]:
-        """Have it say what it is, once it is up."""
+        """Ask what it is, once it is up."""
 
     def make(self, order: bytes) -> Future[Any]:
-        """Have it make a batch (`Maker.make`), behind what it has been given before."""
+        """Request a batch (`Maker.make`), after those requested before."""
 
     def set_attributes(self, changes: Changes) -> None:
         """Set attributes of its dataset, after the orders before and ahead of those that follow."""
 
     def ping(self) -> Future[Any]:
-        """Have it give a sign of life, whatever it does."""
+        """Ask for a sign of life, whatever it does."""
 
     def watch(self) -> Future[Any]:
-        """Be told of its end by an exception, while it is idle, too."""
+        """Wait for its end, which is an exception, while it is idle, too."""
 
     def end(self) -> None:
         """End its process."""

@@ -65,10 +65,10 @@ class RemoteWorker:
         self._maker.set_attributes(changes)
 
     def ping(self) -> None:
-        """Give a sign of life, in a thread of its own."""
+        """Return a sign of life, in a thread of its own."""
 
     def stay(self) -> None:
-        """Never return, in a thread of its own: who waits for it is told when the process ends."""
+        """Never return, in a thread of its own: who waits for it learns when the process ends."""
         Event().wait()
 
     def make(self, order: bytes) -> np.ndarray[Any, np.dtype[np.uint8]] | bytes:
@@ -197,9 +197,8 @@ def _not_joined(config: RayWorkers, error: Exception) -> str:
             f"({', '.join(config.runtime_env)})"
         )
     return (
-        f"no Ray cluster can be reached at remote.address={config.address!r} ({cause}): start one "
-        "(ray start --head), see that this machine is a node of it, or set num_remote_workers=0 "
-        "[LL501]"
+        f"no Ray cluster can be reached at remote.address={config.address!r} ({cause}). Start one "
+        "(ray start --head), make this machine a node of it, or set num_remote_workers=0 [LL501]"
     )
 
 
@@ -224,7 +223,7 @@ def _said(error: BaseException) -> str:
 
 
 def _knock(address: str) -> None:
-    """See that somebody listens there, or OSError: Ray itself may wait for ever otherwise."""
+    """See that somebody listens there, or OSError: Ray itself may wait forever otherwise."""
     if address == "auto":  # else found by its processes, which run
         address = os.environ.get("RAY_ADDRESS", "")
     host, _, port = address.rpartition(":")

@@ -64,7 +64,6 @@ class RayWorkers:
                 "remote.address must be that of a cluster which this machine is a node of ('auto', "
                 "host:port): Ray's client, ray://, carries 0.15 GB/s, too little for batches; got "
                 f"remote.address={self.address!r}"
-                " [LL620]"
             )
         for name, least in (("patience", 0), ("cpus_per_worker", 0)):
             if getattr(self, name) <= least:
@@ -98,5 +97,5 @@ class RayWorkers:
         if missing:
             raise OptionError(
                 f"num_remote_workers needs {' and '.join(missing)}: pip install "
-                f"{' '.join(missing)}, or set num_remote_workers=0 [LL505]"
+                f"{' '.join(missing)}, or set num_remote_workers=0"
             )

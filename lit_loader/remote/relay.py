@@ -8,7 +8,7 @@
     starter ◀─ messages for the consumer ─
 
 Nothing waits in here: a task is with a remote worker, or it goes back at once, and the pool has it
-made elsewhere. So that seldom happens, the relay says how many tasks it can be at (Up), anew
+made elsewhere. So that seldom happens, the relay says how many tasks it can be at (Up), again
 whenever that changes; jobs that nobody waits for any more, of an epoch that was left, say, take
 room until they are done. A task whose remote worker is gone goes to another one, or back.
 
@@ -16,7 +16,7 @@ Started clean (spawn), so that the engine's threads, signal handlers and trouble
 of the training process. One thread does everything, and waits in one ``poll``; the engine has a
 second one, from joining to leaving.
 
-It ends when it is told to stop, and when the training process is gone; either way it ends its
+It ends when a message says so, and when the training process is gone; either way it ends its
 remote workers before. Killed, it leaves them to the engine, which ends what belonged to it.
 """
 
@@ -75,7 +75,7 @@ _LEAVING: Final = 8.0
 """Seconds that the engine has to end its workers."""
 
 _TELL_AFTER: Final = 6
-"""Times ``patience`` after which it is told that workers have not come up."""
+"""Times ``patience`` after which a warning says that workers have not come up."""
 
 _ALONE: Final = 24
 """Times ``patience`` that no worker may be up where there are none on this machine either."""
@@ -98,7 +98,7 @@ def relay_main(
     roles: list[Role],
     changes: Changes,
 ) -> None:
-    """Be the relay until it is told to stop, or the parent is gone."""
+    """Run the relay until a message says to stop, or the parent is gone."""
     # Of the parent's, a new interpreter has no handlers, only what was held back meanwhile.
     reset_signals()
     write_stacks_to(links.stacks.fd)
@@ -163,7 +163,7 @@ class Relay:
         os.write(self._results, pack(message))
 
     def say(self, what: str | Warning | LoaderError | tuple[int, str]) -> None:
-        """Have the consumer told something."""
+        """Send a text to the consumer."""
         with contextlib.suppress(OSError):
             self._starter.send(what)
             self._send(Up(self._worker, self._credit))
@@ -214,7 +214,7 @@ class Relay:
             self._left.set()
 
     def queue(self, call: Callable[[], None]) -> None:
-        """Have a call made in the loop; from any thread."""
+        """Queue a call for the loop; from any thread."""
         self._calls.append(call)
         with contextlib.suppress(BlockingIOError):  # it has been woken very often
             os.write(self._wake, b"w")
@@ -268,7 +268,7 @@ class Relay:
             self._code = 0
 
     def _give(self, job: Job) -> None:
-        """Give a remote worker a task, or give it back."""
+        """Send a task to a remote worker, or return it to the pool."""
         self._jobs[job.task.slot] = job
         task, member = job.task, self._crew.with_room()
         if member is None or not self._board.wants(self._worker, task.token, task.sequence):
@@ -305,9 +305,8 @@ class Relay:
             self._fail(
                 job,
                 TransportError(
-                    "the batch needs more shared memory than can be had: raise the training "
-                    "process's limit (ulimit -v), or make batches smaller"
-                    " [LL118]"
+                    "the batch needs more shared memory than is available. Raise the training "
+                    "process's limit (ulimit -v), or make batches smaller [LL102]"
                 ),
             )
 
@@ -352,7 +351,7 @@ class Relay:
                 WorkerDiedError(
                     f"{reason}. Batch {position_of(number)} has ended {_BLAMED} remote workers in "
                     "a row and is not tried again. num_workers=0, num_remote_workers=0 shows "
-                    "errors in place. [LL508]"
+                    "errors in place. [LL013]"
                 ),
             )
         else:
@@ -373,7 +372,7 @@ class Relay:
         if other:
             text = (
                 f"node {hello.node} has other versions than this machine: {'; '.join(other)}. Its "
-                "batches may differ in their bytes: install the same (remote.runtime_env) [LL410]"
+                "batches may differ. Install the same versions there (remote.runtime_env) [LL410]"
             )
             self.say(ExactnessWarning(text))
 
@@ -398,8 +397,8 @@ class Relay:
         elif text != self._unreachable:
             self._unreachable = text
             self.say(
-                f"num_remote_workers: {text}. The workers of this machine go on without; joining "
-                "is tried again. [LL507]"
+                f"num_remote_workers: {text}. The workers of this machine continue alone, and "
+                "joining is tried again."
             )
 
     def _look(self) -> float | None:

@@ -34,7 +34,7 @@ from lit_loader.remote.relay import relay_main
 from lit_loader.remote.rows import show_node
 
 _MACHINES: Final = Policy(
-    "cannot be pickled, as remote workers need [LL025]",
+    "cannot be pickled, as remote workers need",
     LEFT_OUT,
     by_value=True,
     main=False,  # none has this program's file
@@ -113,7 +113,7 @@ class RemoteWorkers:
             self._relay.hear()
 
     def close(self) -> None:
-        """Let go of the dataset; the relay must have ended."""
+        """Release the dataset; the relay must have ended."""
         os.close(self._payload)
 
 

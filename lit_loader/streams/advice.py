@@ -71,7 +71,7 @@ def read_twice(what: str = "two processes of this job have read the same first b
     the one that evaluates, and those that draw at random with a seed each.
     """
     return (
-        f"{what}, so a sample comes several times an epoch. Pass num_replicas='auto', "
+        f"{what}, so each epoch has every sample several times. Pass num_replicas='auto', "
         "and let a stream take its share by lit_loader.get_shard(); if that is intended, pass "
         "num_replicas=1, rank=0. In Lightning, LoaderDataModule passes them, unless the Trainer "
         "has use_distributed_sampler=False [LL220]"
@@ -88,7 +88,7 @@ def check_split_once(dataset: Any, config: Any) -> None:
         raise OptionError(
             f"{type(dataset).__name__} is split by ranks already, by {splitter}, and num_shards="
             f"{config.num_shards} shards of {config.num_replicas} ranks would split it again, so "
-            "that most samples come to no rank. Leave the one or the other out [LL213]"
+            "that most samples come to no rank. Leave the one or the other out"
         )
 
 
@@ -108,7 +108,7 @@ def advice_if_idle(shards: Shards, num_workers: int) -> str | None:
     return (
         f"num_shards={shards.count} keeps {mine} of the {num_workers} workers busy{where}, and the "
         f"others stay idle. Pass num_shards={shards.replicas * num_workers} or a multiple of it, "
-        f"or num_workers={mine} [LL030]"
+        f"or num_workers={mine}"
     )
 
 
@@ -155,7 +155,7 @@ def short_epoch(core: Any, promised: int | None, batches: int) -> str | None:
     if not batches:
         return (
             f"{name} yielded no batch in this epoch: it is empty, or has fewer files than there "
-            f"are shards{', or drop_last drops the only batch' * bool(loader.drop_last)} [LL222]"
+            f"are shards{', or drop_last drops the only batch' * bool(loader.drop_last)}"
         )
     if promised is None:
         return None
@@ -171,5 +171,5 @@ def short_epoch(core: Any, promised: int | None, batches: int) -> str | None:
     return (
         f"len(loader) is {length}, but the epoch ended after {batches} batches, because {cause}. A "
         "loop that counts batches takes the epoch for unfinished, and Lightning does not validate. "
-        f"{cure} [LL205]"
+        f"{cure}"
     )

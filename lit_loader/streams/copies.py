@@ -69,7 +69,7 @@ class DatasetCopies:
 
             raise refusal(
                 find_failing_object(dataset, error, attempt, "dataset"),
-                "cannot be copied, and with num_shards each shard has a copy [LL026]",
+                "cannot be copied, and with num_shards each shard has a copy",
                 "make it in __iter__, or leave it out in __getstate__",
             ) from error
         self._pickled = file.getvalue()

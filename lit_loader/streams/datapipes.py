@@ -13,7 +13,7 @@ __all__ = ["set_shuffle", "shard"]
 
 
 def set_shuffle(dataset: Any, shuffle: bool | None) -> bool:
-    """Have the ``shuffle()`` of a DataPipe shuffle or not; returns whether it is such a dataset."""
+    """Set whether the ``shuffle()`` of a DataPipe shuffles; return whether it is such a dataset."""
     if type(shuffle) is not bool or not isinstance(dataset, IterDataPipe):
         return False
     graph_settings.apply_shuffle_settings(dataset, shuffle=shuffle)
@@ -21,7 +21,7 @@ def set_shuffle(dataset: Any, shuffle: bool | None) -> bool:
 
 
 def shard(dataset: Any) -> None:
-    """Give the ``sharding_filter()`` of a DataPipe the share of the reader that is served."""
+    """Set the share of the ``sharding_filter()`` of a DataPipe to that of the reader."""
     if isinstance(dataset, IterDataPipe):
         pipes = graph_settings.get_all_graph_pipes(traverse_dps(dataset))
         # reach: torch: which pipes take a share; those without any give each reader everything

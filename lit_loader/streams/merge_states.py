@@ -18,7 +18,7 @@ __all__ = ["merge_states"]
 
 @public
 def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Make one state of those of all ranks, which any number of ranks can resume from.
+    """Make one state of those of all ranks; any number of ranks that divides num_shards loads it.
 
     A rank's state of a loader with ``num_shards`` holds the readers that this rank serves. Taken at
     the same step on every rank, gathered and merged, they hold all readers::
@@ -40,9 +40,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     several = isinstance(states, Iterable) and not isinstance(states, (Mapping, str))
     given = [*states] if several else []
     if not given:
-        raise StateError(
-            f"states must be a list of those of all ranks, got {brief(states)} [LL348]"
-        )
+        raise StateError(f"states must be a list of those of all ranks, got {brief(states)}")
     loaded = [LoaderState.from_dict(state, lambda: reader_states) for state in given]
     first = loaded[0]
     for state in loaded[1:]:
@@ -51,14 +49,14 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     if len(steps) > 1:
         raise StateError(
             f"states were taken at different steps: {'; '.join(sorted(steps))}. Merge those of the "
-            "same step [LL342]"
+            "same step"
         )
     if not first.position.readers:
         return first.to_dict()
     if first.numbers is None and len(loaded) > 1:
         raise StateError(
             "states of an IterableDataset without num_shards are each rank's own. Load each on the "
-            "rank that it was taken on, or pass num_shards [LL345]"
+            "rank that it was taken on, or pass num_shards"
         )
     parts = sorted((part for state in given for part in state["readers"]), key=itemgetter(0))
     fingerprint = first.fingerprint
@@ -67,7 +65,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     ]:
         raise StateError(
             f"states must be those of all {fingerprint['num_replicas']} ranks, each once, got "
-            f"{len(given)} states with shards {brief([part[0] for part in parts])} [LL343]"
+            f"{len(given)} states with shards {brief([part[0] for part in parts])}"
         )
     return copied({**given[0], "readers": parts})  # type: ignore[no-any-return]
 

@@ -34,7 +34,7 @@ import torch
 
 from lit_loader.core.state.fingerprint import has_methods
 from lit_loader.core.state.stateful import OpenStream, is_stateful
-from lit_loader.data.wrapped import wrapped
+from lit_loader.streams.wrapped import wrapped
 
 __all__ = [
     *("advice_if_unseeded", "advice_on_replay", "open_stream", "own_epochs", "shared_epoch"),

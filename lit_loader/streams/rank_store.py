@@ -23,7 +23,7 @@ from lit_loader.errors import LoaderError
 __all__ = ["Name", "is_read_twice", "linger", "processes", "store", "waits", "watching"]
 
 _LONGEST_PAUSE: Final = 0.01
-"""Seconds until the store is asked again."""
+"""Seconds between requests to the store."""
 
 _FAREWELL: Final = 5.0
 """Seconds that the first rank stays at its exit for those that have not read what it wrote."""
@@ -63,7 +63,7 @@ def watching(where: str = "") -> Iterator[None]:
         reason = " ".join(str(error).split())[:120]
         raise LoaderError(
             f"the store of the torch.distributed job is lost{where} ({reason}). Rank 0, which "
-            "holds it, has ended: see its log [LL207]"
+            "holds it, has ended: see its log [LL206]"
         ) from error
 
 
@@ -77,7 +77,7 @@ def waits() -> Iterator[float]:
 
 
 def linger(what: str, is_read: Callable[[], bool]) -> None:
-    """Let the first rank's process, which has the store, stay until all have read what it wrote."""
+    """Keep the first rank's process, which has the store, until all have read what it wrote."""
     if torch.distributed.get_rank() == 0:
         if not _unread:  # also at the end of a process of multiprocessing's, where atexit is not
             util.Finalize(None, _stay, exitpriority=0)

@@ -11,9 +11,10 @@ last batches that are replayed are compared by their digests with those that wer
 differs, the user is warned that the resume is not exact; nothing is tried a second time.
 
 What a stream draws before its first sample follows from the pass alone, so that all shards shuffle
-their files alike and can share them out. A generator's body begins with the first ``next()``, so
-that sample draws from the pass, too. After a resume from a state it draws from its batch instead:
-an order that is drawn there must be in the state, or come from ``get_rng(name)``.
+their files in the same way and can divide them. A generator's body begins with the first
+``next()``, so that sample draws from the pass, too. After a resume from a state it
+draws from its batch instead: an order that is drawn there must be in the state, or come from
+``get_rng(name)``.
 """
 
 from __future__ import annotations
@@ -205,7 +206,7 @@ class Reader(BatchBuilder):
     def _seed_beginning(self, stage: int, *part: int) -> None:
         """Seed all generators for what comes before the first sample.
 
-        Those that the dataset holds are seeded alike in all shards: files are shuffled by them.
+        Those that the dataset holds are seeded equally in all shards: files are shuffled by them.
         """
         self._seed(BEGINNING, stage, *part)
         mine = () if self._alike else (self._share[0],)
@@ -259,5 +260,5 @@ class Reader(BatchBuilder):
         which = f"Shard {number} of {shards}" if shards > 1 else "The stream"
         self.note(
             f"the stream ends before the resumed position. {which} had yielded {batches:,} "
-            f"batches, and has {ended:,} now. Resume with the data of the state [LL320]"
+            f"batches, and has {ended:,} now. Resume with the data of the state"
         )

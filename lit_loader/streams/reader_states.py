@@ -82,7 +82,7 @@ def advice(loaded: LoaderState, dataset: Any) -> str | None:
 
 
 def adapted(loaded: LoaderState, dataset: Any, batch_size: int) -> LoaderState:
-    """Let the readers of a stream continue by what has changed of it."""
+    """Adapt the readers of a stream to what has changed of it."""
     points = []
     for point in loaded.position.readers:
         if point.state is not None and not point.ended:

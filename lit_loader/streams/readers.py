@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from lit_loader.context import reading
 from lit_loader.core.batch.batch_spec import BatchSpec
+from lit_loader.core.batch.dataset_attributes import Changes, apply
 from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.batch.worker_info import WorkerInfo, show, shown
@@ -70,6 +71,12 @@ class Readers:
         self.samples = 0
         """Samples of the batch made last."""
 
+    def set_attributes(self, changes: Changes) -> None:
+        """Set attributes of the dataset that the program has changed; they count in new copies."""
+        apply(changes, self._spec.dataset)
+        if self._copies is not None:
+            self._copies = DatasetCopies(self._spec.dataset)
+
     def begin_epoch(self) -> None:
         """Leave all streams: each begins again with its next :meth:`load`."""
         for reader in self._readers.values():
@@ -97,8 +104,8 @@ class Readers:
     ) -> Any:
         """Make batch ``number``, a turn of one of this rank's readers.
 
-        ``indices`` is a `ReadPoint`: its reader is to be opened there. None: it goes on, or begins
-        at its start if it is not open here. Raises EndOfData, or Cancelled.
+        ``indices`` is a `ReadPoint`: its reader is opened there. None: the reader continues,
+        or begins at its start if it is not open here. Raises EndOfData, or Cancelled.
         """
         self.enter(seeds, epoch)
         place, turns = number % len(self._shares), len(self._shares)
@@ -158,7 +165,7 @@ class ProcessInfo(WorkerInfo):
             raise OptionError(
                 "worker_init_fn asks for get_worker_info().dataset, but with num_shards each shard "
                 "is read from a copy of the dataset. Divide the dataset in its __iter__, by "
-                "lit_loader.get_shard() or get_worker_info() [LL203]"
+                "lit_loader.get_shard() or get_worker_info()"
             )
         return super().__getattribute__(name)
 

@@ -16,7 +16,7 @@ __all__ = ["StreamPosition"]
 
 
 _REPLAYED: Final = 4
-"""Batches at least that are replayed: two small ones may be alike by chance."""
+"""Batches at least that are replayed: two small ones may be equal by chance."""
 
 
 class _Given(NamedTuple):
@@ -84,7 +84,7 @@ class StreamPosition(PassPosition):
         return self._readers[reader]
 
     def repeat(self) -> bool:
-        """Let the readers begin again, once all have ended; return whether any has batches."""
+        """Restart the readers, once all have ended; return whether any has batches."""
         self.settle()
         if all(point.ended for point in self._readers):  # else some that did so are not through
             for reader, point in enumerate(self._readers):

@@ -99,13 +99,13 @@ class StreamTasks(PassTasks):
         return made._replace(notes=notes)
 
     def restart(self, number: int) -> None:
-        """Give a turn again, from where its reader is by what was given out."""
+        """Send a turn again, from where its reader is according to what was delivered."""
         self.again = deque(sorted({*self.again, number}))
 
     def restart_all(self, arrived: dict[int, Outcome]) -> None:
         """Begin where the batches delivered last have left the readers, or where they begin again.
 
-        What had come in and is not delivered is made again: a reader has one place only.
+        What had come in and is not delivered is rebuilt: a reader has one place only.
         """
         arrived.clear()
         self.tasks.clear()

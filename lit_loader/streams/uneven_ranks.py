@@ -56,7 +56,7 @@ class ShardTail:
             raise LoaderError(
                 f"{ranks} ranks must tell each other when their shards end, through a "
                 f"torch.distributed job, but {there}. Call init_process_group first, or pass "
-                "uneven_ranks='keep' [LL216]"
+                "uneven_ranks='keep'"
             )
         self._store = rank_store.store()
         self._keys = [f"lit_loader/{subject}/{each}" for each in range(ranks)]
@@ -77,7 +77,7 @@ class ShardTail:
             self.tell(Word(self._number))
 
     def begins_again(self, position: StreamPosition) -> bool:
-        """Let the readers begin again, as all are at their end; False: it is everyone's end.
+        """Restart the readers, as all are at their end; False: all ranks are at the end.
 
         A LoaderError if they have nothing to give.
         """
@@ -90,7 +90,7 @@ class ShardTail:
             raise LoaderError(
                 f"rank {self._rank} of {len(self._words)} has no batch to repeat in {self._where}, "
                 "because its shards are all empty, and other ranks have more. Give each shard at "
-                "least one sample, pass fewer num_shards, or uneven_ranks='keep' [LL217]"
+                "least one sample, pass fewer num_shards, or uneven_ranks='keep'"
             )
         return True
 
@@ -163,7 +163,7 @@ def tail_of(core: Any, made: Pass) -> ShardTail | None:
             f"{name} is divided among {ranks} ranks that are no torch.distributed job, so "
             "uneven_ranks='pad' has no effect: if ranks yield different numbers of batches, a "
             "training step may hang. Call init_process_group first, and pass num_shards to divide "
-            "the data evenly; or pass uneven_ranks='keep' [LL221]"
+            "the data evenly; or pass uneven_ranks='keep'"
         )
         return None
     begun, tail = kept.get("tail", (None, None))

@@ -178,7 +178,7 @@ class ThreadExecutor(Executor):
         return None
 
     def finish(self, outcome: Outcome) -> None:
-        """Let an outcome be received; called by the thread that has made it."""
+        """Queue an outcome for `receive`; called by the thread that has made it."""
         if self.notes and outcome.error is None and not outcome.ended:
             notes, self.notes = self.notes, []
             report = outcome.made or BatchWithReport(None, None, None)
@@ -209,7 +209,7 @@ class ThreadExecutor(Executor):
                     self._threads[number] = worker
 
     def resize(self, num_workers: int, depth: int) -> None:
-        """Have another number of threads; from any thread."""
+        """Change the number of threads; from any thread."""
         with self._lock:
             self._depth, self.board.workers = depth, num_workers
             surplus, self.count = len(self._threads) - num_workers, num_workers
@@ -225,7 +225,7 @@ class ThreadExecutor(Executor):
             del self._threads[worker.number]
 
     def wake(self) -> None:
-        """Let a `receive` in another thread end."""
+        """Stop a `receive` in another thread."""
         self._is_stopping = True
         self._done.put(None)
 
@@ -273,7 +273,7 @@ class ThreadExecutor(Executor):
                     f"worker thread {worker.number} has been {worker.doing(row)} for "
                     f"{seconds:.1f} s (timeout={self._timeout:g}). A thread cannot be ended, so it "
                     "continues next to the ones that take its place. Fix what it waits for, or "
-                    f"raise timeout. [LL037] Its stack:\n{worker.stack()}"
+                    f"raise timeout [LL037]. Its stack:\n{worker.stack()}"
                 )
 
     def _look_for_a_stall(self, waited: float, stall: Any) -> Any:
@@ -317,7 +317,7 @@ def _quiet_since(page: ViewerPage) -> int:
 
 
 def _check_stream(dataset: Any) -> None:
-    """Refuse a stream that several threads cannot iterate, for want of a copy for each."""
+    """Refuse a stream that several threads cannot iterate, because there is no copy for each."""
     why = {
         "is its own iterator": hasattr(dataset, "__next__"),
         "keeps its place in itself (state_dict)": hasattr(dataset, "state_dict"),

@@ -109,7 +109,7 @@ def _looked_twice(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _keyboard() -> Iterator[None]:
-    """Have the terminal give key by key, and restore it."""
+    """Make the terminal send key by key, and restore it."""
     before = termios.tcgetattr(sys.stdin)
     tty.setcbreak(sys.stdin)
     try:

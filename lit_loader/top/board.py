@@ -116,7 +116,7 @@ def _row(data: bytes) -> WorkerRow:
 def read_index(fd: int, row: WorkerRow) -> int | None:
     """Read which index the sample has that a worker is at, out of its loader's file.
 
-    The row must be read again afterwards: if it is of another task then, this may be anything.
+    Reread the row afterwards: if it is of another task then, this may be anything.
     None if the batch has no indices, or such as are not plain integers.
     """
     place = row.position * _INDEX

@@ -131,7 +131,7 @@ def test_an_epoch_of_bad_samples_is_an_error(dataset: Any, workers: int) -> None
             with pytest.raises(SampleErrorsError) as caught:
                 next(iterator)
             assert f"no sample of epoch {epoch} could be read (14 bad samples)" in str(caught.value)
-            assert "LL212" in str(caught.value) and "\n" not in str(caught.value)
+            assert "LL211" in str(caught.value) and "\n" not in str(caught.value)
             assert list(iterator) == []
         assert loader.statistics().sample_errors == 28
 

@@ -69,7 +69,7 @@ def test_an_empty_share_is_left_out_and_reported_once(workers: int) -> None:
     sources = MixtureStream(
         {"few": Held(0, 1), "many": Held(100, 60)}, epoch_length=50, stopping_strategy="repeat"
     )
-    line = "MixtureStream: source 'few' is empty in at least one of 4 shards.*LL312"
+    line = "MixtureStream: source 'few' is empty in at least one of 4 shards"
     with (
         DataLoader(sources, 5, num_shards=4, num_workers=workers) as loader,
         pytest.warns(UserWarning, match=line) as caught,
@@ -83,7 +83,7 @@ def test_a_shard_without_a_sample_of_the_first_exhausted_source_is_reported() ->
     sources = {"few": Held(0, 1), "many": Held(100, 60)}
     with (
         DataLoader(MixtureStream(sources), 5, num_shards=4) as loader,
-        pytest.warns(UserWarning, match="'few' is empty .*'first_exhausted' ends the epoch.*LL312"),
+        pytest.warns(UserWarning, match="'few' is empty .*'first_exhausted' ends the epoch"),
     ):
         assert len(numbers(loader)) < 15
     with DataLoader(MixtureStream(sources, stopping_strategy=ALL), 5, num_shards=4) as loader:
@@ -198,7 +198,7 @@ def test_sources_are_added_and_taken_out() -> None:
 def test_weights_cannot_change_twice_within_a_few_batches() -> None:
     stream = MixtureStream([[1], [2]])
     state = stream.adapt_state(iter(stream).state_dict(), 4)  # type: ignore[attr-defined]
-    with pytest.raises(StateError, match="LL361"):
+    with pytest.raises(StateError, match="weights of a MixtureStream cannot change"):
         stream.adapt_state(state, 4)
 
 

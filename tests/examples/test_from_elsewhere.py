@@ -1,6 +1,7 @@
 """The programs of from_elsewhere.md: before and after they print the same, and it is what it is.
 
-A block of differences is two programs; those whose library is not installed are skipped.
+The page shows the lines that change; ``moves`` has the programs, as differences between two. Those
+whose library is not installed are skipped.
 """
 
 import re
@@ -22,30 +23,37 @@ from tests.project.readmes import ROOT, fenced, sections
 from tests.support.programs import run_python
 
 PAGE = ROOT / "examples" / "migrate" / "from_elsewhere.md"
-NEEDED = {
-    "StatefulDataLoader": "torchdata",
-    "WebDataset": "webdataset",
-    "LitData": "litdata",
-    "Grain": "grain",
-    "accelerate": "accelerate",
-    "Transformers' Trainer": "transformers",
+MOVES = Path(__file__).with_name("moves")
+NEEDED = {  # by section: the program, and the library that it needs
+    "StatefulDataLoader": ("stateful_dataloader", "torchdata"),
+    "WebDataset": ("webdataset", "webdataset"),
+    "LitData": ("litdata", "litdata"),
+    "Grain": ("grain", "grain"),
+    "accelerate": ("accelerate", "accelerate"),
+    "Transformers' Trainer": ("transformers", "transformers"),
 }
 
 
-def blocks(title: str) -> list[tuple[str, str]]:
-    """Before and after, of each block of a section."""
-    found = re.findall(r"```diff\n(.*?)```", sections(PAGE)[title], flags=re.DOTALL)
-    lines = [block.splitlines() for block in found]
-    return [
-        tuple("".join(f"{line[1:]}\n" for line in block if line[:1] != gone) for gone in "+-")
-        for block in lines
-    ]  # type: ignore[misc]
+def blocks(title: str) -> list[str]:
+    """The blocks of differences of a section."""
+    return re.findall(r"```diff\n(.*?)```", sections(PAGE)[title], flags=re.DOTALL)
 
 
-def test_every_block_is_run() -> None:
+def both(block: str) -> tuple[str, str]:
+    """Before and after, of a block of differences."""
+    before, after = (
+        "".join(f"{line[1:]}\n" for line in block.splitlines() if line[:1] != gone) for gone in "+-"
+    )
+    return before, after
+
+
+def test_the_page_shows_lines_of_the_programs() -> None:
     assert {*sections(PAGE)} == {*NEEDED, "A Hydra template"}
-    assert [len(blocks(title)) for title in NEEDED] == [1] * len(NEEDED)
     assert len(fenced(PAGE, "diff")) == len(NEEDED) + 3  # and those of the template
+    for title, (name, _) in NEEDED.items():
+        (block,) = blocks(title)
+        shown = {line for line in block.splitlines() if line[0] in "+-"}
+        assert shown <= {*(MOVES / f"{name}.diff").read_text().splitlines()}, title
 
 
 @pytest.mark.parametrize("title", NEEDED)
@@ -53,9 +61,10 @@ def test_every_block_is_run() -> None:
     "moved", [pytest.param(False, marks=pytest.mark.slow), True], ids=["before", "after"]
 )
 def test_nothing_is_lost(title: str, moved: bool, tmp_path: Path) -> None:
-    if find_spec(NEEDED[title]) is None:
-        pytest.skip(f"{NEEDED[title]} is not installed")
-    ((before, after),) = blocks(title)
+    name, library = NEEDED[title]
+    if find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    before, after = both((MOVES / f"{name}.diff").read_text())
     program = tmp_path / "program.py"
     program.write_text(after if moved else before)
     said = run_python(tmp_path, program, tmp_path, PYTHONPATH=str(ROOT))
@@ -129,7 +138,7 @@ class MNISTDataModule(LightningDataModule):
 @pytest.fixture
 def template(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Composes the template's configuration with the data group of one of the page's two ways."""
-    wrapped, ours, callbacks = (after for _, after in blocks("A Hydra template"))
+    wrapped, ours, callbacks = (both(block)[1] for block in blocks("A Hydra template"))
     GlobalHydra.instance().clear()
     files = {**TEMPLATE, "callbacks/default.yaml": callbacks}
     for name, text in files.items():

@@ -12,6 +12,7 @@ INSIDE = PACKAGE / "README.md"
 GUARANTEES = PACKAGE / "GUARANTEES.md"
 TROUBLESHOOTING = PACKAGE / "TROUBLESHOOTING.md"
 GUIDE = ROOT / "examples" / "guide"
+WORKERS = GUIDE / "workers.md"
 OPTIONS = ROOT / "conf" / "README.md"
 SKILL = ROOT / ".agents" / "skills" / "lit-loader" / "SKILL.md"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_loader.core.seeding import find_generators
+from lit_loader.core.seeding import held_generators
 
 PACKAGE = Path(__file__).parents[2] / "lit_loader"
 SOURCES = {path.relative_to(PACKAGE).as_posix(): path.read_text()
@@ -97,7 +97,7 @@ def test_what_the_fork_server_imports() -> None:
 
 
 def test_the_global_generators_of_numpy_and_python() -> None:
-    """core/seeding/find_generators.py: what is behind the functions of random and numpy.random."""
-    assert np.random.rand.__self__ is np.random.mtrand._rand is find_generators.GLOBAL_GENERATORS[1]
+    """core/seeding/held_generators.py: what is behind the functions of random and numpy.random."""
+    assert np.random.rand.__self__ is np.random.mtrand._rand is held_generators.GLOBAL_GENERATORS[1]
     assert isinstance(random.seed.__self__, random.Random)
-    assert random.random.__self__ is random.seed.__self__ is find_generators.GLOBAL_GENERATORS[0]
+    assert random.random.__self__ is random.seed.__self__ is held_generators.GLOBAL_GENERATORS[0]

@@ -56,8 +56,9 @@ def test_the_search_index_has_every_name_and_option(site: Path) -> None:
     entries = {entry["location"]: entry["text"] for entry in index["docs"]}
     places = {place.partition("#")[2] for place in entries}
     assert {f"lit_loader.{name}" for name in NAMES} <= places
-    loader = entries["api/DataLoader.html#lit_loader.DataLoader"]
+    loader = entries["api/loader.html#lit_loader.DataLoader"]
     table = " ".join(text for place, text in entries.items() if place.startswith("conf/index"))
+    assert not [place for place in entries if re.match(r"tests/|lit_loader/(index|\w+/)", place)]
     words = " ".join(entries.values()).lower()
     for word in ("mixup", "threads", "throughput", "skip", "document", "tokens"):
         assert word in words, word

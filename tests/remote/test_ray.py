@@ -64,7 +64,7 @@ def test_exactness(nodes: list[Node], here: int, seeding: str) -> None:
 
 FAULTS = {
     "killed": "is gone",
-    "stopped": "Nothing was heard of",
+    "stopped": "No sign of life from",
     "relay": "The process for remote workers",
 }
 """What befalls a process, and what is told of it."""

@@ -227,8 +227,8 @@ def test_an_error_comes_with_type_traceback_index_and_node(tmp_path: Path) -> No
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     # Two workers of a node within two seconds are one event.
-    "dies": ({"dies_at": {2: 1, 9: 1}}, "Its batches are made elsewhere and nothing is lost"),
-    "silent": ({"silent_at": (3,), "patience": 1.5}, "Nothing was heard of remote worker"),
+    "dies": ({"dies_at": {2: 1, 9: 1}}, "Other workers build its batches, nothing is lost"),
+    "silent": ({"silent_at": (3,), "patience": 1.5}, "No sign of life from remote worker"),
     "relay": ({"kills_relay_at": (3,)}, "by SIGKILL. Another one was started, and nothing is lost"),
     "unreachable": ({"unreachable": 2, "patience": 1.0}, "no cluster of threads can be reached"),
     "room": (

@@ -2,10 +2,8 @@
 
 import itertools
 import random
-import sys
 import warnings
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +14,6 @@ from lit_loader import DataLoader, MixtureStream
 from lit_loader.streams.other_streams import trusts
 from tests.parity.tools import lists
 from tests.support.exact import Augmented, digests, loaded, taken
-from tests.support.samples import Counting as Numbers
 from tests.support.samples import share
 from tests.support.stateful_data import STREAMS
 
@@ -368,21 +365,3 @@ def test_map_style_datasets_are_not_asked_and_it_is_said(workers: int) -> None:
     with make(StatefulTable) as resumed:
         resumed.load_state_dict(state)
         assert digests(resumed) == expected[2:]
-
-
-def test_a_stream_that_sleeps_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interleaved Parquet files of Hugging Face: five seconds a reader, unless that is set to 0."""
-    config = SimpleNamespace(SLEEP_TIME_ON_THREADS_SHUTDOWN=5)
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(config=config))
-    files = type("ArrowExamplesIterable", (), {})()
-    stage = type("InterleavedShardsExamplesIterable", (), {})()
-    stage.ex_iterable = files
-    stream: Any = Numbers()
-    stream._ex_iterable = stage
-    assert advice_if_it_sleeps(stream) is None  # of other files
-    stage.sleep_on_threads_shutdown = True
-    text = "datasets sleeps 5 s at the end of each reader of this Counting"
-    with pytest.warns(UserWarning, match=text):
-        next(iter(DataLoader(stream, num_shards=2)))
-    config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
-    next(iter(DataLoader(stream, num_shards=2)))

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[2]
 
-FOLDERS: Final = ("core", "data", "exactness", "insight", "lightning", "memory")
+FOLDERS: Final = ("core", "data", "exactness", "lightning", "memory", "profiling")
 """The core: the folders whose tests need nothing but the package's own dependencies."""
 
 TOOLS: Final = (

@@ -335,25 +335,18 @@ def at_its_best(name, made, found):
 
 def summary(rows):
     """The table of all jobs: torch's figure, then lit_loader's."""
-    head = ["job", "by", "workers", "samples/s", "times as fast", "auto", "beside, times",
-            "step waits, %", "processor, ms a sample", "of torch's", "memory, MB",
-            "first batch, ms", "descriptors", "same bytes", "same losses"]  # fmt: skip
+    head = ["job", "workers", "samples/s", "ratio", "CPU time per sample", '"auto"']
     lines = []
     for row in rows:
-        pair = {c: f"{number_(row[THEIRS][c])} → {number_(row[OURS][c])}" for c in COLUMNS}
+        same = row["same bytes"] and row["same losses"]
         times, low, high = row["times"]
         lines.append([
-            row["job"], row["library"], "{} → {}".format(*row["workers"]), pair["samples/s"],
-            f"{times:.2f} ({low:.2f} to {high:.2f})", f"{row['auto']:.2f}" if "auto" in row else "",
-            row.get("beside", ""), pair["waits, %"], pair["processor, ms"],
-            f"{row['processor']:.2f}", pair["memory, MB"], pair["first, ms"], pair["descriptors"],
-            *("yes" if row[same] else "NO" for same in ("same bytes", "same losses")),
+            row["job"] + ("" if same else ": BATCHES DIFFER"), "{} → {}".format(*row["workers"]),
+            " → ".join(number_(row[loader]["samples/s"]) for loader in (THEIRS, OURS)),
+            f"{times:.2f} ({low:.2f} to {high:.2f})", f"{row['processor']:.2f}",
+            f"{row['auto']:.2f}" if "auto" in row else "—",
         ])  # fmt: skip
-    if not any("beside" in row for row in rows):  # it was not asked for
-        at = head.index("beside, times")
-        for cells in (head, *lines):
-            del cells[at]
-    return table(head, lines, left=2)
+    return table(head, lines)
 
 
 def replaced(page, **parts):
@@ -376,8 +369,8 @@ def picture(rows, path):
     left, right = figure.subplots(1, 2, sharey=True)
     names = [row["job"].replace("_", " ") for row in rows]
     for axes, values, title in (
-        (left, [row["times"][0] for row in rows], "samples a second, times torch's"),
-        (right, [row["processor"] for row in rows], "processor time a sample, of torch's"),
+        (left, [row["times"][0] for row in rows], "samples/s compared with torch (log scale)"),
+        (right, [row["processor"] for row in rows], "CPU time per sample compared with torch"),
     ):
         bars = axes.barh(names, [value - 1 for value in values], left=1, color="tab:blue")
         axes.set_xscale("log")
@@ -406,7 +399,7 @@ def main(cfg):
         out.mkdir(parents=True, exist_ok=True)
     kept = Kept(out and out / "rounds.jsonl")
     rows, lines, loads, failed, machine = [], [], [], [], describe([OURS])
-    where = (f"{machine['processor']}, {machine['cores']:g} cores, "
+    where = (f"`{machine['processor']}`, {machine['cores']:g} cores, "
              f"{', '.join(map(' '.join, machine['versions'].items()))}, "
              f"Python {machine['python']}")  # fmt: skip
     print(where, flush=True)

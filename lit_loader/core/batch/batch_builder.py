@@ -243,14 +243,13 @@ class BatchBuilder:
         if found.cut is not None:
             self.note(
                 f"random generators beyond {found.cut} are not seeded, because it holds more than "
-                f"{MAX_OBJECTS:,} objects. Draw from lit_loader.get_rng(), or pass reseed_fn "
-                "[LL411]"
+                f"{MAX_OBJECTS:,} objects. Draw from lit_loader.get_rng(), or pass reseed_fn"
             )
         for path, generator in found.generators:
             if isinstance(generator, random.SystemRandom):
                 self.note(
                     f"{path} is a random.SystemRandom, which no seed determines, so batches differ "
-                    "from run to run. Use random.Random [LL415]"
+                    "from run to run. Use random.Random"
                 )
 
     def _hold(self, found: _Found, seeds: PassSeeds) -> None:

@@ -37,7 +37,7 @@ class BatchWithReport(NamedTuple):
     divided: int | None
     errors: tuple[Any, ...] = ()  # `SampleError`, of its bad samples
     omitted: bool = False  # they have left nothing: the next batch is given out in its stead
-    retries: int = 0  # times that samples were read again after a transient error
+    retries: int = 0  # how often samples were retried after a transient error
     notes: tuple[str, ...] = ()  # what the user is to be warned of, once
     digest: int = 0  # of a stream's batch, by which it is known when it is replayed; 0: none
 
@@ -94,7 +94,7 @@ class BatchSpec:
     own_order: bool  # the indices are the loader's own, and range over the whole dataset
     held: Mapping[str, OwnSeed]  # what the generators that the dataset holds count from
     modes: TorchModes = USUAL_MODES
-    timed: bool = False  # workers measure their processor time, batch by batch
+    timed: bool = False  # workers measure their CPU time, batch by batch
     watched: bool = True  # each sample is announced, for somebody looks at how long it takes
     shards: Shards | None = None  # readers of an iterable dataset; None: each worker is one
     start_method_chosen: bool = False  # by the program; else it is Python's default

@@ -1,4 +1,4 @@
-"""`Progress`: the batch that is being made: what it is at, and whether it is still wanted.
+"""`Progress`: the batch that is being built: its stage, and whether it is still wanted.
 
 ::
 
@@ -124,7 +124,7 @@ class Progress:
         return now
 
     def stages(self, now: int, processor: int = 0, queued: int = 0) -> tuple[int, ...]:
-        """Give what making the batch has taken, in the order of the last fields of a `Reply`.
+        """Return what building the batch has taken, in the order of the last fields of a `Reply`.
 
         One that failed, or was omitted, has not been through all stages.
         """

@@ -52,7 +52,7 @@ class Timings:
     slowest: int = 0  # reading its slowest sample; 0: not known
     slowest_at: int = 0  # that sample's place in the batch
     processor: int = 0  # time of the worker's process, all threads, for it; 0: not measured
-    queued: int = 0  # how long the worker waited for a processor meanwhile; 0: not measured
+    queued: int = 0  # how long the worker waited for a CPU core meanwhile; 0: not measured
     state: int = 0  # how much of ``fetch`` the state of a stream was taken
     tokens: int = 0  # that its samples have noted
     number: int = 0  # in the epoch
@@ -92,7 +92,7 @@ class Timings:
 
 
 class BatchLog:
-    """Collects the timings of a loader's batches; for one thread at a time. A copy begins anew.
+    """Collects the timings of a loader's batches; for one thread at a time. A copy begins empty.
 
     Attributes:
         records: Of the batches given out last, which nobody has summed up.

@@ -50,7 +50,7 @@ def shown() -> Any:
 
 
 def show(info: Any) -> None:
-    """Let this be answered; None: this is no worker."""
+    """Set the answer; None: this is no worker."""
     context = reading()
     if context.of_thread:
         context.info = info
@@ -63,7 +63,7 @@ def show(info: Any) -> None:
 
 
 def answer_threads() -> None:
-    """Have torch's functions answer threads of the loader by what they read, from now on.
+    """Make torch's functions answer threads of the loader by what they read, from now on.
 
     They know only the process. A worker thread gets the numbers that a worker process gets.
     """
@@ -77,7 +77,7 @@ def answer_threads() -> None:
 def _ask_first(
     function: Any, answer: Callable[[Reading], Any], knows: Callable[[Reading], bool]
 ) -> None:
-    """Let a function of torch ask ``answer`` where ``knows`` says so, whoever has imported it.
+    """Make a function of torch ask ``answer`` where ``knows`` says so, whoever has imported it.
 
     Datasets have imported the function by now: so its code is replaced, and not its name.
     """

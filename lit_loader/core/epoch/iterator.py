@@ -13,7 +13,7 @@
 - An exception that a signal handler raises comes out of ``next()``. The next ``next()`` returns the
   batch that was due; workers may be started again for it.
 - When all tasks of a pass are sent, the first ones of the next epoch are (`NextEpochTasks`). The
-  object goes on to the next iterator, with the workers.
+  object passes to the next iterator, with the workers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any, Final, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 import numpy as np
 
@@ -31,10 +31,8 @@ from lit_loader.core.batch.batch_spec import BatchWithReport
 from lit_loader.core.epoch.pass_tasks import MapTasks, NextEpochTasks, PassTasks
 from lit_loader.core.epoch.passes import Pass
 from lit_loader.core.epoch.torch_surface import TorchSurface
-from lit_loader.core.executors.executor import Executor, Workers
-from lit_loader.core.executors.healer import Healer
+from lit_loader.core.executors.executor import Executor, PoolClosed, Workers
 from lit_loader.core.executors.outcome import FewerWorkers, Outcome, Overrun
-from lit_loader.core.executors.pipes import PoolClosed
 from lit_loader.core.seeding.generator_lock import GeneratorLock
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.transport.messages import POSITION, listed
@@ -42,16 +40,19 @@ from lit_loader.core.transport.viewer_page import GIVEN, SINCE
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import LoaderError, WorkerRestartWarning
 
+if TYPE_CHECKING:  # a loader without workers imports nothing of theirs
+    from lit_loader.core.executors.healer import Healer
+
 __all__ = ["LoaderIterator"]
 
 T_co = TypeVar("T_co", covariant=True)
 
 _NO_END: Final = (
-    "a StopIteration was raised within an epoch, and would have passed for its end: the traceback "
-    "above shows where. Nothing is lost, the next next() returns the batch [LL015]"
+    "a StopIteration was raised within an epoch, and would have been taken for its end. The "
+    "traceback above shows where. Nothing is lost: the next next() returns the batch"
 )
 _CLOSED: Final = (
-    "the loader was closed while this iterator waited for a batch: iterate the loader again [LL033]"
+    "the loader was closed while this iterator waited for a batch. Iterate the loader again"
 )
 
 
@@ -88,8 +89,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         # ``in_order`` there is one line.
         self._lines = 1 if loader.in_order or here is not None else core.readers
         self._copy: Any = core.seams.device_copy(core) if here is None else None
-        budget, limit = loader.max_worker_restarts, loader.timeout or None
-        self.healer = Healer(budget, limit, core.iterable, core.seams)
+        self._limits = loader.max_worker_restarts, loader.timeout or None
+        self._healer: Healer | None = None  # made for the first workers
         self._restarts_noted = 0
         self._given = 0  # when the last batch was given out
         self._samples = 0
@@ -132,7 +133,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             if asked and error is not own:
                 self._broken_off(error)
             if self._executor is not None and self._executor.page is not None:
-                self._executor.page.rest()  # the program goes on
+                self._executor.page.rest()  # the program continues
             own = None  # whose traceback holds this frame
             raise
         finally:
@@ -214,7 +215,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                     break
                 arrived[came.number] = came
                 outcome = self._in_turn(tasks)
-            if self.healer.notices or outcome.error is not None:
+            if (self._healer is not None and self._healer.notices) or outcome.error is not None:
                 arrived[outcome.number] = outcome  # not lost where warnings are errors
                 self._report_events()
                 del arrived[outcome.number]
@@ -382,7 +383,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         return executor  # type: ignore[no-any-return]
 
     def _let_go(self, reusable: bool) -> None:
-        """Give the executor back, keeping what has come in; a second call does nothing."""
+        """Return the executor, keeping what has come in; a second call does nothing."""
         finalizer, executor, thread = self._finalizer, self._executor, self._thread
         if executor is None:
             return
@@ -424,7 +425,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             self._arrived.clear()
 
     def revoke(self) -> None:
-        """Give the workers to another iterator."""
+        """Pass the workers to another iterator."""
         if self._executor is not None:
             self.superseded = True
             self._let_go(reusable=True)
@@ -442,6 +443,15 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         executor = self._executor
         if executor is not None:
             executor.resize(num_workers, depth)
+
+    @property
+    def healer(self) -> Healer:
+        """Replaces this pass's workers."""
+        if self._healer is None:
+            from lit_loader.core.executors.healer import Healer
+
+            self._healer = Healer(*self._limits, self._core.iterable, self._core.seams)
+        return self._healer
 
     @property
     def sample_errors(self) -> Any:
@@ -492,7 +502,9 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
 
     def _report_events(self) -> None:
         """Warn of workers that were replaced, and of a budget that cannot be kept."""
-        core, healer = self._core, self.healer
+        core, healer = self._core, self._healer
+        if healer is None:
+            return
         core.log.worker_restarts += healer.restarts - self._restarts_noted
         self._restarts_noted = healer.restarts
         while healer.notices:

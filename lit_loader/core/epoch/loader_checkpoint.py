@@ -28,8 +28,8 @@ def take_state(core: LoaderCore) -> dict[str, Any]:
     if core.plan is not None and has_methods(core.dataset):
         core.warn_once(
             f"{type(core.dataset).__name__} has state_dict and load_state_dict, which are not "
-            "called: a map-style dataset is read by whichever worker is free, so that each sample "
-            "must follow from its index, get_epoch() and the random generators alone [LL310]"
+            "called, because any free worker reads a sample of a map-style dataset. Make each "
+            "sample follow from its index, get_epoch() and the random generators alone [LL310]"
         )
     return state_of(core, core.passes.now())
 
@@ -48,7 +48,7 @@ def state_of(core: LoaderCore, position: Position) -> dict[str, Any]:
 
 
 def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
-    """Let a loader's next iterator begin where a state was taken, of this loader or of another.
+    """Make a loader's next iterator begin where a state was taken, of this loader or of another.
 
     A StateError if it does not fit; then nothing has changed.
     """
@@ -69,14 +69,14 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
     if changed:  # before anything has, for warnings may be errors
         core.warn_once(
             f"the state was taken with {_written(before, changed)}, and this loader has "
-            f"{_written(fingerprint, changed)}: what was drawn stays, and from here on this "
-            "loader's count [LL314]"
+            f"{_written(fingerprint, changed)}. Samples drawn so far stay drawn, and the values "
+            "of this loader apply from here on"
         )
     had, has = (each.get("dataset_length") for each in (loaded.fingerprint, fingerprint))
     if had != has:
         core.warn_once(
-            f"the state is of an epoch's end, where the dataset had {had} samples; it has {has} "
-            "now, and the next epoch has those [LL329]"
+            f"the dataset had {had} samples when the state was saved, at an epoch's end, and has "
+            f"{has} now. The next epoch has the samples of now"
         )
     core.forget_start()
     core.passes.load(position, loaded.generator)

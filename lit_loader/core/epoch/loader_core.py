@@ -36,9 +36,8 @@ from lit_loader.core.epoch.passes import Pass, Passes
 from lit_loader.core.epoch.seams import Seams
 from lit_loader.core.epoch.torch_surface import run_patches
 from lit_loader.core.epoch.worker_keeper import WorkerKeeper
-from lit_loader.core.executors.executor import Workers
+from lit_loader.core.executors.executor import MOST_WORKERS, Workers
 from lit_loader.core.executors.inline import Inline
-from lit_loader.core.executors.worker_pool import MOST_WORKERS
 from lit_loader.core.options.checks import check_dataset
 from lit_loader.core.sampling.batch_plan import BatchPlan, distributed_sampler_of
 from lit_loader.core.sampling.sampler_view import ShownSamplers, is_share
@@ -324,8 +323,8 @@ class LoaderCore:
         ordered = self.plan is not None and self.plan.is_computed and not self.plan.is_shuffled
         if self.seeds.lacks_seed and not ordered:
             self.warn_once(
-                f"the data is divided among {self.replica[1]} processes that are no "
-                "torch.distributed job, and nothing says which seed they share, so seed 0 is used. "
+                f"the data is divided among {self.replica[1]} processes outside of a "
+                "torch.distributed job, so they cannot agree on a seed, and seed 0 is used. "
                 "Pass the same seed= in each of them [LL336]"
             )
         options = self.options
@@ -515,7 +514,7 @@ def _check_resize(num_workers: Any, reason: str | None, running: bool) -> None:
         text = "an iterator needs its workers, got resize(0): resize to 1, or set "
         text += f"loader.num_workers = 0, {later}"
     if text:
-        raise OptionError(f"{text} [LL209]")
+        raise OptionError(text)
 
 
 def _shared(sampler: Any) -> object:

@@ -130,11 +130,11 @@ class MapTasks(PassTasks):
         self.given = outcome.number
 
     def restart(self, number: int) -> None:
-        """Give a task again."""
+        """Send a task again."""
         self.again.append(number)
 
     def restart_all(self, arrived: dict[int, Outcome]) -> None:
-        """Give again what has not arrived."""
+        """Send again what has not arrived."""
         self.again = deque(number for number in self.tasks if number not in arrived)
 
     def adopt(self, begun: NextEpochTasks) -> None:
@@ -148,15 +148,15 @@ class MapTasks(PassTasks):
         """Return what the sampler has raised; see `PassTasks.fault`."""
         error, self.error = self.error, None
         if error is not None:
-            self.is_drawn = False  # what it does when it is asked again decides
+            self.is_drawn = False  # what it does at the next call decides
             return error
         given = self.place.now().delivered
         if not self.is_drawn or given < self._at:
             issued = f"{self._at} {'' if self.is_drawn else 'or more '}batches"
             return LoaderError(
-                f"epoch {self.made.epoch} would have ended after {given} of {issued}: this is a "
-                "fault of the loader; load_state_dict(state_dict()) continues with the next batch"
-                " [LL044]"
+                f"epoch {self.made.epoch} would have ended after {given} of {issued}. This is a "
+                "bug in lit_loader: please report it. load_state_dict(state_dict()) continues with "
+                "the next batch"
             )
         return None
 
@@ -171,7 +171,7 @@ class NextEpochTasks:
     Attributes:
         tasks: What is outstanding of them.
         arrived: Outcomes that wait for their turn, of the pass that runs, too.
-        token: That of the tasks, where they are handed over.
+        token: That of the tasks, where they are passed on.
     """
 
     def __init__(self, plan: BatchPlan | None, foreseen: tuple[PassSeeds, Position] | None) -> None:

@@ -66,7 +66,7 @@ class Pass:
     own: dict[str, OwnSeed] = field(default_factory=dict)  # what held generators count from
     resumed: Position | None = None  # the loaded position that it has taken over
     committed: Position | None = None  # where it was at the last commit
-    within: bool = False  # whether the training loop's epoch goes on after the end of this pass
+    within: bool = False  # whether the training loop's epoch continues after the end of this pass
     iterator: Callable[[], object] = _nobody  # a weak reference
     given: int = 0  # batches that its iterator has yielded
 
@@ -121,7 +121,7 @@ class Passes:
             self.plan.epochs.set(epoch)
 
     def load(self, position: Position, generator: int) -> None:
-        """Let the next pass begin at a position; ``generator`` is the digest of torch's there."""
+        """Make the next pass begin at a position; ``generator`` is the digest of torch's there."""
         running = self.current
         in_use = running is not None and running.given and self._is_running(running)
         if in_use and not self.commits:
@@ -203,7 +203,7 @@ class Passes:
             self.find_generator()
             self._log_resume(start)
         self._repeats[start.epoch] = max(self._repeats[start.epoch], start.repeat + 1)
-        # Ranks may begin passes of their own: what they hold must be seeded alike all the same.
+        # Ranks may begin passes of their own: what they hold must be seeded equally all the same.
         ordinal = start.epoch if self.shares_data or self._is_stream_in_job() else self._begun
         start = replace(start, told=start.told or self._set is not None)
         told = start.epoch if start.told and tells else UNTOLD
@@ -363,7 +363,7 @@ class Passes:
         return own_seeds(found, known, seeds)
 
     def _is_running(self, one: Pass) -> bool:
-        """Whether its iterator lives, in the midst of the pass."""
+        """Whether its iterator lives, in the middle of the pass."""
         position = one.position
         if position.ended or one.iterator() is None:
             return False
@@ -434,7 +434,7 @@ class Passes:
                 )
 
     def _warn_of_equal_orders(self, epoch: int) -> None:
-        """Report once that ranks which share the data shuffle it alike in each pass."""
+        """Report once that ranks which share the data shuffle it in the same way in each pass."""
         if not (self.shares_data and self.plan is not None and self.plan.is_shuffled):
             return
         one = self.current

@@ -28,7 +28,7 @@ class Seams:
         return {}
 
     def advice(self, core: Any) -> Iterable[str]:
-        """Return what the user is to be told of data that is divided; asked before each epoch."""
+        """Return what to report of data that is divided; asked before each epoch."""
         return ()
 
     def idle(self, core: Any) -> str | None:
@@ -91,7 +91,7 @@ class Seams:
         return None
 
     def shared_by_fork(self, core: Any, num_workers: int) -> Iterable[str]:
-        """Return what the user is to be told of what workers would share; asked before a fork."""
+        """Return what to report of what workers would share; asked before a fork."""
         return ()
 
     def look_at_workers(self, core: Any, pool: Any, now: float) -> None:

@@ -33,7 +33,7 @@ class TorchSurface(_BaseDataLoaderIter):
 
     @property
     def _num_yielded(self) -> int:
-        """Batches of the epoch behind the consumer; also those that it has left out or resumed."""
+        """Batches of the epoch that the consumer has had, has left out, or has resumed after."""
         return 0 if self._pass is None else self._pass.position.now().delivered
 
     @_num_yielded.setter

@@ -12,20 +12,19 @@ import threading
 import time
 import warnings
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lit_loader.core.epoch.iterator import LoaderIterator
 from lit_loader.core.epoch.pass_options import PassOptions
 from lit_loader.core.epoch.pass_tasks import NextEpochTasks
 from lit_loader.core.epoch.passes import Pass
-from lit_loader.core.executors.executor import Executor
-from lit_loader.core.executors.pipes import PoolClosed
-from lit_loader.core.executors.pool_executor import PoolExecutor
-from lit_loader.core.executors.process_start import default_context
-from lit_loader.core.executors.worker_pool import WorkerPool
+from lit_loader.core.executors.executor import Executor, PoolClosed
 from lit_loader.core.seeding.seeds import UNTOLD
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.describe import program_stacklevel
+
+if TYPE_CHECKING:  # a loader without workers imports nothing of theirs
+    from lit_loader.core.executors.worker_pool import WorkerPool
 
 __all__ = ["WorkerKeeper"]
 
@@ -59,6 +58,8 @@ class WorkerKeeper:
         other = core.seams.executor(core, made)
         if other is not None:
             return other, None
+        from lit_loader.core.executors.pool_executor import PoolExecutor
+
         pool, begun = self._claim_pool(run, made)
         loader = core.loader
         budgeted, tasks = loader.memory_budget is not None, {} if begun is None else begun.tasks
@@ -122,6 +123,9 @@ class WorkerKeeper:
 
     def start_pool(self, made: Pass) -> WorkerPool:
         """Start worker processes for a pass."""
+        from lit_loader.core.executors.process_start import default_context
+        from lit_loader.core.executors.worker_pool import WorkerPool
+
         core = self.core
         loader, options = core.loader, core.options
         context = options.multiprocessing_context or default_context()
@@ -146,7 +150,7 @@ class WorkerKeeper:
     # --- ending them ---
 
     def renew(self) -> None:
-        """Let the next iterator start workers; one that has those of now keeps them as its own."""
+        """Make the next iterator start workers; one that has the present ones keeps them."""
         if self.holder is None:
             self._end_workers()
         self.pool = self._begun = None

@@ -12,21 +12,30 @@ Where a loader has another executor than these comes by the seam `executor`
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from lit_loader.core.executors.outcome import Outcome
-from lit_loader.core.executors.worker_process import WorkerProcess
 from lit_loader.core.seeding.seeds import PassSeeds
 from lit_loader.core.transport.viewer_page import ViewerPage
 
-__all__ = ["Executor", "Task", "Workers"]
+if TYPE_CHECKING:  # a loader without workers imports nothing of theirs
+    from lit_loader.core.executors.worker_process import WorkerProcess
+
+__all__ = ["MOST_WORKERS", "Executor", "PoolClosed", "Task", "Workers"]
+
+MOST_WORKERS: Final = 1024
+"""Workers that a pool may grow to, if it was not begun with more: rows of its status board."""
+
+
+class PoolClosed(Exception):
+    """The pipes are closed: by a signal handler, or by the end of the program."""
 
 
 class Task(NamedTuple):
     """A batch to be made: a pure function of what is here and of what the executor reads."""
 
     number: int  # of epoch and batch, see `task_number`; no two of an iterator have the same
-    # The samples' indices; or a `ReadPoint`, where its reader is to begin; None: it goes on.
+    # The samples' indices; or a `ReadPoint`, where its reader is to begin; None: it continues.
     indices: Any
     epoch: int
     seeds: PassSeeds

@@ -3,7 +3,7 @@
 ::
 
     pool.receive ─ WorkerDeath ───────────────▶ is there budget?
-        │                                        │ yes: pool.replace, a notice; waiting goes on
+        │                                        │ yes: pool.replace, a notice; waiting continues
         ╰── time is up ─▶ who hangs? ─ ended, ──▶│ no: WorkerDiedError or WorkerTimeoutError
                            with its stacks       │ its task has ended two in a row: that task is
                                                  ╰ given up, and the error is its batch's outcome
@@ -158,7 +158,7 @@ class Healer:
             if self._kills[number] >= _KILLS_IN_A_ROW and self._max_restarts:
                 error = fault(
                     f"{message}\nBatch {position_of(number)} has ended {_KILLS_IN_A_ROW} workers "
-                    f"in a row and is not tried again. {_ADVICE[fault]} [LL014]"
+                    f"in a row and is not tried again. {_ADVICE[fault]} [LL013]"
                 )
                 if self._iterable:
                     raise error from None
@@ -172,8 +172,8 @@ class Healer:
             raise fault(message) from None  # it would be the same again
         budget = f"max_worker_restarts={self._max_restarts}"
         if self._charged > self._max_restarts:
-            spent = f"{budget} for this epoch is used up [LL013]. " if self._max_restarts else ""
-            raise fault(f"{message}\n{spent}{_ADVICE[fault]}") from None
+            spent = f"{budget} for this epoch is used up. " if self._max_restarts else ""
+            raise fault(f"{message}\n{spent}{_ADVICE[fault]} [LL013]") from None
         notice = (
             f"{message}\nIt has been replaced and nothing is lost (restart {self._charged} of at "
             f"most {budget} in this epoch)."

@@ -48,7 +48,7 @@ class Inline(Executor):
         weakref.finalize(self, end).atexit = False
 
     def submit(self, task: Task) -> None:
-        """Keep the task until it is asked for."""
+        """Keep the task until `receive`."""
         self._tasks.append(task)
 
     def receive(self, timeout: float | None = None) -> Outcome | None:

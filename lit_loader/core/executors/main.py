@@ -74,7 +74,7 @@ LEAVE_GRACE: Final = 5.0
 
 
 def worker_main(links: Links, payload: Payload) -> None:
-    """Be a worker until a message says to stop, or until the parent is gone."""
+    """Work until a message says to stop, or until the parent is gone."""
     reset_signals()
     write_stacks_to(links.stacks.fd)
     # What was forked is not looked through by the garbage collector, which would copy its pages: of
@@ -254,9 +254,8 @@ class _Worker:
                     raise Cancelled
                 if message.capacity < 0:
                     raise TransportError(
-                        "the batch needs more shared memory than is available: raise the "
-                        "training process's limit (ulimit -v), or make batches smaller"
-                        " [LL112]"
+                        "the batch needs more shared memory than is available. Raise the "
+                        "training process's limit (ulimit -v), or make batches smaller [LL102]"
                     )
                 return message
 

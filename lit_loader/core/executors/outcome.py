@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lit_loader.core.batch.batch_spec import BatchWithReport
 from lit_loader.core.batch.timings import MEASURED, Timings
-from lit_loader.core.executors.worker_process import RelayExit
-from lit_loader.core.transport.arena import Lease
 from lit_loader.core.transport.codec import decode
 from lit_loader.core.transport.messages import Reply, Status, position_of
 from lit_loader.core.transport.status_board import BoardRow
 from lit_loader.core.transport.worker_exception import WorkerException
 from lit_loader.describe import annotate
 from lit_loader.errors import TransportError, WorkerError
+
+if TYPE_CHECKING:
+    from lit_loader.core.executors.worker_process import RelayExit
+    from lit_loader.core.transport.arena import Lease
 
 Pin = Callable[[Any], Any]
 """Copies a batch into memory that is pinned."""

@@ -107,9 +107,9 @@ class Payload:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     raise  # there is room
                 raise LoaderError(
-                    f"no room in memory for the dataset's arrays ({frozen.nbytes / 2**20:,.0f} MiB "
-                    f"for all workers, {error}): {remedy(error)}, or use "
-                    "multiprocessing_context='fork', which copies none [LL105]"
+                    f"not enough memory for the dataset's arrays ({frozen.nbytes / 2**20:,.0f} MiB "
+                    f"for all workers, {error}). {remedy(error)}, or use "
+                    "multiprocessing_context='fork', which copies none [LL102]"
                 ) from error
             except BaseException:
                 self.close()

@@ -23,6 +23,7 @@ from array import array
 from collections import deque
 from typing import Final
 
+from lit_loader.core.executors.executor import PoolClosed
 from lit_loader.core.transport.messages import SIZE, Message, Stop, pack, unpack_all
 
 _READ_AT_ONCE: Final = 64 * SIZE
@@ -50,10 +51,6 @@ class Ended(Exception):
     def __init__(self, sentinel: int) -> None:
         super().__init__(sentinel)
         self.sentinel = sentinel
-
-
-class PoolClosed(Exception):
-    """The pipes are closed: by a signal handler, or by the end of the program."""
 
 
 class Pipes:

@@ -146,18 +146,17 @@ def _start_fork_server(context: BaseContext) -> None:
         forkserver.ensure_running()
     except ChildProcessError as error:
         raise LoaderError(
-            "workers cannot come from Python's fork server, because it is no child of this "
-            "process: this process was forked by one that uses the server, or something else has "
-            "waited for the server's end. Set multiprocessing_context='spawn' (or 'fork') here "
-            "[LL019]"
+            "Python's fork server cannot start workers, because it is not a child of this "
+            "process. Either this process was forked by one that uses the server, or other code "
+            "has waited for the server's end. Set multiprocessing_context='spawn' here"
         ) from error
     except OSError as error:
         if "AF_UNIX path too long" not in str(error):
             raise
         raise LoaderError(
-            "workers cannot come from Python's fork server: the path of its socket is too long in "
+            "Python's fork server cannot start workers: the path of its socket is too long in "
             f"the temporary directory {tempfile.gettempdir()}. Set TMPDIR to a shorter one, or "
-            "multiprocessing_context='spawn' [LL020]"
+            "multiprocessing_context='spawn'"
         ) from error
 
 
@@ -226,7 +225,7 @@ def _renew_locks() -> None:
 
 def _streams() -> Iterator[Any]:
     yield from (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
-    # reach: python: the handlers, without a look at hundreds of loggers, which copies their pages.
+    # reach: python: the handlers, without reading hundreds of loggers, which copies their pages.
     for handler in [*logging._at_fork_reinit_lock_weakset]:  # type: ignore[attr-defined]
         yield getattr(handler, "stream", None)
 

@@ -3,7 +3,7 @@
 ::
 
     task ─▶ its reader's home: the worker that has the reader open
-              ├─ as always: the reader goes on where it is
+              ├─ as always: the reader continues where it is
               ╰─ the reader is new there (it was moved, or its worker died): the task says where
                  it is, and the worker opens it there
 
@@ -36,7 +36,7 @@ class ReaderHomes:
         """Note that a turn's task is sent; returns what it says of where its reader is.
 
         That is the ``place`` that the task has, if any, where the reader begins in its home; and
-        nothing where it goes on. None: it has to be said, and the task has none. It is not sent.
+        nothing where it continues. None: it has to be said, and the task has none. It is not sent.
         """
         reader, readers = turn % len(self._homes), len(self._homes)
         expected = self._next[reader]

@@ -45,6 +45,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lit_loader.core.batch.batch_spec import BatchSpec
 from lit_loader.core.batch.dataset_attributes import pickled
+from lit_loader.core.executors.executor import MOST_WORKERS
 from lit_loader.core.executors.outcome import FewerWorkers, Outcome
 from lit_loader.core.executors.pipes import Ended, Pipes
 from lit_loader.core.executors.stall_watch import LONGEST_LOOK, Stall, StallWatch
@@ -85,9 +86,6 @@ from lit_loader.errors import LoaderError
 
 if TYPE_CHECKING:  # map-style datasets need none
     from lit_loader.core.executors.reader_assignment import ReaderHomes
-
-MOST_WORKERS: Final = 1024
-"""Workers that a pool may grow to, if it was not begun with more: rows of its status board."""
 
 _DROPPED_SOON: Final = 3
 """Times its credit that a worker may have tasks, if nearly all of them are called off."""
@@ -144,7 +142,7 @@ class _Worker:
         self.owed = 0  # how many of these are not called off
         # Tasks that it may have; None: as many as are in flight for each. A relay says it itself.
         self.credit = 0 if relays else None
-        # Tasks that it was sent so far; goes on from the worker before: its bits on the board do.
+        # Tasks that it was sent so far; continues from the worker before: its bits on the board do.
         self.places = self.first = places
         self.awaited = False  # whether it has not begun the epoch of this token
         self.leaving = False  # whether it is sent no more tasks
@@ -188,7 +186,7 @@ class WorkerPool:
             raise LoaderError(
                 f"num_workers={num_workers} inside a daemonic process, which may not start "
                 "processes: use worker_method='thread' or num_workers=0 there, or make the process "
-                "non-daemonic [LL032]"
+                "non-daemonic"
             )
         # Behind the rows of workers here are those of workers elsewhere, and the relay's.
         relay = max(num_workers, MOST_WORKERS) + (0 if remote is None else remote.num_workers)
@@ -691,7 +689,7 @@ class WorkerPool:
             return
         self._board.workers = workers.num_workers = self.num_workers = there
         self._set_credit()
-        text = f"num_workers stays at {there} instead of {wanted}, and nothing is lost [LL107]"
+        text = f"num_workers stays at {there} instead of {wanted}, and no batch is lost"
         text += f": {error}"
         self.notices.append(FewerWorkers(text, there))
         self._divide()

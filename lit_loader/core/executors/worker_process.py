@@ -139,7 +139,7 @@ def start_worker(context: BaseContext, links: Links, payload: Payload) -> Worker
         raise LoaderError(
             f"Worker {links.worker} cannot be started: Python's fork server, which starts it, was "
             f"killed or does not answer ({type(error).__name__}: {error}). If there is output of "
-            'its own above, put what a script does under `if __name__ == "__main__":`; if not, '
+            'the server above, put what a script does under `if __name__ == "__main__":`. Else '
             "iterate the loader again, or set multiprocessing_context='spawn' [LL018]"
         ) from error
 

@@ -295,11 +295,11 @@ def explain_limit(error: BaseException, num_workers: int, worker: int | None = N
         return
     if error.errno in (errno.EMFILE, errno.ENFILE):
         raise LoaderError(
-            f"num_workers={num_workers} need more open files than are available (5 a worker and "
-            "some). Raise the limit (ulimit -n), or use fewer workers [LL106]"
+            f"num_workers={num_workers} needs more open files than are available (5 per worker "
+            "and a few more). Raise the limit (ulimit -n), or use fewer workers"
         ) from error
     if worker is not None and error.errno in (errno.EAGAIN, errno.ENOMEM):
         raise LoaderError(
             f"Worker {worker} cannot be started ({error.strerror}). Raise the limit of processes "
-            "(ulimit -u), see that memory is left, or use fewer workers [LL017]"
+            "(ulimit -u), free some memory, or use fewer workers [LL017]"
         ) from error

@@ -82,7 +82,7 @@ def _check_address_space() -> None:
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         raise LoaderError(
             f"worker_init_fn has set a limit of {limit / 2**30:.1f} GiB for the address space "
-            "(RLIMIT_AS), which is below what is reserved for shared memory, little of it in use: "
-            "set it in the training process before the loader's first batch, or limit memory in "
-            "use instead, by RLIMIT_DATA or a control group [LL104]"
+            "(RLIMIT_AS), which is below the space reserved for shared memory. Set it in the "
+            "training process before the loader's first batch, or limit used memory instead, by "
+            "RLIMIT_DATA or a cgroup"
         )

@@ -38,11 +38,11 @@ START_METHODS: Final = ("fork", "spawn", "forkserver")
 
 def refuse(name: str, constraint: str, value: object) -> NoReturn:
     """Raise the error for an option's value, which must be something else."""
-    raise OptionError(f"{name} must be {constraint}, got {name}={short_repr(value)} [LL601]")
+    raise OptionError(f"{name} must be {constraint}, got {name}={short_repr(value)}")
 
 
 def plain(value: Any) -> Any:
-    """Give a single value as Python's own bool, int, float or str; anything else as it is.
+    """Return a single value as Python's own bool, int, float or str; anything else as it is.
 
     NumPy's integers overflow where Python's go on, and ``torch.load(weights_only=True)`` refuses a
     state with any of NumPy's types in it. Arrays and tensors without dimensions are single values;
@@ -59,7 +59,7 @@ def plain(value: Any) -> Any:
 
 
 def checked(default: Any, check: Callable[[str, Any], Any]) -> Any:
-    """Give the field of an option, with its default and its check, for `check_fields`."""
+    """Return the field of an option, with its default and its check, for `check_fields`."""
     return dataclasses.field(default=default, metadata={"check": check})
 
 
@@ -69,10 +69,13 @@ def check_fields(options: Any, prefix: str = "") -> None:
     Raises:
         OptionError: One is refused; ``prefix`` goes before its name.
     """
-    for field in dataclasses.fields(options):
-        value = field.metadata["check"](prefix + field.name, getattr(options, field.name))
+    values = vars(options)
+    for name, field in type(options).__dataclass_fields__.items():
+        given = values[name]
+        if given is field.default:  # as nearly always; every loader comes by here
+            continue
         # Frozen, so that it cannot lose its validity; this is the one moment at which it is set.
-        object.__setattr__(options, field.name, value)
+        values[name] = field.metadata["check"](prefix + name, given)
 
 
 def known_options(options: Iterable[object], known: Sequence[str], place: str = "") -> None:
@@ -83,7 +86,7 @@ def known_options(options: Iterable[object], known: Sequence[str], place: str = 
             if near is None:
                 near = next(iter(difflib.get_close_matches(str(name), known, n=1)), None)
             advice = f"did you mean {near}?" if near else f"options are {', '.join(known)}"
-            raise OptionError(f"unknown option '{place}{name}': {advice} [LL604]")
+            raise OptionError(f"unknown option '{place}{name}': {advice}")
 
 
 class UnknownOptionError(OptionError, TypeError):
@@ -91,7 +94,7 @@ class UnknownOptionError(OptionError, TypeError):
 
 
 def known_keywords(init: _Init, elsewhere: Mapping[str, str] = _NOTHING) -> _Init:
-    """Have a constructor name the nearest keyword for one that there is not.
+    """Make a constructor name the nearest keyword for an unknown one.
 
     ``elsewhere`` says where those are to be passed that belong somewhere else.
     """
@@ -102,7 +105,7 @@ def known_keywords(init: _Init, elsewhere: Mapping[str, str] = _NOTHING) -> _Ini
         try:
             for name in kwargs:
                 if name in elsewhere and name not in known:
-                    raise OptionError(f"unknown option {name!r}: {elsewhere[name]} [LL605]")
+                    raise OptionError(f"unknown option {name!r}: {elsewhere[name]}")
             known_options(kwargs, known[1:])
         except OptionError as error:
             raise UnknownOptionError(error.text) from None
@@ -113,7 +116,7 @@ def known_keywords(init: _Init, elsewhere: Mapping[str, str] = _NOTHING) -> _Ini
 
 
 def or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
-    """Let a check pass None."""
+    """Make a check accept None."""
     return lambda name, value: None if value is None else check(name, value)
 
 
@@ -231,7 +234,7 @@ def function(name: str, value: Any) -> Callable[..., Any]:
     if isinstance(value, str):
         raise OptionError(
             f"{name} must be a callable, got the string {short_repr(value)}: pass the function "
-            f"itself, in Hydra as {{_target_: hydra.utils.get_method, path: {value}}} [LL611]"
+            f"itself, in Hydra as {{_target_: hydra.utils.get_method, path: {value}}}"
         )
     if not callable(value):
         refuse(name, "a callable", value)
@@ -327,7 +330,7 @@ def generator(name: str, value: Any) -> Any:
 
 
 def by_add_on(thing: str, check: str) -> Callable[[str, Any], Any]:
-    """Give the check of an add-on's option, which is imported for it: the method of a public name.
+    """Return the check of an add-on's option, imported for it: the method of a public name.
 
     Or a function of one of the modules that the package gives when it is asked for them.
     """
@@ -372,15 +375,15 @@ def check_dataset(dataset: Any, loading: bool = False) -> None:
         raise OptionError(
             "dataset must have __getitem__ (and __len__), or be an IterableDataset, got "
             f"{short_repr(dataset)} ({kind.__name__}): derive a class from "
-            "torch.utils.data.IterableDataset whose __iter__ begins it again for each epoch [LL613]"
+            "torch.utils.data.IterableDataset whose __iter__ begins it again for each epoch"
         )
     if isinstance(dataset, type):
         raise OptionError(
             f"dataset must be an object, got the class {dataset.__name__} itself: call it, as in "
-            f"{dataset.__name__}() [LL614]"
+            f"{dataset.__name__}()"
         )
     if not hasattr(dataset, "__getitems__"):
         raise OptionError(
             "dataset must have __getitem__ (and __len__), __getitems__ or __iter__, got "
-            f"{short_repr(dataset)} ({type(dataset).__name__}): pass a dataset [LL615]"
+            f"{short_repr(dataset)} ({type(dataset).__name__}): pass a dataset"
         )

@@ -114,7 +114,7 @@ class LoaderConfig:
         checks.check_fields(self)
         if self.num_remote_workers and self.remote is None:
             object.__setattr__(self, "remote", check_option("remote", {}))
-        self.refuse(self._conflicts(), "[LL602]")
+        self.refuse(self._conflicts())
 
     def __repr__(self) -> str:
         """The options that differ from their defaults; there are too many to read all of them."""
@@ -126,11 +126,11 @@ class LoaderConfig:
                 changed.append(f"{name}={short_repr(value)}")
         return f"{type(self).__name__}({', '.join(changed)})"
 
-    def refuse(self, found: Iterator[tuple[str, ...]], number: str) -> None:
+    def refuse(self, found: Iterator[tuple[str, ...]]) -> None:
         """Raise the first of conflicts: the text, and the options whose values it is to name."""
         for text, *names in found:
             values = " and ".join(f"{name}={short_repr(getattr(self, name))}" for name in names)
-            raise OptionError(f"{text}, got {values} {number}")
+            raise OptionError(f"{text}, got {values}")
 
     def _conflicts(self) -> Iterator[tuple[str, ...]]:
         """Say which options rule one another out, for `refuse`."""
@@ -172,7 +172,7 @@ class LoaderConfig:
         elif self.rank is not None and self.rank >= (replicas or 0):
             yield "rank must be less than num_replicas", "rank", "num_replicas"
         if self.num_shards is not None:
-            from lit_loader import stream_options
+            from lit_loader.core.options import stream_options
 
             yield from stream_options.conflicts(self)
         if self.max_sample_errors is not None and self.on_sample_error == "raise":
@@ -183,7 +183,7 @@ class LoaderConfig:
             )
 
     def _differing(self, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-        """Give those options that differ from their defaults, with these."""
+        """Yield the options that differ from their defaults, with these."""
         for name in names:
             default = getattr(LoaderConfig, name)
             if getattr(self, name) != default:
@@ -234,7 +234,7 @@ class LoaderConfig:
             if not checks.is_iterable(value):
                 raise OptionError(
                     f"{name} factory must return an iterable, got {short_repr(value)} "
-                    f"from {short_repr(getattr(self, name))} [LL616]"
+                    f"from {short_repr(getattr(self, name))}"
                 )
         return dataclasses.replace(self, **made) if made else self
 
@@ -256,7 +256,7 @@ class LoaderConfig:
                 if name == "timeout" and value:
                     warnings.warn(
                         f"lit_loader: timeout={value} has no effect: num_workers=0 reads samples "
-                        "in the calling process, where one that hangs is not noticed [LL608]",
+                        "in the calling process, where one that hangs is not noticed",
                         stacklevel=program_stacklevel(),
                     )
         if options.get("sampler") is not None or options.get("batch_sampler") is not None:
@@ -275,7 +275,7 @@ class LoaderConfig:
 
     def as_kwargs(self) -> dict[str, Any]:
         """Returns the options as keywords for ``DataLoader(dataset, **kwargs)``, not copied."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return dict(vars(self))
 
     def merged(self, **overrides: Any) -> LoaderConfig:
         """Returns a new validated config in which `overrides` replace this one's options.

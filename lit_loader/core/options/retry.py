@@ -1,4 +1,4 @@
-"""`Retry`: when a sample is read again after an error that may pass.
+"""`Retry`: when to retry a sample after an error that may pass.
 
 Part of the check of options, and imports neither torch nor NumPy, as that.
 """
@@ -45,18 +45,18 @@ def _exception(name: str, value: Any) -> type[Exception]:
 @public
 @dataclasses.dataclass(frozen=True)
 class Retry:
-    """When a sample is read again: the value of ``sample_retries``.
+    """When to retry a sample: the value of ``sample_retries``.
 
     ::
 
         DataLoader(dataset, sample_retries=Retry(5, backoff=0.5, on=["OSError", "my.ServerBusy"]))
 
     Args:
-        times: Times that a sample is read again before its error counts.
+        times: How often to retry a sample before its error counts.
         backoff: Seconds before the first retry. They double with each further one, up to 10 s: 0.1
             and 3 retries wait 0.1 + 0.2 + 0.4 s.
         on: Exception classes, or their names ("OSError", "my.module.Error"), after which a sample
-            is read again.
+            is retried.
 
     Raises:
         OptionError: A value is refused.

@@ -6,7 +6,7 @@
     batch_sampler ──▶ groups of num_replicas batches ──────────────────────▶ this rank's batches
 
 - The epoch's stream of items is defined globally, the same on all ranks, and striped: item ``j``
-  goes to rank ``j % num_replicas``. A user's batch sampler is striped alike, a batch an item.
+  goes to rank ``j % num_replicas``. A user's batch sampler is striped by batches.
 - The loader's own orders are computed, so any position is reached at once: `ComputedBatches`. A
   user's sampler is iterated as it is: `core/sampling/sampler_batches.py`.
 """
@@ -39,7 +39,7 @@ batch does not wait for those of the next hundred."""
 
 @dataclass(frozen=True)
 class Shard:
-    """This process's share of a stream of items that all processes see alike.
+    """This process's share of a stream of items that is the same in all processes.
 
     Item ``j`` goes to rank ``j % num_replicas``. What becomes of the ``remainder``: "pad"
     repeats items from the stream's start, "drop" leaves it off, "keep" gives each item once, so
@@ -111,7 +111,7 @@ class SamplerEpochs:
             sampler.set_epoch(epoch)
 
     def show(self, epoch: int, resumed: bool = False) -> None:
-        """Let samplers show an epoch that was counted, or ``resumed``."""
+        """Set the epoch that samplers show, which was counted, or ``resumed``."""
         for sampler in self._samplers:
             if hasattr(sampler, "requested_epoch"):
                 if resumed:
@@ -148,7 +148,6 @@ class BatchPlan:
             raise OptionError(
                 f"batch_sampler must give lists of indices, but {type(source).__name__} "
                 "gives single ones: pass it as sampler, with batch_size"
-                " [LL621]"
             )
         self.size = 1 if self.single or batch_size is None else batch_size
         self.drop_last = drop_last
@@ -223,13 +222,13 @@ class BatchPlan:
             raise StateError(
                 f"the state's position of {samples:,} batches, of all ranks together, is not a "
                 f"multiple of num_replicas={self.num_replicas}: resume with a number of ranks that "
-                "divides it, for the batches of a batch sampler are given whole [LL313]"
+                "divides it, for the batches of a batch sampler are given whole"
             )
         if within:
             raise StateError(
                 f"the state's position of {samples} samples is not a multiple of batch_size * "
                 f"num_replicas = {self.size} * {self.num_replicas}: resume with a batch_size and "
-                f"num_replicas whose product divides it [LL302]"
+                f"num_replicas whose product divides it"
             )
         return batches
 
@@ -258,13 +257,13 @@ class ComputedBatches:
         self._share = plan.shard.share(self._length)
         if plan.drop_last:
             self._share -= self._share % plan.size
-        self._chunk: tuple[int, Any] = 0, ()  # indices of some batches, behind the first's number
+        self._chunk: tuple[int, Any] = 0, ()  # the first's number, and indices of some batches
         # Batches are computed, and kept, by their order itself.
         self._most = 1 if plan.batched else max(1, CHUNK // plan.size)
         self._next_size = min(self._most, max(1, _FIRST_CHUNK // plan.size))
 
     def draw(self, number: int, where: object = None) -> Any:
-        """Return batch ``number``; StopIteration behind the last."""
+        """Return batch ``number``; StopIteration after the last."""
         first, chunk = self._chunk
         at = (number - first) * self._size
         if not 0 <= at < len(chunk):

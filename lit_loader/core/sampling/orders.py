@@ -167,7 +167,7 @@ def _is_iterated_elsewhere(sampler: object) -> None:
     if not _warned and any(module.startswith(_OTHER_LOADERS) for module, _ in callers_):
         _warned = True
         warnings.warn(
-            f"lit_loader: torch's DataLoader makes the batches of a lit_loader.DataLoader "
+            f"lit_loader: torch's DataLoader builds the batches of a lit_loader.DataLoader "
             f"({type(sampler).__name__}), because the program rebuilds the loaders it is given, as "
             "accelerate's prepare() does. Call lit_loader.replace_torch() first to keep "
             "lit_loader's workers [LL706]",
@@ -180,7 +180,7 @@ _warned = False
 _FRAMES_TO_LOADER: Final = 12  # samplers around samplers in between
 
 
-# An epoch's order is asked for when it is made ahead, when that is compared, and when it begins.
+# An epoch's order is computed when it is made ahead, when that is compared, and when it begins.
 _permutation = functools.lru_cache(maxsize=4)(Permutation)
 
 
@@ -197,7 +197,7 @@ def epoch_number(epoch: Any) -> int:
     """Return an epoch's number as an int; an OptionError if it is none that travels to workers."""
     number = whole_number("epoch", epoch)
     if not is_epoch(number):
-        raise OptionError(f"epoch must be below 2**62, got epoch={short_repr(number)} [LL623]")
+        raise OptionError(f"epoch must be below 2**62, got epoch={short_repr(number)}")
     return number
 
 

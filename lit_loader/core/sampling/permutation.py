@@ -58,11 +58,11 @@ class Permutation:
         self._keys = _random_words(_ROUNDS, seed)
 
     def take(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Give the elements, int64, at positions ``start`` to ``stop``, which is cut at the end."""
+        """Return the elements, int64, at positions ``start`` to ``stop``, cut at the end."""
         return self.at(np.arange(start, min(stop, self.length), dtype=np.int64))
 
     def at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Give the elements at many positions, each in ``range(length)`` (not checked), at once."""
+        """Return the elements at positions, each in ``range(length)`` (not checked), at once."""
         if self._table is not None:
             return self._table[positions]
         length = np.uint64(self.length)
@@ -102,7 +102,7 @@ def _add_random(digit: _Words, radix: np.uint64, other: _Words, key: np.uint64) 
 
 
 def _random_words(count: int, seed: int) -> _Words:
-    """Give ``count`` words of the SplitMix64 stream that starts at a mixed seed."""
+    """Return ``count`` words of the SplitMix64 stream that starts at a mixed seed."""
     start: Any = _mix(np.array([seed & 0xFFFF_FFFF_FFFF_FFFF], dtype=np.uint64))
     return _mix(start + _GOLDEN * np.arange(1, count + 1, dtype=np.uint64))
 

@@ -5,7 +5,7 @@
     sampler with state_dict ── load_state_dict(state of the batch) ──────────────────╮
     another ── its generator as the pass began ── drawn again up to the position ────┴─▶ goes on
 
-- A sampler (or its iterator) that has ``state_dict`` and ``load_state_dict`` is asked after each
+- A sampler (or its iterator) that has ``state_dict`` and ``load_state_dict`` is called after each
   batch, and put back there.
 - Another one is drawn again, which is cheap, for no data is read: from its attribute ``generator``
   as it was when the pass began, or from the global generators, which are seeded for each batch. A
@@ -63,7 +63,7 @@ _T = TypeVar("_T")
 
 
 class SamplerBatches:
-    """One rank's batches of a pass; nothing is asked of the sampler before the first.
+    """One rank's batches of a pass; the sampler is not used before the first.
 
     ``place`` is where to begin; where it is ``resumed``, with what the sampler must remember there.
     """
@@ -74,7 +74,7 @@ class SamplerBatches:
         self._plan, self._epoch, self._draws = plan, place.epoch, Draws()
         self._seed = extend(place.order_seed, _SAMPLER_STREAM)
         self._group_size = plan.size * plan.shard.num_replicas
-        # In the midst of a pass striped ranks must know its first items, to pad its end.
+        # In the middle of a pass striped ranks must know its first items, to pad its end.
         pads = plan.shard.remainder == "pad" and not plan.drop_last
         self._head_size = plan.shard.num_replicas - 1 if pads else 0
         self._first = place.batches
@@ -180,7 +180,7 @@ class SamplerBatches:
         return group
 
     def _lent(self, draw: Callable[[], _T]) -> _T:
-        """Let the sampler find the global generators seeded for a batch, and put them back."""
+        """Seed the global generators for a batch of the sampler, and restore them."""
         if self._is_still:
             return draw()
         with BorrowedRng(self._draws) as rng:
@@ -260,5 +260,4 @@ def _refuse_single(batch: Any) -> None:
         raise OptionError(
             f"batch_sampler gave {short_repr(batch)} ({type(batch).__name__}), where a list of the "
             "batch's indices is expected: give lists, or use sampler with batch_size"
-            " [LL622]"
         )

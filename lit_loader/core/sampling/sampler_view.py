@@ -9,7 +9,7 @@ Programs of torch's world ask ``loader.sampler`` whether the data is sharded alr
 loader shows a `DistributedSampler` of which all of that is true (`compat/torch_samplers.py`); the
 batches themselves are computed by the plan from what stands behind it. Programs may change these
 samplers between two epochs, or only set an attribute of one: the loader notes what it has shown
-when a plan was made, and makes the plan anew if that has changed.
+when a plan was made, and rebuilds the plan if that has changed.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def choose_samplers(
             sampler = ShuffledSampler(dataset, config.generator, seeds)
         else:
             sampler = OrderedSampler(dataset)
-    if config.num_replicas is not None and not iterable and given is None:
-        shard = Shard(config.rank or 0, config.num_replicas, config.uneven_ranks)
+    if config.replica is not None and not iterable and given is None:
+        shard = Shard(*config.replica, config.uneven_ranks)
         sampler = share(sampler, shard)
         if batch_sampler is not None:
             batch_sampler = share(batch_sampler, shard)
@@ -135,8 +135,8 @@ def _check_length(sampler: Any, dataset: Any) -> None:
     if known != length:
         raise OptionError(
             f"{type(sampler).__name__} was made for {known:,} samples, and the dataset "
-            f"({type(dataset).__name__}) has {length:,}: make the sampler for this dataset, with "
-            "one number for each of its samples [LL311]"
+            f"({type(dataset).__name__}) has {length:,}. Make the sampler for this dataset, with "
+            "one number for each of its samples"
         )
 
 
@@ -146,7 +146,6 @@ def _check_replicas(config: LoaderConfig, sampler: DistributedSampler[Any]) -> N
         raise OptionError(
             f"the sampler shards for rank {theirs[0]} of {theirs[1]}, but rank={ours[0]} and "
             f"num_replicas={ours[1]} were given: leave these at None"
-            " [LL624]"
         )
 
 

@@ -3,7 +3,7 @@
 Two threads that seeded, drew and put back at once would draw each other's numbers, and put back
 each other's. So a thread that borrows the generators, or asks them for what a borrower changes,
 holds this lock. It is re-entrant: a dataset may itself iterate a loader. One that waits for another
-thread which does so waits for ever, which from outside looks like a batch that takes long: a
+thread which does so waits forever, which from outside looks like a batch that takes long: a
 warning is logged after `WARN_AFTER`.
 """
 
@@ -47,17 +47,17 @@ class GeneratorLock:
             self._mine, patience = True, WARN_AFTER
             while not lock.acquire(timeout=patience):
                 _warn()
-                patience = -1  # for ever
+                patience = -1  # forever
 
     def end(self) -> None:
-        """Give it back, if it is this one that has it."""
+        """Release the lock, if this object holds it."""
         if self._mine and lock._is_owned():  # reach: python: as threading.Condition asks an RLock
             lock.release()
 
 
 @contextlib.contextmanager
 def lent_to_others() -> Iterator[None]:
-    """Let other threads have the lock, for this one waits for them; they put back what it set."""
+    """Release the lock while this thread waits for others; they restore what it set."""
     held, times = lock, 0
     try:
         while held._is_owned():  # reach: python: as threading.Condition asks an RLock
@@ -73,16 +73,16 @@ def _warn() -> None:
     owner = re.search(r"owner=(\d+)", repr(lock))
     names = [repr(e.name) for e in threading.enumerate() if owner and e.ident == int(owner[1])]
     _log.warning(
-        "lit_loader: thread %r waits for thread %s, which has been making a batch for %.0f s: "
-        "batches of loaders with num_workers=0 are made one at a time, because a process has the "
-        "global random generators once; a dataset must not wait for a thread that iterates such a "
-        "loader, so give that loader workers, or iterate it in the thread that waits [LL034]",
+        "lit_loader: thread %r waits for thread %s, which has been making a batch for %.0f s. "
+        "Loaders with num_workers=0 build one batch at a time, because a process has only one set "
+        "of global random generators. A dataset must not wait for a thread that iterates such a "
+        "loader: give that loader workers, or iterate it in the thread that waits",
         *(threading.current_thread().name, "".join(names) or "of another kind", WARN_AFTER),
     )
 
 
 def _forget_other_threads() -> None:
-    """Have a new lock in a forked process, if a thread has it that was not copied."""
+    """Make a new lock in a forked process, if a thread holds it that was not copied."""
     global lock
     if not lock._is_owned():  # reach: python: as threading.Condition asks an RLock
         lock = threading.RLock()

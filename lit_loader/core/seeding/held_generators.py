@@ -179,7 +179,7 @@ class _Search:
             return
         shown = "__main__" if name == "__mp_main__" else name  # as spawned workers call it
         for each, value in list(vars(sys.modules[name]).items()) if name in sys.modules else ():
-            if isinstance(value, KINDS):
+            if issubclass(type(value), KINDS):  # isinstance would call Python code of torch's
                 self.look_at(value, -1, f"{shown}.{each}", depth + 1)
 
     def _note(self, number: int) -> None:
@@ -222,7 +222,7 @@ def _parts(value: Any, kind: type) -> Iterator[_Lead]:
     elif issubclass(kind, (types.FunctionType, torch.utils.data.DataLoader)):
         return  # a loader's passes have seeds of their own
     elif _is_entered(value, kind):
-        # A shuffling DataPipe seeds its own generator once in each pass, alike for all shards.
+        # A shuffling DataPipe seeds its own generator once in each pass, equally for all shards.
         pipe = issubclass(kind, torch.utils.data.IterDataPipe) and hasattr(kind, "set_seed")
         for name, part in list(instance_dict(value).items()):
             if not (pipe and isinstance(part, KINDS)):

@@ -49,7 +49,7 @@ _ORDER: Final = 0x0DE2
 _OWN: Final = 0x6765_745F_726E_67
 
 UNTOLD: Final = -(2**63)
-"""In place of ``dataset_epoch``: the dataset is told none. Epochs may be negative."""
+"""In place of ``dataset_epoch``: the dataset gets none. Epochs may be negative."""
 
 
 class PassSeeds(NamedTuple):

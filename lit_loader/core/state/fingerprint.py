@@ -38,7 +38,6 @@ def fingerprint_of(name: str, thing: Any) -> Fingerprint:
         raise OptionError(
             f"{type(thing).__name__}.state_fingerprint() must give a dict from names to int, "
             f"float, str, bool or None, got {' '.join(repr(fields).split())}"
-            " [LL625]"
         )
     return {f"{name}.{field}": value for field, value in fields.items()}
 

@@ -52,7 +52,7 @@ ELASTIC: Final = frozenset({"batch_size", "num_replicas"})
 """Fingerprint fields that may differ if the position falls on a batch boundary."""
 
 TOLD: Final = "set_epoch"
-"""In a state's fingerprint: whether the program has set the epoch, which the dataset is told."""
+"""In a state's fingerprint: whether the program has set the epoch, which the dataset gets."""
 
 STREAM: Final = "EndlessSampler"
 """The order of an iterable dataset in a fingerprint, as torch's loader shows it: none."""
@@ -121,8 +121,8 @@ class LoaderState:
             batches = position.batches
         elif position.ahead:
             raise StateError(
-                "a state taken with in_order=False in mid-epoch fits only the batch_size and "
-                "num_replicas it was taken with: resume with those [LL351]"
+                "a mid-epoch state saved with in_order=False fits only the batch_size and "
+                "num_replicas it was saved with. Resume with those"
             )
         else:
             batches = plan.start_for(samples)
@@ -138,8 +138,8 @@ class LoaderState:
         if orders[0] != orders[1] and STREAM in orders:
             kinds = ["an iterable" if order == STREAM else "a map-style" for order in orders]
             raise StateError(
-                f"state was taken of {kinds[0]} dataset, and this loader has {kinds[1]} one: "
-                "resume with the dataset that the state was taken from [LL332]"
+                f"state was saved with {kinds[0]} dataset, and this loader has {kinds[1]} one. "
+                "Resume with the dataset of the state"
             )
 
     def _is_between(self) -> bool:
@@ -174,7 +174,7 @@ class LoaderState:
         if not isinstance(state, Mapping) or "version" not in state:
             raise StateError(
                 "state must be the dict that state_dict() of a lit_loader.DataLoader returned, "
-                f"got {brief(state)} [LL323]"
+                f"got {brief(state)}"
             )
         version = state["version"]
         if type(version) is not int or version != VERSION:
@@ -182,7 +182,7 @@ class LoaderState:
             raise StateError(
                 f"state has version {brief(version)}"
                 f"{f', which lit_loader {writer} wrote' if writer else ''}, and this release reads "
-                f"version {VERSION} only: resume with the release that wrote it [LL324]"
+                f"version {VERSION} only. Resume with the release that wrote it [LL324]"
             )
         field = {}
         for name, (fits, wanted, default) in _KEYS.items():

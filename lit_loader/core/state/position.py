@@ -57,10 +57,10 @@ class Position:
     ahead: tuple[int, ...] = ()  # batches after those, delivered too (``in_order=False``)
     sampler: Any = None  # what the sampler must remember at ``batches``
     readers: tuple[Any, ...] = ()  # of an iterable dataset; empty for a map-style one
-    since: int = 0  # batches of a stream since the pass began or was resumed, alike on all ranks
+    since: int = 0  # batches of a stream since the pass began or was resumed, the same on all ranks
     ended: bool = False  # whether the consumer has asked for more than there was
     distributed: int | None = None  # seed of torch's DistributedSampler, if it gives the order
-    told: bool = False  # whether the dataset is told the epoch, because the program has set it
+    told: bool = False  # whether the dataset gets the epoch, because the program has set it
     # Of each held generator: the number that it counts from, and its passes before this one.
     generators: tuple[tuple[int, int], ...] = ()
 

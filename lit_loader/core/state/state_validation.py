@@ -53,8 +53,7 @@ def brief(value: object) -> str:
 def damaged(constraint: str, value: object, of: str = "state") -> StateError:
     """Return the error for a state that holds what none does, and what is wanted instead."""
     return StateError(
-        f"{of}'s {constraint}, got {brief(value)}: resume with a state as state_dict() gave "
-        "it [LL322]"
+        f"{of}'s {constraint}, got {brief(value)}. Resume with an unchanged result of state_dict()"
     )
 
 
@@ -64,9 +63,8 @@ def own_part(name: str, value: Any) -> Any:
         return copy.deepcopy(value)
     except Exception as error:
         raise StateError(
-            f"state's {name} cannot be copied ({_told(error)}): resume with a state as "
-            "state_dict() gave it"
-            " [LL355]"
+            f"state's {name} cannot be copied ({_told(error)}). Resume with an unchanged result "
+            "of state_dict()"
         ) from error
 
 
@@ -85,9 +83,8 @@ def resuming(thing: object, role: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise StateError(
-            f"{role} {type(thing).__name__} cannot go on from its part of the state "
-            f"({_told(error)}): resume with the {role} that the state was taken from"
-            " [LL354]"
+            f"{role} {type(thing).__name__} cannot load its part of the state "
+            f"({_told(error)}). Resume with the {role} of the state"
         ) from error
 
 

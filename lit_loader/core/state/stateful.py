@@ -3,7 +3,7 @@
 Datasets and samplers are asked in the same way, as torchdata's ``StatefulDataLoader`` does it:
 
 - *Who is asked.* The iterator that ``iter(source)`` returns, and the source itself, each if it has
-  both methods; a source that is its own iterator is asked once, as the iterator.
+  both methods; a source that is its own iterator is called once, as the iterator.
 - *In which order they are restored.* The source, then ``iter(source)``, then the iterator. So one
   that begins in its ``__iter__`` begins first and is brought to its place afterwards.
 """
@@ -90,8 +90,8 @@ class OpenStream:
         if not is_stateful(thing):
             raise StateError(
                 f"the state is of a {self._role} with state_dict and load_state_dict (of the {part}"
-                f"), which {type(self._source).__name__} does not have: resume with the "
-                f"{self._role} that the state was taken from [LL353]"
+                f"), which {type(self._source).__name__} does not have. Resume with the "
+                f"{self._role} of the state"
             )
         own = part == self._name
         restore(thing, self._state[part], self._role if own else f"{self._role}'s {part}")
@@ -111,7 +111,7 @@ class OpenStream:
         return copy.deepcopy(self.state_now())
 
     def state_now(self) -> dict[str, Any] | None:
-        """Return the same, which may change as soon as reading goes on."""
+        """Return the same, which may change as soon as reading continues."""
         if not self.stateful:
             return None
         return {part: each.state_dict() for part, each in self.asked.items()}

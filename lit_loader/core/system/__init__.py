@@ -1,1 +1,1 @@
-"""What the operating system is asked for: processes, files, signals, limits."""
+"""Uses of the operating system: processes, files, signals, limits."""

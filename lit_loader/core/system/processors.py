@@ -1,8 +1,9 @@
-"""Processors: how many may be used (affinity, cgroups), what a process has had."""
+"""CPU cores: how many may be used (affinity, cgroups); CPU time of a process."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import time
@@ -18,15 +19,18 @@ AS_TORCH_SAYS: Final = "This DataLoader will create"
 
 def usable_processors(root: Path = linux.ROOT) -> float:
     """Processors that this process and its children may use; a quota may be a fraction."""
-    cores = linux.affinity()
-    for folder, _ in cgroup_folders("cpu", root):
-        quota = _quota(folder)
-        cores = cores if quota is None else min(cores, quota)
-    return cores
+    return min(linux.affinity(), _least_quota(root))
+
+
+@functools.cache  # each loader asks, and it takes a quarter of a millisecond
+def _least_quota(root: Path) -> float:
+    """CPU cores that this process's control groups allow; infinite if nothing limits them."""
+    quotas = [_quota(folder) for folder, _ in cgroup_folders("cpu", root)]
+    return min((quota for quota in quotas if quota is not None), default=math.inf)
 
 
 def cgroup_folders(controller: str, root: Path) -> Iterator[tuple[Path, int]]:
-    """The folders of this process's control group, and of those around it, innermost first.
+    """The folders of this process's cgroup, and of those around it, innermost first.
 
     Limits hold for all below, and in a container the path that the kernel gives may begin outside
     of what is mounted: so every level is tried, down to where the controller ("memory", "cpu") is
@@ -62,8 +66,8 @@ def advice_if_too_many(num_workers: int) -> str | None:
         return None
     return (
         f"{AS_TORCH_SAYS} {num_workers} worker processes, but this process may use {processors} "
-        "CPU cores: for work that computes, more workers only take time from each other and from "
-        f"training; num_workers={processors} is enough, unless samples wait for storage [LL031]"
+        "CPU cores. More workers than cores take time from each other and from training. Set "
+        f"num_workers={processors}, unless samples wait for storage [LL031]"
     )
 
 

@@ -26,12 +26,12 @@ _MAP_FIXED: Final = 0x10  # the same on Linux and macOS; the mmap module does no
 _MAP_NORESERVE: Final = 0x40 if sys.platform == "darwin" else 0x4000
 
 _REMEDIES: Final = {
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ENFILE: "raise the machine's limit of open files (sysctl fs.file-max)",
-    errno.EFBIG: "raise the limit of file sizes (ulimit -f)",
-    errno.ENOSPC: "free space in the temporary directory, or set TMPDIR to another",
-    errno.EDQUOT: "free space in the temporary directory, or set TMPDIR to another",
-    errno.ENOENT: "set TMPDIR to a directory in which files can be made",
+    errno.EMFILE: "Raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "Raise the machine's limit of open files (sysctl fs.file-max)",
+    errno.EFBIG: "Raise the limit of file sizes (ulimit -f)",
+    errno.ENOSPC: "Free space in the temporary directory, or set TMPDIR to another",
+    errno.EDQUOT: "Free space in the temporary directory, or set TMPDIR to another",
+    errno.ENOENT: "Set TMPDIR to a directory in which files can be made",
 }
 
 
@@ -55,7 +55,7 @@ def address_space_left() -> int | None:
 def remedy(error: Exception) -> str:
     """Name the limit that was met, and what to do about it."""
     number = error.errno if isinstance(error, OSError) else None
-    return _REMEDIES.get(number or 0, "raise the limit (ulimit -v)")
+    return _REMEDIES.get(number or 0, "Raise the limit (ulimit -v)")
 
 
 def map_part(fd: int, offset: int, nbytes: int, private: bool = False) -> mmap.mmap:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import signal
 from typing import Any, Final
 
+from lit_loader.core.system.interrupts import with_handlers
+
 _MAY_SHOW: Final = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Those by which native handlers show something, and go on."""
 
@@ -51,4 +53,4 @@ def _do_nothing(number: int, frame: Any) -> None:
 
 def handled() -> set[int]:
     """Signals that have a handler in Python, which a fork copies."""
-    return {number for number in signal.valid_signals() if callable(signal.getsignal(number))}
+    return set(with_handlers())

@@ -6,7 +6,7 @@ writes the stacks of the worker's threads there on its own. A worker that hangs 
 Python code, so that an endless loop or a blocking call in C cannot prevent it. That it is dead says
 that the file is complete: nothing is waited for otherwise.
 
-A worker that gets :data:`SHOW_SIGNAL` writes them into a file of its own and goes on; that
+A worker that gets :data:`SHOW_SIGNAL` writes them into a file of its own and continues; that
 is for viewers (`top/stacks.py`), who find the file in ``/proc``, and leaves the pool's file alone.
 """
 

@@ -57,7 +57,7 @@ from lit_loader.errors import LoaderError
 Bytes = npt.NDArray[np.uint8]
 
 Stretch = tuple[int, int]
-"""What a tensor or array lies in: its first byte in the slot, and the byte behind the last."""
+"""What a tensor or array lies in: its first byte in the slot, and the byte after the last."""
 
 Pieces = list[tuple[int, Bytes, int]]
 """Where the parts of a batch lie for its consumer, in the order of the slot: the first byte of each
@@ -127,7 +127,7 @@ class Slot:
         self.forks = 0  # `fork_guard.user_forks` when its batch was given to the consumer
 
     def punch(self, keep: int = 0) -> None:
-        """Give memory behind the first ``keep`` bytes (whole pages) back; it reads as zeros."""
+        """Free the memory after the first ``keep`` bytes (whole pages); it reads as zeros."""
         if self.touched > keep:
             self.mapping.madvise(mmap.MADV_REMOVE, self.start + keep, self.touched - keep)
             self.touched = keep
@@ -227,9 +227,10 @@ class Arena:
         self._leased: set[Slot] = set()
         self._given: set[Slot] = set()  # those whose batches the consumer has; others wait
         capacity = self._slot_bytes
-        offsets = range(self.mapped - capacity, start - 1, -capacity)
-        # Free slots that cost none, and that cost memory; the one used last is the last.
-        self._cold = [Slot(self._map, offset, offset, capacity) for offset in offsets]
+        # Where slots are that were never used: most loaders need few, and an object takes time.
+        self._unused = list(range(self.mapped - capacity, start - 1, -capacity))
+        # Free slots that cost no memory, and that do; the one used last is the last.
+        self._cold: list[Slot] = []
         self._warm: list[Slot] = []
         self._largest = 0  # bytes of the largest batch in this epoch
         self._ever = _SMALLEST_SLOT  # and of all
@@ -237,11 +238,11 @@ class Arena:
         self._excess = sys.maxsize  # a slot with more gives back what it has beyond that
 
     def _reserve(self, start: int) -> mmap.mmap:
-        """Make the file, and map it: slots of the largest size to be had, behind ``start``."""
+        """Make the file, and map it: slots of the largest size available, after ``start``."""
         try:
             self._file = file = SharedFile()
         except OSError as error:
-            text = f"no shared memory for the loader ({error}); {remedy(error)} [LL102]"
+            text = f"no shared memory for the loader ({error}). {remedy(error)} [LL102]"
             raise LoaderError(text) from error
         nbytes = min(_LARGEST_SLOT, _LARGEST_MAP // self.slots) if file.sparse else _DISK_SLOT
         left = address_space_left()
@@ -258,8 +259,8 @@ class Arena:
                     file.close()
                     raise LoaderError(
                         f"no shared memory for the loader: mapping {self.slots} parts of {capacity}"
-                        f" bytes each failed ({error}); {remedy(error)}, or lower num_workers or "
-                        "prefetch_factor [LL103]"
+                        f" bytes each failed ({error}). {remedy(error)}, or lower num_workers or "
+                        "prefetch_factor [LL102]"
                     ) from error
                 nbytes = capacity // 2
 
@@ -293,6 +294,10 @@ class Arena:
             for slot in reversed(stack[:]):
                 if slot.capacity >= capacity and _take_out(stack, slot):
                     return slot
+        if capacity <= self._slot_bytes:
+            with contextlib.suppress(IndexError):
+                offset = self._unused.pop()
+                return Slot(self._map, offset, offset, self._slot_bytes)
         return self._append(capacity)
 
     def _append(self, capacity: int) -> Slot:
@@ -316,9 +321,8 @@ class Arena:
                     self._file.cut(offset)
                     if capacity == least:
                         raise LoaderError(
-                            f"a batch needs {capacity} bytes of shared memory, which cannot be had "
-                            f"({error}); {remedy(error)}, or make the batches smaller"
-                            " [LL114]"
+                            f"not enough shared memory for a batch of {capacity} bytes ({error}). "
+                            f"{remedy(error)}, or make the batches smaller [LL102]"
                         ) from error
                     capacity = max(least, round_up(capacity // 2))
             self.slots += 1
@@ -391,7 +395,8 @@ class Arena:
     @property
     def in_flight(self) -> int:
         """Slots that are neither free nor kept: those of tasks that are being worked on."""
-        return max(0, self.slots - len(self._warm) - len(self._cold) - len(self._leased))
+        free = len(self._warm) + len(self._cold) + len(self._unused)
+        return max(0, self.slots - free - len(self._leased))
 
     @property
     def kept(self) -> int:
@@ -447,14 +452,14 @@ class Arena:
         self._expected, self._excess = nbytes, max(most, _SMALLEST_SLOT)
 
     def trim(self, keep: int) -> None:
-        """Give memory back that a new epoch will not need; the ``keep`` slots used last have it."""
+        """Free memory that a new epoch will not need; the ``keep`` slots used last keep theirs."""
         if self._largest:
             self._expect(self._largest)  # and no more what the epoch before that had
             self._largest = 0
         self._cool(keep, self._excess)
 
     def _cool(self, keep: int, most: int = sys.maxsize) -> None:
-        """Give memory of free slots back, but of the ``keep`` used last with at most so much."""
+        """Free memory of free slots, except of the ``keep`` used last, within a limit."""
         if not self._file.sparse or os.getpid() != self._pid:  # a fork would take its parent's
             return
         warm = self._warm[:]
@@ -511,9 +516,8 @@ class ArenaMap:
                     mapping, start = map_part(self._fd, offset, capacity), 0
             except OSError as error:
                 raise LoaderError(
-                    f"a worker cannot map the {capacity} bytes of shared memory that a batch needs "
-                    f"({error}); {remedy(error)}, or make the batches smaller"
-                    " [LL113]"
+                    f"not enough shared memory in a worker for a batch of {capacity} bytes "
+                    f"({error}). {remedy(error)}, or make the batches smaller [LL102]"
                 ) from error
             memory = self._slots[offset] = np.frombuffer(mapping, np.uint8, capacity, start)
         return memory

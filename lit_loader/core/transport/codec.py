@@ -168,7 +168,7 @@ _Span = tuple[int, int, int, bool]  # address, the one behind, which part, a con
 def lay_out(
     parts: list[Part], writer: SlotWriter
 ) -> tuple[list[_Row], list[Stretch], list[_Copy], int]:
-    """Give every part its place in the slot; what ``writer`` has handed out stays there.
+    """Assign every part its place in the slot; what ``writer`` has placed stays there.
 
     A part with large gaps is replaced by a copy without. Returns the table (a row a part), the
     stretches of the slot that the parts lie in (sorted), the copies to be made, and the first byte
@@ -310,7 +310,7 @@ def encode(batch: object, writer: SlotWriter) -> tuple[int, int]:
 
     Args:
         batch: Any picklable object.
-        writer: Of the slot. Its position moves behind the batch.
+        writer: Of the slot. Its position moves after the batch.
 
     Returns:
         Place of the descriptor in the slot: first byte, size in bytes.
@@ -360,7 +360,7 @@ def decode(
         TransportError: An object of the batch cannot be unpickled in this process.
     """
     if torch.is_inference_mode_enabled():
-        with torch.inference_mode(False):  # a batch is normal tensors, wherever it is asked for
+        with torch.inference_mode(False):  # a batch is normal tensors, wherever it is decoded
             return decode(memory, offset, nbytes, divide)
     view = memory.data[offset : offset + nbytes]
     middle = _LENGTH.size + _LENGTH.unpack_from(view)[0]
@@ -383,9 +383,8 @@ def decode(
     except Exception as error:
         raise TransportError(
             f"the batch was pickled in the worker but cannot be unpickled here "
-            f"({type(error).__name__}: {error}); make its classes importable and able to be "
-            "copied with copy.deepcopy, or return plain containers"
-            " [LL116]"
+            f"({type(error).__name__}: {error}). Define its classes at the top level of a module "
+            "so that copy.deepcopy can copy them, or return plain containers [LL115]"
         ) from error
 
 
@@ -454,7 +453,6 @@ def _cannot_carry(batch: object, error: Exception) -> TransportError:
         return TransportError(f"{path}: {error}")
     return TransportError(
         f"{path}: {short_repr(value)} of type {type(value).__module__}.{type(value).__qualname__} "
-        f"cannot be pickled ({type(error).__name__}: {error}); leave it out of the "
-        "batch, or return what it is made from"
-        " [LL115]"
+        f"cannot be pickled ({type(error).__name__}: {error}). Leave it out of the "
+        "batch, or return the data that it is built from [LL115]"
     )

@@ -103,7 +103,7 @@ class Policy:
         if importlib.util.find_spec("cloudpickle") is None:
             advice, how, by_value = _NO_CLOUDPICKLE, "", False
         return cls(
-            f"cannot be pickled{how}, as every start method but 'fork' needs [LL024]",
+            f"cannot be pickled{how}, as every start method but 'fork' needs",
             advice,
             along=True,
             by_value=by_value,
@@ -139,7 +139,7 @@ class Frozen:
         self.size = self.nbytes + sum(map(len, self._rest))
 
     def close(self) -> None:
-        """Let go of the descriptors."""
+        """Close the descriptors."""
         while self.fds:
             os.close(self.fds.pop())
 
@@ -193,7 +193,7 @@ def refusal(place: FailingObject, fault: str, advice: str) -> TransportError:
     """Say what cannot be done with an object, why, and what to do."""
     return TransportError(
         f"{place.path}: {short_repr(place.value)} {fault} "
-        f"({type(place.error).__name__}: {message_of(place.error)}); {advice}"
+        f"({type(place.error).__name__}: {message_of(place.error)}); {advice} [LL024]"
     )
 
 
@@ -248,7 +248,7 @@ class _Along:
 
 def _pickler(policy: Policy, carried: dict[str, object]) -> Any:
     """Make a pickler's class, which notes in ``carried`` what it takes out of ``__main__``."""
-    # Asked for anew each time: libraries register with multiprocessing as they are imported.
+    # Looked up each time: libraries register with multiprocessing as they are imported.
     table: dict[Any, Any] = dict(ForkingPickler(io.BytesIO()).dispatch_table)
     if not policy.along:  # nor what multiprocessing sends by descriptors
         table = {kind: how for kind, how in table.items() if kind.__module__.startswith("torch")}

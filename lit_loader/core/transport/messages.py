@@ -86,7 +86,7 @@ class Attributes(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """Begin a new epoch: iterate an iterable dataset anew, and say so."""
+    """Begin a new epoch: iterate an iterable dataset again, and say so."""
 
     token: int
 
@@ -138,9 +138,9 @@ class Reply(NamedTuple):
     encode: int = 0  # nanoseconds that it was writing the batch into the slot
     slowest: int = 0  # nanoseconds of the sample that took longest; 0: not measured one by one
     slowest_at: int = 0  # position of that sample in the batch
-    # Nanoseconds of processor time, of all of the process's threads; 0: not measured.
+    # Nanoseconds of CPU time, of all of the process's threads; 0: not measured.
     processor: int = 0
-    queued: int = 0  # nanoseconds that the worker waited for a processor; 0: not measured
+    queued: int = 0  # nanoseconds that the worker waited for a CPU core; 0: not measured
     state: int = 0  # nanoseconds of ``fetch`` in which a stream's state was taken
     tokens: int = 0  # that samples or ``collate_fn`` have noted
 
@@ -150,7 +150,7 @@ class Up(NamedTuple):
 
     worker: int  # its number
     # Tasks that it can be at together: 1 for a process that makes batches itself. The relay
-    # of workers elsewhere says it anew when that changes, or there is something to say.
+    # of workers elsewhere says it again when that changes, or there is something to say.
     credit: int = 1
 
 
@@ -266,5 +266,5 @@ def unpack_indices(data: bytes | memoryview) -> Any:
 
 
 def listed(indices: Any) -> Any:
-    """Give a batch's indices as datasets are asked for them: a list, if they are an array."""
+    """Return a batch's indices as datasets get them: a list, if they are an array."""
     return indices.tolist() if isinstance(indices, np.ndarray) else indices

@@ -1,4 +1,4 @@
-"""Take a batch apart: a small pickle of its structure, and beside it the tensors and arrays.
+"""Take a batch apart: a small pickle of its structure, and the tensors and arrays.
 
 The pickle holds everything but bulk bytes. Each plain CPU tensor and each plain NumPy array is
 replaced by pickle protocol 5's out-of-band marker, so that unpickling asks for the parts one by
@@ -177,14 +177,14 @@ _OWN = ("__reduce_ex__", "__reduce__", "__setstate__", "__getstate__", "__torch_
 def _refuse_uncarried(tensor: torch.Tensor) -> None:
     if tensor.device.type not in ("cpu", "meta"):
         raise Refusal(
-            f"a tensor of shape {tuple(tensor.shape)} on device {tensor.device} cannot be carried "
-            "between processes; return CPU tensors and use pin_memory=True [LL028]"
+            f"a tensor of shape {tuple(tensor.shape)} on device {tensor.device} cannot be sent "
+            "between processes. Return CPU tensors and use pin_memory=True"
         )
     if tensor.requires_grad and not tensor.is_leaf:
         raise Refusal(
             f"a tensor of shape {tuple(tensor.shape)} with history in autograd "
-            f"(grad_fn={type(tensor.grad_fn).__name__}) cannot be carried between processes; "
-            "return tensor.detach() [LL027]"
+            f"(grad_fn={type(tensor.grad_fn).__name__}) cannot be sent between processes. "
+            "Return tensor.detach()"
         )
 
 

@@ -134,11 +134,11 @@ class StatusBoard:
         self.words[row + _PID] = pid
 
     def stacks_of(self, worker: int) -> int:
-        """The descriptor that ``worker`` writes its stacks to when it is asked to; -1: none."""
+        """The descriptor that ``worker`` writes its stacks to on request; -1: none."""
         return max(self.words[(worker + 1) * ROW_WORDS + STACKS] - 1, -1)
 
     def shows_stacks(self, worker: int, fd: int) -> None:
-        """Write where ``worker`` writes its stacks when it is asked to; -1: nowhere."""
+        """Write where ``worker`` writes its stacks on request; -1: nowhere."""
         self.words[(worker + 1) * ROW_WORDS + STACKS] = fd + 1
 
     def enter(self, worker: int, stage: int, number: int) -> int:
@@ -156,5 +156,5 @@ class StatusBoard:
         return BoardRow(*self.words[row : row + 4].tolist())
 
     def release(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self.words.release()

@@ -1,4 +1,4 @@
-"""The page behind the status board: what the loader is at, for viewers in other processes.
+"""The page after the status board: what the loader is at, for viewers in other processes.
 
 ::
 
@@ -117,7 +117,7 @@ class ViewerPage:
         row[BEGIN], row[FORM] = self._begin, MAGIC | FORMAT
 
     def close(self) -> None:
-        """Let go of the memory; another thread may be writing, and does so in vain."""
+        """Release the memory; another thread may be writing, and does so in vain."""
         self._page = memoryview(bytearray(PAGE_BYTES))
         self._board = memoryview(bytearray(ROW_BYTES)).cast("q")
         self.row = self._board[:ROW_WORDS]

@@ -108,7 +108,7 @@ class WorkerException(NamedTuple):
     kind: type[BaseException] | None  # its class; None: it cannot be carried
     name: str  # … and that by its qualified name
     message: str
-    args: tuple[Any, ...] | None  # to build it anew with; None: they cannot be carried
+    args: tuple[Any, ...] | None  # to rebuild it with; None: they cannot be carried
     attributes: dict[str, Any]  # as many as can be carried
     trace: str  # the traceback as text
     where: str  # worker, batch, indices, stage, for a reader
@@ -186,7 +186,7 @@ class WorkerException(NamedTuple):
             error.args = (_Verbatim(told),)
         else:
             error.__cause__ = WorkerTraceback(f"\n{self.report}")
-            annotate(error, self.where)
+            annotate(error, self.where)  # type: ignore[arg-type]
         return error
 
     def _original(self) -> BaseException | None:

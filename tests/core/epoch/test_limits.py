@@ -335,4 +335,4 @@ def test_a_temporary_directory_whose_path_is_too_long_for_a_socket(tmp_path: Pat
                 print(folder in str(error), str(error))
     """
     [line] = run(program, tmp_path)
-    assert line.startswith("True ") and "LL020" in line
+    assert line.startswith("True ") and "TMPDIR" in line

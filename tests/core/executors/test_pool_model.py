@@ -432,7 +432,7 @@ class PoolMachine(RuleBasedStateMachine):
         if self.pool is None:
             return
         arena = self.pool.arena
-        free = {slot.offset for slot in [*arena._warm, *arena._cold]}
+        free = {*arena._unused, *(slot.offset for slot in [*arena._warm, *arena._cold])}
         lent = {slot.offset for slot in arena._leased}
         owner = {
             slot.offset: copy.task.number

@@ -151,6 +151,6 @@ def full(fd: int, data: Any) -> int:
 def test_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(carrier, "write_all", full)
     before = os.listdir("/proc/self/fd")
-    with pytest.raises(LoaderError, match="no room in memory for the dataset's arrays .*'fork'"):
+    with pytest.raises(LoaderError, match="not enough memory for the dataset's arrays .*'fork'"):
         list(loader_of(Bulk(), "forkserver"))
     assert os.listdir("/proc/self/fd") == before

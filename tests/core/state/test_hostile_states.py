@@ -472,11 +472,11 @@ MIXING = ["workers", 0, 1, "iterator"]
         ("iterable with a state", ["workers", 0, 1], {}, "state's workers[0] must have the dat"),
         ("stream", [*MIXING, "sources", 1, 2], {"place": "x"}, "state's sources[1][2] must be a "),
         ("stream with both", ["workers", 0, 1, "dataset", "shift"], {}, "dataset WithBothStates "
-         "cannot go on from its part of the state (TypeError: unsupported operand"),
+         "cannot load its part of the state (TypeError: unsupported operand"),
         ("sampler with sampler", ["sampler", "drawn"], [1, 2], "state's sampler['drawn'] must be "),
         ("sampler with sampler", ["sampler", "carried"], {"attributes": {"0.n": 1}},
          "the state has a sampler's counters, which an earlier release of lit_loader kept"),
-        ("stateful", ["sampler", "sampler", "place"], "x", "sampler Places cannot go on from its"),
+        ("stateful", ["sampler", "sampler", "place"], "x", "sampler Places cannot load its part"),
         ("stateful iterator", ["sampler", "iterator"], 0, "sampler's iterator Place "),
         ("generator", ["sampler", "generator"], zlib.compress(bytes(16)),  # as a GPU's are
          "state's generator must be the state of a torch.Generator on cpu"),
@@ -513,7 +513,7 @@ def test_a_bad_source_is_no_bad_sample() -> None:
     state["workers"][0][1]["iterator"]["sources"][1][2]["iterator"] = {}
     with DataLoader(**KINDS["stream"](), on_sample_error="skip", max_sample_errors=0) as loader:
         loader.load_state_dict(state)
-        with pytest.raises(Exception, match="Cursor cannot go on from its part of the state"):
+        with pytest.raises(Exception, match="Cursor cannot load its part of the state"):
             list(loader)
 
 

@@ -202,9 +202,10 @@ def test_without_cloudpickle(data: Any, options: dict[str, Any], place: str) -> 
     assert text.startswith(f"lit_loader: {place}")
     assert text.endswith(
         "; define it at the top level of a module, pip install cloudpickle (which carries lambdas, "
-        "closures, local classes and those of notebooks), or use multiprocessing_context='fork'"
+        "closures, local classes and those of notebooks), or use multiprocessing_context='fork' "
+        "[LL024]"
     )
-    assert "cannot be pickled, as every start method but 'fork' needs [LL024] (" in text
+    assert "cannot be pickled, as every start method but 'fork' needs (" in text
 
 
 def with_variable(guard: Any) -> Callable[[int], int]:
@@ -229,7 +230,7 @@ def test_what_cloudpickle_cannot_carry_either(data: Any, place: str, method: str
     assert text.startswith(f"lit_loader: {place}<unlocked _thread.lock object at 0x")
     assert "cannot be pickled, not by cloudpickle either, as every start method but " in text
     assert text.endswith(
-        "; open or make it on first use (in __getitem__), and drop it in __getstate__"
+        "; open or make it on first use (in __getitem__), and drop it in __getstate__ [LL024]"
     )
 
 
@@ -248,7 +249,7 @@ def test_the_owner_of_a_handle_is_not_sent_to_fork(kind: str, tmp_path: Path) ->
     held.close()
     assert "LL024" in text and "fork'" not in text.rpartition(";")[2] and "cloudp" not in text
     assert text.endswith("; open or make it on first use (in __getitem__), and drop it in "
-                         "__getstate__")  # fmt: skip
+                         "__getstate__ [LL024]")  # fmt: skip
 
 
 def test_a_structure_too_deep_for_either(monkeypatch: pytest.MonkeyPatch) -> None:

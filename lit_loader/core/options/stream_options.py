@@ -31,7 +31,7 @@ def conflicts(config: Any) -> Iterator[tuple[str, ...]]:
 
 def check_kind(config: Any, iterable: bool) -> None:
     """Refuse what an iterable dataset rules out, or num_shards one that is not: an OptionError."""
-    config.refuse(_conflicts_with(config, iterable), "[LL603]")
+    config.refuse(_conflicts_with(config, iterable))
 
 
 def _conflicts_with(config: Any, iterable: bool) -> Iterator[tuple[str, ...]]:

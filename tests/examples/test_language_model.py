@@ -1,4 +1,4 @@
-"""The program of the page on streams (its first block is apart), and what the page says of it."""
+"""The program of the page on streams, and what the page says of it."""
 
 import importlib.util
 import json
@@ -10,33 +10,28 @@ from typing import Any
 
 import pytest
 
-from tests.project.readmes import ROOT, fenced
+from tests.project.readmes import ROOT
 
 pytestmark = pytest.mark.timeout(200)
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Iterator[ModuleType]:
-    """The page's blocks, as a module that workers can import."""
-    path = tmp_path / "streams_page.py"
-    path.write_text("\n\n".join(fenced(ROOT / "examples" / "guide" / "streams.md", "python")[1:]))
-    spec = importlib.util.spec_from_file_location("streams_page", path)
+def page() -> Iterator[ModuleType]:
+    """The program, as a module that workers can import."""
+    path = ROOT / "examples" / "language_model.py"
+    spec = importlib.util.spec_from_file_location("language_model", path)
     assert spec and spec.loader
-    module = sys.modules["streams_page"] = importlib.util.module_from_spec(spec)
+    module = sys.modules["language_model"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module
-    del sys.modules["streams_page"]
+    del sys.modules["language_model"]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(page: Any, tmp_path: Path) -> Path:
     """Documents of two kinds, of different lengths."""
-    for kind, files in ("web", 24), ("books", 12):
-        for number in range(files):
-            texts = [f"{kind} {number} {line} " * (1 + line % 3) for line in range(12)]
-            lines = [json.dumps({"text": text}) + "\n" for text in texts]
-            (tmp_path / f"{kind}-{number:02}.jsonl").write_text("".join(lines))
-    return tmp_path
+    page.write_documents(tmp_path / "documents")
+    return tmp_path / "documents"
 
 
 def rows(batches: Any) -> list[tuple[int, ...]]:
@@ -46,7 +41,7 @@ def rows(batches: Any) -> list[tuple[int, ...]]:
 def test_two_ranks_resumed_by_one(page: Any, folder: Path) -> None:
     with page.make_loader(folder, 2) as loader:
         whole = rows(loader)
-        assert page.tokens_per_second(loader) > 0
+        assert loader.statistics().tokens_per_second > 0
     assert sorted(rows(page.resumed(folder))) == sorted(whole)
     text = bytes(token for row in whole for token in row).decode()
     assert text.count("web") > 1.5 * text.count("books")

@@ -1,0 +1,89 @@
+"""The pages are short and in plain English: words per page, words that are not used, a tagline."""
+
+import re
+
+import pytest
+
+import lit_loader
+from tests.project.readmes import PAGES, ROOT, TOP, text_of, without_fenced
+
+BUDGETS = {
+    "README.md": 450,
+    ".agents/skills/lit-loader/SKILL.md": 650,
+    ".github/CONTRIBUTING.md": 280,
+    ".github/SECURITY.md": 300,
+    "conf/README.md": 1800,
+    "examples/benchmark/README.md": 1650,
+    "examples/benchmark/jobs/README.md": 800,
+    "examples/benchmark/small/README.md": 350,
+    "lit_loader/CHANGELOG.md": 1300,
+    "lit_loader/DESIGN.md": 800,
+    "lit_loader/GUARANTEES.md": 900,
+    "lit_loader/README.md": 1800,
+    "lit_loader/TROUBLESHOOTING.md": 2000,
+    "tests/README.md": 500,
+    "tests/versions/README.md": 220,
+    "examples/README.md": 450,
+    "examples/guide/batches.md": 530,
+    "examples/guide/clusters.md": 480,
+    "examples/guide/lightning.md": 640,
+    "examples/guide/memory.md": 550,
+    "examples/guide/quickstart.md": 450,
+    "examples/guide/random.md": 420,
+    "examples/guide/resume.md": 600,
+    "examples/guide/storage.md": 430,
+    "examples/guide/streams.md": 800,
+    "examples/guide/time.md": 600,
+    "examples/guide/workers.md": 800,
+    "examples/migrate/README.md": 850,
+    "examples/migrate/from_elsewhere.md": 700,
+}
+"""Words that a page may have, as ``wc -w`` counts them."""
+
+# A thread that has "lit_loader" in its name, as pytest-timeout's has the test's, counts as left.
+IDS = [name.replace("lit_loader", "package") for name in BUDGETS]
+
+TOTAL = 24_000
+"""Words that all pages may have together."""
+
+STIFF = re.compile(
+    r"\b(anew|midst|likewise|besides|for ever|is told|are told|told of|(?:can|to) be had|"
+    r"made again|read again|beside|behind the|a look|get on|want of|so many|gone on (?:with|from)|"
+    r"alike|hands? over|handed over|processors?|of yours|of your own|is asked|in mid-epoch|"
+    r"control groups?|interpreter's lock|page-locked|as (?:it is|they are) then)\b",
+    re.IGNORECASE,
+)
+"""Phrases that read like a translation; the message says what to use."""
+
+INSTEAD = (
+    "CPU core (processor), next to (beside), transfer (hand over), rebuilt (made again), "
+    "replayed (read again), reported (told), make progress (get on), "
+    "out of memory (want of memory), available (to be had), pinned (page-locked), "
+    "GIL (interpreter's lock), your (of yours), "
+    "mid-epoch (in mid-epoch), also (likewise), again (anew), forever (for ever), "
+    "a peek (a look), the same number of (so many), cgroup (control group)"
+)
+
+
+@pytest.mark.parametrize("name", BUDGETS, ids=IDS)
+def test_a_page_is_short(name: str) -> None:
+    words = len(text_of(PAGES[name]).split())
+    assert words <= BUDGETS[name], f"{name} has {words} words"
+
+
+def test_all_pages_together_are_short() -> None:
+    words = {name: len(text_of(page).split()) for name, page in PAGES.items()}
+    assert sum(words.values()) <= TOTAL, sorted(words.items(), key=lambda each: -each[1])[:5]
+    assert len(text_of(TOP).splitlines()) <= 90
+
+
+@pytest.mark.parametrize("name", BUDGETS, ids=IDS)
+def test_a_page_is_in_plain_english(name: str) -> None:
+    text = re.sub(r"`[^`]*`", "", without_fenced(PAGES[name]))
+    assert not STIFF.findall(text), f"use: {INSTEAD}"
+
+
+def test_there_is_one_tagline() -> None:
+    tagline = (lit_loader.__doc__ or "").splitlines()[0].rstrip(".")
+    for place in ("README.md", "pyproject.toml", ".docs/mkdocs.yml"):
+        assert tagline in (ROOT / place).read_text(encoding="utf-8"), place
