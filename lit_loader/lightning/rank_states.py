@@ -93,4 +93,4 @@ def _take(store: Any, key: str) -> list[State]:
 def _is_partial(state: Mapping[str, Any]) -> bool:
     """Whether this is the state of one rank's readers, and not of all."""
     readers: Sequence[Any] = state.get("readers") or ()
-    return bool(readers) and len(readers) < state["fingerprint"][COUNT]
+    return bool(readers) and len(readers) < (state["fingerprint"].get(COUNT) or 0)

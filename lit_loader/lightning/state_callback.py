@@ -21,9 +21,11 @@ first it is corrected here; ``tests/lightning`` fails where Lightning changes th
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning.pytorch import LightningModule, Trainer
@@ -70,7 +72,7 @@ class LoaderStateCallback(Callback):
 
     def _forget(self) -> None:
         self._saved: list[Any] = []  # states to restore, with those of other loaders
-        self._is_between = False  # whether they are of an epoch's end: the next one begins
+        self._next_epoch: int | None = None  # the one that begins, if they are of an epoch's end
         self._resumed: list[State] = []  # those that were restored, until the first step
         self._is_amid = False  # whether the checkpoint is of mid-epoch, and has no such states
         self._loaders: list[DataLoader[Any]] = []
@@ -94,8 +96,9 @@ class LoaderStateCallback(Callback):
         own = type(trainer.fit_loop)._load_combined_loader_states
 
         def load() -> None:
-            own(trainer.fit_loop)
-            self._begin(trainer)
+            with _advice_for_lightning():
+                own(trainer.fit_loop)
+                self._begin(trainer)
 
         # reach: lightning: the same
         trainer.fit_loop._load_combined_loader_states = load  # type: ignore[method-assign]
@@ -111,7 +114,7 @@ class LoaderStateCallback(Callback):
         if any(map(_is_ours, saved)):
             self._saved = saved
             _correct_progress(fit_loop)
-            self._is_between = _is_between(fit_loop)
+            self._next_epoch = _next_epoch(fit_loop)
         else:
             batches = fit_loop.get("epoch_loop.batch_progress", {})
             done = batches.get("current", {}).get("processed", 0)
@@ -137,13 +140,14 @@ class LoaderStateCallback(Callback):
             if loader not in before:  # else a batch that was taken ahead would count as used
                 loader.commit()
         for loader, state in zip(self._loaders, states, strict=False):
-            _load(loader, state)
+            loader.load_state_dict(state)
             _warn_of_other_batches(state, loader)
-        if states:
-            at = self._loaders[0].position
-            rank_zero_info(f"lit_loader: continues epoch {at.epoch} at batch {at.batches}")
-        if not states or self._is_between:
+        if not states:
             self._set_epoch(_epoch(trainer))
+        for loader, state in zip(self._loaders, states, strict=False):
+            loader.set_epoch(state["epoch"] if self._next_epoch is None else self._next_epoch)
+            if self._next_epoch is not None:
+                loader._core.passes.leave()
         self._resumed = states
 
     def on_save_checkpoint(
@@ -171,7 +175,14 @@ class LoaderStateCallback(Callback):
             return
         self._rank_states.begin_fit()
         if self._resumed:
-            _begin_next_epoch(trainer.fit_loop)
+            if not _begin_next_epoch(trainer.fit_loop):
+                self._mark_consumed(trainer)
+            elif not getattr(trainer.fit_loop, "is_resuming", False):
+                # This Lightning makes iterators once more; those of before may have had a batch.
+                self._saved = [*self._resumed]
+                self._begin(trainer)
+            at = self._loaders[0].position
+            rank_zero_info(f"lit_loader: continues epoch {at.epoch} at batch {at.batches}")
         is_amid, self._is_amid = self._is_amid, False
         if is_amid and self._loaders and not any(each.position.batches for each in self._loaders):
             rank_zero_warn(
@@ -224,6 +235,20 @@ class LoaderStateCallback(Callback):
     ) -> None:
         """Does so after an exception, where Lightning calls this instead."""
         self.teardown(trainer, pl_module, "fit")
+
+    def _mark_consumed(self, trainer: Trainer) -> None:
+        """Remind Lightning which loaders have ended in the resumed epoch, and have begun again.
+
+        With ``max_size_cycle`` an epoch ends once all have ended; no checkpoint says which have.
+        """
+        fit_loop: Any = trainer.fit_loop
+        # reach: lightning: which loaders of max_size_cycle have ended
+        combined = fit_loop._combined_loader
+        consumed: Any = getattr(combined._iterator, "_consumed", ())  # reach: lightning: the same
+        done = fit_loop.epoch_loop.batch_progress.current.processed
+        for loader, state in zip(self._loaders, self._resumed, strict=True):
+            if consumed and state["batches"] < done:
+                consumed[[each is loader for each in combined.flattened].index(True)] = True
 
     def _set_epoch(self, epoch: int) -> None:
         for loader in self._loaders:
@@ -299,45 +324,46 @@ def _correct_progress(fit_loop: Mapping[str, Any]) -> None:
             counts["processed"] = counts["completed"] = counts["started"] - 1
 
 
-def _is_between(fit_loop: Mapping[str, Any]) -> bool:
-    """Whether corrected progress is of an epoch's end, so that the next epoch begins."""
+def _next_epoch(fit_loop: Mapping[str, Any]) -> int | None:
+    """Return the epoch that begins if corrected progress is of an epoch's end; None: it is not."""
     batches, epochs = fit_loop["epoch_loop.batch_progress"], fit_loop["epoch_progress"]["current"]
-    if epochs["started"] == epochs["processed"]:
-        return True
-    # After an epoch's last batch, which is not counted as one yet.
-    return bool(batches["is_last_batch"] and batches["current"]["processed"])
+    # After an epoch's last batch, which is not counted as one yet, perhaps.
+    ended = batches["is_last_batch"] and batches["current"]["processed"]
+    return epochs["started"] if ended or epochs["started"] == epochs["processed"] else None
 
 
-def _begin_next_epoch(fit_loop: Any) -> None:
-    """Make Lightning begin an epoch if the checkpoint was saved between two.
+def _begin_next_epoch(fit_loop: Any) -> bool:
+    """Make Lightning begin an epoch if the checkpoint was saved between two; return whether it was.
 
     Depending on the hook that saved it, and on max_steps, Lightning would train on one batch more
     in the old epoch, or begin the new one without counting it.
     """
     epochs = fit_loop.epoch_progress
     if epochs.current.ready != epochs.current.processed:
-        return
+        return False
     if epochs.current.completed < epochs.current.processed:
         epochs.increment_completed()
     fit_loop.epoch_loop.restarting = False
     # reach: lightning: the property does not take False with max_steps
     fit_loop._restarting = False
     fit_loop.reset_restart_stage()
+    return True
 
 
-def _load(loader: DataLoader[Any], state: State) -> None:
-    """Load a loader's state; if the dataset has another length, say what to do in Lightning."""
+@contextlib.contextmanager
+def _advice_for_lightning() -> Iterator[None]:
+    """If a state is refused because of the dataset's length, say what to do in Lightning."""
     try:
-        loader.load_state_dict(state)
+        yield
     except StateError as error:
-        before, now = state["fingerprint"].get("dataset_length"), len(loader.dataset)  # type: ignore[arg-type]
-        if before is None or f"dataset_length={before}" not in str(error):
+        found = re.search(r"dataset_length=(\d+),.* dataset_length=(\d+)", str(error))
+        if found is None:
             raise
         raise StateError(
-            f"the dataset has {now:,} samples now, and the checkpoint was saved "
-            f"mid-epoch with {before:,}, so its position does not fit. Resume with the same data, "
-            "or from a checkpoint of an epoch's end. To start over with these weights, load them "
-            "by LightningModule.load_from_checkpoint() and leave ckpt_path out [LL301]"
+            f"the dataset has {found[2]} samples now, and the checkpoint was saved mid-epoch with "
+            f"{found[1]}, so its position does not fit. Resume with the same data, or from a "
+            "checkpoint of an epoch's end. To start over with these weights, load them by "
+            "LightningModule.load_from_checkpoint() and leave ckpt_path out [LL301]"
         ) from None
 
 

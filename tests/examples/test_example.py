@@ -44,14 +44,6 @@ def test_overrides_reach_the_loaders(tmp_path: Path, method: str) -> None:
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["steps"] == 17
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("override", ["debug=fdr", "debug=overfit"])
-def test_debug_configurations(tmp_path: Path, override: str) -> None:
-    printed = run(tmp_path, TRAIN, override, "trainer.max_epochs=2")
-    (directory,) = (tmp_path / "outputs" / "debug" / "runs").iterdir()
-    assert f"written to {directory}:" in printed
-
-
 def test_mistyped_options_are_refused(tmp_path: Path) -> None:
     printed = run(tmp_path, TRAIN, "+loader.nun_workers=4", code=1)
     assert "unknown option 'nun_workers': did you mean 'num_workers'?" in printed

@@ -184,26 +184,3 @@ def test_the_template(template: Callable[..., Any], overrides: str) -> None:
     given = overrides.split()
     assert loaders(template("wrapped", *given)) == [(size, workers) for size in sizes]
     assert loaders(template("ours", *given)) == [(size, our_workers) for size in our_sizes]
-
-
-def test_two_validation_loaders(template: Callable[..., Any]) -> None:
-    """With an option for one of them, as the page says."""
-    digits = f"{{_target_: {__name__}.Digits, _partial_: true}}"
-    val = f"data.datasets.val={{clean: {digits}, noisy: {digits}}}"
-    replaced = ["~data.datasets.val", f"+{val}", "+data.loaders={val: {noisy: {batch_size: 8}}}"]
-    assert loaders(template("ours", *replaced)) == [(128, 2), (128, 2), (8, 2)]
-
-
-@pytest.mark.parametrize("way", ["wrapped", "ours"])
-def test_the_templates_other_files(template: Callable[..., Any], way: str) -> None:
-    cfg = template(way)
-    assert cfg.callbacks.loader_monitor._target_ == "lit_loader.LoaderMonitor"
-    assert [*cfg.callbacks] == ["model_checkpoint", "loader_monitor"]
-    assert template(way, config="eval").data.batch_size == 128
-    assert template(way, "data=other").data == {"_target_": "builtins.dict", "batch_size": 3}
-
-
-def test_an_experiment_chooses_another_preset(template: Callable[..., Any]) -> None:
-    data = instantiate(template("ours", "experiment=faster").data)
-    train = data.configs["train"]
-    assert (train.num_workers, train.prefetch_factor, train.batch_size) == (4, 4, 128)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.programs import run_program
 from tests.support.recipes import EXAMPLES
 
 
@@ -121,10 +120,3 @@ def test_fabric_goes_on_exactly(
     loaded = torch.load(checkpoint, weights_only=True)
     assert (loaded["step"], loaded["loader"]["epoch"]) == (saved, saved // STEPS)
     assert fabric("--epochs", 2, "--workers", 1, "--checkpoint", checkpoint) == whole[saved:]
-
-
-def test_fabric_in_two_processes(tmp_path: Path) -> None:
-    arguments = ("--devices", 2, "--epochs", 1)
-    printed = run_program(EXAMPLES / "fabric.py", *arguments, cwd=tmp_path)
-    steps = [line for line in printed.splitlines() if line.startswith("epoch 0 step ")]
-    assert len(steps) == -(-STEPS // 2)  # the first process's; each has half of the images

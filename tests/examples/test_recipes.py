@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from lit_loader import PackCollate
 from tests.support.recipes import EXAMPLES, TRAIN, run
 
 
@@ -187,21 +186,6 @@ def test_a_killed_training_goes_on_exactly(
     assert (tmp_path / "outputs/resume/resume.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
-def test_two_processes_have_one_process_s_curve(tmp_path: Path) -> None:
-    short = ["experiment=ddp", "trainer.max_epochs=2", "test=false"]
-    printed = run(tmp_path, TRAIN, *short, "hydra.run.dir=two")
-    for rank in (0, 1):
-        assert re.search(rf"rank {rank} \(process \d+ of node 0\): 539 images an epoch", printed)
-    assert (tmp_path / "two" / "ranks.png").read_bytes().startswith(b"\x89PNG")
-    alone = ["trainer.strategy=auto", "trainer.devices=1", "loader.batch_size=64"]
-    run(tmp_path, TRAIN, *short, *alone, "hydra.run.dir=one")
-    two, one = (json.loads((tmp_path / n / "metrics.json").read_text()) for n in ("two", "one"))
-    assert two["images_of_ranks"] == [[539, 539], [539, 539]]
-    assert one["images_of_ranks"] == [[1078, 1078]]
-    assert two["train/loss"] == pytest.approx(one["train/loss"], rel=5e-3)
-
-
 @pytest.mark.timeout(300)
 def test_two_nodes_on_one_machine(tmp_path: Path) -> None:
     script = EXAMPLES / "multinode.py"
@@ -213,74 +197,7 @@ def test_two_nodes_on_one_machine(tmp_path: Path) -> None:
     assert steps == -(-539 // 32)
 
 
-@pytest.mark.slow
-def test_of_two_nodes_one_fails(tmp_path: Path) -> None:
-    """Which of the two is first to fail does not matter: the other would wait for it."""
-    printed = run(tmp_path, EXAMPLES / "multinode.py", "model.width=-1", code=1)
-    assert "Error executing job with overrides" in printed and "written to" not in printed
-
-
-def test_the_corpus_is_whole(examples: None, tmp_path: Path) -> None:
-    from text import corpus
-    from text.data import Documents, Packed, PadTokens
-
-    first = corpus.write(tmp_path, "headers")
-    documents = Documents(str(tmp_path), "headers", "val", longest=3000)
-    assert 0 < documents.lengths.max() <= 3000
-    samples = [documents[index] for index in (0, 1, len(documents) - 1)]
-    assert all(sample["tokens"][-1] == 0 and sample["tokens"][:-1].all() for sample in samples)
-    batch = PadTokens()(samples)
-    assert batch["tokens"].shape == (3, batch["lengths"].max())
-
-    packed = Packed(str(tmp_path), "headers", "val", length=64, source=1)
-    whole = torch.from_numpy(np.load(first / "val.npy"))
-    assert torch.equal(packed[5]["tokens"], whole[5 * 64 : 6 * 64 + 1])
-    assert len(packed[len(packed) - 1]["tokens"]) == 65
-    assert packed[0]["source"] == 1
-
-
-def test_padding_does_not_count(examples: None) -> None:
-    """The loss of a padded batch is that of its bytes alone."""
-    from text.model import ByteModel
-
-    torch.manual_seed(0)
-    model = ByteModel(width=16, layers=1, heads=2, context=32)
-    model.log = lambda *_, **__: None  # type: ignore[method-assign]
-    rows = [torch.randint(1, 255, (length,), dtype=torch.uint8) for length in (20, 7)]
-    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    together = model._step({"tokens": padded, "lengths": torch.tensor([20, 7])}, "train")
-    alone = [model._step({"tokens": row[None]}, "train") * (len(row) - 1) for row in rows]
-    assert torch.allclose(together, sum(alone) / 25, atol=1e-5)
-    pack = PackCollate(pad_to_multiple_of=8)([{"tokens": row} for row in rows])
-    packed = model._step(pack, "train")
-    assert torch.allclose(packed, together, atol=1e-5)
-
-
 # --- what the datasets promise ---
-
-
-def test_a_cache_changes_no_image(examples: None, tmp_path: Path) -> None:
-    """What is decoded is kept, what is augmented is drawn anew: by the same numbers as without."""
-    pytest.importorskip("PIL")
-    from images.data import ImagesData
-
-    def batches(cache: str | None) -> list[list[tuple[bytes, list[int]]]]:
-        loader = {"batch_size": 200, "num_workers": 2, "seed": 5}
-        data = ImagesData(str(tmp_path / "images"), "pillow", cache, loader=loader)
-        data.prepare_data()
-        data.setup("fit")
-        train, val = data.train_dataloader(), data.val_dataloader()
-        given = [
-            [(images.numpy().tobytes(), labels.tolist()) for images, labels in each]
-            for each in (train, train, val)
-        ]
-        if cache is not None:
-            figures = train.statistics().evidence.cache
-            assert figures["cache_misses"] <= len(train.dataset) <= figures["cache_hits"]
-        data.close()
-        return given
-
-    assert batches("200 MB") == batches(None)
 
 
 def test_a_hugging_face_dataset_is_asked_for_whole_batches(
@@ -307,28 +224,3 @@ def test_a_hugging_face_dataset_is_asked_for_whole_batches(
     assert torch.equal(images, Digits("test").images)
     assert asked == [50] * 7 + [10]
     data.close()
-
-
-def test_data_are_written_once_and_as_a_whole(examples: None, tmp_path: Path) -> None:
-    from digits.once import write_once
-
-    place = tmp_path / "below" / "data"
-
-    def fail(scratch: Path) -> None:
-        (scratch / "half").write_text("")
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        write_once(place, fail)
-    assert list(place.parent.iterdir()) == []
-
-    def write(scratch: Path) -> None:
-        (scratch / "file").write_text("first")
-        # Another node is quicker, at this very moment.
-        if not place.exists():
-            write_once(place, lambda other: (other / "file").write_text("other"))  # type: ignore[func-returns-value]
-
-    write_once(place, write)
-    assert (place / "file").read_text() == "other"
-    write_once(place, fail)
-    assert [path.name for path in place.parent.iterdir()] == ["data"]

@@ -130,19 +130,6 @@ def row_groups(path: Path) -> Any:
     return RowGroups(path, "id", shuffle=True, seed=5)
 
 
-def test_row_groups(tmp_path: Path) -> None:
-    """23 groups of unequal length, which go evenly into nothing."""
-    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
-    numbers, path = np.arange(300), tmp_path / "rows.parquet"
-    table = arrow.table({"x": numbers.astype(np.float32), "id": numbers})
-    parquet.write_table(table, path, row_group_size=13)
-    stream = Stream(functools.partial(row_groups, path), 7)
-    expected = check_resumes(stream)
-    ids = [int(sample.strip("()").split(",")[1]) for _, samples in expected for sample in samples]
-    assert ids != sorted(ids) == [*range(300)]
-    assert whole(stream._replace(epoch=2)) != expected
-
-
 # Other libraries' --------------------------------------------------------------------------------
 
 

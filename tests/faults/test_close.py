@@ -6,7 +6,6 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -85,24 +84,6 @@ def test_a_handler_closes_the_loader_while_a_batch_is_awaited() -> None:
     assert all(now <= then for now, then in zip(usage(), before, strict=True))
 
 
-def test_closing_and_starting_at_the_same_time() -> None:
-    """Whoever starts a process reaps all that have ended: another thread's, too."""
-    with DataLoader(range(4), num_workers=1) as loader:
-        list(loader)
-    gc.collect()
-    before = usage()
-
-    def work(_: int) -> None:
-        for _ in range(12):
-            with DataLoader(range(4), num_workers=1, persistent_workers=True) as loader:
-                assert [int(batch) for batch in loader] == list(range(4))
-
-    with ThreadPoolExecutor(4) as pool:
-        assert len(list(pool.map(work, range(4)))) == 4
-    gc.collect()
-    assert all(now <= then for now, then in zip(usage(), before, strict=True))
-
-
 # Streams ---------------------------------------------------------------------------------------
 
 
@@ -145,31 +126,6 @@ def test_a_stream_that_is_left_is_closed(
                     break
             assert len([*tmp_path.iterdir()]) == 2 * persistent
     assert [*tmp_path.iterdir()] == []
-
-
-STUBBORN = """
-import sys, threading, time
-import torch.utils.data
-import lit_loader
-
-class Stubborn:
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        if not index:
-            threading.Thread(target=time.sleep, args=(2.5,)).start()  # no daemon
-        return index
-
-kind = {"torch": torch.utils.data, "ours": lit_loader}[sys.argv[2]]
-assert len(list(kind.DataLoader(Stubborn(), num_workers=1, multiprocessing_context="fork"))) == 4
-print("done")
-"""
-
-
-@pytest.mark.parametrize("kind", ["torch", "ours"])
-def test_threads_of_the_dataset_have_time_to_end(tmp_path: Path, kind: str) -> None:
-    assert finish(launch(STUBBORN, tmp_path, kind)) == ("done\n", "", 0)
 
 
 # Somebody else reaps ---------------------------------------------------------------------------

@@ -226,8 +226,6 @@ def restarts(cell: Cell) -> tuple[int, int]:
     return int(not unnoticed), highest
 
 
-# The start methods, one pool for many faults -------------------------------------------------
-
 SCRIPT = [
     Strike("SIGKILL", "starting"),
     Strike("SIGKILL", "fetching", 3, epoch=1),
@@ -239,8 +237,7 @@ SCRIPT = [
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_by_start_method(method: str, tmp_path: Path) -> None:
+def test_spawn(tmp_path: Path) -> None:
     """One persistent pool, an epoch a fault: starting an interpreter takes seconds."""
     single = DataLoader(Noisy(), **options("map"))
     faults = Faults(tmp_path, *SCRIPT)
@@ -248,7 +245,7 @@ def test_by_start_method(method: str, tmp_path: Path) -> None:
         told() as texts,
         DataLoader(
             Noisy(), num_workers=2, worker_init_fn=faults, persistent_workers=True,
-            multiprocessing_context=method, timeout=2, **options("map"),
+            multiprocessing_context="spawn", timeout=2, **options("map"),
         ) as loader,
     ):  # fmt: skip
         for epoch in range(len(SCRIPT)):

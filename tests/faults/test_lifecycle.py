@@ -4,13 +4,10 @@ import gc
 import importlib.util
 import os
 import random
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
@@ -107,21 +104,6 @@ def test_an_iterator_whose_workers_were_taken_goes_on(iterable: bool, taken: int
         assert pool_of(loader).workers.pids == pids
 
 
-@KIND
-def test_threads_that_share_an_iterator(iterable: bool) -> None:
-    iterator = iter(DataLoader(data_of(iterable, 300), num_workers=2))
-    start = threading.Barrier(4)
-
-    def take(_: int) -> list[int]:
-        start.wait()
-        return ints(iterator)
-
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(take, range(4)))
-    assert sorted(number for mine in found for number in mine) == list(range(300))
-    assert all(mine == sorted(mine) for mine in found)
-
-
 # Forks -----------------------------------------------------------------------------------------
 
 
@@ -132,33 +114,6 @@ def told_by_child(function: Callable[[], str]) -> str:
         return child.line()
     finally:
         child.end()
-
-
-@pytest.mark.usefixtures("by_fork")
-@PERSISTENT
-@KIND
-@pytest.mark.parametrize("taken", [5, 28], ids=["in the middle", "at the edge"])
-def test_an_iterator_goes_on_in_a_forked_child(
-    persistent: bool, iterable: bool, taken: int
-) -> None:
-    data = data_of(iterable, 30, lambda index: index + torch.rand((), dtype=torch.float64))
-    with DataLoader(data, num_workers=2, persistent_workers=persistent) as loader:
-        iterator = iter(loader)
-        found = [next(iterator).item() for _ in range(taken)]
-        mine = set(worker_pids(iterator))
-
-        def goes_on() -> list[float]:
-            return [batch.item() for each in (iterator, loader) for batch in each]
-
-        def in_child() -> str:
-            values = goes_on()
-            shared = mine & {child.pid for child in psutil.Process().children()}
-            loader.close()
-            return f"{values} {shared}"
-
-        child, values = told_by_child(in_child), goes_on()
-        assert child == f"{values} set()"
-        assert [*map(int, found + values)] == 2 * [*range(30)]
 
 
 @PERSISTENT
@@ -310,11 +265,3 @@ def test_workers_in_a_process_of_joblibs(tmp_path: Path, method: str) -> None:
     """loky sets a start method of its own there, which no worker knows."""
     (program := tmp_path / "program.py").write_text(JOBLIB)
     assert run_program(program, method) == "[[0, 1, 4, 9], [16, 25, 36, 49]]\n"
-
-
-@KIND
-def test_any_number_of_epochs(iterable: bool) -> None:
-    """A pipe holds 1,000 messages: none may be sent to where nobody reads."""
-    with DataLoader(data_of(iterable, 8), num_workers=8, persistent_workers=True) as loader:
-        for _ in range(130):  # each sends 8 messages that an epoch has begun, and 8 replies
-            assert sorted(ints(loader)) == list(range(8))

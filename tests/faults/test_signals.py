@@ -156,37 +156,6 @@ def test_an_interruption_without_workers(tmp_path: Path, name: str, last: str) -
     assert finish(process) == ("", "", 0)
 
 
-IN_A_THREAD = """
-found, done = [], threading.Event()
-
-def read():
-    found.extend(int(batch) for batch in loader)
-    done.set()
-
-threading.Thread(target=read).start()
-try:
-    done.wait()
-except KeyboardInterrupt:
-    say("interrupted")
-for index in gated:
-    data.open_gate(sys.stdin.readline().strip())
-done.wait()
-say(found == list(range(40)))
-"""
-
-
-@pytest.mark.parametrize("whom", ["parent", pytest.param("group", marks=SLOW)])
-def test_a_loader_in_a_thread_hears_nothing_of_ctrl_c(tmp_path: Path, whom: str) -> None:
-    process = start(IN_A_THREAD, tmp_path, "fork")
-    expect(process, "fetching 9")
-    send(process, signal.SIGINT, whom)
-    expect(process, "interrupted")
-    tell(process, 9)  # only now can the epoch go on: nobody has given up its workers
-    expect(process, "fetching 24")
-    tell(process, 24)
-    assert finish(process) == ("True\n", "", 0)
-
-
 RANKS = """
 import os, subprocess, sys
 import lit_loader

@@ -18,30 +18,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-import lit_loader
 from lit_loader import DataLoader
-from lit_loader.core.seeding import generator_lock
 from tests.support.bulk import Child
 from tests.support.exact import Augmented, EveryOther, digests, noisy_collate
 from tests.support.samples import Call, Counting, own_generators
 
 TABLE = TensorDataset(torch.arange(52.0).reshape(26, 2))
-
-
-class Flaky(Augmented):
-    """Every fifth sample fails once in each epoch, after it has drawn."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.failed: set[tuple[int, int]] = set()
-
-    def __getitem__(self, index: int) -> Tensor:
-        sample = super().__getitem__(index)
-        attempt = lit_loader.get_epoch(), index
-        if index % 5 == 0 and attempt not in self.failed:
-            self.failed.add(attempt)
-            raise OSError("not now")
-        return sample
 
 
 def noisy(index: int) -> list[float]:
@@ -122,31 +104,6 @@ def test_a_loader_within_the_dataset_of_another_one(workers: int) -> None:
     columns = [0, 1, 2, 3, 5, 6, 7]
     for one, other in zip(expected, found, strict=True):
         assert torch.equal(one[:, columns], other[:, columns])
-
-
-def test_a_loader_iterated_in_a_thread_and_by_a_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own lock is taken after the one for the generators, in both."""
-    inner = DataLoader(Augmented(), 3, seed=1)
-    expected = digests(DataLoader(Augmented(), 3, seed=1))
-    waits, take = threading.Event(), generator_lock.GeneratorLock.take
-
-    def taken(turn: generator_lock.GeneratorLock) -> None:
-        if "count=0" not in repr(generator_lock.lock):  # it begins to wait for the lock
-            waits.set()
-        take(turn)
-
-    monkeypatch.setattr(generator_lock.GeneratorLock, "take", taken)
-    with ThreadPoolExecutor(1) as pool:
-        asked: list[Any] = []
-
-        def read(index: int) -> Tensor:
-            if not index:
-                asked.append(pool.submit(lambda: digests(inner)))
-                assert waits.wait(60)
-            return next(iter(inner)).sum()
-
-        assert len(list(DataLoader(Call(read, 4)))) == 4
-        assert len(asked[0].result(60)) == len(expected)
 
 
 def test_a_process_forked_while_a_batch_is_made_in_another_thread() -> None:

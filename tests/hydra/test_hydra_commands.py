@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 
 from lit_loader import DataLoader, LoaderConfig
-from tests.hydra.test_hydra import GROUPS, PRESETS
 from tests.support.programs import run_python
+
+CONF = Path(__file__).parents[2] / "conf" / "lit_loader"
+PRESETS = {
+    "auto": "auto", "debug": 0, "default": 0, "fault_tolerant": 2, "reproducible": 2,
+    "storage": 2, "threads": 2, "throughput": 4, "workers": 2,
+}  # fmt: skip
+"""Presets of the loader, with their number of workers."""
 
 PROGRAM = """
 import json
@@ -73,10 +79,7 @@ def test_sweep_over_presets(program: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     told = jobs(tmp_path)
     workers = {preset: told[number]["num_workers"] for number, preset in enumerate(PRESETS)}
-    assert workers == {
-        "auto": "auto", "debug": 0, "default": 0, "fault_tolerant": 2, "reproducible": 2,
-        "storage": 2, "threads": 2, "throughput": 4, "workers": 2,
-    }  # fmt: skip
+    assert workers == PRESETS
     assert all(job["batches"] == told[0]["batches"] for job in told.values())
     assert [len(batch) for batch in told[0]["batches"]] == [5, 5, 2]
 
@@ -97,19 +100,6 @@ def test_refused_on_the_command_line(
     assert len([line for line in printed.splitlines() if message in line]) == 1, printed
     # Hydra 1.4 shows the program's own frames.
     assert "Traceback" not in printed or "Hydra frames hidden" in printed
-
-
-def test_worker_threads(program: Path, tmp_path: Path) -> None:
-    """Of a preset, or asked for by name; with the batches of processes."""
-    by_threads = "loader.worker_method=thread,multiprocessing"
-    run_python(
-        tmp_path, program, "--multirun", "loader.num_workers=2", by_threads,
-        f"hydra.sweep.dir={tmp_path}",
-    )  # fmt: skip
-    threads, processes = jobs(tmp_path).values()
-    assert threads == processes
-    refused = ("loader.worker_method=thread", "loader.num_workers=2", "loader.memory_budget=1GB")
-    assert "memory_budget is for worker" in run_python(tmp_path, program, *refused, code=1)
 
 
 def without_torch(program: Path, cwd: Path, *commands: list[str]) -> list[str]:
@@ -160,8 +150,9 @@ def test_what_the_help_shows(program: Path, tmp_path: Path) -> None:
         program, tmp_path,
         ["--help"], ["--info", "defaults"], ["--cfg", "job", "--package", "loader"],
     )  # fmt: skip
-    for group, names in GROUPS.items():
-        assert f"lit_loader/{group}: {', '.join(sorted(names))}" in shown
+    for group in ("loader", "remote", "sampler", "collate", "callbacks"):
+        names = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+        assert f"lit_loader/{group}: {', '.join(names)}" in shown
     assert re.search(r"\| lit_loader/loader/default +\| loader ", info)
     assert "# @package loader" in options
     assert set(LoaderConfig().as_kwargs()) <= {

@@ -1,21 +1,15 @@
-"""``lightning.pytorch`` and ``pytorch_lightning``: the same programs, with a Trainer of either."""
+"""``lightning.pytorch`` and ``pytorch_lightning``: both names are supported side by side."""
 
 import importlib
-import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from lit_loader import DataLoader, LoaderDataModule, LoaderMonitor, LoaderStateCallback
+from lit_loader import LoaderDataModule, LoaderMonitor, LoaderStateCallback
 from tests.support.exact import Augmented
 from tests.support.lightning_runs import Saves, Sees, quiet_trainer
 from tests.support.programs import run_python
-
-LENGTH, BATCHES, EPOCHS = 22, 6, 2
-OPTIONS: dict[str, Any] = {"batch_size": 4, "seed": 5, "seeding": "sample"}
-KINDS = ("datasets", "swapped", "one import")
 
 NAMES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -25,73 +19,25 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=names, ids=NAMES)
-def pl(request: pytest.FixtureRequest) -> Any:
-    return request.param
+def test_a_checkpoint_of_one_is_resumed_by_the_other(tmp_path: Path) -> None:
+    def fit(pl: Any, *callbacks: Any, resumed: Path | None = None) -> Any:
+        model = type("Model", (Sees, pl.LightningModule), {})()
+        options = {"batch_size": 4, "seed": 5}
+        data = LoaderDataModule({"train": Augmented(22)}, options, train={"shuffle": True})
+        trainer = quiet_trainer(tmp_path, pl.Trainer, max_epochs=2, callbacks=[*callbacks])
+        trainer.fit(model, datamodule=data, ckpt_path=resumed, weights_only=True)
+        return model.seen
 
-
-def data(pl: Any, kind: str) -> Any:
-    """A data module that loads the same batches in one of the ways that there are."""
-    if kind == "datasets":
-        return LoaderDataModule({"train": Augmented(LENGTH)}, OPTIONS, train={"shuffle": True})
-
-    class Data(pl.LightningDataModule):
-        def train_dataloader(self) -> Any:
-            if kind == "swapped":
-                return torch.utils.data.DataLoader(Augmented(LENGTH), 4, shuffle=True)
-            return DataLoader(Augmented(LENGTH), shuffle=True, **OPTIONS)
-
-    if kind == "swapped":
-        return LoaderDataModule.from_datamodule(Data(), seed=5, seeding="sample")
-    return Data()
-
-
-def fit(pl: Any, kind: str, root: Path, *callbacks: Any, resumed: Path | None = None) -> list[Any]:
-    """Trains with a Trainer of this name; returns what was seen."""
-    model = type("Model", (Sees, pl.LightningModule), {})()
-    trainer = quiet_trainer(root, pl.Trainer, max_epochs=EPOCHS, callbacks=[*callbacks])
-    options = {"weights_only": True}
-    if "weights_only" not in inspect.signature(pl.Trainer.fit).parameters:  # before 2.6
-        options = {}
-    trainer.fit(model, datamodule=data(pl, kind), ckpt_path=resumed, **options)
-    seen: list[Any] = model.seen
-    return seen
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("resumed_by", names, ids=NAMES)
-def test_a_checkpoint_of_either_goes_on_in_either(
-    pl: Any, resumed_by: Any, kind: str, tmp_path: Path
-) -> None:
+    one, other = names
     path = tmp_path / "a.ckpt"
-    saves = type("SaveAt", (Saves, pl.Callback), {})(path, BATCHES + 2)
-    whole = fit(pl, kind, tmp_path, saves)
-    assert len(whole) == EPOCHS * BATCHES
-    assert fit(resumed_by, kind, tmp_path, resumed=path) == whole[BATCHES + 2 :]
+    whole = fit(one, type("SaveAt", (Saves, one.Callback), {})(path, 8))
+    assert fit(other, resumed=path) == whole[8:]
+    assert len(whole) == 12
 
 
-QUIET = """
-import logging, sys
-from importlib import import_module
-name = sys.argv[1]
-pl = import_module(name)
-for each in (name, name.replace("pytorch", "fabric") if "." in name else "lightning_fabric"):
-    logging.getLogger(each).setLevel(logging.WARNING)
-from lit_loader import LoaderDataModule
-pl.Trainer(accelerator="cpu", logger=False)
-print("made")
-"""
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_quietened_lightning_stays_quiet(name: str, tmp_path: Path) -> None:
-    (tmp_path / "quiet.py").write_text(QUIET)
-    assert run_python(tmp_path, tmp_path / "quiet.py", name) == "made\n"
-
-
+@pytest.mark.parametrize("pl", names, ids=NAMES)
 def test_ours_are_of_both_names(pl: Any) -> None:
     assert issubclass(LoaderDataModule, pl.LightningDataModule)
-    assert isinstance(data(pl, "swapped"), pl.LightningDataModule)
     assert all(issubclass(each, pl.Callback) for each in (LoaderMonitor, LoaderStateCallback))
 
 

@@ -1,22 +1,17 @@
 """The Trainer's flags that touch the data, on LoaderDataModule, with and without workers."""
 
-import ast
-import random
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
-from lightning.fabric.utilities.seed import pl_worker_init_function
-from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
-from lightning.pytorch.callbacks import BasePredictionWriter, LearningRateFinder
-from torch import Tensor
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import BasePredictionWriter
 from torch.utils.data import WeightedRandomSampler
 
 from lit_loader import DataLoader, LoaderDataModule
-from tests.support.lightning_runs import Noting, Parallel, Points, needs_2_6, quiet_trainer
+from tests.support.lightning_runs import Noting, Parallel, Points, quiet_trainer
 from tests.support.samples import Counting
 
 SPLITS = ("train", "val", "test", "predict")
@@ -63,15 +58,14 @@ FLAGS = {
     "none": Flags({"max_epochs": 2}, "tttvvv" * 2),
     **{
         f"overfit {part}": Flags({"overfit_batches": part, "max_epochs": 3}, "ttvv" * 3, 2)
-        for part in (2, 0.67)
+        for part in (0.67,)
     },
     **{
         f"limits {part}": Flags(
             {f"limit_{split}_batches": part for split in SPLITS} | {"max_epochs": 3}, "ttvv" * 3, 2
         )
-        for part in (2, 0.67)
+        for part in (0.67,)
     },
-    "fast_dev_run": Flags({"fast_dev_run": True, "max_epochs": 5}, "tv", 1),
     "fast_dev_run 2": Flags({"fast_dev_run": 2, "max_epochs": 5}, "ttvv", 2),
     # Validation leaves the order of training, and of itself, alone.
     "by fraction": Flags({"max_epochs": 2, "val_check_interval": 0.67}, "ttvvvtttvvvt"),
@@ -81,13 +75,7 @@ FLAGS = {
         {"max_epochs": 2, "val_check_interval": 4, "check_val_every_n_epoch": None}, "ttttvvvtt"
     ),
     "sanity 2": Flags({"num_sanity_val_steps": 2}, "sstttvvv"),
-    "sanity all": Flags({"num_sanity_val_steps": -1}, "ssstttvvv"),
-    **{
-        f"reload {n}": Flags(
-            {"max_epochs": 4, "reload_dataloaders_every_n_epochs": n}, "tttvvv" * 4, 3, 4 // n
-        )
-        for n in (1, 2)
-    },
+    "reload": Flags({"max_epochs": 4, "reload_dataloaders_every_n_epochs": 2}, "tttvvv" * 4, 3, 2),
 }
 
 
@@ -148,112 +136,10 @@ def test_memory_validated_in_is_trained_in(
 # --- seeds ---
 
 
-class Draws(Points):
-    """A draw of each global generator, what torch calls the initial seed, and the worker's."""
-
-    def __getitem__(self, index: int) -> Any:
-        draws = [random.random(), float(np.random.random()), float(torch.rand(()))]
-        info = torch.utils.data.get_worker_info()
-        own = None if info is None else (info.id, info.seed)
-        return torch.tensor(draws), str((own, torch.initial_seed()))
-
-
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
-@pytest.mark.usefixtures("generators_kept")
-@pytest.mark.parametrize("workers", [True, False])
-def test_seed_everything_seeds_workers(workers: bool, tmp_path: Path) -> None:
-    """Lightning's worker_init_fn finds base seed + worker id; what is drawn stays ours to say."""
-
-    class Drawing(Noting):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            rows.append(batch[0])
-            seeds.update(batch[1])
-            return self.layer(batch[0]).mean()
-
-    rows: list[Tensor] = []
-    seeds: set[str] = set()
-    model, data = Drawing(), LoaderDataModule({"train": Draws}, {"batch_size": 1, "num_workers": 2})
-    trainer = quiet_trainer(tmp_path)
-    seed_everything(9, workers=workers, verbose=False)
-    trainer.fit(model, data)
-    loader = trainer.train_dataloader
-    assert (loader.worker_init_fn is not None) == workers
-    for (worker, own), initial in map(ast.literal_eval, seeds):
-        torch.manual_seed(own)
-        if workers:
-            pl_worker_init_function(worker, rank=0)
-        assert initial == torch.initial_seed()
-    seed_everything(9, verbose=False)
-    alone = DataLoader(Draws(), 1)
-    assert torch.equal(torch.cat(rows), torch.cat([batch[0] for batch in alone]))
-
-
 # --- the Tuner ---
 
 
-@needs_2_6
-def test_learning_rate_finder_as_a_callback(tmp_path: Path) -> None:
-    """The search runs within the fit, on its loaders; the fit then begins at the beginning."""
-    finder = LearningRateFinder(num_training_steps=4, early_stop_threshold=None, update_attr=False)
-    model = fitted(tmp_path, module(), max_epochs=2, callbacks=[finder])
-    plain = fitted(tmp_path, module(), max_epochs=2)
-    assert model.seen("train")[-6:] == plain.seen("train")
-
-
 # --- several loaders for one split ---
-
-
-FIRST, SECOND = [0, 1, 2, 3], [4, 5, 6, 7]
-
-
-@workers
-def test_several_sets_are_evaluated_in_sequence(workers: int, tmp_path: Path) -> None:
-    several = {"a": Points(4), "b": Points(8)}
-    options = {"batch_size": 4, "num_workers": workers}
-    data = LoaderDataModule({"val": several, "test": several, "predict": several}, options)
-    model, trainer = Noting(), quiet_trainer(tmp_path)
-    trainer.validate(model, data, verbose=False)
-    trainer.test(model, data, verbose=False)
-    trainer.predict(model, data)
-    for split in ("val", "test", "predict"):
-        steps = [step for step in model.steps if step.split == split]
-        where = [(step.loader, step.batch_idx, step.indices) for step in steps]
-        assert where == [(0, 0, FIRST), (1, 0, FIRST), (1, 1, SECOND)]
-
-
-def missing(number: int) -> Tensor:
-    raise FileNotFoundError("part-0.tar")
-
-
-@workers
-@pytest.mark.parametrize("shards", [{}, {"num_shards": 2}])
-def test_what_a_stream_raises_at_first_comes_out(shards: Any, workers: int, tmp_path: Path) -> None:
-    persistent = {"num_workers": workers, "persistent_workers": workers > 0}
-    with (
-        DataLoader(Counting(8, missing), 4, **persistent, **shards) as loader,
-        pytest.raises(FileNotFoundError, match="part-0.tar"),
-    ):
-        quiet_trainer(tmp_path, num_sanity_val_steps=0).fit(Noting(), loader, loader)
-
-
-def test_which_lists_are_several_datasets() -> None:
-    both = {"a": Points, "b": lambda: Points(3)}
-    data = LoaderDataModule(
-        {"train": [*both.values()], "val": [1, 2], "test": {0: "a"}, "predict": both}
-    )
-    assert str(data) == (
-        "LoaderDataModule(train: [factory Points, factory <lambda>], batch_size=1; "
-        "val: list, batch_size=1; test: dict, batch_size=1; "
-        "predict: [factory Points, factory <lambda>], batch_size=1)"
-    )
-    assert not data._lit_loaders
-    data.setup(None)
-    assert [len(loader) for loader in data.train_dataloader()] == [12, 3]
-    loaders = data.predict_dataloader()
-    assert {name: len(loader) for name, loader in loaders.items()} == {"a": 12, "b": 3}
-    assert isinstance(data.val_dataloader(), DataLoader)
-    assert isinstance(data.test_dataloader(), DataLoader)
-    assert isinstance(LoaderDataModule({"val": []}).val_dataloader(), DataLoader)
 
 
 # --- predictions ---
@@ -351,13 +237,6 @@ def test_use_distributed_sampler_is_honoured(split: str) -> None:
     assert list(map(len, data.make_loader(split))) == [4, 4, 4]
     data.trainer = Parallel(2, 1)  # type: ignore[assignment]
     assert list(map(len, data.make_loader(split))) == [4, 2]
-
-
-def test_the_trainers_own_place_of_that_option(tmp_path: Path) -> None:
-    """lightning/datamodule.py reads it there; if this fails, Lightning has moved it."""
-    for given in (True, False):
-        trainer = quiet_trainer(tmp_path, use_distributed_sampler=given)
-        assert trainer._accelerator_connector.use_distributed_sampler is given
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

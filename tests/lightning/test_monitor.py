@@ -6,17 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import CombinedLoader
 
 import lit_loader
-from lit_loader import DataLoader, LoaderDataModule, LoaderMonitor, OptionError
+from lit_loader import DataLoader, LoaderMonitor, OptionError
 from tests.support.chrome_traces import tracks_of
 from tests.support.delays import DELAY, delay
 from tests.support.lightning_runs import Noting, Points, quiet_trainer
-from tests.support.samples import Counting
 
 # Many of the fits here are without validation, by a model that could validate.
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
@@ -37,14 +34,6 @@ class Notes(DummyLogger):
     def of(self, prefix: str = "loader/") -> list[tuple[int | None, dict[str, float]]]:
         """The rows of ours."""
         return [row for row in self.rows if any(key.startswith(prefix) for key in row[1])]
-
-
-class Logging(Noting):
-    """Logs a metric of its own at every step."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.log("mine", float(batch_idx), prog_bar=True)
-        return super().training_step(batch, batch_idx)
 
 
 class Anything(Noting):
@@ -152,65 +141,6 @@ def test_validation_has_figures_of_its_own(tmp_path: Path) -> None:
     assert batches == {"train": 24, "val/0": 2 * 4 + 2, "val/1": 2 * 2 + 2}
 
 
-def test_validate_test_and_predict_are_left_alone(tmp_path: Path) -> None:
-    monitor = LoaderMonitor()
-    trainer = quiet_trainer(tmp_path, callbacks=[monitor], logger=(notes := Notes()))
-    trainer.validate(Noting(), loader(), verbose=False)
-    trainer.test(Noting(), loader(), verbose=False)
-    trainer.predict(Noting(), loader())
-    assert (notes.of(), monitor.statistics) == ([], {})
-
-
-class Bar(TQDMProgressBar):
-    """Notes what it was given to show."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shown: list[dict[str, Any]] = []
-
-    def get_metrics(self, *args: Any) -> dict[str, Any]:
-        metrics = super().get_metrics(*args)
-        self.shown.append(dict(metrics))
-        return metrics
-
-
-def test_the_bar_shows_the_wait_next_to_the_models_metrics(tmp_path: Path) -> None:
-    with_it, without = Bar(), Bar()
-    for monitor, bar in ((LoaderMonitor(), with_it), (LoaderMonitor(progress_bar=False), without)):
-        fit(
-            tmp_path, monitor, loader(), model=Logging(), enable_progress_bar=True,
-            callbacks=[monitor, bar],
-        )  # fmt: skip
-    assert 0 < with_it.shown[-1]["wait %"] <= 100
-    rest = [{k: v for k, v in shown.items() if k != "wait %"} for shown in with_it.shown]
-    assert rest == without.shown
-    assert without.shown[-1]["mine"] == 11.0
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"fast_dev_run": 1}, {"logger": False}, {"limit_train_batches": 0}, {"overfit_batches": 4}],
-    ids=lambda options: next(iter(options)),
-)
-@pytest.mark.filterwarnings("ignore:The combination of `DataLoader` with `num_workers`")
-def test_flags(tmp_path: Path, options: dict[str, Any]) -> None:
-    monitor = LoaderMonitor(trace=True)
-    data = LoaderDataModule(
-        {"train": Points(24), "val": Points(8)}, {"batch_size": 2, "num_workers": 1}
-    )
-    trainer, _ = fit(tmp_path, monitor, data, **options)
-    train = monitor.statistics.get("train")
-    assert (train.batches if train else 0) == trainer.global_step
-    assert (tmp_path / "loader_trace.json").exists() == bool(monitor.statistics)
-
-
-def test_a_loader_without_length(tmp_path: Path) -> None:
-    """Lightning takes its batches one ahead, the first before training has begun."""
-    monitor, data = LoaderMonitor(), DataLoader(Counting(24, float), batch_size=4)
-    fit(tmp_path, monitor, data, model=Anything(), max_epochs=2)
-    assert monitor.statistics["train"].batches == 12
-
-
 @pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
 def test_a_run_that_is_cut_off(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], error: type[BaseException]
@@ -235,15 +165,3 @@ def test_a_run_that_is_cut_off(
 def test_options_are_checked(option: str, value: Any) -> None:
     with pytest.raises(OptionError, match=f"{option} must be"):
         LoaderMonitor(**{option: value})
-
-
-def test_another_rank(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Trainer, "global_rank", 3)
-    monkeypatch.setattr(Trainer, "is_global_zero", False)
-    monitor = LoaderMonitor(trace=tmp_path / "deep" / "trace.json")
-    fit(tmp_path, monitor, loader())
-    assert capsys.readouterr().out == ""
-    assert monitor.statistics["train"].batches == 12
-    assert [each.name for each in (tmp_path / "deep").iterdir()] == ["trace.rank3.json"]

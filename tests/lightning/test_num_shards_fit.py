@@ -8,31 +8,22 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.distributed import HashStore, distributed_c10d
-from torch.utils.data import IterableDataset
 
-from lit_loader import DataLoader, LoaderDataModule, merge_states
+from lit_loader import DataLoader, LoaderDataModule
 from lit_loader.lightning import rank_states
 from lit_loader.lightning.rank_states import RankStates
 from tests.support import sharded_fit
 from tests.support.exact import digest, state_behind
-from tests.support.lightning_runs import SaveAt, quiet_trainer
+from tests.support.lightning_runs import quiet_trainer
 from tests.support.programs import run_program
-from tests.support.samples import Counting, Placed
-from tests.support.sharded_fit import EPOCHS, Model, options, plain, stream
+from tests.support.samples import Counting
+from tests.support.sharded_fit import EPOCHS, Model, options, stream
 
 Seen = list[Any]
-
-
-class Counted(Model):
-    """Notes which batch of the epoch the Trainer takes each for."""
-
-    def note(self, batch: Tensor) -> int:
-        return self.trainer.fit_loop.epoch_loop.batch_idx
 
 
 def whole() -> Seen:
@@ -58,28 +49,6 @@ def test_four_ranks_then_two_then_one(tmp_path: Path) -> None:
         assert together == expected[done : done + len(together)]
         done += len(together)
     assert done == len(expected)
-
-
-def test_ranks_count_alike_where_they_have_been_given_more_or_less(tmp_path: Path) -> None:
-    """Three steps of two ranks are six batches: two of four ranks have had two, two have had one.
-
-    Gradients that are accumulated, and validations, begin where a rank's count says.
-    """
-    file = tmp_path / "3.ckpt"
-    quiet_trainer(tmp_path, max_steps=3, callbacks=[SaveAt(file, 3)]).fit(Model(), plain(2, 0))
-    checkpoint = torch.load(file, weights_only=True)
-    states = checkpoint["loops"]["fit_loop"]["state_dict"]
-    states["combined_loader"] = [
-        merge_states([*states["combined_loader"], state_behind(plain(2, 1), 3)])
-    ]
-    torch.save(checkpoint, file)
-    seen = []
-    for rank in range(4):
-        model = Counted()
-        quiet_trainer(tmp_path, max_epochs=1).fit(model, plain(4, rank), ckpt_path=file)
-        seen.append(model.seen)
-    assert [counts[0] for counts in seen] == [2] * 4
-    assert [len(counts) for counts in seen] == [4, 4, 5, 5]
 
 
 @pytest.mark.timeout(300)
@@ -161,31 +130,3 @@ def test_an_epoch_ends_with_its_stream(samples: int, tmp_path: Path) -> None:
     quiet_trainer(tmp_path, max_epochs=2, num_sanity_val_steps=0).fit(model, data)
     assert sorted(itertools.chain(*model.seen)) == sorted(2 * [*range(samples)])
     assert model.validated == 2
-
-
-class WithArrays(Placed, IterableDataset[Tensor]):
-    """Has arrays in its state, which have no ``==`` for the whole."""
-
-    def numbers(self) -> range:
-        return range(24)
-
-    def item(self, number: int) -> Tensor:
-        return torch.full((12,), number)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "held": [np.arange(3.0), torch.zeros(2)]}
-
-
-@pytest.mark.parametrize("shards", [None, 1])
-def test_a_state_with_arrays(shards: int | None, tmp_path: Path) -> None:
-    def fit(ckpt_path: Path | None, **more: Any) -> Seen:
-        model = Model()
-        options = {"batch_size": 4, "num_shards": shards, "seed": 1}
-        data = LoaderDataModule({"train": WithArrays()}, options)
-        trainer = quiet_trainer(tmp_path, **more)
-        trainer.fit(model, data, ckpt_path=ckpt_path, weights_only=False)
-        return model.seen
-
-    path = tmp_path / "one.ckpt"
-    first = fit(None, callbacks=[SaveAt(path, 2)], max_steps=2)
-    assert first + fit(path) == fit(None)

@@ -4,11 +4,6 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pytest
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
-
 from lit_loader import LoaderDataModule
 from tests.support.bulk import Bulk, builders, inode_of
 
@@ -61,22 +56,3 @@ def test_a_subclass(tmp_path: Path) -> None:
     ]
     assert len({inode(train), *map(inode, others)}) == 5
     assert len(builders(notes)) == 5
-
-
-def test_a_configuration_around_any_dataset(tmp_path: Path) -> None:
-    node = {
-        "_target_": "lit_loader.shared_dataset",
-        "key": "v1",
-        "factory": {
-            "_target_": "tests.support.bulk.Bulk",
-            "notes": str(tmp_path / "built"),
-            "_partial_": True,
-        },
-    }
-    one, two = (instantiate(OmegaConf.create(node)) for _ in range(2))
-    assert inode(one) == inode(two) != 0
-    assert np.array_equal(one.array, two.array)
-    assert len(builders(tmp_path / "built")) == 1
-    del node["factory"]["_partial_"]  # type: ignore[attr-defined]
-    with pytest.raises(Exception, match="in Hydra _partial_: true"):
-        instantiate(OmegaConf.create(node))

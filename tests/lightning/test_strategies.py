@@ -7,7 +7,6 @@ import subprocess
 import time
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,15 @@ from tests.support import strategy_fit
 from tests.support.programs import start_program
 from tests.support.samples import METHODS
 from tests.support.sessions import members
-from tests.support.strategy_runs import BATCHES, EPOCHS, LENGTH, PREDICTED, RANKS, SAVED
+from tests.support.strategy_runs import (
+    BATCHES,
+    EPOCHS,
+    LENGTH,
+    RANKS,
+    SAVED,
+    check_prediction,
+    read,
+)
 from tests.support.tools import wait_gone
 
 SCRIPT = Path(strategy_fit.__file__)
@@ -37,11 +44,6 @@ def run(folder: Path, *arguments: object, failed: bool = False) -> None:
         program.communicate()
 
 
-def read(folder: Path, name: str) -> list[Any]:
-    """What each rank wrote."""
-    return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(RANKS)]
-
-
 def indices(batches: list[list[str]]) -> list[int]:
     return [int(row.split(":")[0]) for row in chain.from_iterable(batches)]
 
@@ -61,15 +63,6 @@ def check_training(folder: Path, method: str) -> list[list[list[str]]]:
     for before, after in zip(whole, resumed, strict=True):
         assert after["seen"] == before["seen"][SAVED:]
     return [rank["seen"] for rank in whole]
-
-
-def check_prediction(folder: Path, method: str) -> None:
-    shares = []
-    for rank, written in enumerate(read(folder, f"{method}-predict")):
-        assert [seen for _, seen in written["batches"]] == written["epoch"][0]
-        assert all(prediction == seen for prediction, seen in written["batches"])
-        shares.append(list(chain.from_iterable(written["epoch"][0])))
-        assert shares[rank] == list(range(rank, PREDICTED, RANKS))  # neither padded nor dropped
 
 
 IN_FULL = [pytest.param(f"{strategy} {method}", marks=pytest.mark.slow)

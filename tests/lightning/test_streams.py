@@ -1,6 +1,5 @@
 """Trainings on streams that have a large state, or that can be read but once."""
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader
-from tests.support.lightning_runs import SaveAt, quiet_trainer
-from tests.support.samples import Cursor, share
+from tests.support.lightning_runs import quiet_trainer
 
 
 class Model(LightningModule):
@@ -57,28 +55,3 @@ def test_a_resume_between_epochs_takes_nothing_in_vain(tmp_path: Path) -> None:
     quiet_trainer(tmp_path, max_epochs=3).fit(model, DataLoader(live, 2), ckpt_path=file)
     assert model.seen == [*range(1, 21)]
     assert live.taken == 20 and live.epochs == [1, 2]
-
-
-class Documents(Cursor):
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "documents": [*range(40_000)]}
-
-
-class Large(IterableDataset[Tensor]):
-    def __iter__(self) -> Iterator[Tensor]:
-        return Documents(lambda number: torch.tensor([number + random.random()]), share(range(96)))
-
-
-@pytest.mark.parametrize(("workers", "shards", "others"), [(0, None, 0), (2, None, 2), (2, 4, 1)])
-def test_a_large_state_in_mid_epoch(
-    workers: int, shards: int | None, others: int, tmp_path: Path
-) -> None:
-    def loader(workers: int) -> DataLoader[Any]:
-        return DataLoader(Large(), 2, num_workers=workers, num_shards=shards, seed=3)
-
-    file, whole = tmp_path / "mid.ckpt", Model()
-    trainer = quiet_trainer(tmp_path, max_epochs=2, callbacks=[SaveAt(file, 61)])
-    trainer.fit(whole, loader(workers))
-    resumed = Model()
-    quiet_trainer(tmp_path, max_epochs=2).fit(resumed, loader(others), ckpt_path=file)
-    assert len(whole.seen) == 192 and resumed.seen == whole.seen[122:]

@@ -10,7 +10,6 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, seed_everything
 from torch import Tensor
-from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, IterableDataset
 
 from lit_loader import DataLoader, LoaderDataModule
@@ -135,14 +134,6 @@ def test_runs_are_fixed_by_seed_everything_and_by_nothing_else(tmp_path: Path) -
     assert run(None) != run(None)
 
 
-@pytest.mark.parametrize("make", [DataLoader, pytest.param(TorchLoader, marks=pytest.mark.slow)])
-def test_a_seed_before_each_validation_fixes_it(tmp_path: Path, make: Any) -> None:
-    model = Model(val_seed=3)
-    quiet_trainer(tmp_path, max_epochs=3).fit(model, make(Noise(), 4), make(Noise(), 4))
-    assert len({*model.seen["val"]}) == 1
-    assert len({*model.seen["train"]}) == 3
-
-
 class Numbered(Noise):
     def __getitem__(self, index: int) -> Tensor:
         return torch.cat([torch.tensor([float(index)]), super().__getitem__(index)])
@@ -177,46 +168,6 @@ def test_a_short_loader_is_gone_through_anew(tmp_path: Path, kind: Any, batches:
     for epoch in range(4):
         orders = model.orders[epoch * batches :][:batches]
         assert len({*orders}) == len(orders)
-
-
-class Save(Callback):
-    def __init__(self, step: int, path: Path) -> None:
-        self.step, self.path = step, path
-
-    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-        if trainer.global_step == self.step:
-            trainer.save_checkpoint(self.path)
-
-
-@pytest.mark.parametrize("fixed", ["by the loader", "by the program", "not at all"])
-@pytest.mark.parametrize(
-    ("kind", "step"),
-    [("map", 3), ("map", 4), ("data module", 3), ("data module", 4), ("stream", 3)],
-)
-@pytest.mark.filterwarnings("ignore:.*NoiseStream")
-def test_validations_after_a_resume_are_as_without_it(
-    tmp_path: Path, kind: str, step: int, fixed: str
-) -> None:
-    """Where a seed fixes them, the loader's own or one of each validation; else they are new.
-
-    Of a stream without a length Lightning takes a batch before the program seeds.
-    """
-    path, val_seed = tmp_path / "saved.ckpt", 3 if fixed == "by the program" else None
-    given = loaders(kind, val_seed=5 if fixed == "by the loader" else None)
-    options: dict[str, Any] = {"max_epochs": 4, "val_check_interval": 2, "limit_val_batches": 1.0}
-    whole = Model(val_seed)
-    quiet_trainer(tmp_path, **options, callbacks=[Save(step, path)]).fit(whole, **given)
-    resumed = Model(val_seed)
-    torch.manual_seed(99)
-    given = loaders(kind, val_seed=5 if fixed == "by the loader" else None)
-    quiet_trainer(tmp_path, **options).fit(resumed, **given, ckpt_path=path)
-    validations, before = resumed.seen["val"], whole.seen["val"]
-    if fixed == "not at all" or (fixed == "by the program" and kind == "stream"):
-        assert is_new(before + validations)
-    else:
-        assert validations == before[-len(validations) :]
-    assert is_new(before) == (val_seed is None or kind == "stream")
-    assert resumed.seen["train"][-2:] == whole.seen["train"][-2:]
 
 
 class Told(Noise):

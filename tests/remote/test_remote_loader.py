@@ -15,13 +15,12 @@ import pytest
 import torch
 
 import lit_loader
-from lit_loader.errors import ExactnessWarning, LoaderError, WorkerDiedError, WorkerRestartWarning
+from lit_loader.errors import LoaderError, WorkerDiedError, WorkerRestartWarning
 from lit_loader.top.look import Viewer
 from tests.support.faults import plain
 from tests.support.programs import run_program
 from tests.support.remote_threads import ThreadWorkers
 from tests.support.samples import OfLength
-from tests.support.shard_data import KINDS
 
 LENGTH = 96
 
@@ -150,8 +149,31 @@ def test_a_state_says_nothing_of_remote_workers_and_is_resumed_without(tmp_path:
         assert state == alone.state_dict()
         resumed.load_state_dict(state)
         assert [plain(batch) for batch in resumed] == expected[5:]
-        loader.load_state_dict(state)  # and the other way about, in mid-epoch
+    with loader_of(Drawn(), 0, 2, remote) as loader:
+        loader.load_state_dict(state)  # and the other way about, mid-epoch
         assert [plain(batch) for batch in loader] == expected[5:]
+
+
+class Adjusted(Drawn):
+    """The program changes how it reads."""
+
+    factor = 1
+
+    def __getitem__(self, index: int) -> Any:
+        return self.factor * super().__getitem__(index)["drawn"]
+
+
+def test_attributes_that_the_program_sets_reach_remote_workers(tmp_path: Path) -> None:
+    """Living ones, and one that takes the place of another."""
+    remote, dataset, alone = ThreadWorkers(str(tmp_path), dies_at={20: 1}), Adjusted(), Adjusted()
+    expected = epochs(alone)
+    with loader_of(dataset, 0, 2, remote) as loader, warnings.catch_warnings():
+        warnings.simplefilter("ignore", WorkerRestartWarning)
+        for factor, taken in ((1, 3), (2, 24), (3, 24)):
+            dataset.factor = alone.factor = factor
+            found = [plain(batch) for batch in itertools.islice(loader, taken)]
+            assert found == next(expected)[:taken]
+    assert remote.count("died 20") == 2
 
 
 class Large(Drawn):
@@ -198,31 +220,6 @@ def test_an_error_comes_with_type_traceback_index_and_node(tmp_path: Path) -> No
         ):
             assert part in text
         assert plain(next(batches)["index"]) == plain(torch.tensor([8, 9, 10, 11]))
-
-
-@pytest.mark.parametrize("persistent", [True, False])
-def test_a_stream_is_read_here(persistent: bool, tmp_path: Path) -> None:
-    """Its readers stay on this machine, and the user is told so."""
-    remote = ThreadWorkers(str(tmp_path))
-
-    def stream(here: int = 0, **options: Any) -> lit_loader.DataLoader[Any]:
-        data = KINDS["iterator"](96, "torch", True)
-        return lit_loader.DataLoader(data, 3, num_workers=here, num_shards=4, seed=7, **options)
-
-    alone = stream()
-    with (
-        stream(1, num_remote_workers=2, remote=remote, persistent_workers=persistent) as loader,
-        pytest.warns(
-            UserWarning,
-            match="num_remote_workers=2 make no batches of an IterableDataset: its readers stay on",
-        ) as warned,
-    ):
-        for _ in range(2):
-            expected = [batch.numpy().tobytes() for batch in alone]
-            assert [batch.numpy().tobytes() for batch in loader] == expected
-        assert loader.statistics().evidence.remote_batches == 0
-    assert len(warned) == 1
-    assert not remote.count("joined")
 
 
 # --- faults ---
@@ -341,18 +338,6 @@ def test_a_dataset_that_cannot_travel_is_refused(tmp_path: Path) -> None:
         pytest.raises(LoaderError, match="dataset.file: .* as remote workers need"),
     ):
         next(iter(loader))
-
-
-# --- differences ---
-
-
-def test_check_determinism_makes_remote_batches_again_on_this_machine(tmp_path: Path) -> None:
-    remote = ThreadWorkers(str(tmp_path), altered=tuple(range(LENGTH)))
-    with (
-        loader_of(Drawn(), 0, 1, remote, check_determinism=2) as loader,
-        pytest.warns(ExactnessWarning, match="check_determinism: batch . .* came out otherwise"),
-    ):
-        list(loader)
 
 
 # --- the end ---

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,20 @@ class Kill(Callback):
         if trainer.global_rank == self.rank and len(model.seen) == 2:
             write(self.folder, "killed", self.rank, time.monotonic())
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def read(folder: Path, name: str) -> list[Any]:
+    """What each rank wrote."""
+    return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def check_prediction(folder: Path, method: str) -> None:
+    """Check that each sample has one prediction, and that writers were given its index."""
+    for rank, written in enumerate(read(folder, f"{method}-predict")):
+        assert [seen for _, seen in written["batches"]] == written["epoch"][0]
+        assert all(prediction == seen for prediction, seen in written["batches"])
+        share = list(chain.from_iterable(written["epoch"][0]))
+        assert share == list(range(rank, PREDICTED, RANKS))  # neither padded nor dropped
 
 
 def trainer(folder: Path, strategy: Any, *callbacks: Callback, **options: Any) -> Trainer:

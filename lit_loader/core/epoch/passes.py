@@ -93,6 +93,7 @@ class Passes:
         self._repeats: Counter[int] = Counter()  # passes of each epoch that have begun
         self._begun = 0  # passes that have begun
         self._loaded: Position | None = None  # where the next pass begins
+        self._left = False  # whether the training loop has ended the loaded pass
         self._own: dict[str, OwnSeed] = {}
         # After a resume: the seed to be mixed into those that are drawn, unless the generator
         # is found where the state says.
@@ -130,7 +131,7 @@ class Passes:
                 "loaded position [LL333]",
                 stacklevel=program_stacklevel(),
             )
-        self._loaded, self.current = position, None
+        self._loaded, self._left, self.current = position, False, None
         self._set, self._next = None, position.epoch
         self._repeats = Counter({position.epoch: position.repeat})
         self._mixed, self._expected = None, generator
@@ -157,13 +158,17 @@ class Passes:
             one.within = within
             one.committed = one.position.before_last() if ahead else one.position.now()
 
+    def leave(self) -> None:
+        """Note that the training loop has ended the loaded pass, wherever that was."""
+        self._left = True
+
     # --- passes ---
 
     @property
     def resumes(self) -> bool:
         """Whether the next pass continues one that a state was taken in: its seed is known."""
         loaded = self._loaded
-        if loaded is None or not loaded.has_begun:
+        if loaded is None or not loaded.has_begun or self.epoch() != loaded.epoch:
             return False
         return bool(loaded.delivered) or not _base(loaded)
 
@@ -191,7 +196,7 @@ class Passes:
         self._warn_of_used_position()
         found, loaded = list(held), self._taken_over()
         if loaded is None:
-            start = self._start(self.epoch(), drawn)
+            start = self._without_peek(self._start(self.epoch(), drawn))
             self._warn_of_equal_orders(start.epoch)
         else:
             start = loaded
@@ -226,7 +231,7 @@ class Passes:
             last = self.current.position.now()
             if self.current.committed.delivered < last.delivered:
                 made.committed = self.current.committed
-        self._loaded, self._begun = None, self._begun + 1
+        self._loaded, self._left, self._begun = None, False, self._begun + 1
         if self._set is None:
             self._next = start.epoch + 1
         if self.plan is not None:
@@ -293,14 +298,24 @@ class Passes:
         epoch = self.epoch()
         if epoch == loaded.epoch:
             return loaded
-        if loaded.delivered and not (self.plan is not None and self.plan.is_end(loaded.batches)):
+        is_end = self._left or (self.plan is not None and self.plan.is_end(loaded.batches))
+        if loaded.delivered and not is_end:
             warnings.warn(
                 f"lit_loader: set_epoch({epoch}) gives up the loaded position, batch "
                 f"{loaded.batches} of epoch {loaded.epoch}, so the rest of that epoch is skipped. "
                 f"To continue it, call set_epoch({loaded.epoch}) [LL325]",
                 stacklevel=program_stacklevel(),
             )
-        self._loaded = None
+        sampler = None
+        if is_end and self.plan is not None and not self.plan.is_computed:
+            from lit_loader.core.sampling.sampler_batches import SamplerBatches
+
+            sampler = SamplerBatches(self.plan, loaded, resumed=True).after()
+        # What the pass leaves to the next one.
+        numbers = tuple((number, passes + 1) for number, passes in loaded.generators)
+        self._loaded = Position(
+            epoch, loaded.root, has_begun=False, sampler=sampler, generators=numbers
+        )
         return None
 
     def _start(self, epoch: int, drawn: int | None) -> Position:
@@ -322,6 +337,16 @@ class Passes:
             sampler=None if self._loaded is None else self._loaded.sampler,
             distributed=None if self.plan is None else self.plan.distributed,
         )
+
+    def _without_peek(self, start: Position) -> Position:
+        """Return a start that counts no batch that a loop which commits has fetched in vain."""
+        one = self.current
+        if one is None or not self.commits or one.committed is not None or one.given > 1:
+            return start
+        if one.epoch != start.epoch or one.iterator() is not None:
+            return start
+        before = one.position.start
+        return replace(start, repeat=before.repeat, order_repeat=before.order_repeat)
 
     def _own_seeds(self, found: list[tuple[str, Any]], seeds: PassSeeds) -> dict[str, OwnSeed]:
         known, loaded = self._own, self._loaded

@@ -100,6 +100,11 @@ class SamplerBatches:
         where.drawn(number, self._given)
         return batch
 
+    def after(self) -> dict[str, Any] | None:
+        """Return what the sampler must remember after a pass that was drawn up to the place."""
+        self._open(self._first)
+        return self.at_end()
+
     def at_end(self) -> dict[str, Any] | None:
         """Return what the sampler must remember after this pass; None: nothing."""
         if self._opened is not None and self._opened.stateful:
