@@ -117,7 +117,7 @@ def test_a_dataset(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
         (["dataset=mine_for_bench.NoLength"], ["has no len()", "give the dataset __len__"]),
         (["dataset=mine_for_bench.BadSample"], ["no image in 0.jpg", "in __getitem__, index=0)"]),
         ([], ["name your dataset: dataset=my_module.MyDataset"]),
-        (["dataset=mine_for_bench.Numbers", "+loader.nun_workers=1"], ["did you mean 'num_work"]),
+        (["dataset=mine_for_bench.Numbers", "+loader.nun_workers=1"], ["did you mean num_work"]),
         (["rounds=0"], ["rounds must be a whole number of at least 1"]),
         (["num_workers=[-1]"], ["num_workers must be a list of whole numbers"]),
         (["seconds=0"], ["seconds must be more than 0"]),
