@@ -70,7 +70,7 @@ def stream_of(epochs: list[list[list[int]]]) -> list[int]:
 orders, tails = st.sampled_from(sorted(ORDERS)), st.sampled_from(["pad", "drop", "keep"])
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(orders, st.integers(1, 60), st.integers(1, 9), st.integers(1, 7), tails, st.booleans())
 def test_ranks(order: str, length: int, size: int, ranks: int, tail: str, drop_last: bool) -> None:
     before = own_generators()
@@ -95,7 +95,7 @@ def test_ranks(order: str, length: int, size: int, ranks: int, tail: str, drop_l
         assert got == list(itertools.islice(itertools.cycle(whole), len(got)))
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @example("ordered", 9, 2, 1, 2, "keep", 1.0)  # where a rank has fewer batches than the state
 @given(
     orders, st.integers(1, 40), st.integers(1, 3), st.sampled_from([1, 2, 4]),
