@@ -206,9 +206,7 @@ class LoaderState:
         if state.get("readers") is not None:
             readers, numbers = reader_states().checked(state["readers"], fingerprint)
         elif batches and fingerprint.get("order") == STREAM:
-            raise damaged(
-                "readers must be there mid-epoch of an iterable dataset", None
-            )
+            raise damaged("readers must be there mid-epoch of an iterable dataset", None)
         generator, *held = field["generators"]
         position = Position(
             field["epoch"],

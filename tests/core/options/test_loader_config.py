@@ -167,6 +167,7 @@ def test_refused_in_one_line_that_names_the_option(options: dict[str, Any]) -> N
         ("concurrent_reads", "read_threads"),
         ("check_determinism", "lit_loader.check_determinism("),
     ],
+    ids=range(6),
 )
 def test_an_unknown_option_names_what_there_is_instead(name: str, instead: str) -> None:
     assert instead in refused(lambda: LoaderConfig().merged(**{name: 1}))

