@@ -217,28 +217,6 @@ def test_a_limit_of_file_sizes(tmp_path: Path) -> None:
 
 # Where the memory lies -------------------------------------------------------------------------
 
-KEEPS_100_MB = """
-    class Mapped(Rows):
-        def __getitem__(self, index):
-            return super().__getitem__(index), read("/proc/self/maps").count("/dev/shm")
-
-    kept = []
-    for index, (batch, count) in enumerate(load(Mapped(100, MB))):
-        assert whole(index, batch) and count == 0
-        kept.append(batch)
-    print(len(kept), "/dev/shm" in read("/proc/self/maps"),
-          any("/dev/shm" in os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
-              if os.path.exists(f"/proc/self/fd/{fd}")))
-"""
-
-
-@pytest.mark.skipif(not can_mount(), reason="no mounts of one's own here")
-def test_a_tiny_dev_shm(tmp_path: Path) -> None:
-    """As in a container (64 MB there): 100 MB of batches are held beside it."""
-    shell = IN_NAMESPACE.replace("&&", "&& df /dev/shm | tail -n 1 | tr -s ' ' | cut -d' ' -f2 &&")
-    lines = run(KEEPS_100_MB, tmp_path, shell, size="64k", place="/dev/shm", tmpdir="/tmp")
-    assert lines == ["64", "100 False False"]
-
 
 FULL_DISK = """
     del os.memfd_create  # the arena is a file in TMPDIR

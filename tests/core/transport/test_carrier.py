@@ -90,33 +90,6 @@ def test_an_array_is_what_it_was(name: str, by_value: bool) -> None:
         assert found.strides == array.strides or not array.size
 
 
-OTHERS: dict[str, tuple[Callable[[], np.ndarray[Any, Any]], bool]] = {
-    "objects": (lambda: np.array([{"a": 1}, None, "b"] * LARGE, object), False),
-    "records of objects": (lambda: np.array([(1, "a")] * LARGE, [("n", "i8"), ("o", "O")]), False),
-    "texts": (lambda: np.array(["a", "ü" * 50] * LARGE, np.dtypes.StringDType()), False),
-    "masked": (lambda: np.ma.masked_array(np.arange(MANY), np.arange(MANY) % 2), True),
-    "matrix": (lambda: np.arange(MANY).view(Matrix), True),
-}
-
-
-class Matrix(np.ndarray):
-    """A subclass."""
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_what_is_not_mapped_is_carried_as_ever(name: str) -> None:
-    make, maskable = OTHERS[name]
-    if name == "texts" and not hasattr(np.dtypes, "StringDType"):
-        pytest.skip("NumPy 2")
-    array = make()
-    found = carried(array, most=1 << 30)
-    assert type(found) is type(array)
-    assert found.dtype == array.dtype
-    assert found.tolist() == array.tolist()
-    if maskable:
-        assert found.tobytes() == array.tobytes()
-
-
 # Aliases -----------------------------------------------------------------------------------------
 
 
