@@ -35,6 +35,7 @@ def test_a_stray_stop_iteration(num_workers: int, monkeypatch: pytest.MonkeyPatc
         assert ints(loader) == list(range(8))
 
 
+@pytest.mark.filterwarnings("ignore:.*LL333")
 def test_an_epoch_that_would_end_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is asked of the workers any more, whatever the reason; and batches are left."""
     with DataLoader(Call(int, 8), num_workers=1, prefetch_factor=1) as loader:

@@ -40,7 +40,8 @@ def test_another_number_of_workers_is_refused() -> None:
 
 def test_a_dataset_state_of_another_rank_is_refused() -> None:
     def of_rank(rank: int, kind: type[Shared]) -> DataLoader[Any]:
-        return DataLoader(kind(9, 9), 4, seed=7, num_replicas=2, rank=rank)
+        options: Any = {"num_replicas": 2, "rank": rank, "uneven_ranks": "keep"}
+        return DataLoader(kind(9, 9), 4, seed=7, **options)
 
     loader = of_rank(0, SharedWithState)
     taken(loader, 1)
@@ -56,6 +57,9 @@ def test_a_dataset_state_of_another_rank_is_refused() -> None:
     with pytest.warns(UserWarning, match="Shared has no state_dict"):
         other.load_state_dict(loader.state_dict())
     assert digests(other) == expected[1:]
+
+
+RANKS = {"num_replicas": 2, "uneven_ranks": "keep", "seed": 1}
 
 
 class AskedByInit(Unshared):
@@ -92,7 +96,7 @@ def test_whoever_asks_torch_for_its_share_is_not_warned(dataset: Any, init: Any)
 
 
 @pytest.mark.parametrize(
-    "options", [{"num_workers": 2}, {"num_replicas": 2, "rank": 1}], ids=["workers", "ranks"]
+    "options", [{"num_workers": 2}, {**RANKS, "rank": 1}], ids=["workers", "ranks"]
 )
 def test_ignoring_the_share_is_warned_about_once(options: dict[str, Any]) -> None:
     with DataLoader(Unshared(10), 2, **options) as loader:
@@ -103,7 +107,7 @@ def test_ignoring_the_share_is_warned_about_once(options: dict[str, Any]) -> Non
 
 
 def test_another_loaders_asking_does_not_count() -> None:
-    options = {"num_replicas": 2, "rank": 0}
+    options: Any = {**RANKS, "rank": 0}
     good, bad = DataLoader(Counting(10), 2, **options), DataLoader(Unshared(10), 2, **options)
     with pytest.warns(UserWarning, match="Unshared") as record:
         for _ in zip(good, bad, strict=False):
