@@ -98,14 +98,6 @@ def test_collate_fn_can_be_reassigned(loader_class, num_workers):
     assert list(loader) == [[0, 1], [4, 9]]
 
 
-@pytest.mark.parametrize("name", ["timeout", "pin_memory", "generator", "in_order", "note"])
-def test_other_attributes_can_be_set(loader_class, name):
-    loader = loader_class(Squares(), num_workers=1)
-    value = {"timeout": 5, "pin_memory": False, "generator": torch.Generator()}.get(name, False)
-    setattr(loader, name, value)
-    assert getattr(loader, name) is value
-
-
 def test_the_context_is_given_by_name_or_object(loader_class):
     loader = loader_class(Squares(), num_workers=1, multiprocessing_context="fork")
     assert loader.multiprocessing_context.get_start_method() == "fork"
@@ -201,13 +193,6 @@ def test_a_copy_shuffles_with_the_generator(loader_class, duplicate):
     twin = duplicate(loader_class(range(20), shuffle=True, generator=generator))
     assert isinstance(twin.sampler, RandomSampler)
     assert sorted(flat(twin)) == list(range(20))
-
-
-def test_copies_with_persistent_workers_are_independent(loader_class, duplicate):
-    loader = loader_class(Squares(6), num_workers=1, persistent_workers=True)
-    twin = duplicate(loader)
-    pairs = [(int(a), int(b)) for a, b in zip(loader, twin, strict=True)]
-    assert pairs == [(i * i, i * i) for i in range(6)]
 
 
 def test_a_copy_goes_on_by_itself() -> None:

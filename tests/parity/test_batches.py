@@ -336,14 +336,6 @@ def test_a_length_follows_a_dataset_that_grows(loader_class, num_workers, shuffl
         assert sorted(flat(loader)) == data
 
 
-def test_a_length_follows_a_sampler_and_a_stream(loader_class):
-    sampler, stream = CountingSampler(2), SizedStream(4)
-    loader, streaming = loader_class(Squares(), sampler=sampler), loader_class(stream, batch_size=2)
-    assert (len(loader), flat(loader), len(streaming)) == (2, [0, 1], 2)
-    sampler.length, stream.promised = 4, 8
-    assert (len(loader), flat(loader), len(streaming)) == (4, [0, 1, 4, 9], 4)
-
-
 def test_an_iterator_has_the_length_of_its_loader(loader_class):
     iterator = iter(loader_class(Squares(10), batch_size=4))
     assert len(iterator) == 3

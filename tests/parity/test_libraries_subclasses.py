@@ -119,14 +119,6 @@ def test_a_wrapper_with_an_iterator_of_its_own(base: Any) -> None:
     del origin._iterator
 
 
-def test_what_a_program_sets_as_the_iterator_is_what_it_finds() -> None:
-    loader = DataLoader(Squares(), 4)
-    loader._iterator = other = iter([1])
-    assert loader._iterator is other
-    loader._iterator = None
-    assert loader._iterator is None
-
-
 # --- another dataset within iter() than outside, as RecBole's ---
 
 
@@ -203,13 +195,3 @@ def test_another_dataset_within_iter_than_outside(base: Any, workers: int, kind:
         assert [*resumed] == expected[1:]
         shuffled = recommender_class(base)(data, 3, shuffle=True, num_workers=workers)
         assert sorted(chain(*shuffled)) == sorted(data.rows)
-
-
-@BASES
-@pytest.mark.parametrize("workers", [0, 1])
-def test_attributes_count_as_iter_finds_them(base: Any, workers: int) -> None:
-    loader = base(Squares(), 4, num_workers=workers)
-    iterator = iter(loader)
-    loader.collate_fn = len
-    assert batches(iterator)[0] == [0, 1, 4, 9]
-    assert [*loader] == [4, 4, 2]

@@ -4,7 +4,6 @@ The first tests compare with the class of the torch that is installed: they fail
 gets an attribute or a method that ours says nothing true about.
 """
 
-import functools
 import gc
 import inspect
 import pickle
@@ -105,21 +104,6 @@ def test_no_method_of_torchs_runs() -> None:
         if str(getattr(getattr(value, "fget", value), "__module__", "")).startswith("torch")
     }
     assert inherited == {"_auto_collation", "_index_sampler"}
-
-
-def test_a_rebuilt_loader_has_what_a_hook_has_asked_for() -> None:
-    data = pytest.importorskip("lightning.fabric.utilities.data")
-    with data._replace_dunder_methods(TorchLoader, "dataset"):
-        loader = DataLoader(DATA, 2, seed=3)
-        list(loader)
-        next(iter(loader))
-        loader.load_state_dict(loader.state_dict())
-        loader._copy_ahead(torch.device("cuda"), print)
-    rebuilt = data._update_dataloader(loader, loader.sampler)
-    assert rebuilt is not loader
-    assert rebuilt.state_dict() == loader.state_dict()
-    assert rebuilt._copies_to == (torch.device("cuda"), print)
-    assert ids(rebuilt) == [[2, 3], [4, 5], [6, 7], [8, 9]]
 
 
 class WithNumbersOfItsOwn(DataLoader[Any]):
@@ -241,15 +225,6 @@ def test_iterator_is_found_where_there_is_no_length() -> None:
         del iterator
         gc.collect()
         assert [*loader._iterator] == []
-
-
-def test_without_persistent_workers_there_is_none() -> None:
-    loader = DataLoader(Numbers(), 2, num_workers=1)
-    iterator = iter(loader)
-    next(iterator)
-    assert loader._iterator is None
-    loader._iterator = None  # ends nothing, as with torch's
-    assert len(list(iterator)) == 4
 
 
 # --- samplers, iterated by others ---
@@ -458,21 +433,6 @@ def test_a_misspelt_keyword_is_a_type_error_that_names_the_nearest(kind: Any) ->
         kind()
     again = pickle.loads(pickle.dumps(Deriving(DATA, width=4, batch_size=5)))
     assert (again.width, again.batch_size, len(list(again))) == (4, 5, 2)
-
-
-def test_a_callable_of_a_wrong_signature_is_named_with_its_option() -> None:
-    def of_two(dataset: Any, length: int) -> list[int]:
-        return list(range(length))
-
-    with pytest.raises(ValueError, match=r"reseed_fn must be a callable that takes"):
-        DataLoader(DATA, reseed_fn=lambda dataset: None)  # type: ignore[arg-type]
-    for name in ("sampler", "batch_sampler"):
-        for wrong in (of_two, WeightedRandomSampler, lambda: [1]):
-            with pytest.raises(ValueError, match=f"{name} must be .* takes the dataset alone"):
-                DataLoader(DATA, **{name: wrong})  # type: ignore[arg-type]
-    decorated = functools.wraps(of_two)(lambda dataset: of_two(dataset, 4))
-    assert len(DataLoader(DATA, sampler=decorated)) == 4  # type: ignore[arg-type]
-    assert len(DataLoader(DATA, sampler=SequentialSampler)) == LENGTH  # type: ignore[arg-type]
 
 
 # --- other torchs ---

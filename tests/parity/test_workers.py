@@ -219,24 +219,6 @@ def test_persistent_workers_keep_the_dataset_they_started_with(loader_class, per
     assert flat(loader) == ([1, 2, 3] if persistent else [7, 8, 9])
 
 
-def test_worker_init_fn_of_persistent_workers_runs_once(loader_class):
-    loader = loader_class(
-        Call(lambda index: INIT_LOG["count"], 2),
-        num_workers=1,
-        persistent_workers=True,
-        worker_init_fn=lambda i: INIT_LOG.update(count=INIT_LOG.get("count", 0) + 1),
-    )
-    assert [flat(loader) for _ in range(3)] == [[1, 1]] * 3
-
-
-def test_a_worker_cannot_have_workers(loader_class):
-    def sample(index):
-        return flat(loader_class(Squares(2), num_workers=1))
-
-    with raises((AssertionError, RuntimeError), match="daemonic"):
-        list(loader_class(Call(sample), num_workers=1))
-
-
 @pytest.mark.skipif(
     torch.accelerator.is_available(), reason="states what happens without an accelerator"
 )
@@ -322,10 +304,3 @@ def test_functions_that_are_set_between_epochs_reach_persistent_workers():
 
 def negated(samples):
     return -torch.tensor(samples)
-
-
-def test_the_context_can_be_changed_between_epochs(loader_class):
-    loader = loader_class(Squares(3), num_workers=1, multiprocessing_context="fork")
-    assert flat(loader) == [0, 1, 4]
-    loader.multiprocessing_context = "spawn"
-    assert flat(loader) == [0, 1, 4]

@@ -76,7 +76,7 @@ class SamplerBatches:
         self._seed = extend(place.order_seed, _SAMPLER_STREAM)
         self._group_size = plan.size * plan.shard.num_replicas
         # In the middle of a pass striped ranks must know its first items, to pad its end.
-        pads = plan.shard.remainder == "pad" and not plan.drop_last
+        pads = plan.shard.remainder == "pad"  # with drop_last, too: batches may be filled by it
         self._head_size = plan.shard.num_replicas - 1 if pads else 0
         self._first = place.batches
         self._generator: bytes | None = None  # the sampler's as the pass began, packed
@@ -116,7 +116,8 @@ class SamplerBatches:
         """Begin to draw at a batch."""
         if self._opened is not None and isinstance(self._plan.source, _ONCE_ONLY):
             return self._rank_batches()
-        self._digest, self._groups, self._head = 0, number, list[Any]()
+        # It is opened with the seed of the pass's start: many samplers draw their order in iter().
+        self._digest, self._groups, self._head = 0, 0, list[Any]()
         source, given = self._plan.source, self._given
         generator = generator_of(source)
         own = {part: given[part] for part in (SAMPLER, ITERATOR) if part in given}
@@ -131,9 +132,8 @@ class SamplerBatches:
             next(self._items, None)
             self._items = self._begin({})
         elif own:
-            self._head = list(given.get(HEAD, ()))
+            self._groups, self._head = number, list(given.get(HEAD, ()))
         elif number:
-            self._groups = 0
             for _ in range(number):
                 if len(self._next_group()) < self._group_size:
                     break

@@ -207,6 +207,8 @@ class LoaderState:
         numbers: Sequence[int] | None = None
         if state.get("readers") is not None:
             readers, numbers = reader_states().checked(state["readers"], fingerprint)
+        elif batches and fingerprint.get("order") == STREAM:
+            raise damaged("readers must be there mid-epoch of an iterable dataset", None)
         generator, *held = field["generators"]
         position = Position(
             field["epoch"],

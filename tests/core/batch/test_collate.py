@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import default_collate as torch_collate
-from torch.utils.data._utils import collate as rules
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from lit_loader.core.batch.collate import collate_privately, default_collate
+from lit_loader.core.batch.collate import default_collate
 from lit_loader.core.transport.codec import SlotWriter, decode, encode
 
 
@@ -246,14 +245,3 @@ def test_large_tensor_lands_in_the_slot_and_is_not_copied() -> None:
     got = decode(writer.memory, *encode(batch, writer))
     assert got["image"].data_ptr() == image.data_ptr()
     assert torch.equal(got["image"], torch.stack(samples))
-
-
-def test_torch_collate_made_private(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, rules.collate_tensor_fn)
-    monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: "in a worker")
-    assert torch_collate(images()).is_shared()
-    collate_privately()
-    assert not torch_collate(images()).is_shared()
-    writer = new_writer()
-    batch = default_collate(images(), writer.empty)  # and ours still knows the rule
-    assert writer.base <= batch.data_ptr() < writer.base + writer.memory.size

@@ -116,32 +116,6 @@ def test_ten_thousand_kept_batches_under_256_open_files(tmp_path: Path) -> None:
     assert run(program, tmp_path) == ["10000 True True True"]
 
 
-def test_large_slots_under_256_open_files(tmp_path: Path) -> None:
-    """Those made on demand cost no descriptor, neither here nor in the workers."""
-    program = """
-        class Counted(Rows):
-            def __getitem__(self, index):
-                return super().__getitem__(index), descriptors()
-
-        limit(resource.RLIMIT_AS, in_use(0) + 1500 * MB)
-        limit(resource.RLIMIT_NOFILE, 256)
-        iterator = iter(load(Counted(200, 3 * MB)))
-        kept, counts, begun = [], set(), 0
-        for index, (batch, count) in enumerate(iterator):
-            kept = [*kept, batch][-60:]
-            counts.add(count)
-            begun = begun or descriptors()
-            assert whole(index, batch)
-        last = range(140, 200)
-        print(len(kept), all(map(whole, last, kept)), descriptors() <= begun, len(counts))
-        print(max(counts) < 100)
-    """
-    first, second = run(program, tmp_path)
-    assert first.startswith("60 True True ")
-    assert int(first.split()[-1]) <= 2  # what a worker began with, and nothing more
-    assert second == "True"
-
-
 def test_too_few_open_files_for_the_workers(tmp_path: Path) -> None:
     """At every limit there is: all batches, or one line that names it; and nothing is left open."""
     program = """
@@ -226,16 +200,6 @@ def test_a_limit_of_a_worker_s_address_space_is_refused(method: str, tmp_path: P
     assert as_it_is == "True"
 
 
-def test_a_limit_of_private_memory(tmp_path: Path) -> None:
-    """Batches are shared memory, which ``RLIMIT_DATA`` does not count."""
-    program = """
-        limit(resource.RLIMIT_DATA, in_use(5) + 150 * MB)
-        kept = list(load(Rows(60, 5 * MB)))
-        print(len(kept), all(map(whole, range(60), kept)))
-    """
-    assert run(program, tmp_path) == ["60 True"]
-
-
 def test_a_limit_of_file_sizes(tmp_path: Path) -> None:
     """Slots become smaller; a batch beyond the limit is refused by name."""
     program = """
@@ -252,32 +216,6 @@ def test_a_limit_of_file_sizes(tmp_path: Path) -> None:
 
 
 # Where the memory lies -------------------------------------------------------------------------
-
-KEEPS_100_MB = """
-    class Mapped(Rows):
-        def __getitem__(self, index):
-            return super().__getitem__(index), read("/proc/self/maps").count("/dev/shm")
-
-    kept = []
-    for index, (batch, count) in enumerate(load(Mapped(100, MB))):
-        assert whole(index, batch) and count == 0
-        kept.append(batch)
-    print(len(kept), "/dev/shm" in read("/proc/self/maps"),
-          any("/dev/shm" in os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
-              if os.path.exists(f"/proc/self/fd/{fd}")))
-"""
-
-
-def test_nothing_lies_in_dev_shm(tmp_path: Path) -> None:
-    assert run(KEEPS_100_MB, tmp_path) == ["100 False False"]
-
-
-@pytest.mark.skipif(not can_mount(), reason="no mounts of one's own here")
-def test_a_tiny_dev_shm(tmp_path: Path) -> None:
-    """As in a container (64 MB there): 100 MB of batches are held beside it."""
-    shell = IN_NAMESPACE.replace("&&", "&& df /dev/shm | tail -n 1 | tr -s ' ' | cut -d' ' -f2 &&")
-    lines = run(KEEPS_100_MB, tmp_path, shell, size="64k", place="/dev/shm", tmpdir="/tmp")
-    assert lines == ["64", "100 False False"]
 
 
 FULL_DISK = """
@@ -318,21 +256,3 @@ def test_a_full_disk_behind_the_temporary_directory(tmp_path: Path, size: int) -
     else:
         assert lines[0] == "300 True"
         assert "shared memory" in lines[1]
-
-
-def test_a_temporary_directory_whose_path_is_too_long_for_a_socket(tmp_path: Path) -> None:
-    """Python's fork server has one there."""
-    program = f"""
-        import tempfile
-
-        if __name__ == "__main__":
-            os.environ["TMPDIR"] = folder = {str(tmp_path)!r} + "/" + 120 * "a"
-            os.mkdir(folder)
-            tempfile.tempdir = None  # as in a program that begins with that TMPDIR
-            try:
-                list(load(Rows(4, 8), multiprocessing_context="forkserver"))
-            except LoaderError as error:
-                print(folder in str(error), str(error))
-    """
-    [line] = run(program, tmp_path)
-    assert line.startswith("True ") and "TMPDIR" in line

@@ -3,7 +3,6 @@
 import multiprocessing
 from collections.abc import Callable, Iterator
 from multiprocessing.shared_memory import SharedMemory
-from multiprocessing.sharedctypes import RawValue
 from typing import Any
 
 import numpy as np
@@ -43,13 +42,11 @@ def level(request: pytest.FixtureRequest) -> Iterator[Level]:
     else:
         yield {
             "value": (multiprocessing.Value("d", 0), *value),
-            "array": (multiprocessing.Array("d", 1), *first),
-            "raw": (RawValue("d", 0), *value),
             "tensor": (torch.zeros(1).share_memory_(), *first),
         }[kind]
 
 
-KINDS = ["value", "array", "raw", "tensor", "among others", "memory", "manager"]
+KINDS = ["value", "tensor", "among others", "memory", "manager"]
 
 
 @pytest.mark.parametrize(

@@ -96,15 +96,6 @@ def test_when_the_budget_is_used_up(budget: int, persistent: bool, tmp_path: Pat
         assert list(iterator) == []
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "_exit"])
-def test_dying_in_worker_init_fn_is_given_up(how: str, tmp_path: Path) -> None:
-    faults = Faults(tmp_path, Strike(how, "starting", times=None))
-    iterator = iter(DataLoader(range(8), num_workers=2, worker_init_fn=faults))
-    with told(3), pytest.raises(WorkerDiedError, match="It was in worker_init_fn") as caught:
-        next(iterator)
-    assert "max_worker_restarts=3 for this epoch is used up" in str(caught.value)
-
-
 # What is not tried again -----------------------------------------------------------------------
 
 
@@ -152,15 +143,6 @@ def test_a_stream_cannot_pass_over_such_a_batch(tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(WorkerDiedError, match="Batch 4 has ended 2 workers in a row"):
                 next(iterator)
-
-
-def test_workers_that_had_sent_their_batch_did_not_die_of_it(tmp_path: Path) -> None:
-    """Two deaths at the same place, behind the result: nothing is given up."""
-    strikes = [Strike("SIGKILL", "sent", number) for number in (0, 2, 4)]
-    with told(3), DataLoader(
-        Noisy(), batch_size=3, num_workers=1, worker_init_fn=Faults(tmp_path, *strikes), seed=1
-    ) as loader:  # fmt: skip
-        assert outcomes(loader) == outcomes(DataLoader(Noisy(), batch_size=3, seed=1))
 
 
 # What is told ----------------------------------------------------------------------------------
@@ -280,20 +262,6 @@ def test_slow_is_not_hanging() -> None:
     with told(0):
         loader = DataLoader(Call(sample, 12), batch_size=6, num_workers=2, timeout=0.7)
         assert ints(loader) == list(range(12))
-
-
-@pytest.mark.parametrize("pin", [False, True], ids=["", "pin"])
-@pytest.mark.parametrize("iterable", [False, True], ids=["map", "stream"])
-def test_a_slow_consumer_is_not_the_workers_fault(iterable: bool, pin: bool, pinned: None) -> None:
-    dataset = Counting(12) if iterable else Call(int, 12)
-    loader = DataLoader(dataset, num_workers=2, timeout=0.2, pin_memory=pin)
-    with told(0):
-        iterator = iter(loader)
-        found = []
-        for _ in range(2):
-            found.append(int(next(iterator)))
-            time.sleep(0.5)
-        assert found + ints(iterator) == list(range(12))
 
 
 # Iterable datasets -----------------------------------------------------------------------------

@@ -5,7 +5,6 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import pytest
 import torch
 
 from lit_loader import DataLoader
@@ -106,12 +105,3 @@ def test_it_is_asked_nothing_that_it_does_not_have() -> None:
         loader.resize(2)
         assert loader.statistics(memory=True).batches == 1
         assert len(ints(loader)) == 26
-
-
-@pytest.mark.parametrize("how", ["close", "raise"])
-def test_it_is_closed_in_mid_epoch(how: str) -> None:
-    loader = loader_of(range(26))
-    iterator = iter(loader)
-    next(iterator)
-    loader.close()
-    loader.close()

@@ -18,6 +18,7 @@ from torch.utils.data import RandomSampler, TensorDataset, WeightedRandomSampler
 
 import lit_loader
 from lit_loader import CachedDataset, DataLoader, LoaderConfig, OptionError, Retry
+from tests.support.tools import refused
 
 LOADER_CONF = Path(__file__).parents[3] / "conf" / "lit_loader" / "loader"
 
@@ -57,7 +58,7 @@ def test_flags_and_numbers_are_normalised() -> None:
 
 
 class Word(str, enum.Enum):
-    BATCH = "batch"
+    SAMPLE = "sample"
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.tensor], ids=["array", "tensor"])
@@ -73,18 +74,18 @@ def test_arrays_and_tensors_without_dimensions_are_single_values(kind: Any) -> N
         got = getattr(config, name)
         assert (type(got), got) == (type(value.item()), value.item())
     for name in ("batch_size", "seed", "timeout"):
-        with pytest.raises(OptionError, match=f"^lit_loader: {name} must be .*, got {name}=True"):
+        with pytest.raises(OptionError, match=f"{name}=True"):
             LoaderConfig(**{name: kind(True)})
 
 
 def test_strings_of_other_classes_become_plain_ones() -> None:
     """torch.load(weights_only=True) would refuse a state with one of them."""
-    for word in (np.str_("batch"), Word.BATCH):
+    for word in (np.str_("sample"), Word.SAMPLE):
         assert type(LoaderConfig(seeding=word).seeding) is str
         state = io.BytesIO()
         torch.save(DataLoader([1], seeding=word).state_dict(), state)
         state.seek(0)
-        DataLoader([1]).load_state_dict(torch.load(state, weights_only=True))
+        DataLoader([1], seeding="sample").load_state_dict(torch.load(state, weights_only=True))
 
 
 @pytest.mark.parametrize(
@@ -107,89 +108,69 @@ def test_accepted(options: dict[str, object]) -> None:
 
 # --- refused ---
 
-REFUSED: dict[str, dict[str, Any]] = {
-    "batch_size must be a whole number of at least 1, got batch_size=0": {"batch_size": 0},
-    "batch_size must be a whole number of at least 1, got batch_size=True": {"batch_size": True},
-    "whole number of at least 0, or 'auto', got num_workers='2.5'": {"num_workers": "2.5"},
-    "whole number of at least 0 and below 100000, got num_workers=1000": {"num_workers": 10**30},
-    "whole number of at least 0, or 'auto', got num_workers=-1": {"num_workers": -1},
-    "whole number of at least 0, or 'auto', got num_workers='all'": {"num_workers": "all"},
-    "num_workers='auto' needs batches that do not depend on who makes them":
-        {"num_workers": "auto", "seeding": "worker"},
-    "shuffle must be True or False, got shuffle='no'": {"shuffle": "no"},
-    "timeout must be a finite number of seconds, 0 or more, got timeout=-1": {"timeout": -1},
-    "got timeout=nan": {"timeout": math.nan, "num_workers": 1},
-    "prefetch_factor must be a whole number of at": {"prefetch_factor": 0, "num_workers": 1},
-    "sampler must be an iterable, or a callable that makes one from the dataset": {"sampler": 5},
-    "from the dataset, got sampler=tensor(2)": {"sampler": torch.tensor(2)},
-    "batch_sampler must be an iterable, or a callable": {"batch_sampler": "ab"},
-    "sampler decides the order itself: leave shuffle at None": {"sampler": [1], "shuffle": True},
-    "batch_sampler takes the place of batch_size: leave batch_size at 1, got batch_size=8":
-        {"batch_sampler": [[1]], "batch_size": 8},
-    "batch_size at 1, got batch_size=None": {"batch_sampler": [[1]], "batch_size": None},
-    "batch_sampler takes the place of shuffle": {"batch_sampler": [[1]], "shuffle": True},
-    "batch_sampler takes the place of sampler": {"batch_sampler": [[1]], "sampler": [1]},
-    "batch_sampler takes the place of drop_last": {"batch_sampler": [[1]], "drop_last": True},
-    "drop_last needs batches: set batch_size": {"batch_size": None, "drop_last": True},
-    "persistent_workers needs worker processes: set num_workers to at least 1 or leave "
-    "persistent_workers at False, got persistent_workers=True and num_workers=0":
-        {"persistent_workers": True},
-    "prefetch_factor needs worker processes: set num_workers to": {"prefetch_factor": 2},
-    "multiprocessing_context needs worker processes": {"multiprocessing_context": "fork"},
-    "multiprocessing_context must be a multiprocessing context or one of 'fork":
-        {"multiprocessing_context": "frok", "num_workers": 1},
-    "or one of 'fork', 'spawn', 'forkserver', got multiprocessing_context=<object object":
-        {"multiprocessing_context": object(), "num_workers": 1},
-    "collate_fn must be a callable, got the string 'my.collate': pass the function itself, in "
-    "Hydra as {_target_: hydra.utils.get_method, path: my.collate}": {"collate_fn": "my.collate"},
-    "worker_init_fn must be a callable, got worker_init_fn=3": {"worker_init_fn": 3},
-    "reseed_fn must be a callable, got reseed_fn={}": {"reseed_fn": {}},
-    "generator must be a torch.Generator, got generator=42": {"generator": 42},
-    "pin_memory_device must be a string, got": {"pin_memory_device": None},
-    "seed must be a whole number of at least 0 and below 18446744073709551616": {"seed": -1},
-    "got seed=18446744073709551616": {"seed": 2**64},
-    "seeding must be one of 'batch', 'sample', 'worker', got seeding=": {"seeding": "batches"},
-    "uneven_ranks must be one of 'pad', 'drop', 'keep', got uneven_ranks=N": {"uneven_ranks": None},
-    "rank and num_replicas are given together or not at all, got rank=0 and num": {"rank": 0},
-    "rank must be less than num_replicas, got rank=2 and num_rep": {"rank": 2, "num_replicas": 2},
-    "num_replicas must be a whole number of at least 1": {"rank": 0, "num_replicas": 0},
-    "max_worker_restarts must be a whole number of at least 0, got": {"max_worker_restarts": -1},
-    "on_sample_error must be one of 'raise', 'skip', 'replace', got on_sample_error='ignore'":
-        {"on_sample_error": "ignore"},
-    "max_sample_errors needs bad samples to be passed over: set on_sample_error to 'skip' or "
-    "'replace' or leave max_sample_errors at None, got max_sample_errors=3 and on_sample_error":
-        {"max_sample_errors": 3},
-    "max_sample_errors must be a whole number of at least 0, got max_sample_errors=-1":
-        {"on_sample_error": "skip", "max_sample_errors": -1},
-    "sample_retries must be a whole number of at least 0, got sample_": {"sample_retries": 0.5},
-    "sample_retries.times must be a whole number of at": {"sample_retries": {"times": -1}},
-    "sample_retries.backoff must be a finite number of": {"sample_retries": {"backoff": -1}},
-    "sample_retries.on must be a list of exception classes": {"sample_retries": {"on": OSError}},
-    "names, got sample_retries.on='OSError'": {"sample_retries": {"on": "OSError"}},
-    "a list of exception classes or of their": {"sample_retries": {"on": [KeyboardInterrupt]}},
-    "sample_retries.on holds a name that cannot be imported (AttributeError: module 'builtins'":
-        {"sample_retries": {"on": ["builtins.OSErorr"]}},
-    "unknown option 'sample_retries.time': did you mean 'times'?": {"sample_retries": {"time": 3}},
-    "unknown option 'retry_backoff': did you mean sample_retries=Retry(": {"retry_backoff": 1},
-    "unknown option 'transient_errors': did you mean sample_retries=R": {"transient_errors": []},
-    "unknown option 'share_lists': did you mean dataset.files = SharedSequence(":
-        {"share_lists": True},
-    "memory_budget must be a whole number (bytes) of at least 1, got mem": {"memory_budget": 0},
-    "memory_budget must be a number of bytes, or text such as '2 GB' or '512 MiB', got memo":
-        {"memory_budget": "much"},
-    "unknown option 'num_worker': did you mean 'num_workers'?": {"num_worker": 4},
-    "unknown option 'colour': options are ": {"colour": 4},
-}  # fmt: skip
+REFUSED: list[dict[str, Any]] = [
+    *({"batch_size": value} for value in (0, True, 2.5, "many")),
+    *({"num_workers": value} for value in ("2.5", 10**30, -1, "all")),
+    *({"timeout": value, "num_workers": 1} for value in (-1, math.nan, "soon")),
+    *({"seed": value} for value in (-1, 2**64, "x")),
+    *({"sampler": value} for value in (5, torch.tensor(2))),
+    *({"memory_budget": value} for value in (0, "much")),
+    *({"seeding": value} for value in ("batches", "worker")),
+    *({"collate_fn": value} for value in ("my.collate", 3)),
+    *({"multiprocessing_context": value, "num_workers": 1} for value in ("frok", object())),
+    *({"sample_retries": {"on": value}} for value in (OSError, "OSError", [KeyboardInterrupt])),
+    *({"sample_retries": value} for value in (0.5, {"times": -1}, {"backoff": -1}, {"time": 3})),
+    {"shuffle": "no"},
+    {"prefetch_factor": 0, "num_workers": 1},
+    {"batch_sampler": "ab"},
+    {"worker_init_fn": 3},
+    {"reseed_fn": {}},
+    {"generator": 42},
+    {"pin_memory_device": None},
+    {"uneven_ranks": None},
+    {"max_worker_restarts": -1},
+    {"on_sample_error": "ignore"},
+    {"rank": 0, "num_replicas": 0},
+    # those that contradict each other, or have nothing to act on
+    {"sampler": [1], "shuffle": True},
+    {"batch_sampler": [[1]], "batch_size": 8},
+    {"batch_sampler": [[1]], "batch_size": None},
+    {"batch_sampler": [[1]], "shuffle": True},
+    {"batch_sampler": [[1]], "sampler": [1]},
+    {"batch_sampler": [[1]], "drop_last": True},
+    {"drop_last": True, "batch_size": None},
+    {"persistent_workers": True, "num_workers": 0},
+    {"prefetch_factor": 2, "num_workers": 0},
+    {"multiprocessing_context": "fork", "num_workers": 0},
+    {"rank": 0},
+    {"rank": 2, "num_replicas": 2},
+    {"max_sample_errors": 3},
+    {"on_sample_error": "skip", "max_sample_errors": -1},
+]
 
 
-@pytest.mark.parametrize("message", REFUSED)
-def test_refused_in_one_line(message: str) -> None:
+@pytest.mark.parametrize("options", REFUSED, ids=lambda options: "-".join(options))
+def test_refused_in_one_line_that_names_the_option(options: dict[str, Any]) -> None:
     for make in (LoaderConfig().merged, functools.partial(DataLoader, range(4))):
-        with pytest.raises(OptionError) as caught:
-            make(**REFUSED[message])
-        assert message in str(caught.value)
-        assert "\n" not in str(caught.value)
-        assert isinstance(caught.value, ValueError)
+        message = refused(lambda make=make: make(**options))  # type: ignore[misc]
+        assert any(name in message for name in options)
+        assert "[LL" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("num_worker", "num_workers"),
+        ("retry_backoff", "sample_retries=Retry("),
+        ("transient_errors", "sample_retries=Retry("),
+        ("share_lists", "SharedSequence"),
+        ("concurrent_reads", "read_threads"),
+        ("check_determinism", "lit_loader.check_determinism("),
+    ],
+    ids=range(6),
+)
+def test_an_unknown_option_names_what_there_is_instead(name: str, instead: str) -> None:
+    assert instead in refused(lambda: LoaderConfig().merged(**{name: 1}))
 
 
 def test_names_of_exceptions_become_classes() -> None:
@@ -219,10 +200,10 @@ def test_a_presets_options_for_workers_give_way_to_none() -> None:
     assert LoaderConfig.from_options(**of_workers, num_workers="0") == LoaderConfig()
     kept = LoaderConfig.from_options(num_workers=2, timeout=9, **of_workers)
     assert (kept.persistent_workers, kept.prefetch_factor, kept.timeout) == (True, 4, 9)
-    with pytest.warns(UserWarning, match="^lit_loader: timeout=9 has no effect: num_workers=0 "):
+    with pytest.warns(UserWarning, match="timeout=9 has no effect"):
         assert LoaderConfig.from_options(timeout=9) == LoaderConfig()
     for wrong in ({"timeout": -1}, {"prefetch_factor": 0}, {"persistent_workers": "maybe"}):
-        with pytest.raises(OptionError, match=f"^lit_loader: {next(iter(wrong))} must be"):
+        with pytest.raises(OptionError, match=next(iter(wrong))):
             LoaderConfig.from_options(**wrong)
 
 
@@ -234,9 +215,9 @@ def test_merged_overrides_and_validates() -> None:
     merged = config.merged(batch_size=8, persistent_workers=True)
     assert (merged.batch_size, merged.num_workers, merged.persistent_workers) == (8, 2, True)
     assert config.batch_size == 4
-    with pytest.raises(OptionError, match="persistent_workers needs worker processes"):
+    with pytest.raises(OptionError, match="persistent_workers"):
         merged.merged(num_workers=0)
-    with pytest.raises(OptionError, match="did you mean 'batch_size'"):
+    with pytest.raises(OptionError, match="did you mean batch_size"):
         config.merged(batchsize=2)
 
 
@@ -253,7 +234,7 @@ def test_sampler_factories_are_called_with_the_dataset() -> None:
     assert isinstance(made.sampler, RandomSampler)
     plain = LoaderConfig(sampler=[0])
     assert plain.with_samplers_for(dataset) is plain
-    with pytest.raises(OptionError, match="batch_sampler factory must return an iterable, got 3"):
+    with pytest.raises(OptionError, match="batch_sampler"):
         LoaderConfig(batch_sampler=len).with_samplers_for(dataset)
 
 

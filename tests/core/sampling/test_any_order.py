@@ -38,7 +38,10 @@ ORDERS["mixture"] = lambda n: {
 }
 OF_A_SEED = sorted(ORDERS.keys() - {"generator", "stateful", "mixture"})
 ORDERS |= {
-    f"with a state: {kind}": lambda n, make=make: {"sampler": make(n, "torch")}
+    f"with a state: {kind}": lambda n, make=make, kind=kind: {
+        # One that draws its order at its first item must have that in its state.
+        "sampler": make(n, "no" if kind == "sampler" else "torch")
+    }
     for kind, make in SAMPLERS.items()
 }
 
@@ -70,7 +73,8 @@ def stream_of(epochs: list[list[list[int]]]) -> list[int]:
 orders, tails = st.sampled_from(sorted(ORDERS)), st.sampled_from(["pad", "drop", "keep"])
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
+@example("drawing", 7, 2, 2, "pad", True)  # the last batch is full by what is repeated
 @given(orders, st.integers(1, 60), st.integers(1, 9), st.integers(1, 7), tails, st.booleans())
 def test_ranks(order: str, length: int, size: int, ranks: int, tail: str, drop_last: bool) -> None:
     before = own_generators()
@@ -95,7 +99,8 @@ def test_ranks(order: str, length: int, size: int, ranks: int, tail: str, drop_l
         assert got == list(itertools.islice(itertools.cycle(whole), len(got)))
 
 
-@settings(max_examples=150)
+@pytest.mark.filterwarnings("ignore:.*LL334")
+@settings(max_examples=80)
 @example("ordered", 9, 2, 1, 2, "keep", 1.0)  # where a rank has fewer batches than the state
 @given(
     orders, st.integers(1, 40), st.integers(1, 3), st.sampled_from([1, 2, 4]),
@@ -151,7 +156,8 @@ def test_an_order_without_a_length(size: int | None, ranks: int, tail: str) -> N
             return self.length
 
     def epochs(kind: type[Unsized], length: int) -> list[list[Any]]:
-        options = {"collate_fn": uncollated, "num_replicas": ranks, "uneven_ranks": tail}
+        options = {"num_replicas": ranks, "uneven_ranks": tail, "seed": 1}
+        options["collate_fn"] = uncollated
         return [
             list(DataLoader(Call(int, 20), size, sampler=kind(length), rank=rank, **options))
             for rank in range(ranks)

@@ -76,16 +76,6 @@ def test_all_orders_of_a_few_elements_are_equally_likely(length: int) -> None:
     assert_uniform([counts[order] for order in itertools.permutations(range(length))])
 
 
-@pytest.mark.parametrize("length", [40, 1030, 100_003])
-def test_each_position_holds_each_element_equally_often(length: int) -> None:
-    positions = np.array([0, 1, length // 2, length - 2, length - 1])
-    counts = np.zeros((5, 10))
-    for seed in range(4000):
-        counts[np.arange(5), Permutation(length, seed).at(positions) * 10 // length] += 1
-    for row in counts:
-        assert_uniform(row)
-
-
 @pytest.mark.parametrize("length", [40, 1030, 1089, 100_003])
 def test_neighbours_are_independent(length: int) -> None:
     """Next to each other, and a row of the computed order's rectangle apart."""

@@ -147,6 +147,16 @@ class InChunks(Own):
             yield from torch.randint(LENGTH, (number,), generator=self.generator).tolist()
 
 
+class Eager(Own):
+    """Draws from torch's global generator as soon as it is iterated."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(LENGTH).tolist())
+
+
 class Counting(Own):
     """Counts its passes by itself, which no state has."""
 
@@ -189,6 +199,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "python's": lambda: Own(lambda: random.sample(range(LENGTH), LENGTH)),
     "numpy's": lambda: Own(lambda: np.random.permutation(LENGTH).tolist()),
     "torch's": lambda: Own(lambda: map(int, torch.randperm(LENGTH))),
+    "eager": Eager,
     "with a state": lambda: StatefulSampler(LENGTH),
 }
 KINDS = TOLD | OTHERS

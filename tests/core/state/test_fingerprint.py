@@ -16,12 +16,12 @@ from lit_loader import (
     StateError,
     TokenBudgetBatchSampler,
 )
-from lit_loader.core.sampling.batch_plan import BatchPlan
 from tests.support.exact import Unshared, digests, loaded, state_behind, taken, through_file
 from tests.support.samples import Call
 from tests.support.tools import refused
 
 LENGTH = 60
+DATA = Call(int, LENGTH)
 
 
 def mixed(
@@ -35,7 +35,7 @@ def mixed(
 def budgeted(last: int = 9, **options: Any) -> DataLoader[Any]:
     lengths = [1 + index % 9 for index in range(LENGTH - 1)] + [last]
     made = TokenBudgetBatchSampler(lengths, **{"max_tokens": 40, "seed": 1, **options})
-    return DataLoader(Call(int, LENGTH), batch_sampler=made, seed=3)
+    return DataLoader(DATA, batch_sampler=made, seed=3)
 
 
 def streamed(weights: Any = (3, 1), **options: Any) -> DataLoader[Any]:
@@ -71,12 +71,12 @@ class Countdown(Unshared):
 
 
 def descending(first: int = 5) -> DataLoader[Any]:
-    return DataLoader(Call(int, LENGTH), 4, sampler=Descending(first), seed=3)
+    return DataLoader(DATA, 4, sampler=Descending(first), seed=3)
 
 
 def in_batches(first: int = 5) -> DataLoader[Any]:
     batches = BatchSampler(Descending(first), 4, drop_last=False)
-    return DataLoader(Call(int, LENGTH), batch_sampler=batches, seed=3)
+    return DataLoader(DATA, batch_sampler=batches, seed=3)
 
 
 def counted(version: str = "a") -> DataLoader[Any]:
@@ -84,28 +84,16 @@ def counted(version: str = "a") -> DataLoader[Any]:
 
 
 CHANGES: list[tuple[Callable[..., DataLoader[Any]], dict[str, Any], str]] = [
-    (mixed, {"seed": 2}, "sampler.seed=1, but this loader has sampler.seed=2"),
-    (mixed, {"epoch_length": 60}, "sampler.epoch_length=50, but this loader has sampler.epoch_le"),
-    (mixed, {"shuffle": False}, "sampler.shuffle=True, but this loader has sampler.shuffle=False"),
-    (budgeted, {"seed": 2}, "sampler.seed=1, but this loader has sampler.seed=2"),
-    (budgeted, {"max_tokens": 41}, "sampler.max_tokens=40, but this loader has sampler.max_token"),
-    (budgeted, {"max_samples": 3}, "sampler.max_samples=None, but this loader has sampler.max_sa"),
-    (budgeted, {"shuffle": False}, "sampler.shuffle=True, but this loader has sampler.shuffle=Fa"),
-    (budgeted, {"drop_last": True}, "sampler.drop_last=False, but this loader has sampler.drop_l"),
-    (budgeted, {"spread": 0.2}, "sampler.spread=0.1, but this loader has sampler.spread=0.2"),
-    (budgeted, {"pad_to_multiple_of": 2}, "sampler.pad_to_multiple_of=1, but this loader has sam"),
-    (budgeted, {"too_long": "skip"}, "sampler.too_long='raise', but this loader has sampler.too_"),
-    (budgeted, {"last": 8}, "sampler.lengths='60 values, digest "),
-    (streamed, {"seed": 2}, "dataset.seed=1, but this loader has dataset.seed=2"),
-    (
-        streamed,
-        {"stopping_strategy": "all_exhausted_without_replacement"},
-        "dataset.stopping_strategy='first_exhausted', but this loader has dataset.stopping",
-    ),
-    (streamed, {"epoch_length": 9}, "dataset.epoch_length=None, but this loader has dataset.epo"),
-    (descending, {"first": 6}, "sampler.first=5, but this loader has sampler.first=6"),
-    (in_batches, {"first": 6}, "sampler.sampler.first=5, but this loader has sampler.sampler.fir"),
-    (counted, {"version": "b"}, "dataset.version='a', but this loader has dataset.version='b'"),
+    (mixed, {"seed": 2}, "sampler.seed=1"),
+    (mixed, {"epoch_length": 60}, "sampler.epoch_length=50"),
+    (mixed, {"shuffle": False}, "sampler.shuffle=True"),
+    (budgeted, {"max_tokens": 41}, "sampler.max_tokens=40"),
+    (budgeted, {"spread": 0.2}, "sampler.spread=0.1"),
+    (budgeted, {"last": 8}, "sampler.lengths="),
+    (streamed, {"epoch_length": 9}, "dataset.epoch_length=None"),
+    (descending, {"first": 6}, "sampler.first=5"),
+    (in_batches, {"first": 6}, "sampler.sampler.first=5"),
+    (counted, {"version": "b"}, "dataset.version='a'"),
 ]
 
 
@@ -113,7 +101,7 @@ CHANGES: list[tuple[Callable[..., DataLoader[Any]], dict[str, Any], str]] = [
 
 
 @pytest.mark.filterwarnings("ignore:.*Countdown has no state_dict")
-@pytest.mark.filterwarnings("ignore:.*MixtureStream has a source that has no state_dict")
+@pytest.mark.filterwarnings("ignore:.*MixtureStream has a source")
 @pytest.mark.parametrize("when", ["new", "middle", "between"])
 @pytest.mark.parametrize(
     ("make", "change", "message"),
@@ -130,10 +118,7 @@ def test_a_state_of_another_order_is_refused_in_one_line(
     assert state["epoch"] == (when == "between")
     before = other.state_dict()
     refusal = refused(lambda: other.load_state_dict(state), StateError)
-    assert refusal.startswith("lit_loader: state was taken with ")
-    assert message in refusal
-    kind = "sampler" if "sampler." in message else "dataset"
-    assert refusal.endswith(f": resume with a {kind} made with the same options [LL301]")
+    assert message in refusal and "LL301" in refusal
     assert other.state_dict() == before
     make().load_state_dict(state)
 
@@ -141,10 +126,9 @@ def test_a_state_of_another_order_is_refused_in_one_line(
 def test_another_kind_of_sampler_is_named_first() -> None:
     dataset = mixed().dataset
     plain = DataLoader(dataset, 4, shuffle=True, seed=3)
-    with pytest.raises(StateError, match="order='MixtureSampler', but this loader has order='Shu"):
-        plain.load_state_dict(mixed().state_dict())
-    with pytest.raises(StateError, match="order='ShuffledSampler', but this loader has order='Mi"):
-        mixed().load_state_dict(plain.state_dict())
+    for loader, other in ((plain, mixed()), (mixed(), plain)):
+        with pytest.raises(StateError, match="order=.*, but this loader has order="):
+            loader.load_state_dict(other.state_dict())
 
 
 # --- and others are not ---
@@ -187,16 +171,12 @@ def test_states_stay_small() -> None:
 def test_what_cannot_be_part_of_a_state_is_refused(given: Any) -> None:
     sampler = Descending(5)
     sampler.state_fingerprint = lambda: given  # type: ignore[method-assign]
-    assert refused(lambda: BatchPlan(sampler)) == (
-        "lit_loader: Descending.state_fingerprint() must give a dict from names to int, float, "
-        f"str, bool or None, got {given!r}"
-    )
+    assert "LL625" in refused(lambda: DataLoader(range(LENGTH), sampler=sampler))
 
 
 def test_a_state_of_the_other_kind_of_dataset_says_so() -> None:
-    map_style, stream = DataLoader(Call(int, LENGTH), 4, seed=3), streamed()
+    map_style, stream = DataLoader(DATA, 4, seed=3), streamed()
     taken_of = [state_behind(loader, 1) for loader in (map_style, stream)]
-    with pytest.raises(StateError, match="taken of a map-style dataset, and this loader has an it"):
-        streamed().load_state_dict(taken_of[0])
-    with pytest.raises(StateError, match="taken of an iterable dataset, and this loader has a map"):
-        DataLoader(Call(int, LENGTH), 4, seed=3).load_state_dict(taken_of[1])
+    for loader, state in ((streamed(), taken_of[0]), (DataLoader(DATA, 4, seed=3), taken_of[1])):
+        with pytest.raises(StateError, match="LL332"):
+            loader.load_state_dict(state)

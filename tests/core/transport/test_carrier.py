@@ -5,7 +5,6 @@ import gc
 import mmap
 import multiprocessing
 import os
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,33 +90,6 @@ def test_an_array_is_what_it_was(name: str, by_value: bool) -> None:
         assert found.strides == array.strides or not array.size
 
 
-OTHERS: dict[str, tuple[Callable[[], np.ndarray[Any, Any]], bool]] = {
-    "objects": (lambda: np.array([{"a": 1}, None, "b"] * LARGE, object), False),
-    "records of objects": (lambda: np.array([(1, "a")] * LARGE, [("n", "i8"), ("o", "O")]), False),
-    "texts": (lambda: np.array(["a", "ü" * 50] * LARGE, np.dtypes.StringDType()), False),
-    "masked": (lambda: np.ma.masked_array(np.arange(MANY), np.arange(MANY) % 2), True),
-    "matrix": (lambda: np.arange(MANY).view(Matrix), True),
-}
-
-
-class Matrix(np.ndarray):
-    """A subclass."""
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_what_is_not_mapped_is_carried_as_ever(name: str) -> None:
-    make, maskable = OTHERS[name]
-    if name == "texts" and not hasattr(np.dtypes, "StringDType"):
-        pytest.skip("NumPy 2")
-    array = make()
-    found = carried(array, most=1 << 30)
-    assert type(found) is type(array)
-    assert found.dtype == array.dtype
-    assert found.tolist() == array.tolist()
-    if maskable:
-        assert found.tobytes() == array.tobytes()
-
-
 # Aliases -----------------------------------------------------------------------------------------
 
 
@@ -130,13 +102,6 @@ def test_the_same_array_is_there_once() -> None:
     found["whole"][:] = 7
     assert (found["alias"] == 7).all()
     np.testing.assert_array_equal(found["part"], base[3:5])  # as pickle has it
-
-
-def test_of_a_table_only_the_column_is_carried() -> None:
-    table = np.arange(MANY * 4).reshape(-1, 16)
-    column = table[:, 3]
-    assert cost([column]) == pytest.approx(column.nbytes, abs=mmap.PAGESIZE)
-    np.testing.assert_array_equal(carried([column])[0], column)
 
 
 def test_tensors_of_one_storage_share_it() -> None:
@@ -154,37 +119,6 @@ def test_tensors_of_one_storage_share_it() -> None:
 
 
 # Buffers of other libraries ----------------------------------------------------------------------
-
-
-class Buffered:
-    """Hands over a buffer, as protocol 5 has it."""
-
-    def __init__(self, data: Any) -> None:
-        self.data = data
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        assert protocol == 5
-        return Buffered, (pickle.PickleBuffer(self.data),)
-
-
-def test_other_buffers_stay_as_writable_as_they_were() -> None:
-    array = np.arange(LARGE)
-    value = [Buffered(bytearray(MANY)), Buffered(bytes(MANY)), Buffered(array), Buffered(b"small")]
-    found = carried([*value, array])
-    assert cost([*value, array]) == 2 * MANY + array.nbytes
-    assert [memoryview(one.data).readonly for one in found[:-1]] == [False, True, False, True]
-    found[2].data[:8] = bytes([255] * 8)
-    assert found[-1][0] == -1  # it is the array's
-    assert bytes(found[3].data) == b"small"
-
-
-def test_arrow() -> None:
-    pa = pytest.importorskip("pyarrow")
-    table = pa.table({"n": list(range(LARGE)), "text": [str(n) for n in range(LARGE)]})
-    found = carried(table)
-    assert cost(table) > 8 * LARGE
-    assert found.equals(table)
-    assert found.to_pandas().equals(table.to_pandas())
 
 
 # Files -------------------------------------------------------------------------------------------

@@ -1,12 +1,10 @@
 """What the error of a sample says: which sample it was, how often it was tried, what to do."""
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from torch.utils.data import IterableDataset
 
 from lit_loader import DataLoader, Retry
 from tests.support.samples import Call, Counting
@@ -45,11 +43,6 @@ class Together(Call):
         return [self[index] for index in indices]
 
 
-class Broken(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        raise ValueError("no file")
-
-
 MANY = f"batch 0, indices [{', '.join(map(str, range(32)))}, … 40 in all]"
 NINE = "batch 2, at index 9 (sample 1 of 4), indices [8, 9, 10, 11]"
 
@@ -67,7 +60,6 @@ NINE = "batch 2, at index 9 (sample 1 of 4), indices [8, 9, 10, 11]"
         (Call(bad_at_9, 12), {"batch_size": None}, "batch 9, index 9"),
         (Call(float), {"batch_size": None, "sampler": ["a"]}, "batch 0, index 'a'"),
         (Call(int, 40), {"collate_fn": refuse_9, "batch_size": 40}, MANY),
-        (Broken(), {}, "batch 0, an iterable dataset's next samples"),
     ],
     ids=[
         "alone",
@@ -78,7 +70,6 @@ NINE = "batch 2, at index 9 (sample 1 of 4), indices [8, 9, 10, 11]"
         "unbatched",
         "key",
         "many",
-        "iter",
     ],
 )
 def test_the_sample_is_named(dataset: Any, options: Any, expected: str, num_workers: int) -> None:
@@ -92,7 +83,7 @@ def test_the_sample_is_named(dataset: Any, options: Any, expected: str, num_work
     ("num_workers", "shards", "expected"),
     [
         (0, None, "batch 2, at sample 1, an iterable dataset's next samples"),
-        (2, None, "batch 3, at sample 0, an iterable dataset's next samples"),
+        (2, None, "batch 3, at sample 0, the next samples of shard 1 of 2"),
         (0, 2, "batch 3, at sample 0, the next samples of shard 1 of 2"),
         (1, 2, "batch 3, at sample 0, the next samples of shard 1 of 2"),
     ],
@@ -162,12 +153,3 @@ def test_retries_are_told(
         next(iter(loader))
     notes = getattr(caught.value, "__notes__", ())
     assert expected in f"{caught.value}\n{caught.value.__cause__}\n{' '.join(notes)}"
-
-
-@WORKERS
-def test_what_was_not_tried_again_says_nothing_of_it(num_workers: int) -> None:
-    loader = DataLoader(Call(bad_at_9), num_workers=num_workers, sample_retries=4)
-    with pytest.raises(ValueError, match="cannot read") as caught:
-        list(loader)
-    notes = getattr(caught.value, "__notes__", ())
-    assert "was tried" not in f"{caught.value}\n{' '.join(notes)}"

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from lit_loader.core.batch.progress import Progress
-from lit_loader.core.transport.messages import pack_indices
-from lit_loader.core.transport.status_board import ROW_WORDS, Stage, StatusBoard, board_bytes
+from lit_loader.core.transport.status_board import StatusBoard, board_bytes
 from lit_loader.core.transport.viewer_page import PAGE_BYTES, ViewerPage
-from lit_loader.top.board import BoardView, WorkerRow, read_index
+from lit_loader.top.board import BoardView
 from lit_loader.top.board import read_board as read
 
 WORKERS = 3
@@ -84,29 +82,3 @@ def read_whole(shared: Shared) -> int | None:
 def test_what_is_too_long_is_left_out(shared: Shared) -> None:
     shared.write(dataset="Images", events=[[0, "restart", "ü" * 450]] * 7, verdict="v" * 9000)
     assert read_board(shared.fd).page["loader"] == {"ahead": 6, "dataset": "Images"}
-
-
-def row_of(shared: Shared, worker: int) -> WorkerRow:
-    return read_board(shared.fd).rows[worker]
-
-
-def test_indices(shared: Shared) -> None:
-    shared.write()
-    packed = pack_indices([5, -6, 7])
-    shared.map[SLOT : SLOT + len(packed)] = packed
-    progress = Progress(shared.board.words, ROW_WORDS)
-    progress.begin(9, offset=SLOT, nbytes=len(packed))
-    found = []
-    for position in range(4):
-        progress.step(position)
-        found.append(read_index(shared.fd, row_of(shared, 0)))
-    assert found == [5, -6, 7, None]
-    progress.step(0)
-    shared.board.enter(0, Stage.FETCHING, 10)
-    assert read_index(shared.fd, row_of(shared, 0)) is None, "those of another task"
-    shared.board.enter(0, Stage.COLLATING, 9)
-    assert read_index(shared.fd, row_of(shared, 0)) is None, "the batch takes their place"
-    packed = pack_indices(["a", "b"])
-    shared.map[SLOT : SLOT + len(packed)] = packed
-    progress.begin(9, offset=SLOT, nbytes=len(packed))
-    assert read_index(shared.fd, row_of(shared, 0)) is None, "nothing of others is unpickled"

@@ -49,12 +49,6 @@ def journey(error: BaseException, room: int = ROOM) -> BaseException:
     return WorkerException.unpack(packed).error()
 
 
-def test_attributes_arrive_as_far_as_they_can() -> None:
-    error = ValueError("x")
-    error.good, error.bad = [1], lambda: 0  # type: ignore[attr-defined]
-    assert vars(journey(error)) == {"good": [1]}
-
-
 @pytest.mark.parametrize(
     "error",
     [Slotted("f"), Mute(), ValueError("x", lambda: 0), ValueError("x", StuckInArrival())],
