@@ -191,7 +191,7 @@ def test_sources_are_added_and_taken_out(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not has_a(between)
     weights = {"b": 0, "c": 1, "d": 3}
     later = loaded(streamed(weights, "bcd"), through_file(second.state_dict()))
-    after = flat(first_of(later, 8))
+    after = flat(first_of(later, 20))
     last = loaded(streamed({"c": 1, "d": 3}, "cd"), through_file(later.state_dict()))
     found = begun + between + after + flat(first_of(last, 6))
     own = [number for number in found if number >= 20]

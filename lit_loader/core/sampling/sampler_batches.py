@@ -83,6 +83,8 @@ class SamplerBatches:
         self._batches: Iterator[Any] | None = None  # None: to be opened at the batch that is due
         self._at = place.batches
         self._opened: OpenStream | None = None
+        # What the sampler must remember before this pass; None: it has not been drawn from.
+        self.at_start: dict[str, Any] | None = None
 
     def draw(self, number: int, where: PassPosition) -> Any:
         """Return batch ``number``: a list of indices, one index, or what the batch sampler yields.
@@ -129,6 +131,8 @@ class SamplerBatches:
                 if len(self._next_group()) < self._group_size:
                     break
             self._compare(number)
+        if not number:
+            self.at_start = self._state()
         return self._rank_batches()
 
     def _begin(self, own: Mapping[str, Any]) -> Iterator[Any]:
