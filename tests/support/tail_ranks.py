@@ -61,7 +61,7 @@ KINDS = {"generator": Generator, "iterator": WithIteratorState, "both": WithBoth
 
 def loader(kind: str, tail: str, workers: int, ranks: int = 1, rank: int = 0) -> DataLoader[Any]:
     kinds: Any = {"worker_method": "thread"} if workers < 0 else {}  # so many threads
-    stream = KINDS[kind](SHARDS * max(LENGTHS), "torch", kind != "generator")
+    stream = KINDS[kind](SHARDS * max(LENGTHS), "torch", kind == "iterator")
     return DataLoader(
         stream,
         SIZE,
