@@ -92,7 +92,7 @@ def test_commit_over_the_end_of_an_epoch() -> None:
 
 
 @pytest.mark.parametrize("stop", [2, 7])
-@pytest.mark.parametrize("kind", ["generator", "stateful"])
+@pytest.mark.parametrize("kind", ["shuffle", "generator"])
 def test_a_state_of_the_first_step_after_an_epoch_was_given_up(kind: str, stop: int) -> None:
     def begun() -> DataLoader[Any]:
         loader = make(kind)

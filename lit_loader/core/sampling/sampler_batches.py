@@ -83,7 +83,8 @@ class SamplerBatches:
         self._batches: Iterator[Any] | None = None  # None: to be opened at the batch that is due
         self._at = place.batches
         self._opened: OpenStream | None = None
-        # What the sampler must remember before this pass; None: it has not been drawn from.
+        # What the sampler must remember before this pass; None: it has no generator, or its own
+        # state, which is not asked for before it has begun.
         self.at_start: dict[str, Any] | None = None
 
     def draw(self, number: int, where: PassPosition) -> Any:
@@ -131,8 +132,8 @@ class SamplerBatches:
                 if len(self._next_group()) < self._group_size:
                     break
             self._compare(number)
-        if not number:
-            self.at_start = self._state()
+        if not number and not own and self._generator is not None:
+            self.at_start = {GENERATOR: self._generator}
         return self._rank_batches()
 
     def _begin(self, own: Mapping[str, Any]) -> Iterator[Any]:
