@@ -79,7 +79,7 @@ class Pass:
     def start(self) -> Position:
         """Where it has begun, with what a sampler of the user's must remember there."""
         start, batches = self.position.start, self.batches
-        if batches is None or batches.computed or start.sampler is not None:
+        if batches is None or isinstance(batches, ComputedBatches) or start.sampler is not None:
             return start
         return replace(start, sampler=batches.at_start)
 
