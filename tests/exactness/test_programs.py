@@ -499,10 +499,3 @@ def test_a_dataset_is_told_what_the_program_tells_it(how: dict[str, Any]) -> Non
         found.append(epoch_of(loader))
     loader.close()
     assert found == [10, 11, 12]
-
-
-def test_nobody_is_told_what_the_program_has_not_told(how: dict[str, Any]) -> None:
-    loader = DataLoader(Told(), **how)
-    assert [epoch_of(loader) for _ in range(3)] == [0, 0, 0]
-    assert {int(batch[0][1]) for batch in loader} == {0}
-    loader.close()

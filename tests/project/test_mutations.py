@@ -187,7 +187,7 @@ MUTATIONS: Final = (
         "readers that were interrupted begin at their start",
         "if point.batches or point.before  # it has ended where it is now",
         "if point.before",
-        "exactness/test_resume.py exactness/test_num_shards.py",
+        "exactness/test_streams.py",
     ),
     Mutation(
         "a batch that a signal's exception broke into is lost",
@@ -206,13 +206,13 @@ MUTATIONS: Final = (
         "a resume begins one batch late",
         "plan, start = self._plan, number * self._size",
         "plan, start = self._plan, (number + (number > 0 == len(self._chunk[1]))) * self._size",
-        "exactness/test_exactness.py::test_stopped_behind_each_batch_and_resumed_twice",
+        "exactness/test_map_style.py::test_stopped_after_each_batch_and_resumed_twice",
     ),
     Mutation(
         "a state forgets where the sampler is",
-        "sampler=self.sampler_at(self._batches),\n            ended",
-        "sampler=None,\n            ended",
-        "exactness/test_exactness.py::test_stopped_behind_each_batch_and_resumed_twice",
+        "sampler=self._samplers.get(batches),",
+        "sampler=None,",
+        "exactness/test_map_style.py::test_stopped_after_each_batch_and_resumed_twice",
     ),
     Mutation(
         "a state forgets what the loader has drawn its seeds from",
@@ -228,9 +228,9 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a stream that cannot be brought to its place loses samples without a word",
-        " == mark.digest\n",
-        " != 0\n",
-        "streams/test_odd_streams.py exactness/test_resume.py",
+        "        if differs is not None:\n",
+        "        if False:\n",
+        "exactness/test_streams.py::test_no_resume_is_silently_other",
     ),
     # --- what is random ---
     Mutation(
@@ -241,9 +241,9 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a batch's seed depends on the worker",
-        "return number * self._spec.num_replicas + self._spec.rank",
-        "return number * self._spec.num_replicas + self._spec.rank + self._share[0]",
-        "exactness/test_exactness.py::test_epochs_are_equal_for_any_number_of_workers",
+        "number = number * spec.num_replicas + spec.rank\n",
+        "number = number * spec.num_replicas + spec.rank + self._share[0]\n",
+        "exactness/test_map_style.py::test_epochs_are_equal_for_any_number_of_workers",
     ),
     Mutation(
         "get_rng gives a sample its neighbour's generator",
@@ -384,13 +384,13 @@ MUTATIONS: Final = (
         "a reader moves to another worker without its state, and is read from its start",
         "        self._homes[reader] = worker\n        self._next[reader] = _UNKNOWN",
         "        self._homes[reader] = worker",
-        "streams/test_moved_readers.py exactness/test_exactness.py::test_resized",
+        "streams/test_moved_readers.py exactness/test_streams.py::test_resized",
     ),
     Mutation(
         "a reader that moves is a batch behind its place",
-        "        for earlier in range(first, number, readers):\n",
-        "        for earlier in range(first, number - readers, readers):\n",
-        "exactness/test_exactness.py::test_resized",
+        "            while earlier < batch:\n",
+        "            while earlier < batch - 1:\n",
+        "exactness/test_streams.py::test_resized",
     ),
     Mutation(
         "persistent workers start anew with each epoch",
@@ -407,9 +407,9 @@ MUTATIONS: Final = (
     # --- threads ---
     Mutation(
         "a draw from a global generator in a thread is not told",
-        "after._replace(uses=before.uses) != before:",
-        "False:",
-        "threads",
+        "drawn = [name for name, state, other in pairs if state != other]",
+        "drawn = []",
+        "threads/test_exact.py",
     ),
     Mutation(
         "a thread that hangs is waited for",
@@ -419,14 +419,14 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "threads do not end with their loader",
-        "        desk.queue_of(worker.number).put(None)\n",
-        "        pass\n",
+        "            self.queue_of(worker.number).put(None)\n        await_threads",
+        "            pass\n        await_threads",
         "threads",
     ),
     Mutation(
         "a resize starts no threads",
-        "            desk.count = desk.board.workers = num_workers\n",
-        "            desk.board.workers = num_workers\n",
+        "surplus, self.count = len(self._threads) - num_workers, num_workers",
+        "surplus = len(self._threads) - num_workers",
         "threads",
     ),
     # --- what is said ---

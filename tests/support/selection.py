@@ -15,7 +15,7 @@ import pytest
 from lit_loader.core.system import linux
 
 LONG: Final = (
-    "data/test_pad.py::test_through_a_worker[[]spawn*",
+    "data/test_collation.py::test_through_a_worker[[]spawn*",
     "bench/test_bench_app.py::test_every_case_measures[[]decoding*",
     "bench/test_bench_app.py::test_every_case_measures[[]transport*",
     "examples/test_recipe_scripts.py::test_fabric_in_two_processes",
@@ -60,10 +60,6 @@ THINNED: Final = {
     "lightning/test_resume.py::test_chain_of_resumes": 5,
     "lightning/test_resume.py::test_a_batch_that_is_looked_at_moves_nothing": 3,
     "lightning/test_resume.py::test_loaders_that_are_reloaded_go_on": 3,
-    "exactness/test_exactness.py::test_stopped_in_workers_and_resumed_by_others": 2,
-    "exactness/test_exactness.py::test_resized": 2,
-    "exactness/test_exactness.py::test_workers_are_killed": 2,
-    "exactness/test_exactness.py::test_threads_give_what_processes_give": 2,
     "core/sampling/test_users_samplers.py"
     "::test_an_epoch_left_early_leaves_a_sampler_where_torch_does": 3,
     "core/sampling/test_users_samplers.py::test_an_epoch_behind_one_that_was_left_is_resumed": 3,
@@ -71,7 +67,6 @@ THINNED: Final = {
     "core/seeding/test_search_cost.py::test_many_short_epochs_take_little_longer_than_torchs": 3,
     "parity/test_batches.py::test_map_style": 3,
     "parity/test_exceptions.py::test_an_exception_keeps_its_type_and_message": 3,
-    "streams/test_large_states.py::test_stopped_and_resumed_twice": 3,
     "faults/test_signals.py::test_when_the_parent_ends_of_it_so_do_they": 2,
     "hydra/test_hydra.py::test_a_sweep_reaches_no_workers": 4,
     "examples/test_from_elsewhere.py::test_nothing_is_lost": 2,
@@ -80,7 +75,7 @@ THINNED: Final = {
     "faults/test_lifecycle.py::test_an_iterator_goes_on_in_a_forked_child": 3,
     "core/seeding/test_generator_watch.py::test_batches_do_not_depend_on_who_made_what_before": 2,
     "core/executors/test_recovery.py::test_a_batch_that_ends_two_workers": 2,
-    "data/test_sample_retries.py::test_batches_are_those_of_a_clean_run": 2,
+    "data/test_bad_samples.py::test_batches_are_those_of_a_clean_run": 2,
     "profiling/test_statistics.py::test_a_delay_is_found_in_its_stage": 2,
 }
 """Test to how many cells one of them is of the default run."""
