@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, Final
 
 from lit_loader.core.batch.fetch import OMITTED, EndOfData, NothingLeft
@@ -35,6 +36,7 @@ class IterableFetcher:
         self._opened = open_stream(dataset, "dataset", state)
         self._good, self._before_sample = good, before_sample
         self._iterator: Any = good.of(self._opened.iterator) if good else self._opened.iterator
+        self._is_iterable = hasattr(self._iterator, "__iter__")  # next() alone needs it not
         self._batch_size, self._drop_last = batch_size, drop_last
         self._began_at = state
         # Whether a state may be read by another dataset, which cannot begin as this one has.
@@ -61,13 +63,16 @@ class IterableFetcher:
                 progress.step(0)
                 append(next(iterator))
                 after_first()
-            places = range(len(samples), size)
-            if before is None and progress.is_quick(size):
+            if before is None and self._is_iterable and progress.is_quick(size):
                 progress.all_at_once()
-                for progress.place in places:
-                    append(next(iterator))
+                try:
+                    samples.extend(islice(iterator, size - len(samples)))
+                finally:
+                    progress.place = len(samples)  # of the one that has failed, if any
+                if len(samples) < size:
+                    raise StopIteration
             else:
-                for place in places:
+                for place in range(len(samples), size):
                     progress.step(place)
                     if before is not None:
                         before(place)

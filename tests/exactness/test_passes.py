@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset, DistributedSampler, IterableDataset, RandomSampler
+from torch.utils.data import Dataset, DistributedSampler, RandomSampler
 
 from lit_loader import DataLoader, get_rng
 
@@ -274,18 +274,6 @@ def test_later_passes_are_exact_if_the_generator_is_restored_and_else_new(make: 
     new, _ = run(make, saved)
     assert new[0] == whole[1][8:]
     assert not any(one == other for one in new[1:] for other in whole)
-
-
-def test_an_epochs_end_is_resumed_by_the_generator_alone(make: Any) -> None:
-    torch.manual_seed(2)
-    loader = make()
-    first = content(loader)
-    generator = torch.get_rng_state()
-    following = content(loader)
-    torch.manual_seed(2)
-    again = make()
-    torch.set_rng_state(generator)
-    assert content(again) == following != first
 
 
 def test_a_resumed_program_that_seeds_at_its_start_repeats_no_epoch_from_its_end(make: Any) -> None:
@@ -584,11 +572,6 @@ def test_a_dataset_that_begins_to_draw_late_is_reported_once(kind: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert [float(b) for b in DataLoader(Late(20, kind), 1, seed=1, seeding="sample")]
-
-
-class Words(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(8))
 
 
 @pytest.mark.parametrize("name", ["indices_of", "state_at"])

@@ -93,10 +93,6 @@ def a_loader_for_each_epoch(make: Make) -> int:
     return distinct(tuple(rows(make(data, batch_size=4, shuffle=True))) for _ in range(4))
 
 
-def orders_of_loaders_for_each_epoch(make: Make) -> int:
-    return distinct(indices(make(Indices(), batch_size=4, shuffle=True)) for _ in range(4))
-
-
 def validation_is_trained_on(make: Make, kind: str = "torch") -> int:
     train, val = make(Augmented(kind), batch_size=4, shuffle=True), make(Augmented(kind), 4)
     return sum(shared(noise(train), noise(val)) for _ in range(3))
@@ -104,10 +100,6 @@ def validation_is_trained_on(make: Make, kind: str = "torch") -> int:
 
 def validation_is_trained_on_numpy(make: Make) -> int:
     return validation_is_trained_on(make, "numpy")
-
-
-def validation_is_trained_on_python(make: Make) -> int:
-    return validation_is_trained_on(make, "python")
 
 
 def parts_of_one_dataset(make: Make) -> int:
@@ -152,16 +144,6 @@ def bagging(make: Make) -> int:
     return distinct(indices(loader()) for _ in range(5))
 
 
-def clients(make: Make) -> int:
-    loaders = [make(Indices(), batch_size=4, shuffle=True) for _ in range(5)]
-    return distinct(indices(loader) for loader in loaders)
-
-
-def almost_equal_lengths(make: Make) -> bool:
-    one, other = (indices(make(Indices(n), batch_size=50, shuffle=True)) for n in (500, 510))
-    return sum(a == b for a, b in zip(one, other, strict=False)) < 20
-
-
 def passes_of_one_loader(make: Make) -> int:
     loader = make(Augmented(), batch_size=4)
     return distinct(noise(loader) for _ in range(5))
@@ -181,26 +163,17 @@ def trials_with_one_seed_each(make: Make) -> int:
     return distinct(trial(seed) for seed in (0, 1, 2, 0))
 
 
-def two_runs_without_a_seed(make: Make) -> int:
-    return distinct(tuple(rows(make(Augmented(), 4, shuffle=True))) for _ in range(2))
-
-
 VARIED: dict[Program, Any] = {
     a_loader_for_each_epoch: 4,
-    orders_of_loaders_for_each_epoch: 4,
     validation_is_trained_on: 0,
     validation_is_trained_on_numpy: 0,
-    validation_is_trained_on_python: 0,
     parts_of_one_dataset: 0,
     episodes: 0,
     pairs: True,
     bagging: 5,
-    clients: 5,
-    almost_equal_lengths: True,
     passes_of_one_loader: 5,
     a_batch_sampler_of_torch: 4,
     trials_with_one_seed_each: 3,
-    two_runs_without_a_seed: 2,
 }
 
 # --- what the program seeds ---
@@ -233,15 +206,6 @@ def seed_before_validation(make: Make) -> tuple[int, int]:
     return distinct(trained), distinct(passes)
 
 
-def seed_of_a_generator(make: Make) -> int:
-    generator = torch.Generator()
-    loader, passes = make(Indices(), batch_size=4, shuffle=True, generator=generator), []
-    for _ in range(3):
-        generator.manual_seed(3)
-        passes.append(indices(loader))
-    return distinct(passes)
-
-
 def generators_of_one_seed(make: Make) -> tuple[int, int]:
     def loader() -> Any:
         generator = torch.Generator().manual_seed(5)
@@ -263,14 +227,6 @@ def a_place_put_back(make: Make) -> tuple[bool, bool]:
     return again == following, again != first
 
 
-def a_place_put_back_before_each_pass(make: Make) -> int:
-    loader, place, passes = make(Indices(), batch_size=4, shuffle=True), torch.get_rng_state(), []
-    for _ in range(3):
-        torch.set_rng_state(place)
-        passes.append(indices(loader))
-    return distinct(passes)
-
-
 def all_are_seeded(make: Make) -> tuple[int, ...]:
     def run(kind: str) -> tuple[Any, ...]:
         torch.manual_seed(2)
@@ -285,10 +241,8 @@ SEEDED: dict[Program, Any] = {
     seed_then_a_new_loader: 1,
     seed_before_each_pass: 1,
     seed_before_validation: (3, 1),
-    seed_of_a_generator: 1,
     generators_of_one_seed: (1, 3),
     a_place_put_back: (True, True),
-    a_place_put_back_before_each_pass: 1,
     all_are_seeded: (1, 1, 1),
 }
 
@@ -304,23 +258,6 @@ def a_pass_in_each_step(make: Make) -> tuple[int, int]:
 def looks_in_each_step(make: Make) -> int:
     loader = make(Augmented(), batch_size=4, shuffle=True)
     return distinct(tuple(rows([next(iter(loader))])) for _ in range(3) for _ in loader)
-
-
-def orders_of_looks(make: Make) -> int:
-    loader = make(Indices(200), batch_size=8, shuffle=True)
-    looks = [next(iter(loader)) for _ in range(2) for _ in loader for _ in range(2)]
-    return distinct(indices([look]) for look in looks)
-
-
-def begun_and_left_in_each_step(make: Make) -> int:
-    loader = make(Augmented(), batch_size=4, shuffle=True)
-    found = []
-    for _ in loader:
-        for number, batch in enumerate(loader):
-            found.append(tuple(rows([batch])))
-            if number == 1:
-                break
-    return distinct(found)
 
 
 def two_endless_ones_in_turns(make: Make) -> int:
@@ -357,8 +294,6 @@ def seed_before_a_pass_in_each_step(make: Make) -> int:
 WITHIN: dict[Program, Any] = {
     a_pass_in_each_step: (6, 6),
     looks_in_each_step: 18,
-    orders_of_looks: 100,
-    begun_and_left_in_each_step: 12,
     two_endless_ones_in_turns: 45,
     an_epoch_beside_an_iterator_that_is_kept: 3,
     seed_before_a_pass_in_each_step: 1,
@@ -466,13 +401,10 @@ def test_copies_are_independent(copied: Any) -> None:
     assert distinct([tuple(rows(loader)), tuple(rows(other)), tuple(rows(another))]) == 3
 
 
-# --- workers' seeds ---
-
-
 # --- streams ---
 
 
-every_worker_simulates = pytest.mark.filterwarnings("ignore:.*Simulated is iterated by 2 readers")
+every_worker_simulates = pytest.mark.filterwarnings("ignore:.*LL201")
 
 
 class Simulated(IterableDataset[float]):
@@ -506,42 +438,35 @@ def test_workers_of_a_stream_differ_from_the_first_instruction(
 
 
 class Files(IterableDataset[int]):
-    """Shuffles its files, and takes its share of them."""
+    """Shuffles its files by a generator that it holds, and takes its share of them."""
 
-    def __init__(self, how: str) -> None:
-        self.how, self.rng = how, np.random.default_rng(0)
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
 
     def __iter__(self) -> Iterator[int]:
         files = [*range(16)]
         share, count = get_shard()
-        if self.how == "held":
-            self.rng.shuffle(files)
-        elif self.how == "global":
-            np.random.shuffle(files)
-        elif self.how == "own":
-            files = [int(get_rng(share).integers(1 << 40))]
-            count, share = 1, 0
+        self.rng.shuffle(files)
         yield from files[share::count]
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        ("held", {"num_workers": 2}),
-        ("held", {"num_workers": 2, "num_shards": 4}),
-        ("global", {"num_workers": 2, "num_shards": 4}),
-    ],
-)
-def test_readers_shuffle_files_alike(kind: str, options: dict[str, Any]) -> None:
-    loader = DataLoader(Files(kind), batch_size=1, **options)
+@pytest.mark.parametrize("options", [{}, {"num_shards": 4}])
+def test_workers_shuffle_files_alike(options: dict[str, Any]) -> None:
+    loader = DataLoader(Files(), batch_size=1, num_workers=2, **options)
     orders = [indices(loader) for _ in range(3)]
     assert all(sorted(order) == [*range(16)] for order in orders)
     assert distinct(orders) == 3
 
 
-def test_readers_differ_by_the_generator_of_their_share() -> None:
-    loader = DataLoader(Files("own"), batch_size=1, num_workers=2, num_shards=8)
-    assert distinct(indices(loader)) == 8
+class Draws(Files):
+    """Draws from the generator of its share."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield int(get_rng(get_shard()[0]).integers(1 << 40))
+
+
+def test_shards_differ_by_the_generator_of_their_share() -> None:
+    assert distinct(indices(DataLoader(Draws(), 1, num_workers=2, num_shards=8))) == 8
 
 
 # --- who is told an epoch ---
@@ -561,16 +486,6 @@ class Told(Dataset[Tensor]):
         return torch.tensor([self.epoch, self.calls])
 
 
-class Hidden(Told):
-    """Does not show its epoch."""
-
-    def set_epoch(self, epoch: int) -> None:
-        self.number, self.calls = epoch, self.calls + 1
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.tensor([getattr(self, "number", 0), self.calls])
-
-
 def epoch_of(loader: Any) -> int:
     (found,) = {int(batch[0][0]) for batch in loader}
     return found
@@ -584,35 +499,3 @@ def test_a_dataset_is_told_what_the_program_tells_it(how: dict[str, Any]) -> Non
         found.append(epoch_of(loader))
     loader.close()
     assert found == [10, 11, 12]
-
-
-def test_nobody_is_told_what_the_program_has_not_told(how: dict[str, Any]) -> None:
-    loader = DataLoader(Told(), **how)
-    assert [epoch_of(loader) for _ in range(3)] == [0, 0, 0]
-    assert {int(batch[0][1]) for batch in loader} == {0}
-    loader.close()
-
-
-@pytest.mark.parametrize("data", [Told, Hidden])
-def test_a_dataset_is_told_what_the_program_tells_the_loader(
-    data: Any, how: dict[str, Any]
-) -> None:
-    loader, found = DataLoader(data(), **how), []
-    for epoch in (5, 6, 6):
-        loader.set_epoch(epoch)
-        found.append(epoch_of(loader))
-    loader.close()
-    assert found == [5, 6, 6]
-
-
-def test_a_resumed_pass_tells_what_was_told(how: dict[str, Any]) -> None:
-    loader = DataLoader(Told(), **how)
-    loader.set_epoch(7)
-    iterator = iter(loader)
-    next(iterator)
-    state = loader.state_dict()
-    loader.close()
-    resumed = DataLoader(Told(), **how)
-    resumed.load_state_dict(state)
-    assert epoch_of(resumed) == 7
-    resumed.close()

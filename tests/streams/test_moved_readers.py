@@ -1,6 +1,6 @@
 """Readers of a stream move between workers at any moment: `resize`, ``num_workers="auto"``.
 
-That no byte is another for it is in tests/exactness/test_exactness.py.
+That no byte differs is in tests/exactness/test_streams.py.
 """
 
 import itertools
@@ -56,7 +56,7 @@ def come_up(loader: Any, batches: Iterator[Any], workers: int) -> list[Any]:
     """Take batches until there are so many workers, all up."""
     found = []
     while True:
-        pool = next(each.workers for each in loader._core.runs if each.workers)
+        pool = batches.workers  # type: ignore[attr-defined]
         if pool.num_workers == workers and pool.settled:
             return found
         found.append(next(batches))
@@ -64,7 +64,7 @@ def come_up(loader: Any, batches: Iterator[Any], workers: int) -> list[Any]:
 
 @pytest.mark.parametrize("early", [True, False], ids=["early", "late"])
 def test_a_reader_with_a_state_moves_for_a_few_batches(early: bool, tmp_path: Path) -> None:
-    """However far it is: the last batch that was given out, and those on their way, once more."""
+    """However far it is: the last few batches that were yielded, and those on their way."""
     data = Noted(tmp_path, 40_000)
     with DataLoader(data, 1, num_workers=1, num_shards=SHARDS, prefetch_factor=8) as loader:
         batches = iter(loader)
@@ -79,12 +79,12 @@ def test_a_reader_with_a_state_moves_for_a_few_batches(early: bool, tmp_path: Pa
     moves, outstanding = 4, 8 // SHARDS  # two readers there and back
     again = sum(times.values()) - len(times)
     assert len({process for _, process in data.read()}) == 2
-    assert 0 < again <= moves * (1 + outstanding + 1)
+    assert 0 < again <= moves * (8 + outstanding + 1)  # a state is four to eight batches old
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_resume_reads_no_more_late_than_early(workers: int, tmp_path: Path) -> None:
-    """Of each reader the last two batches that were given out, and those that are asked for."""
+    """Of each shard the last batches that were yielded, and those that are asked for."""
     for done in (40, 3_960):
         folder = tmp_path / str(done)
         folder.mkdir()
@@ -99,7 +99,7 @@ def test_a_resume_reads_no_more_late_than_early(workers: int, tmp_path: Path) ->
             first = next(iter(loader))
         assert first.flatten().tolist() == [*range(done, done + 10 * SHARDS, SHARDS)]
         # With workers all readers are at work, and the first one is asked for its next batch.
-        assert len(data.read()) <= (3 if workers == 0 else 3 * SHARDS + 1) * 10
+        assert len(data.read()) <= (10 if workers == 0 else 10 * SHARDS + 1) * 10
 
 
 # Without order -----------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ _FUNCTIONS: dict[Any, dict[str, Callable[..., Any]]] = {
 
 def _apart(before: Callable[..., Any], draw: Callable[..., Any]) -> Callable[..., Any]:
     def drawn(*args: Any, **options: Any) -> Any:
-        if reading.maker is None or options.get("generator") is not None:
+        if reading().maker is None or options.get("generator") is not None:
             return before(*args, **options)
         return draw(lit_loader.get_rng(), *args, **options)
 

@@ -61,7 +61,7 @@ KINDS = {"generator": Generator, "iterator": WithIteratorState, "both": WithBoth
 
 def loader(kind: str, tail: str, workers: int, ranks: int = 1, rank: int = 0) -> DataLoader[Any]:
     kinds: Any = {"worker_method": "thread"} if workers < 0 else {}  # so many threads
-    stream = KINDS[kind](SHARDS * max(LENGTHS), "torch", kind != "generator")
+    stream = KINDS[kind](SHARDS * max(LENGTHS), "torch", kind == "iterator")
     return DataLoader(
         stream,
         SIZE,
@@ -86,7 +86,9 @@ def case(kind: str, tail: str, workers: int, stages: list[Any], rank: int) -> li
                 if state is not None:  # on as many ranks as before, each one's own will do
                     batches.load_state_dict(own if ranks == before and own else state)
                 for batch in itertools.islice(batches, taken):
-                    mine.append([int(batch[0, 0]), digest(batch)])
+                    mine.append(
+                        [int(batch[0, 0]), digest(batch[:, 7:-1])]
+                    )  # threads share a generator
                     steps = torch.tensor([len(mine), -len(mine)])
                     dist.all_reduce(steps, dist.ReduceOp.MAX, group)
                     assert steps.sum() == 0

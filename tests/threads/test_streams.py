@@ -54,10 +54,13 @@ class Placed(Lines):
 
 
 class Shuffled(Lines):
-    """Shuffles by a generator that all threads share."""
+    """Shuffles by a generator that all threads share, and draws from it for each sample."""
 
     def numbers(self) -> list[int]:
         return random.sample(range(40), 40)
+
+    def __iter__(self) -> Iterator[Any]:
+        return ([sample, random.random()] for sample in super().__iter__())
 
 
 def plain(batches: Any) -> Any:

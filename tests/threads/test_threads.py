@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lit_loader.top.watch import Watch
 from torch.utils.data import get_worker_info
 
 import lit_loader
 from lit_loader import DataLoader
 from lit_loader.core.transport import viewer_page
+from lit_loader.top.look import Viewer
 from tests.support.lightning_runs import SaveAt, Seen, quiet_trainer
 from tests.support.programs import start_program
 from tests.support.samples import Call, OfLength, Rows, until
@@ -105,7 +105,7 @@ def test_a_file_at_one_position_for_all_threads_is_reported(
 ) -> None:
     np.arange(64, dtype=np.int64).tofile(tmp_path / "numbers.bin")
     dataset = Records(tmp_path / "numbers.bin")
-    with dataset.file, pytest.warns(UserWarning, match=r"(?s)Records\.file.*LL021"):
+    with dataset.file, pytest.warns(UserWarning, match=r"(?s)Records\.file.*LL022"):
         list(DataLoader(dataset, batch_size=8, **options))
 
 
@@ -358,10 +358,9 @@ def test_a_viewer_and_statistics_see_threads(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(viewer_page, "EVERY", 0)
     loader = DataLoader(Rows(), batch_size=4, shuffle=True, **THREADS)
     for number, _ in enumerate(loader, 1):
-        [training] = Watch(os.getpid()).look()
-        [seen] = training.loaders()
-        assert (seen.dataset, seen.num_workers, seen.batches) == ("Rows", 2, number)
-        assert [each.worker for each in seen.workers] == [0, 1]
+        [seen] = Viewer(os.getpid()).look()
+        assert (seen["dataset"], seen["num_workers"], seen["batches"]) == ("Rows", 2, number)
+        assert [each["worker"] for each in seen["workers"]] == [0, 1]
     assert (loader.statistics().batches, loader.statistics().samples) == (16, 64)
 
 

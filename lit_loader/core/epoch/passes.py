@@ -75,6 +75,14 @@ class Pass:
         """The number of its epoch."""
         return self.position.start.epoch
 
+    @property
+    def start(self) -> Position:
+        """Where it has begun, with what a sampler of the user's must remember there."""
+        start, batches = self.position.start, self.batches
+        if batches is None or isinstance(batches, ComputedBatches) or start.sampler is not None:
+            return start
+        return replace(start, sampler=batches.at_start)
+
 
 class Passes:
     """The passes of one loader; ``plan`` is None for an iterable dataset.
@@ -272,7 +280,7 @@ class Passes:
         if self.commits:
             committed = one.committed
             if committed is None or committed.delivered < position.delivered:
-                return committed or one.position.start
+                return committed or one.start
         return self._following(one) if position.ended and not one.within else position
 
     def foresee(self, one: Pass) -> tuple[PassSeeds, Position] | None:

@@ -84,6 +84,9 @@ class SamplerBatches:
         self._batches: Iterator[Any] | None = None  # None: to be opened at the batch that is due
         self._at = place.batches
         self._opened: OpenStream | None = None
+        # What the sampler must remember before this pass; None: it has no generator, or its own
+        # state, which is not asked for before it has begun.
+        self.at_start: dict[str, Any] | None = None
 
     def draw(self, number: int, where: PassPosition) -> Any:
         """Return batch ``number``: a list of indices, one index, or what the batch sampler yields.
@@ -138,6 +141,8 @@ class SamplerBatches:
                 if len(self._next_group()) < self._group_size:
                     break
             self._compare(number)
+        if not number and not own and self._generator is not None:
+            self.at_start = {GENERATOR: self._generator}
         return self._rank_batches()
 
     def _is_seeded_anew(self, packed: bytes, generator: Any) -> bool:
