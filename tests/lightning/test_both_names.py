@@ -48,4 +48,4 @@ def test_another_version_beside_it_is_told(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text("import lit_loader, pytorch_lightning as pl\npl.Trainer(logger=False)")
     printed = run_python(tmp_path, script, PYTHONPATH=str(tmp_path))
-    assert printed.count("LL702") == 1
+    assert printed.count("pytorch_lightning 2.0.0 and lightning ") == 1

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from lit_loader import DataLoader, OptionError
 from tests.support import one_import_fit as program
 from tests.support.bulk import builders
 from tests.support.lightning_runs import quiet_trainer
@@ -121,3 +122,11 @@ def test_a_dataset_with_a_shared_key_is_built_once(runs: Runs) -> None:
     numbers = sorted(number for seen in runs.ranks for number, _ in seen["shared"])
     assert numbers == list(range(6))
     assert len(builders(runs.folder / "built")) == 1
+
+
+def test_auto_takes_the_ranks_of_the_job(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [seen["auto"] for seen in runs.ranks] == [[0, 2, 4], [1, 3, 5]]
+    assert DataLoader(range(6), num_replicas="auto").num_replicas is None
+    monkeypatch.setenv("WORLD_SIZE", "2")  # of a job that nobody has joined yet
+    with pytest.raises(OptionError, match="init_process_group"):
+        DataLoader(range(6), num_replicas="auto")

@@ -21,7 +21,7 @@ DATA = TensorDataset(torch.arange(8))
 @pytest.mark.parametrize(
     ("remote", "part"),
     [
-        ({"address": "ray://head:10001"}, "LL620"),
+        ({"address": "ray://head:10001"}, "ray://"),
         ({"adress": "auto"}, "address"),
         ({"address": "head"}, "remote.address"),
         ({"in_flight": 0}, "remote.in_flight"),

@@ -134,6 +134,7 @@ def main(root: Path) -> None:
     setup = fabric.setup_dataloaders(loader())
     runs["fabric"] = [[batch[:, 0].int().tolist() for batch in setup] for _ in range(2)]
     runs["fabric's"] = len(setup)
+    runs["auto"] = [int(batch) for batch in DataLoader(range(6), num_replicas="auto")]
     (root / f"seen-{run.global_rank}.json").write_text(json.dumps(runs))
     torch.distributed.barrier()
 
