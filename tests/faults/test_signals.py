@@ -253,33 +253,6 @@ def test_a_pause_of_the_whole_job_is_no_hang(tmp_path: Path, workers: str) -> No
     assert finish(process) == ("True\n", "", 0)
 
 
-STORM = """
-ran, over = os.pipe(), threading.Event()
-signal.signal(signal.SIGUSR1, lambda *_: os.write(ran[1], f"{os.getpid()} ".encode()))
-os.set_blocking(ran[1], False)
-
-def storm():
-    while not over.is_set():
-        os.killpg(0, signal.SIGUSR1)
-
-thread = threading.Thread(target=storm)
-thread.start()
-pids = set()
-for _ in range(8):
-    with DataLoader(range(2), num_workers=2, multiprocessing_context=method) as loader:
-        assert [int(batch) for batch in loader] == [0, 1]
-    pids.update(os.read(ran[0], 1 << 16).split())
-over.set()
-thread.join()
-say(len(pids), os.getpid() in map(int, pids))
-"""
-
-
-def test_workers_do_not_run_handlers_while_they_start(tmp_path: Path) -> None:
-    """Under fork, which copies the handlers, with signals in each moment of it."""
-    assert finish(start(STORM, tmp_path, "fork")) == ("1 True\n", "", 0)
-
-
 # Lightning -------------------------------------------------------------------------------------
 
 FIT = """
