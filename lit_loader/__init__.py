@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.utils.data import get_worker_info as get_worker_info
 
-    from lit_loader.compat import state_advice as state_advice
-    from lit_loader.compat import torch_samplers as torch_samplers
     from lit_loader.compat.replacement import replace_torch as replace_torch
     from lit_loader.context import get_epoch as get_epoch
     from lit_loader.context import get_rng as get_rng

@@ -203,7 +203,7 @@ def processors_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def gate() -> Iterator[Any]:
     """A closed `Gate`; it is opened in the end, so that nobody is left waiting."""
-    from tests.parity.tools import Gate
+    from tests.support.tools import Gate
 
     made = Gate()
     yield made

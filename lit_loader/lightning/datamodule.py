@@ -56,9 +56,10 @@ from lit_loader.lightning.names import (
     LightningDataModule,
     combined,
     is_hook_of,
+    our_loaders,
 )
 from lit_loader.lightning.noted_batches import wrappable
-from lit_loader.lightning.state_callback import LoaderStateCallback, our_loaders
+from lit_loader.lightning.state_callback import LoaderStateCallback
 from lit_loader.loader import DataLoader
 
 __all__ = ["SPLITS", "LoaderDataModule", "SwappedDataModule", "options_of"]
@@ -523,7 +524,8 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         """A split's loader, or those of its several datasets, each with its own options."""
         single, names = self._single.get(split, {}), self._check_names(split, source)
         in_turn = iter([single.get(name, {}) for name in names] or [{}])
-        return _each(source, lambda one: self.make_loader(split, one, **next(in_turn, {})))
+        made = _each(source, lambda one: self.make_loader(split, one, **next(in_turn, {})))
+        return [*made] if isinstance(made, _Several) else made
 
     def _check_names(self, split: str, source: Any) -> list[str]:
         """The names of a split's datasets; OptionError: `loaders` has another one."""
@@ -593,11 +595,17 @@ def _loaders_of(module: LoaderDataModule, split: str) -> Any:
     return module._make_loaders(split, module.dataset(split))
 
 
+class _Several(list[Any]):
+    """Datasets of any kind, each of which is loaded by itself."""
+
+
 def _is_several(source: Any) -> bool:
     """Whether this is a list, tuple or dict of nothing but torch Datasets and factories.
 
     Any other list, tuple or dict is itself a dataset, of what it holds.
     """
+    if isinstance(source, _Several):
+        return True
     if not (isinstance(source, Mapping) or is_list(source)) or not source:
         return False
     return all(
@@ -613,11 +621,7 @@ def _one_by_one(source: Any) -> Any:
     several = is_list(source) and source and all(is_dataset(member) for member in source)
     if not several or _is_several(source):
         return source
-    return [functools.partial(_itself, member) for member in source]
-
-
-def _itself(dataset: Any) -> Any:
-    return dataset
+    return _Several(source)
 
 
 def _names(source: Any) -> Sequence[Any]:
@@ -633,7 +637,8 @@ def _each(source: Any, function: Callable[[Any], Any]) -> Any:
         return function(source)
     if isinstance(source, Mapping):
         return {name: _each(member, function) for name, member in source.items()}
-    return [_each(member, function) for member in source]
+    made = [_each(member, function) for member in source]
+    return _Several(made) if isinstance(source, _Several) else made
 
 
 def _are_streams(source: Any) -> set[bool]:

@@ -21,6 +21,9 @@ from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core import rank_zero
 
+if TYPE_CHECKING:
+    from lit_loader.loader import DataLoader
+
 __all__ = [
     "DATA_MODULES",
     "TRAINERS",
@@ -29,6 +32,8 @@ __all__ = [
     "combined",
     "is_hook_of",
     "is_refused",
+    "our_loaders",
+    "train_loaders",
 ]
 
 
@@ -86,3 +91,17 @@ def is_refused() -> bool:
         stacklevel=2,
     )
     return True
+
+
+def our_loaders(loaders: Any) -> list[DataLoader[Any]]:
+    """Return those of a Trainer's loaders that are ours; it may have none, one, or a collection."""
+    if loaders is None or "lit_loader.loader" not in sys.modules:
+        return []
+    from lit_loader.loader import DataLoader
+
+    return [loader for loader in combined(loaders).flattened if isinstance(loader, DataLoader)]
+
+
+def train_loaders(trainer: Trainer) -> list[DataLoader[Any]]:
+    """Return the Trainer's training loaders that are ours, in the order in which it keeps them."""
+    return our_loaders(trainer.train_dataloader)

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_loader.describe import public
-from lit_loader.lightning.names import Callback
+from lit_loader.lightning.names import Callback, train_loaders
 
 __all__ = ["RandomStateCallback"]
 
@@ -66,8 +66,6 @@ class RandomStateCallback(Callback):
     ) -> None:
         """Restore them once more: what comes before the first step may have drawn."""
         if self.restore():
-            from lit_loader.lightning.state_callback import train_loaders
-
             self._saved = None
             for loader in train_loaders(trainer):
                 loader._core.draw_again()

@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -34,7 +33,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lit_loader.describe import public
 from lit_loader.errors import StateError
-from lit_loader.lightning.names import Callback, combined
+from lit_loader.lightning.names import Callback, our_loaders, train_loaders
 from lit_loader.lightning.random_state import RandomStateCallback
 from lit_loader.lightning.rank_states import RankStates
 from lit_loader.profiling import resources
@@ -42,7 +41,7 @@ from lit_loader.profiling import resources
 if TYPE_CHECKING:
     from lit_loader.loader import DataLoader
 
-__all__ = ["LoaderStateCallback", "our_loaders", "train_loaders"]
+__all__ = ["LoaderStateCallback"]
 
 State = dict[str, Any]
 
@@ -262,20 +261,6 @@ def _put_first(callback: LoaderStateCallback, trainer: Trainer) -> None:
     others = [each for each in callbacks if not isinstance(each, LoaderStateCallback)]
     # A new list: the Trainer may be going through the old one.
     trainer.callbacks = [callback, *others]  # type: ignore[attr-defined]
-
-
-def our_loaders(loaders: Any) -> list[DataLoader[Any]]:
-    """Return those of a Trainer's loaders that are ours; it may have none, one, or a collection."""
-    if loaders is None or "lit_loader.loader" not in sys.modules:
-        return []
-    from lit_loader.loader import DataLoader
-
-    return [loader for loader in combined(loaders).flattened if isinstance(loader, DataLoader)]
-
-
-def train_loaders(trainer: Trainer) -> list[DataLoader[Any]]:
-    """Return the Trainer's training loaders that are ours, in the order in which it keeps them."""
-    return our_loaders(trainer.train_dataloader)
 
 
 def _fetches_ahead(trainer: Trainer) -> bool:

@@ -38,7 +38,7 @@ def check_determinism(loader: DataLoader[Any], batches: int = 8) -> None:
 
     Args:
         loader: What to check.
-        batches: How many batches to compare, at least 1.
+        batches: How many batches to compare, at least 1; of a stream, from each shard.
 
     Raises:
         DeterminismError: A batch differs. The message names the batch, the place in it, the sample
@@ -51,12 +51,15 @@ def check_determinism(loader: DataLoader[Any], batches: int = 8) -> None:
         )
     if type(batches) is not int or batches < 1:
         raise OptionError(f"batches must be a whole number of at least 1, got {batches!r}")
+    if loader._core.iterable:
+        batches *= loader._core.readers
     with _generators_kept(loader):
         first = _read(loader, batches)
         if not first.made:
             return
         begin = min(first.states)  # a sampler of the user's has no state before the first batch
-        middle = max(begin, len(first.made) // 2)
+        # As late as a stream's own state is used, and not replayed from its start.
+        middle = max(begin, 3 * len(first.made) // 4)
         _compare(first, _read(loader, batches, first.states[middle]), middle, "after a resume")
         workers, how = loader.num_workers, "the second time"
         if workers and (loader._core.shards is not None or not loader._core.iterable):

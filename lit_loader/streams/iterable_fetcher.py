@@ -37,6 +37,8 @@ class IterableFetcher:
         self._iterator: Any = good.of(self._opened.iterator) if good else self._opened.iterator
         self._batch_size, self._drop_last = batch_size, drop_last
         self._began_at = state
+        # Whether a state may be read by another dataset, which cannot begin as this one has.
+        self._changes = hasattr(dataset, "adapt_state")
         self._ended = False
         self.has_begun = False  # whether a sample has been asked for
 
@@ -90,7 +92,7 @@ class IterableFetcher:
         opened = self._opened
         if not opened.stateful:
             return None
-        if not self.has_begun:  # a generator that has not run yet knows no place
+        if not (self.has_begun or self._changes):  # a generator that has not run knows no place
             return self._began_at or {}
         return opened.state_now()
 

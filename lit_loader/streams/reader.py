@@ -75,7 +75,7 @@ class Reader(BatchBuilder):
         earlier, differs = point.first, None
         expected = dict(enumerate(point.digests, point.batches - len(point.digests)))
         with reading().unnoted():
-            self._iterate(unpickled(point.state), progress)
+            self._iterate(unpickled(point.state), earlier == 0, progress)
             while earlier < batch:
                 digest = 0  # nothing is known of the batch
                 try:
@@ -183,7 +183,7 @@ class Reader(BatchBuilder):
         assert self._pass is not None
         return self._pass[0]
 
-    def _iterate(self, state: Any, progress: Progress) -> None:
+    def _iterate(self, state: Any, at_start: bool, progress: Progress) -> None:
         """Iterate the dataset, at its start or where a state says."""
         spec, seeds = self._spec, self._seeds
         progress.beat()
@@ -192,7 +192,7 @@ class Reader(BatchBuilder):
         self._seed_beginning(_ITER)
         good = None if spec.tolerance is None else spec.tolerance.stream(self._attempts)
         before = self._seed_sample if spec.per_sample and good is None else None
-        self._at_start = not state
+        self._at_start = at_start
         args = spec.dataset, spec.batch_size, spec.drop_last
         self._fetcher = IterableFetcher(*args, state, good, before)
         if self.held:  # iter() or load_state_dict() may have put others in their place

@@ -24,10 +24,10 @@ from lit_loader import (
 )
 from lit_loader.data.balance import deal
 from lit_loader.data.packing import best_fit
-from tests.parity.tools import lists
 from tests.support.exact import loaded, through_file
 from tests.support.lightning_runs import quiet_trainer
 from tests.support.samples import Call
+from tests.support.tools import lists
 
 KINDS = [BalancedBatchSampler, PackingBatchSampler, TokenBudgetBatchSampler]
 """All take lengths and a size."""
@@ -342,6 +342,7 @@ def test_resume_on_another_number_of_ranks(kind: Any, workers: int) -> None:
         of_rank(made(), 8).load_state_dict(state)
 
 
+@pytest.mark.filterwarnings("ignore:.*LL334")
 @pytest.mark.parametrize("steps", [8, 16, 40])
 def test_resume_with_other_groups_at_an_edge(steps: int) -> None:
     """No sample is lost, and none comes twice."""

@@ -116,8 +116,7 @@ def test_workers_share_it(method: str, tmp_path: Path) -> None:
     cached[7]  # in this process first
     with DataLoader(
         cached, 4, num_workers=2, multiprocessing_context=method, shuffle=True,
-        # Two that make the same sample at once both make it: the first epoch is to be over first.
-        prefetch_next_epoch=False, persistent_workers=method != "spawn",
+        persistent_workers=method != "spawn",
     ) as loader:  # fmt: skip
         for epoch in range(2):
             assert sorted(labels(loader)) == list(range(26))

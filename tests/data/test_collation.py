@@ -273,7 +273,7 @@ def test_a_stream_goes_on_where_it_was(overlap: int) -> None:
         assert begun + tokens(resumed) == whole
 
 
-@pytest.mark.filterwarnings("ignore:.*PackedStream has a source that has no state_dict")
+@pytest.mark.filterwarnings("ignore:.*LL308")
 @pytest.mark.parametrize("stateful", [True, False])
 def test_a_stream_in_a_loader(stateful: bool) -> None:
     def loader(workers: int) -> DataLoader[Any]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from lit_loader import DataLoader, MixtureStream, OptionError, StateError, get_epoch, get_shard
+from lit_loader.streams.iterable_fetcher import StateMeter
 from tests.support.exact import loaded, through_file
 from tests.support.mixed_sources import SOURCES as HELD
 from tests.support.mixed_sources import Held, HeldWithState
@@ -90,6 +91,7 @@ def test_a_shard_without_a_sample_of_the_first_exhausted_source_is_reported() ->
         assert len(numbers(loader)) == 61
 
 
+@pytest.mark.filterwarnings("ignore:.*LL222")
 def test_a_mixture_of_nothing() -> None:
     nothing = MixtureStream([Held(0, 0)], epoch_length=5, stopping_strategy="repeat")
     for iterated in (DataLoader(nothing), nothing):
@@ -176,12 +178,13 @@ def test_a_stream_continues_by_other_weights(count: int, workers: int) -> None:
 
 
 @CHANGED
-def test_sources_are_added_and_taken_out() -> None:
+def test_sources_are_added_and_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StateMeter, "due", True)
     first = streamed()
     begun = flat(first_of(first, 8))
     weights = {"d": 1, "b": 1, "a": 0, "c": 1}
     second = loaded(streamed(weights, "dbac"), through_file(first.state_dict()))
-    between = flat(first_of(second, 8))
+    between = flat(first_of(second, 20))
     third = loaded(streamed({"c": 1, "d": 3}, "cd"), through_file(second.state_dict()))
     with pytest.raises(StateError, match="source 'b' was drawn from shortly before the state was "):
         next(iter(third))
@@ -228,7 +231,7 @@ def test_who_reads_again_is_warned() -> None:
             warnings.simplefilter("always")
             loader().load_state_dict(state)
         texts = " ".join(str(warning.message) for warning in caught)
-        warned.append("has a source that has no state_dict" in texts)
+        warned.append("LL308" in texts)
     assert not warned[0] and True in warned
 
 

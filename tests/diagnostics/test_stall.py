@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from lit_loader import DataLoader, StallWarning
-from tests.parity.tools import Gate
 from tests.support.remote_threads import ThreadWorkers
 from tests.support.samples import Call, Rows, ints
+from tests.support.tools import Gate
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="looks into /proc"),

@@ -14,9 +14,9 @@ from torch.utils.data import IterableDataset
 
 from lit_loader import DataLoader
 from lit_loader.errors import LoaderError
-from tests.parity.tools import wait_gone
 from tests.support.samples import METHODS, Call, Rows, hang, share, usage, worker_pids
 from tests.support.sessions import end_all, finish, launch
+from tests.support.tools import wait_gone
 
 PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
 

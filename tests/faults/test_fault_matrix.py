@@ -24,7 +24,6 @@ import torch
 from lit_loader import DataLoader
 from lit_loader.core.executors.worker_pool import WorkerPool
 from lit_loader.core.transport import arena as arena_module
-from tests.parity.tools import PROMPT
 from tests.support.faults import (
     HARMLESS,
     POINTS,
@@ -38,6 +37,7 @@ from tests.support.faults import (
     told,
 )
 from tests.support.samples import named_memory
+from tests.support.tools import PROMPT
 
 pytestmark = pytest.mark.timeout(60)
 

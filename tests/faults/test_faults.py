@@ -8,7 +8,6 @@ import pytest
 
 from lit_loader import DataLoader
 from lit_loader.errors import WorkerError, WorkerTimeoutError
-from tests.parity.tools import Gate, wait_gone
 from tests.support.samples import (
     METHODS,
     BrokenArrival,
@@ -18,6 +17,7 @@ from tests.support.samples import (
     uncollated,
     worker_pids,
 )
+from tests.support.tools import Gate, wait_gone
 
 PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
 

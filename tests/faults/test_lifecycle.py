@@ -13,10 +13,10 @@ import torch
 
 import lit_loader
 from lit_loader import DataLoader
-from tests.parity.tools import Gate, finish_script, start_script, wait_gone
 from tests.support.bulk import Child
 from tests.support.programs import run_program
 from tests.support.samples import METHODS, Call, Counting, ints, pool_of, until, usage
+from tests.support.tools import Gate, finish_script, start_script, wait_gone
 
 PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
 KIND = pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])

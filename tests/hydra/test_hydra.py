@@ -167,7 +167,7 @@ def test_refused_while_composing(application: Compose, override: str, message: s
 @pytest.mark.parametrize(
     ("override", "part"),
     [
-        ("+loader.nun_workers=4", "num_workers"),
+        ("+data.loader.nun_workers=4", "num_workers"),
         ("+data.val.batchsize=4", "batch_size"),
         ("+data.prefetch_factor=4", "loader.prefetch_factor="),
         ("data.num_workers=-1", "got num_workers=-1"),

@@ -48,4 +48,5 @@ def test_another_version_beside_it_is_told(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text("import lit_loader, pytorch_lightning as pl\npl.Trainer(logger=False)")
     printed = run_python(tmp_path, script, PYTHONPATH=str(tmp_path))
-    assert printed.count("pytorch_lightning 2.0.0 and lightning ") == 1
+    assert printed.count("lit_loader: pytorch_lightning 2.0.0 ") == 1
+    assert "pip install lightning==2.0.0" in printed

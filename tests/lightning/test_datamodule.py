@@ -13,10 +13,10 @@ from torch import Tensor
 import lit_loader
 from lit_loader import LoaderConfig, LoaderDataModule, OptionError
 from lit_loader.lightning.datamodule import SPLITS
-from tests.parity.tools import wait_gone
 from tests.support import lightning_runs
 from tests.support.lightning_runs import Noting, Parallel, needs_2_6, quiet_trainer
 from tests.support.samples import Counting, worker_pids
+from tests.support.tools import wait_gone
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.tools import wait_gone
 from tests.support import strategy_fit
 from tests.support.programs import start_program
 from tests.support.samples import METHODS
@@ -24,6 +23,7 @@ from tests.support.strategy_runs import (
     check_prediction,
     read,
 )
+from tests.support.tools import wait_gone
 
 SCRIPT = Path(strategy_fit.__file__)
 LIMIT = 240  # seconds for a run; one takes 5 to 20, and far longer where other work is going on

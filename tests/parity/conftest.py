@@ -22,9 +22,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     # That the tests are true of torch needs to be seen again only when torch changes.
     marks = [pytest.mark.slow, *map(pytest.mark.filterwarnings, ORACLE_FILTERS)]
-    # Ours warns, once, where every worker gives the same samples, which torch does in silence; and
-    # of a worker that was replaced, where torch ends the epoch.
+    # Ours warns, once, where every worker gives the same samples, of a stream that gives nothing,
+    # and of fewer samples than promised, all of which torch does in silence; and of a worker that
+    # was replaced, where torch ends the epoch.
     quiet = (
+        pytest.mark.filterwarnings("ignore:.*LL(205|222):UserWarning"),
         pytest.mark.filterwarnings("ignore:.*has not asked which of them it serves:UserWarning"),
         pytest.mark.filterwarnings("ignore::lit_loader.WorkerRestartWarning"),
     )

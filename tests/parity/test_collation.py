@@ -17,10 +17,9 @@ import torch
 from torch.utils.data import default_collate
 
 from tests.core.batch.test_collate import SAMPLES, check_same
+from tests.support.datasets import Call
 from tests.support.samples import uncollated as as_is
-
-from .datasets import Call
-from .tools import is_oracle
+from tests.support.tools import is_oracle
 
 Point = namedtuple("Point", ["x", "y"])
 
@@ -94,17 +93,6 @@ def test_conversion_without_batching(loader_class, num_workers):
             assert type(found) is np.ndarray
             found, expected = found.tolist(), expected.tolist()
         check_same(found, expected)
-
-
-def test_collate_fn_may_be_a_function_an_object_or_a_bound_method(loader_class, num_workers):
-    class Adder:
-        def __call__(self, samples):
-            return [sample + 10 for sample in samples]
-
-        add = __call__
-
-    for collate in (Adder(), Adder().add, lambda samples: [sample + 10 for sample in samples]):
-        assert load(loader_class, num_workers, int, collate_fn=collate) == [[10, 11], [12, 13]]
 
 
 FALSY = [None, False, True, 0, "", (), [], {}]

@@ -5,17 +5,15 @@ import re
 
 import pytest
 import torch
-from torch.utils.data import get_worker_info
 
-from tests.support.samples import StatefulCounting
-from tests.support.samples import uncollated as as_is
-
-from .datasets import (
+from tests.support.datasets import (
     Call,
     Squares,
     Stream,
 )
-from .tools import flat, is_oracle, raises, whole_text
+from tests.support.samples import StatefulCounting
+from tests.support.samples import uncollated as as_is
+from tests.support.tools import flat, is_oracle, raises, whole_text
 
 
 def failing_at(*where, error=ValueError):
@@ -168,20 +166,6 @@ def test_a_generator_that_fails_is_over(loader_class, num_workers):
     assert list(iterator) == []
 
 
-def test_one_failing_stream_spares_the_other(loader_class):
-    class HalfBroken(Stream):
-        def __iter__(self):
-            if get_worker_info().id == 0:
-                raise ValueError("bad shard")
-            yield from range(3)
-
-    iterator = iter(loader_class(HalfBroken(), num_workers=2))
-    with raises(ValueError, match="bad shard"):
-        next(iterator)
-    if not is_oracle(loader_class):  # torch's broken worker answers again, with its own error
-        assert flat(iterator) == [0, 1, 2]
-
-
 @pytest.mark.ours_only
 def test_batches_before_a_samplers_exception_are_delivered(loader_class, num_workers):
     """Torch raises as soon as it draws ahead, batches before what was asked for."""
@@ -197,12 +181,3 @@ def test_batches_before_a_samplers_exception_are_delivered(loader_class, num_wor
             values += flat([batch])
     assert values == [0, 1, 4]
     assert list(iterator) == []
-
-
-def test_a_key_is_shown_as_python_shows_it(loader_class):
-    with raises(KeyError) as caught:
-        list(loader_class(Call(lambda index: {"a": 1}["b"]), num_workers=1))
-    lines = whole_text(caught.value).splitlines()
-    assert "KeyError: 'b'" in lines
-    if not is_oracle(loader_class):
-        assert lines[lines.index("KeyError: 'b'") + 1].startswith("in worker 0")

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
+from tests.support.datasets import Call, Squares, Stream
 from tests.support.samples import uncollated as as_is
-
-from .datasets import Call, Squares, Stream
-from .tools import flat, lists
+from tests.support.tools import flat, lists
 
 OPTIONS = [
     {"num_workers": 0},

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from .datasets import Noise
-from .tools import flat
+from tests.support.datasets import Noise
+from tests.support.tools import flat
 
 
 def noise(loader_class, num_workers, seed=None, **options):

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.datasets import Call
 from tests.support.samples import uncollated as as_is
 from tests.support.samples import worker_pids
-
-from .datasets import Call
 
 VARIABLE = ContextVar("VARIABLE", default=0)
 

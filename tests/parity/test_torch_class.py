@@ -4,7 +4,6 @@ The first tests compare with the class of the torch that is installed: they fail
 gets an attribute or a method that ours says nothing true about.
 """
 
-import copy
 import functools
 import gc
 import inspect
@@ -22,19 +21,16 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SequentialSampler,
-    SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
 from torch.utils.data import DataLoader as TorchLoader
 
 from lit_loader import DataLoader
-from lit_loader.accelerator import pin_memory
-from lit_loader.compat.torch_samplers import ShardedSampler
-from tests.parity.datasets import SizedStream
-from tests.parity.tools import children
+from tests.support.datasets import SizedStream
 from tests.support.programs import run_python
 from tests.support.samples import Counting, OfLength
+from tests.support.tools import children
 
 LENGTH = 10
 DATA = TensorDataset(torch.arange(LENGTH))
@@ -169,53 +165,32 @@ def test_no_cycle_keeps_a_loader_that_was_iterated(kind: Any, workers: int) -> N
 class Through(DataLoader[Any]):
     """A subclass between the program and the loader is the program's own."""
 
-    def state_of_another(self) -> None:
-        self.load_state_dict({**self.state_dict(), "batches": 1, "workers": [[1, None, False]]})
-
-
-def resume(loader: Any) -> None:
-    next(iter(loader))
-    loader.load_state_dict(loader.state_dict())
+    def resume(self) -> None:
+        next(iter(self))
+        self.load_state_dict(self.state_dict())
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     ("dataset", "act", "options", "text"),
     [
-        (STREAM, iter, {"check_determinism": 1, "num_workers": 0}, "num_workers of at least 1"),
-        (STREAM, resume, {}, "has no state_dict"),
-        (STREAM, Through.state_of_another, {}, "has no state_dict"),
+        (STREAM, Through.resume, {}, "has no state_dict"),
         (
             SizedStream(promised=3),
             lambda loader: (len(loader), list(loader)),
             {},
-            "SizedStream promised 3 samples",
+            "SizedStream promised 3",
         ),
-        (DATA, list, {"pin_memory": True}, "pin_memory=True has no effect"),
     ],
-    ids=["iter", "load", "subclass", "next", "pin"],
+    ids=["load", "next"],
 )
 def test_warnings_name_the_line_of_the_program(
-    dataset: Any, act: Any, options: Any, text: str, workers: int, monkeypatch: pytest.MonkeyPatch
+    dataset: Any, act: Any, options: Any, text: str, workers: int
 ) -> None:
-    monkeypatch.setattr(pin_memory, "_TOLD", [])  # once in a process
-    if "pin_memory" in options and torch.accelerator.is_available():
-        pytest.skip("there is an accelerator")
     loader = Through(dataset, **{"num_workers": workers, **options})
     with loader, pytest.warns(UserWarning, match=text) as caught:
         act(loader)
     assert [warning.filename for warning in caught] == [__file__]
-
-
-def test_that_there_is_no_accelerator_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not of each loader: a program has several, and makes them again in each epoch."""
-    if torch.accelerator.is_available():
-        pytest.skip("there is an accelerator")
-    monkeypatch.setattr(pin_memory, "_TOLD", [])
-    with pytest.warns(UserWarning, match="pin_memory=True has no effect") as caught:
-        for _ in range(3):
-            list(Through(DATA, pin_memory=True))
-    assert len(caught) == 1
 
 
 # --- classes that others derive from a loader ---
@@ -263,7 +238,6 @@ def test_iterator_is_found_where_there_is_no_length() -> None:
         next(iterator)
         assert loader._iterator is iterator
         assert len([*iterator]) == 1
-        assert loader._iterator is iterator
         del iterator
         gc.collect()
         assert [*loader._iterator] == []
@@ -285,8 +259,7 @@ def test_an_order_that_others_iterate_is_another_each_time() -> None:
     sampler: Any = DataLoader(DATA, shuffle=True).sampler
     orders = {tuple(sampler) for _ in range(4)}
     assert len(orders) == 4
-    sampler.set_epoch(3)
-    assert list(sampler) == list(sampler)
+    assert not hasattr(sampler, "set_epoch")  # programs would take it for a DistributedSampler
     generator = sampler.generator = torch.Generator().manual_seed(5)  # as accelerate does
     order = list(sampler)
     generator.manual_seed(5)
@@ -294,10 +267,10 @@ def test_an_order_that_others_iterate_is_another_each_time() -> None:
 
 
 def test_the_loader_says_when_torchs_makes_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_loader.compat.torch_samplers._told", False)
+    monkeypatch.setattr("lit_loader.core.sampling.orders._warned", False)
     loader = DataLoader(DATA, 4, shuffle=True)
     rebuilt = TorchLoader(DATA, batch_sampler=loader.batch_sampler)
-    with pytest.warns(UserWarning, match="are made by torch's DataLoader") as caught:
+    with pytest.warns(UserWarning, match="LL706") as caught:
         assert len(list(rebuilt)) == 3
         assert len(list(rebuilt)) == 3
     assert len(caught) == 1
@@ -323,24 +296,21 @@ def test_a_distributed_sampler_is_taken_for_what_it_says(
             sampler.set_epoch(epoch)
             assert ids(loader) == list(BatchSampler(sampler, 2, False))
             assert len(loader) == len(ids(TorchLoader(DATA, **options)))
-        assert loader._core.seeds() == 7
-        recipe = loader._core.spec()
-        assert (recipe.rank, recipe.num_replicas, recipe.own_order) == (rank, 3, True)
 
 
 def test_a_sampler_and_ranks_that_contradict_each_other_are_refused() -> None:
     sampler = DistributedSampler(DATA, 3, 1)
-    with pytest.raises(ValueError, match="the sampler shards for rank 1 of 3, but rank=0 and num_"):
+    with pytest.raises(ValueError, match="LL624"):
         DataLoader(DATA, sampler=sampler, rank=0, num_replicas=2)
-    assert DataLoader(DATA, sampler=sampler, rank=1, num_replicas=3)._core.spec().num_replicas == 3
+    assert ids(DataLoader(DATA, 4, sampler=sampler, rank=1, num_replicas=3)) == [[*sampler]]
 
 
 SOURCES: dict[str, dict[str, Any]] = {
     "ordered": {"batch_size": 2},
-    "shuffled": {"batch_size": 2, "shuffle": True, "seed": 3},
+    "shuffled": {"batch_size": 2, "shuffle": True},
     "sampler": {"batch_size": 2, "sampler": [3, 1, 4, 1, 5]},
     "batch_sampler": {"batch_sampler": [[0], [1, 2], [3, 4]]},
-    "samples": {"batch_size": None, "shuffle": True, "seed": 3},
+    "samples": {"batch_size": None, "shuffle": True},
 }
 
 
@@ -349,10 +319,10 @@ SOURCES: dict[str, dict[str, Any]] = {
 def test_a_sharded_loader_shows_a_distributed_sampler(case: str, tail: str) -> None:
     """Lightning looks for one before it puts in its own; its items are what this rank reads."""
     for rank in range(2):
-        loader = DataLoader(DATA, rank=rank, num_replicas=2, uneven_ranks=tail, **SOURCES[case])
+        options = {"seed": 3, "uneven_ranks": tail, **SOURCES[case]}
+        loader = DataLoader(DATA, rank=rank, num_replicas=2, **options)
         sampler: Any = loader.sampler
         assert isinstance(sampler, DistributedSampler)
-        assert isinstance(sampler, ShardedSampler)
         assert (sampler.rank, sampler.num_replicas) == (rank, 2)
         shown: Any = loader._index_sampler
         for epoch in (0, 4):
@@ -362,8 +332,9 @@ def test_a_sharded_loader_shows_a_distributed_sampler(case: str, tail: str) -> N
             assert len(shown) == len(loader) == len(given)
         assert sampler.total_size >= sampler.num_samples == len(list(sampler))
         # Taken over by another loader (as Lightning does for predictions) it shards once.
-        again = DataLoader(DATA, batch_sampler=shown) if loader.batch_sampler is not None else None
-        if again is not None:
+        if loader.batch_sampler is not None:
+            own = {} if case == "shuffled" else {"seed": 3}
+            again = DataLoader(DATA, batch_sampler=shown, **own)
             again.set_epoch(4)
             assert ids(again) == given
 
@@ -373,59 +344,57 @@ def test_a_sharded_loader_shows_a_distributed_sampler(case: str, tail: str) -> N
 
 def test_ranks_that_are_seeded_differently_share_one_order(monkeypatch: Any) -> None:
     """As ``torch.manual_seed(seed + rank)``, which is common, would have it otherwise."""
+
+    def order(**options: Any) -> list[int]:
+        seen = []
+        with torch.random.fork_rng():
+            for rank in range(2):
+                torch.manual_seed(100 + rank)
+                loader = DataLoader(DATA, 2, shuffle=True, rank=rank, num_replicas=2, **options)
+                seen += chain(*ids(loader))
+        assert sorted(seen) == list(range(LENGTH))
+        return seen
+
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
-    seen = []
-    with torch.random.fork_rng():
-        for rank in range(2):
-            torch.manual_seed(100 + rank)
-            loader = DataLoader(DATA, 2, shuffle=True, rank=rank, num_replicas=2)
-            seen += chain(*ids(loader))
-    assert sorted(seen) == list(range(LENGTH))
+    with pytest.warns(UserWarning, match="LL336"):
+        assert order() == order()
+    generators = [order(generator=torch.Generator().manual_seed(seed)) for seed in (6, 6, 7)]
+    assert generators[0] == generators[1] != generators[2]
     monkeypatch.setenv("PL_GLOBAL_SEED", "9")
-    assert DataLoader(DATA, rank=0, num_replicas=2)._core.seeds() == 9
-    assert DataLoader(DATA, rank=0, num_replicas=2, seed=4)._core.seeds() == 4
-    generator = torch.Generator().manual_seed(6)
-    assert DataLoader(DATA, rank=0, num_replicas=2, generator=generator)._core.seeds() == 6
-    sampler = DistributedSampler(DATA, 2, 0, seed=8)
-    assert DataLoader(DATA, sampler=sampler, generator=generator)._core.seeds() == 8
+    assert order() == order() != order(seed=4)
 
 
-@pytest.mark.filterwarnings("ignore:.*the state was taken with seed=")
-def test_a_state_goes_from_ranks_to_one_process_and_back() -> None:
+@pytest.mark.parametrize(("number", "then"), [(2, 1), (1, 2)])
+def test_a_state_goes_from_ranks_to_one_process_and_back(number: int, then: int) -> None:
     """Where there are ranks, Lightning puts a DistributedSampler in; where there is one, none."""
 
-    def ranks(number: int, size: int) -> list[DataLoader[Any]]:
+    def ranks(number: int) -> list[DataLoader[Any]]:
         if number == 1:
-            return [DataLoader(DATA, size, shuffle=True)]
+            return [DataLoader(DATA, 2, shuffle=True)]
         samplers = [DistributedSampler(DATA, number, rank, seed=3) for rank in range(number)]
-        return [DataLoader(DATA, size, sampler=sampler) for sampler in samplers]
+        return [DataLoader(DATA, 1, sampler=sampler) for sampler in samplers]
 
     def interleaved(loaders: list[DataLoader[Any]], batches: int) -> list[int]:
         iterators = [iter(loader) for loader in loaders]
         taken = [[next(each)[0].tolist() for each in iterators] for _ in range(batches)]
         return [i for step in taken for row in zip(*step, strict=True) for i in row]
 
-    for number, then in ((2, 1), (1, 2)):
-        before, stopped, after = (ranks(n, 2 // n) for n in (number, number, then))
-        torch.manual_seed(3)
-        whole = interleaved(before, 5)
-        torch.manual_seed(3)
-        interleaved(stopped, 2)
-        state = stopped[0].state_dict()
-        for loader in after:
-            loader.load_state_dict(state)
-        assert interleaved(after, 3) == whole[4:]
-        for loader in (*before, *after):  # ... and all epochs after it
-            loader.set_epoch(1)
-            loader.load_state_dict({**state, "epoch": 1, "batches": 0, "samples": 0})
-        assert interleaved(after, 5) == interleaved(before, 5) != whole
+    before, stopped, after = (ranks(n) for n in (number, number, then))
+    torch.manual_seed(3)
+    whole = interleaved(before, 5)
+    torch.manual_seed(3)
+    interleaved(stopped, 2)
+    for loader in after:
+        loader.load_state_dict(stopped[0].state_dict())
+    assert interleaved(after, 3) == whole[4:]
 
 
 # --- samplers that are changed, and told, between epochs ---
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("told", [(0, 0, 0), (4, 4, 4), (0, 1, 1, 2), (2, 0, 0)])
+@pytest.mark.parametrize("told", [(0, 0, 0), (0, 1, 1, 2), (2, 0, 0)])
+@pytest.mark.filterwarnings("ignore:.*LL307")
 def test_an_epoch_told_again_is_that_epoch_again(told: tuple[int, ...], workers: int) -> None:
     sampler: Any = DistributedSampler(Numbers(), 2, 1, seed=3)
     oracle: Any = DistributedSampler(Numbers(), 2, 1, seed=3)
@@ -436,9 +405,6 @@ def test_an_epoch_told_again_is_that_epoch_again(told: tuple[int, ...], workers:
             assert list(chain(*ids(loader))) == list(oracle)
             again = pickle.loads(pickle.dumps(loader))
             assert again.state_dict() == loader.state_dict()
-        after = list(chain(*ids(loader)))  # told of none, it counts
-    oracle.set_epoch(told[-1] + 1)
-    assert after == list(oracle)
 
 
 CHANGES: dict[str, Any] = {
@@ -461,29 +427,13 @@ def test_samplers_that_are_changed_are_followed(change: Any, options: Any, worke
         assert (len(ours), ids(ours)) == (len(theirs), ids(theirs))
 
 
-@pytest.mark.parametrize("kind", [RandomSampler, lambda data: SubsetRandomSampler([1, 2])])
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_loader_that_has_been_iterated_can_be_copied(kind: Any, whole: bool) -> None:
-    loader = DataLoader(Numbers(), 2, sampler=kind(Numbers()), seed=3)
-    list(loader) if whole else next(iter(loader))
-    again = copy.deepcopy(loader)
-    assert pickle.loads(pickle.dumps(loader)).state_dict() == loader.state_dict()
-    assert ids(again) == ids(loader)
-
-
-@pytest.mark.parametrize("change", [False, True])
-def test_a_copy_or_another_batch_size_repeats_no_epoch(change: bool) -> None:
-    sampler: Any = DistributedSampler(Numbers(), 2, 1, seed=3)
-    loader = DataLoader(Numbers(), 300, sampler=sampler)
-    for _ in range(3):
-        list(loader)
-    if change:
-        loader.batch_sampler.batch_size = 2  # type: ignore[union-attr]
-    else:
-        loader = pickle.loads(pickle.dumps(loader))
-    oracle: Any = DistributedSampler(Numbers(), 2, 1, seed=3)
-    oracle.set_epoch(3)
-    assert list(chain(*ids(loader))) == list(oracle)
+def test_ranks_that_never_set_the_epoch_are_warned_once() -> None:
+    """Torch's loader repeats the order without a word."""
+    loader = DataLoader(DATA, 2, sampler=DistributedSampler(DATA, 2, 1, seed=3))
+    first = ids(loader)
+    with pytest.warns(UserWarning, match="LL307") as caught:
+        assert ids(loader) == ids(loader) == first
+    assert len(caught) == 1
 
 
 # --- keywords ---
@@ -500,9 +450,9 @@ def test_a_misspelt_keyword_is_a_type_error_that_names_the_nearest(kind: Any) ->
     with pytest.raises(TypeError):
         TorchLoader(DATA, num_worker=2)  # type: ignore[call-arg]
     for wrong, right in {"num_worker": "num_workers", "batchsize": "batch_size"}.items():
-        with pytest.raises(TypeError, match=f"'{wrong}': did you mean '{right}'?"):
+        with pytest.raises(TypeError, match=f"'{wrong}': did you mean {right}?"):
             kind(DATA, **{wrong: 2})
-    with pytest.raises(TypeError, match="unknown option 'frobnicate': options are dataset, batch"):
+    with pytest.raises(TypeError, match="unknown option 'frobnicate'"):
         kind(DATA, frobnicate=1)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'dataset'"):
         kind()
@@ -514,7 +464,7 @@ def test_a_callable_of_a_wrong_signature_is_named_with_its_option() -> None:
     def of_two(dataset: Any, length: int) -> list[int]:
         return list(range(length))
 
-    with pytest.raises(ValueError, match=r"reseed_fn must be a callable that takes \(dataset, see"):
+    with pytest.raises(ValueError, match=r"reseed_fn must be a callable that takes"):
         DataLoader(DATA, reseed_fn=lambda dataset: None)  # type: ignore[arg-type]
     for name in ("sampler", "batch_sampler"):
         for wrong in (of_two, WeightedRandomSampler, lambda: [1]):

@@ -15,12 +15,23 @@ from torch.utils.data import TensorDataset, dataloader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from lit_loader import DataLoader
-from tests.parity.datasets import Endless, Stream
-from tests.parity.tools import children, lists
+from tests.support.datasets import Stream
 from tests.support.exact import loaded
 from tests.support.samples import OfLength
+from tests.support.tools import children, lists
 
 LENGTH = 12
+
+
+class Endless:
+    """A sampler that begins anew for ever; programs put it in the place of the loader's own."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from iter(self.sampler)
 
 
 class Stage(OfLength):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from .tools import flat
+from tests.support.tools import flat
 
 POOL = list(range(100))
 

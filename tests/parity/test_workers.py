@@ -2,31 +2,94 @@
 
 import multiprocessing
 import os
-import re
+import random
 import sys
 import warnings
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import get_worker_info
 
 from lit_loader import DataLoader
-from tests.support.samples import METHODS
-from tests.support.samples import uncollated as as_is
-
-from .datasets import (
-    INIT_LOG,
+from tests.support.datasets import (
     Call,
-    CountingCalls,
     Noise,
-    Rendezvous,
     Squares,
     Stream,
-    describe_worker,
-    log_worker,
-    read_init_log,
 )
-from .tools import flat, is_oracle, raises, whole_text
+from tests.support.samples import METHODS
+from tests.support.samples import uncollated as as_is
+from tests.support.tools import flat, is_oracle, raises, whole_text
+
+INIT_LOG: dict[str, Any] = {}
+
+
+class Rendezvous(Squares):
+    """Samples wait until both of two workers have begun one, so that both take part.
+
+    Not for a sample of the other worker's: a worker that is late may find all of them made, or
+    being made a second time. Sample values come from ``describe``.
+    """
+
+    def __init__(self, describe: Any, length: int = 8) -> None:
+        super().__init__(length)
+        self.begun, self.describe = [multiprocessing.Event() for _ in range(2)], describe
+
+    def __getitem__(self, index: int) -> Any:
+        worker = get_worker_info().id
+        self.begun[worker].set()
+        assert self.begun[1 - worker].wait(30), "the other worker has begun nothing"
+        return self.describe()
+
+    def part(self) -> None:
+        """Have workers that are started anew wait for each other, too."""
+        for event in self.begun:
+            event.clear()
+
+
+class CountingCalls(Squares):
+    """How many samples this copy of the dataset has given so far."""
+
+    calls = 0
+
+    def __getitem__(self, index: int) -> int:
+        self.calls += 1
+        return self.calls
+
+
+def log_worker(worker_id: int) -> None:
+    """``worker_init_fn`` that notes all there is to know when it runs."""
+    info = get_worker_info()
+    assert info is not None
+    INIT_LOG.update(
+        worker_id=worker_id,
+        info_id=info.id,
+        num_workers=info.num_workers,
+        info_seed=info.seed,
+        torch_seed=torch.initial_seed(),
+        random=random.random(),
+        numpy=float(np.random.rand()),
+        torch=float(torch.rand(())),
+        pid=os.getpid(),
+    )
+
+
+def read_init_log() -> dict[str, Any]:
+    """What ``log_worker`` noted in this process."""
+    return dict(INIT_LOG)
+
+
+def describe_worker(_: Any = None) -> dict[str, Any]:
+    """The facts about this process that a loader promises."""
+    info = get_worker_info()
+    return {
+        "pid": os.getpid(),
+        "threads": torch.get_num_threads(),
+        "id": None if info is None else info.id,
+        "num_workers": None if info is None else info.num_workers,
+    }
 
 
 def two_workers(loader_class, describe, **options):
@@ -76,13 +139,6 @@ def test_worker_info_has_the_workers_copy_of_the_dataset(loader_class):
     assert loader.dataset.length == 1
 
 
-def test_worker_init_fn_is_not_called_in_process(loader_class):
-    def never(worker_id):
-        raise AssertionError("there is no worker")
-
-    assert flat(loader_class(Squares(3), worker_init_fn=never)) == [0, 1, 4]
-
-
 def test_worker_init_fn_comes_once_and_before_the_first_fetch(loader_class):
     INIT_LOG.clear()
     logs = list(two_workers(loader_class, read_init_log, worker_init_fn=log_worker))
@@ -117,22 +173,12 @@ def test_seeds_in_worker_init_fn_follow_the_generator(loader_class):
 
 
 def test_the_torch_seed_of_a_sample_is_the_workers_own(loader_class):
-    """Torch seeds a worker once; ours every batch, unless asked for torch's way."""
-    options = {} if is_oracle(loader_class) else {"seeding": "worker"}
+    """Torch seeds a worker once, ours for each batch: both numbers say so."""
 
     def sample(index):
         return torch.initial_seed() - get_worker_info().seed
 
-    assert flat(loader_class(Call(sample), num_workers=2, **options)) == [0] * 10
-
-
-def test_a_seed_that_worker_init_fn_sets_stays(loader_class):
-    loader = loader_class(
-        Call(lambda index: torch.initial_seed(), 4),
-        num_workers=2,
-        worker_init_fn=lambda worker_id: torch.manual_seed(12345),
-    )
-    assert flat(loader) == [12345] * 4
+    assert flat(loader_class(Call(sample), num_workers=2)) == [0] * 10
 
 
 def test_non_persistent_workers_are_new_every_epoch(loader_class):
@@ -183,33 +229,12 @@ def test_worker_init_fn_of_persistent_workers_runs_once(loader_class):
     assert [flat(loader) for _ in range(3)] == [[1, 1]] * 3
 
 
-def test_a_worker_may_use_an_in_process_loader(loader_class):
-    def sample(index):
-        inner = loader_class(Squares(index + 1), batch_size=2)
-        assert get_worker_info() is not None
-        return sum(flat(inner))
-
-    assert flat(loader_class(Call(sample, 4), num_workers=2)) == [0, 1, 5, 14]
-
-
 def test_a_worker_cannot_have_workers(loader_class):
     def sample(index):
         return flat(loader_class(Squares(2), num_workers=1))
 
     with raises((AssertionError, RuntimeError), match="daemonic"):
         list(loader_class(Call(sample), num_workers=1))
-
-
-@pytest.mark.ours_only
-def test_a_pool_within_a_worker_is_told_what_to_do_instead(loader_class):
-    def sample(index):
-        with multiprocessing.Pool(1) as pool:
-            return pool.map(abs, [index])
-
-    with raises(AssertionError, match="not allowed to have children") as caught:
-        list(loader_class(Call(sample), num_workers=1, multiprocessing_context="fork"))
-    advice = ": a worker is a daemonic process, and .* use threads or subprocess in the dataset"
-    assert re.search(advice, whole_text(caught.value))
 
 
 @pytest.mark.skipif(

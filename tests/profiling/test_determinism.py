@@ -12,6 +12,7 @@ from torch.utils.data import WeightedRandomSampler
 
 import lit_loader
 from lit_loader import DataLoader, DeterminismError, OptionError, check_determinism
+from tests.support.datasets import BufferedStream
 from tests.support.exact import Augmented
 from tests.support.samples import Call, Counting
 
@@ -153,6 +154,23 @@ def test_an_error_the_second_time_is_a_difference() -> None:
         check_determinism(DataLoader(items(once), 4))
 
 
+@pytest.mark.parametrize("options", [{}, {"num_shards": 2, "num_workers": 1}])
+def test_a_stream_whose_state_leaves_out_its_buffer_is_named(options: Any) -> None:
+    class Lossy(BufferedStream):
+        def __iter__(self) -> Any:
+            buffer: Any = super().__iter__()
+            buffer.load_state_dict = lambda state: setattr(buffer, "place", state["place"])
+            return buffer
+
+    check_determinism(DataLoader(BufferedStream(200), 4, **options))
+    with (
+        pytest.warns(lit_loader.ExactnessWarning, match="LL321"),
+        pytest.raises(DeterminismError, match="after a resume"),
+    ):
+        check_determinism(DataLoader(Lossy(200), 4, **options))
+
+
+@pytest.mark.filterwarnings("ignore:.*LL308")
 def test_a_stream_that_cannot_begin_again_is_named() -> None:
     class Once(torch.utils.data.IterableDataset[int]):
         def __init__(self) -> None:

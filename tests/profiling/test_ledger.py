@@ -19,9 +19,9 @@ from lit_loader import (
     PackingBatchSampler,
     TokenBudgetBatchSampler,
 )
-from tests.core.options.test_refusals import refused
 from tests.support.exact import through_file
 from tests.support.samples import Call
+from tests.support.tools import refused
 
 LENGTH = 61
 LENGTHS = [1 + 7 * index % 40 for index in range(LENGTH)]

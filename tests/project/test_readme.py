@@ -268,6 +268,7 @@ def test_a_killed_worker_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_trainer_that_is_killed_resumes(tmp_path: Path) -> None:
     """As lightning.md says: twenty steps are done, and the progress bar starts there."""
     program = fenced(GUIDE / "lightning.md", "python")[1]

@@ -100,5 +100,5 @@ def test_an_iterator_tells_where_it_is() -> None:
 
 
 def test_a_config_can_be_made_again_from_its_repr() -> None:
-    config = LoaderConfig(batch_size=None, num_workers=3, seed=7, prefetch_next_epoch=False)
+    config = LoaderConfig(batch_size=None, num_workers=3, seed=7, persistent_workers=True)
     assert eval(repr(config), {"LoaderConfig": LoaderConfig}) == config

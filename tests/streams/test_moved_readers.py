@@ -15,9 +15,9 @@ import torch
 from torch.utils.data import IterableDataset
 
 from lit_loader import DataLoader
-from tests.parity.tools import Gate
 from tests.support.samples import Counting, Cursor, share
 from tests.support.shard_data import KINDS
+from tests.support.tools import Gate
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -12,10 +12,10 @@ from torch.utils.data import IterableDataset
 import lit_loader
 from lit_loader import DataLoader, MixtureStream
 from lit_loader.streams.other_streams import trusts
-from tests.parity.tools import lists
 from tests.support.exact import Augmented, digests, loaded, taken
 from tests.support.samples import share
 from tests.support.stateful_data import STREAMS
+from tests.support.tools import lists
 
 
 class Rows:
@@ -355,8 +355,7 @@ def test_map_style_datasets_are_not_asked_and_it_is_said(workers: int) -> None:
         got, iterator = taken(loader, 2)
         with pytest.warns(
             UserWarning,
-            match="StatefulTable has state_dict and load_state_dict, which are not called: a "
-            "map-style dataset is read by whichever worker is free, so that each sample must",
+            match="StatefulTable has state_dict and load_state_dict, which are not called",
         ) as record:
             state = loader.state_dict()
             loader.state_dict()

@@ -4,6 +4,7 @@ They live at module level so that spawn and forkserver can import them.
 """
 
 import copy
+import os
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
@@ -11,9 +12,10 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import lit_loader
+from tests.support import samples
 
 # --- map-style -----------------------------------------------------------------------------------
 
@@ -128,3 +130,222 @@ class _Buffer(Iterator[Tensor]):
         self.buffer, self.place = copy.copy(state["buffer"]), state["place"]
         self.states = state["states"]
         self.stream.rng.setstate(state["rng"])
+
+
+class BufferOfTheProcess(BufferedStream):
+    """Draws from the global generators; a worker seeds these for each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = random  # type: ignore[assignment]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "rng": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, rng=random)
+
+
+class Shuffled(Lines):
+    """Shuffles its numbers in ``__iter__``, by a generator; takes its share; has no state."""
+
+    def __init__(self, draw: Any = random, lazy: bool = False, length: int = 26) -> None:
+        super().__init__(length)
+        self.draw, self.lazy = draw, lazy
+
+    def order(self) -> Sequence[int]:
+        numbers = [*range(self.length)]
+        if self.draw is torch:
+            return share(torch.randperm(self.length).tolist())
+        if isinstance(self.draw, torch.Generator):
+            return share(torch.randperm(self.length, generator=self.draw).tolist())
+        self.draw.shuffle(numbers)
+        return share(numbers)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return self.late() if self.lazy else map(drawn, self.order())
+
+    def late(self) -> Iterator[Tensor]:
+        yield from map(drawn, self.order())
+
+
+class ByName(StatefulStream):
+    """Has a state; its order follows from ``get_rng(name)``, so a resume finds it again."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        order = lit_loader.get_rng("order").permutation(self.length).tolist()
+        self.place, self.begin = self.begin, 0
+        for number in share(order)[self.place :]:
+            self.place += 1
+            yield drawn(number)
+
+
+class Endless(Lines):
+    """Never ends; its iterator has the state."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return _Endless()
+
+
+class _Endless(Iterator[Tensor]):
+    def __init__(self) -> None:
+        self.number, self.step = lit_loader.get_shard()
+
+    def __next__(self) -> Tensor:
+        self.number += self.step
+        return drawn(self.number)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"number": self.number}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.number = state["number"]
+
+
+class SomeAreBad(StatefulStream):
+    """Its iterator continues after samples that cannot be read."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.place, self.begin = self.begin, 0
+        return self
+
+    def __next__(self) -> Tensor:
+        numbers = share(range(self.length))
+        if self.place >= len(numbers):
+            raise StopIteration
+        self.place += 1
+        if (number := numbers[self.place - 1]) % 5 == 3:
+            raise ValueError(number)
+        return drawn(number)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place = state["place"]  # after iter(), for it is its own iterator
+
+
+# --- of the tests that run with torch's loader, too, and of the core's ---
+
+
+class Squares(samples.OfLength):
+    """``index * index`` for ``length`` indices."""
+
+    length = 10
+
+    def __getitem__(self, index: int) -> int:
+        return index * index
+
+
+class Call(samples.Call):
+    """``function(index)`` for ``length`` indices; ``function`` may use closures under fork."""
+
+    def __init__(self, function: Any, length: int = 10) -> None:
+        super().__init__(function, length)
+
+
+class NoLength(Dataset[int]):
+    """Map-style without ``__len__``: usable with a sampler."""
+
+    def __getitem__(self, index: int) -> int:
+        return index + 100
+
+
+class Many(Squares):
+    """Fetches a whole batch at once, and gives the type of what it was asked with."""
+
+    def __getitem__(self, index: int) -> int:
+        raise AssertionError("__getitems__ must be used")
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[int, str]]:
+        return [(index, type(indices).__name__) for index in indices]
+
+
+class Noise(Squares):
+    """One number from each global generator, as a row."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]
+        row = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+        return torch.tensor(row, dtype=torch.float64)
+
+
+class Stream(IterableDataset[int]):
+    """The same numbers in every worker."""
+
+    def __init__(self, length: int = 10) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.length))
+
+
+class SizedStream(Stream):
+    """A stream with a promised length, which may be a lie."""
+
+    def __init__(self, length: int = 10, promised: int | None = None) -> None:
+        super().__init__(length)
+        self.promised = length if promised is None else promised
+
+    def __len__(self) -> int:
+        return self.promised
+
+
+class Shares(IterableDataset[int]):
+    """Worker ``i`` gives the items of ``shares[i]``; the parent gives all of them."""
+
+    def __init__(self, *shares: Sequence[int]) -> None:
+        self.shares = shares
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        if info is None:
+            return iter([item for share in self.shares for item in share])
+        return iter(self.shares[info.id])
+
+
+class Interval(IterableDataset[int]):
+    """``range(start, end)``; `split_interval` cuts it among the workers."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start, self.end = start, end
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.start, self.end))
+
+
+def split_interval(worker_id: int) -> None:
+    """``worker_init_fn`` that configures the worker's own copy of an `Interval`."""
+    info = get_worker_info()
+    assert info is not None and info.id == worker_id
+    dataset = info.dataset
+    share = -(-(dataset.end - dataset.start) // info.num_workers)
+    dataset.start += worker_id * share
+    dataset.end = min(dataset.start + share, dataset.end)
+
+
+class CountingSampler:
+    """``range(length)`` that remembers how many indices were drawn, and in which process."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.drawn = length, 0
+        self.pids: set[int] = set()
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(self.length):
+            self.drawn += 1
+            self.pids.add(os.getpid())
+            yield index
+
+    def __len__(self) -> int:
+        return self.length
+
+
+class ReversedBatches:
+    """A batch sampler that is no list and no torch class: it can be iterated again and again."""
+
+    def __init__(self, length: int, kind: type = list) -> None:
+        self.length, self.kind = length, kind
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, self.length, 2):
+            yield self.kind([start + 1, start])
+
+    def __len__(self) -> int:
+        return self.length // 2

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.parity.tools import PROMPT, finish_script
 from tests.support.programs import start_program
+from tests.support.tools import PROMPT, finish_script
 
 launched: list[subprocess.Popen[str]] = []
 """What `end_all` ends: a test that fails leaves its program running."""

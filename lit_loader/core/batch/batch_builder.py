@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lit_loader.context import reading
 from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
@@ -25,7 +25,6 @@ from lit_loader.core.batch.collate import default_collate
 from lit_loader.core.batch.dataset_attributes import Changes, apply
 from lit_loader.core.batch.fetch import OMITTED, MapFetcher
 from lit_loader.core.batch.progress import Progress
-from lit_loader.core.batch.read_pool import ReadPool, Sample
 from lit_loader.core.seeding import generator_lock
 from lit_loader.core.seeding.held_generators import MAX_OBJECTS, HeldGenerators, find_generators
 from lit_loader.core.seeding.seeds import (
@@ -38,9 +37,11 @@ from lit_loader.core.seeding.seeds import (
     index_number,
     seed_globals,
 )
-from lit_loader.core.seeding.shared_draws import SharedDraws
 from lit_loader.core.transport.worker_exception import ReaderShare
 from lit_loader.describe import annotate
+
+if TYPE_CHECKING:
+    from lit_loader.core.batch.read_pool import ReadPool, Sample
 
 __all__ = ["BEGINNING", "SET_EPOCH", "BatchBuilder", "builder_of", "make_batch"]
 
@@ -81,7 +82,11 @@ class BatchBuilder:
         self._attempts = None
         if spec.tolerance is not None:
             self._attempts = spec.tolerance.attempts(self._attempt)
-        self._pool = ReadPool(spec.read_threads, spec.modes) if spec.read_threads > 1 else None
+        self._pool: ReadPool | None = None
+        if spec.read_threads > 1:
+            from lit_loader.core.batch.read_pool import ReadPool
+
+            self._pool = ReadPool(spec.read_threads, spec.modes)
         # In threads no sample can have the generators to itself.
         self._seeds_samples = spec.per_sample and self._pool is None
         self._table = spec.table()
@@ -259,7 +264,7 @@ class BatchBuilder:
             pairs = () if spec.shards is None else found
             found = [(path, each) for path, each in pairs if id(each) not in shared]
         elif self._pool is not None:
-            self._pool.draws = SharedDraws(found)
+            self._pool.look_for(found)
         self.held = HeldGenerators(found, spec.held, seeds)
 
     def _seed(self, *parts: int) -> None:
@@ -290,6 +295,8 @@ class BatchBuilder:
         if spec.per_sample:
             seed = extend(rng.pass_seed, SAMPLE, rng.sample_seed(place)) >> 1
         assert seed is not None
+        from lit_loader.core.batch.read_pool import Sample
+
         return Sample(place, rng, seed, self.note, self.rng.step.beat)
 
     def _new_map_fetcher(self) -> MapFetcher:

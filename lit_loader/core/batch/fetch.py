@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils.data import Subset
 
 from lit_loader.core.batch.progress import Progress
-from lit_loader.core.batch.read_pool import ReadPool, Sample
+
+if TYPE_CHECKING:
+    from lit_loader.core.batch.read_pool import ReadPool, Sample
 
 __all__ = ["OMITTED", "EndOfData", "MapFetcher", "NothingLeft", "as_read"]
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
@@ -92,6 +92,10 @@ class ReadPool:
         self._pid = 0  # the process that the threads are in
         self.draws: SharedDraws | None = None  # notices what they must not draw from
         self.end: Callable[[], Any] = lambda: None
+
+    def look_for(self, found: Iterable[tuple[str, Any]]) -> None:
+        """Notice if samples draw from generators that threads share: those found, the global."""
+        self.draws = SharedDraws(found)
 
     def read(
         self,

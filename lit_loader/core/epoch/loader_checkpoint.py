@@ -75,8 +75,8 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
     had, has = (each.get("dataset_length") for each in (loaded.fingerprint, fingerprint))
     if had != has:
         core.warn_once(
-            f"the dataset had {had} samples when the state was saved, at an epoch's end, and has "
-            f"{has} now. The next epoch has the samples of now"
+            f"the state is of an epoch's end, where the dataset had {had} samples; it has {has} "
+            "now, and the next epoch has those"
         )
     core.forget_start()
     core.passes.load(position, loaded.generator)

@@ -23,7 +23,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
@@ -37,7 +37,6 @@ from lit_loader.core.epoch.seams import Seams
 from lit_loader.core.epoch.torch_surface import run_patches
 from lit_loader.core.epoch.worker_keeper import WorkerKeeper
 from lit_loader.core.executors.executor import MOST_WORKERS, Workers
-from lit_loader.core.executors.inline import Inline
 from lit_loader.core.options.checks import check_dataset
 from lit_loader.core.sampling.batch_plan import BatchPlan, distributed_sampler_of
 from lit_loader.core.sampling.sampler_view import ShownSamplers, is_share
@@ -49,6 +48,9 @@ from lit_loader.core.transport import viewer_page
 from lit_loader.core.transport.viewer_page import ViewerPage
 from lit_loader.describe import program_stacklevel
 from lit_loader.errors import ExactnessWarning, OptionError
+
+if TYPE_CHECKING:
+    from lit_loader.core.executors.inline import Inline
 
 __all__ = ["DEFAULT_PREFETCH", "ITERATED", "LoaderCore"]
 
@@ -396,6 +398,8 @@ class LoaderCore:
 
     def inline(self, spec: BatchSpec, pin: Any) -> Inline:
         """Return what makes batches in this process."""
+        from lit_loader.core.executors.inline import Inline
+
         return Inline(spec, pin)
 
     # --- how many workers ---

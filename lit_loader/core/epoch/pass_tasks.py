@@ -94,6 +94,7 @@ class MapTasks(PassTasks):
         self._batches, self._own = made.batches, made.batches.computed
         self._at, self._first = start.batches, task_number(made.epoch, 0)
         self._before = start.ahead  # given out before, by whoever took the state
+        self._failed_at = -1  # the batch in whose place the sampler raised last
 
     def next_task(self) -> Task | None:
         """Draw the next task, unless one is to be given again."""
@@ -148,7 +149,9 @@ class MapTasks(PassTasks):
         """Return what the sampler has raised; see `PassTasks.fault`."""
         error, self.error = self.error, None
         if error is not None:
-            self.is_drawn = False  # what it does at the next call decides
+            # It may have been a signal handler's, so the sampler is asked once more for that batch.
+            # If it fails again, the pass is over, as with torch.
+            self.is_drawn, self._failed_at = self._failed_at == self._at, self._at
             return error
         given = self.place.now().delivered
         if not self.is_drawn or given < self._at:

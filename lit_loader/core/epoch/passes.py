@@ -200,6 +200,9 @@ class Passes:
             self._warn_of_equal_orders(start.epoch)
         else:
             start = loaded
+            if not loaded.delivered and self.plan is not None:
+                # A pass of which nothing was given out has the order of this loader's sampler.
+                start = replace(loaded, distributed=self.plan.distributed)
             self.find_generator()
             self._log_resume(start)
         self._repeats[start.epoch] = max(self._repeats[start.epoch], start.repeat + 1)

@@ -22,7 +22,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NoReturn, TypeVar
 
-from lit_loader.core.options.old_names import instead_of
 from lit_loader.describe import short_repr
 from lit_loader.errors import OptionError
 
@@ -82,6 +81,8 @@ def known_options(options: Iterable[object], known: Sequence[str], place: str = 
     """Refuse options that there are not, naming the nearest one; ``place`` goes before the name."""
     for name in options:
         if name not in known:
+            from lit_loader.core.options.old_names import instead_of
+
             near = instead_of(str(name), known)
             if near is None:
                 near = next(iter(difflib.get_close_matches(str(name), known, n=1)), None)

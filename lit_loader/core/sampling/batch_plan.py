@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
+import torch
 from torch.utils.data import DistributedSampler
 
 from lit_loader.core.sampling.orders import (
@@ -160,6 +161,11 @@ class BatchPlan:
         inner = inner if isinstance(inner, Iterable) else None
         self._fingerprinted = [each for each in (source, inner) if each is not None]
         self.epochs = SamplerEpochs(shown, source, inner)
+        generator = generator_of(source)
+        # What the sampler's generator was seeded with when the loader was made.
+        self.generator_seed = (
+            generator.initial_seed() if isinstance(generator, torch.Generator) else None
+        )
         self.fingerprint()  # one that cannot be part of a state is refused at once
 
     def fingerprint(self) -> Fingerprint:
@@ -295,6 +301,17 @@ class ComputedBatches:
         chunk = self._order(plan.shard.positions(start, stop, self._length))
         self._chunk = number, chunk.tolist() if plan.single and not plan.batched else chunk
         return self._chunk
+
+
+def generator_of(source: Any) -> Any:
+    """Return the generator that a sampler has as its attribute; None if it has none."""
+    if isinstance(source, ComputedOrder):
+        return None
+    generator = getattr(source, "generator", None)
+    inner = getattr(source, "sampler", None)
+    if generator is None and inner is not None and not isinstance(inner, ComputedOrder):
+        return getattr(inner, "generator", None)
+    return generator
 
 
 def distributed_sampler_of(sampler: Any) -> DistributedSampler[Any] | None:

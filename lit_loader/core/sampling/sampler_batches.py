@@ -11,7 +11,7 @@
   as it was when the pass began, or from the global generators, which are seeded for each batch. A
   digest of what was drawn tells whether the same came again; if not, one warning says so.
 - A sampler's iterator ends when an exception passes through it. The sampler is then opened again
-  at the batch that is due, in the same way.
+  at the batch that is due, in the same way. A generator cannot be: it goes on, or is at its end.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import copy
 import itertools
 import numbers
+import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -36,7 +37,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from lit_loader.core.sampling.batch_plan import BatchPlan
+from lit_loader.core.sampling.batch_plan import BatchPlan, generator_of
 from lit_loader.core.sampling.orders import ComputedOrder
 from lit_loader.core.seeding.borrowed_rng import BorrowedRng, Draws
 from lit_loader.core.seeding.seeds import extend
@@ -108,18 +109,21 @@ class SamplerBatches:
         """Return what the sampler must remember after this pass; None: nothing."""
         if self._opened is not None and self._opened.stateful:
             return {**(self._opened.state() or {}), OVER: True}
-        packed = pack_generator(_generator_of(self._plan.source))
+        packed = pack_generator(generator_of(self._plan.source))
         return None if packed is None else {GENERATOR: packed}
 
     def _open(self, number: int) -> Iterator[Any]:
         """Begin to draw at a batch."""
+        if self._opened is not None and isinstance(self._plan.source, _ONCE_ONLY):
+            return self._rank_batches()
         self._digest, self._groups, self._head = 0, number, list[Any]()
         source, given = self._plan.source, self._given
-        generator = _generator_of(source)
+        generator = generator_of(source)
         own = {part: given[part] for part in (SAMPLER, ITERATOR) if part in given}
         if not own and generator is not None:
             packed = given.get(GENERATOR, self._generator)
-            if packed is not None:
+            first = number == 0 and self._opened is None
+            if packed is not None and not (first and self._is_seeded_anew(packed, generator)):
                 unpack_generator(packed, generator)
             self._generator = pack_generator(generator)
         self._items = self._begin(own)
@@ -135,6 +139,19 @@ class SamplerBatches:
                     break
             self._compare(number)
         return self._rank_batches()
+
+    def _is_seeded_anew(self, packed: bytes, generator: Any) -> bool:
+        """Whether the program has seeded the sampler's generator for the pass that begins.
+
+        As by ``manual_seed(epoch)``, or in the sampler's ``set_epoch``, after a state between two
+        passes was taken. Only seeding changes ``initial_seed()``.
+        """
+        if not isinstance(generator, torch.Generator):
+            return False
+        saved = torch.Generator(generator.device)
+        unpack_generator(packed, saved)
+        known = saved.initial_seed(), self._plan.generator_seed
+        return generator.initial_seed() not in known
 
     def _begin(self, own: Mapping[str, Any]) -> Iterator[Any]:
         """Iterate the sampler from where its ``own`` state says."""
@@ -211,17 +228,6 @@ class SamplerBatches:
         )
 
 
-def _generator_of(source: Any) -> Any:
-    """Return the generator that a sampler has as its attribute; None if it has none."""
-    if isinstance(source, ComputedOrder):
-        return None
-    generator = getattr(source, "generator", None)
-    inner = getattr(source, "sampler", None)
-    if generator is None and inner is not None and not isinstance(inner, ComputedOrder):
-        return getattr(inner, "generator", None)
-    return generator
-
-
 def _going_on(items: Iterator[Any]) -> Iterator[Any]:
     """Draw without ``iter``, at which samplers that are their own iterators begin again."""
     while True:
@@ -238,6 +244,9 @@ _NO_GLOBAL_DRAWS: Final = (
     *(SequentialSampler, DistributedSampler),
     *(list, tuple, range, np.ndarray, torch.Tensor),
 )
+
+
+_ONCE_ONLY: Final = (types.GeneratorType, map, filter, zip, itertools.chain, itertools.islice)
 
 
 def _whose(plan: BatchPlan) -> tuple[int, int]:

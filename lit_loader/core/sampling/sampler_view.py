@@ -87,7 +87,11 @@ def choose_samplers(
     given = distributed_sampler_of(sampler if batch_sampler is None else batch_sampler)
     if given is not None:
         _check_replicas(config, given)
-        seeds.of_ranks(given.num_replicas)
+        seeds.of_ranks(given.num_replicas, own_order=not is_share(given))
+        # Programs rebuild a loader around the sampler of another one, on each rank.
+        theirs = getattr(getattr(given, "source", None), "seed", None)
+        if isinstance(theirs, LoaderSeeds):
+            seeds.follow(theirs)
     if sampler is None:
         if iterable:
             sampler = EndlessSampler()

@@ -50,11 +50,19 @@ class LoaderSeeds:
         self._name: Any = name_in_job() if replicas > 1 else None
         self.own_order = False  # whether a distributed sampler of the user's decides the order
 
-    def of_ranks(self, replicas: int) -> None:
-        """Learn from a distributed sampler of the user's how many processes share the data."""
+    def of_ranks(self, replicas: int, own_order: bool = True) -> None:
+        """Learn from a sampler how many processes share the data.
+
+        ``own_order``: it is a distributed sampler of the user's, which decides the order.
+        """
         if replicas > 1 and self._name is None:
             self._name = self._name_in_job()
-        self.replicas, self.own_order = replicas, True
+        self.replicas, self.own_order = replicas, own_order
+
+    def follow(self, other: LoaderSeeds) -> None:
+        """Take over what the order of another loader follows from, which a sampler here shows."""
+        if self.seed is None and self.generator is None:
+            self.seed, self.generator, self._base = other.seed, other.generator, other._base
 
     def of_copy(self) -> LoaderSeeds:
         """Return those of a copy of the loader."""

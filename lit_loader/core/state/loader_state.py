@@ -31,8 +31,6 @@ from typing import Any, Final
 
 from lit_loader.core.state.fingerprint import Fingerprint
 from lit_loader.core.state.position import COUNT, Position, Root
-from lit_loader.core.state.sampler_state import checked_sampler_state
-from lit_loader.core.state.state_advice import advice_on
 from lit_loader.core.state.state_validation import (
     MAX_BATCHES,
     PRIMITIVES,
@@ -138,7 +136,7 @@ class LoaderState:
         if orders[0] != orders[1] and STREAM in orders:
             kinds = ["an iterable" if order == STREAM else "a map-style" for order in orders]
             raise StateError(
-                f"state was saved with {kinds[0]} dataset, and this loader has {kinds[1]} one. "
+                f"state was taken of {kinds[0]} dataset, and this loader has {kinds[1]} one. "
                 "Resume with the dataset of the state"
             )
 
@@ -200,7 +198,11 @@ class LoaderState:
         if not has_begun and (len(roots) > 1 or batches or ahead):
             raise damaged("seed or base must be there mid-epoch, one of them", roots)
         repeat = field["pass"]
-        sampler = checked_sampler_state(state.get("sampler"))
+        sampler = None
+        if state.get("sampler") is not None:
+            from lit_loader.core.state.sampler_state import checked_sampler_state
+
+            sampler = checked_sampler_state(state["sampler"])
         readers: tuple[Any, ...] = ()
         numbers: Sequence[int] | None = None
         if state.get("readers") is not None:
@@ -236,6 +238,8 @@ class LoaderState:
             theirs, ours = saved.get(name), fingerprint.get(name)
             both_nan = theirs != theirs and ours != ours
             if theirs != ours and not both_nan:
+                from lit_loader.core.state.state_advice import advice_on
+
                 shown = " ".join(name.split())[:80]
                 raise StateError(
                     f"state was taken with {shown}={brief(theirs)}, but this loader has "

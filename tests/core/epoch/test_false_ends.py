@@ -26,7 +26,7 @@ def test_a_stray_stop_iteration(num_workers: int, monkeypatch: pytest.MonkeyPatc
     with DataLoader(Call(int, 8), num_workers=num_workers) as loader:
         iterator, found = iter(loader), []
         found += [int(next(iterator)), int(next(iterator))]
-        with pytest.raises(LoaderError, match="and would have passed for its end") as caught:
+        with pytest.raises(LoaderError, match="and would have been taken for its end") as caught:
             next(iterator)
         assert type(caught.value.__cause__) is StopIteration
         assert loader.state_dict()["batches"] == 2

@@ -16,10 +16,10 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 
 import lit_loader
 from lit_loader import DataLoader, WorkerRestartWarning
-from tests.parity.tools import lists
 from tests.support.exact import state_behind
 from tests.support.samples import Call, Counting, ints
 from tests.support.shard_data import KINDS
+from tests.support.tools import lists
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("by_fork")]  # for pipes
 

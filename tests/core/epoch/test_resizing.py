@@ -18,9 +18,9 @@ from lit_loader import DataLoader
 from lit_loader.core.executors.worker_pool import MOST_WORKERS
 from lit_loader.core.executors.worker_set import WorkerSet
 from lit_loader.errors import OptionError, WorkerRestartWarning
-from tests.parity.tools import Gate, wait_gone
 from tests.support.faults import Faults, Noisy, Strike, outcomes
 from tests.support.samples import Call, Counting, Noted, Rows, ints, pool_of, until, worker_pids
+from tests.support.tools import Gate, wait_gone
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("by_fork")]  # for pipes and gates
 

@@ -24,7 +24,6 @@ from lit_loader.errors import (
     WorkerRestartWarning,
     WorkerTimeoutError,
 )
-from tests.parity.tools import Gate
 from tests.support.exact import loaded
 from tests.support.faults import (
     FAULTS,
@@ -46,6 +45,7 @@ from tests.support.samples import (
     share,
     worker_pids,
 )
+from tests.support.tools import Gate
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("by_fork")]  # for pipes and gates
 

@@ -31,10 +31,10 @@ from lit_loader import DataLoader
 from lit_loader.core.executors import main, worker_pool
 from lit_loader.core.system.processors import usable_processors
 from lit_loader.errors import LoaderError, WorkerDiedError, WorkerTimeoutError
-from tests.parity.tools import wait_gone
 from tests.support.faults import told
 from tests.support.programs import run_program
 from tests.support.samples import Call, OfLength, Rows, ints, usage, worker_pids
+from tests.support.tools import wait_gone
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -384,7 +384,7 @@ def test_a_script_that_a_fork_server_runs_again(tmp_path: Path) -> None:
     printed = run_program(script, code=1, stderr=subprocess.STDOUT)
     last = printed.splitlines()[-1]
     assert last.startswith("lit_loader."), printed
-    assert 'put what a script does under `if __name__ == "__main__":`' in last
+    assert 'what a script does under `if __name__ == "__main__":`' in last
 
 
 def test_a_fork_server_in_a_process_that_was_forked() -> None:

@@ -8,9 +8,9 @@ import torch
 from torch.utils.data import DistributedSampler, RandomSampler
 
 from lit_loader import DataLoader, OptionError, StateError
-from tests.parity.tools import lists
 from tests.support.exact import Augmented, Pairs, digest, loaded, state_behind, through_file
 from tests.support.samples import Call, Counting
+from tests.support.tools import lists
 
 LENGTH = 50
 
@@ -111,7 +111,7 @@ def test_out_of_order_in_mid_epoch_fits_only_its_own_topology() -> None:
     state = augmented(1, 12)[0].state_dict()
     state |= {"batches": 1, "samples": 12, "ahead": [2]}
     augmented(1, 12)[0].load_state_dict(state)
-    with pytest.raises(StateError, match="in_order=False in mid-epoch fits only the batch_size"):
+    with pytest.raises(StateError, match="in_order=False fits only the batch_size"):
         augmented(2, 6)[0].load_state_dict(state)
 
 

@@ -17,9 +17,9 @@ from lit_loader import (
     TokenBudgetBatchSampler,
 )
 from lit_loader.core.sampling.batch_plan import BatchPlan
-from tests.core.options.test_refusals import refused
 from tests.support.exact import Unshared, digests, loaded, state_behind, taken, through_file
 from tests.support.samples import Call
+from tests.support.tools import refused
 
 LENGTH = 60
 

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 from torch.utils.data import RandomSampler
 
 from lit_loader import DataLoader, LoaderDataModule, StateError
-from tests.parity.datasets import SizedStream
+from tests.support.datasets import SizedStream
 from tests.support.exact import loaded, through_file
 from tests.support.lightning_runs import Noting, Points, SaveAt, quiet_trainer
 from tests.support.samples import Call

@@ -17,9 +17,8 @@ import torch
 
 from lit_loader import DataLoader
 from lit_loader.errors import TransportError
-from tests.core.options.test_refusals import refused
-from tests.parity.tools import ROOT, finish_script, start_script
 from tests.support.samples import Call, ints, uncollated
+from tests.support.tools import ROOT, finish_script, refused, start_script
 
 SPAWNED = pytest.mark.parametrize("method", ["spawn", "forkserver"])
 

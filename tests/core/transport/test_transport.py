@@ -15,8 +15,8 @@ from lit_loader.core.executors.pipes import Pipes
 from lit_loader.core.transport import arena as arena_module
 from lit_loader.core.transport.messages import SIZE
 from lit_loader.errors import LoaderError, TransportError
-from tests.parity.tools import Gate
 from tests.support.samples import BrokenArrival, Call, Counting, Rows, ints
+from tests.support.tools import Gate
 
 SMALL = 64 << 10
 

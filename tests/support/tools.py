@@ -1,4 +1,4 @@
-"""Helpers of the parity tests: flatten what a loader gives, wait for processes, run programs."""
+"""What tests of all packages do: flatten batches, match refusals, wait, run programs."""
 
 import os
 import select
@@ -6,7 +6,7 @@ import signal
 import subprocess
 import textwrap
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.utils.data
 
+from lit_loader import OptionError
 from tests.support.programs import start_program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,6 +82,15 @@ def raises(error: Any, **options: Any) -> Iterator[pytest.ExceptionInfo[Any]]:
     with pytest.raises(error, **options) as caught:
         yield caught
     traceback.clear_frames(caught.value.__traceback__)
+
+
+def refused(attempt: Callable[[], object], kind: type[Exception] = OptionError) -> str:
+    """Return the message, on one line, with which something is refused: by an OptionError."""
+    with pytest.raises(kind) as caught:
+        attempt()
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
 
 
 def whole_text(error: BaseException) -> str:
