@@ -731,7 +731,7 @@ def _where_workers_are(
         name = next(iter(loader))
         raise OptionError(
             f"loader={{{name!r}: ...}} reaches no split, for each has a LoaderConfig of its own: "
-            f"set it there; in Hydra loader.{name}= (at the root, not data.loader.{name}) is for "
+            f"set it there; in Hydra loader.{name}= is for "
             "every split"
         )
     with_workers = {

@@ -173,6 +173,7 @@ def test_refused_while_composing(application: Compose, override: str, message: s
         ("data.num_workers=-1", "got num_workers=-1"),
         ("+lit_loader/sampler@data.train=balanced", "data.train.batch_sampler.batch_size="),
     ],
+    ids=range(5),
 )
 def test_refused_while_instantiating(application: Compose, override: str, part: str) -> None:
     assert part in refusal(application(override).data)

@@ -57,8 +57,8 @@ def test_ranks_have_disjoint_and_complete_shares_anew_each_epoch(name: str, runs
         assert len(one) == len(other) == LENGTH // 2
         assert {*one, *other} == EVERY
     assert epochs[0] != epochs[1]
-    # ... and no matter where the loader comes from
-    assert [run[name] for run in runs.ranks] == [run["whole"] for run in runs.ranks]
+    if name != "reloaded":  # each new loader has a seed of its own
+        assert [run[name] for run in runs.ranks] == [run["whole"] for run in runs.ranks]
 
 
 def test_of_several_loaders_each_is_shared(runs: Runs) -> None:
@@ -81,8 +81,10 @@ def test_on_one_rank_it_goes_on_with_the_same_samples(
     trainer = quiet_trainer(tmp_path, max_epochs=EPOCHS)
     with pytest.warns(UserWarning, match="LL330"):
         trainer.fit(model, ckpt_path=path, weights_only=True)
-    left = zip(*(seen["whole"][done:] for seen in runs.ranks), strict=True)
-    assert list(map(set, model.seen)) == [{*one, *other} for one, other in left]
+    # Without a seed the epochs after the resumed one are new.
+    end = BATCHES * (1 + done // BATCHES)
+    left = zip(*(seen["whole"][done:end] for seen in runs.ranks), strict=True)
+    assert list(map(set, model.seen))[: end - done] == [{*one, *other} for one, other in left]
 
 
 def test_overfitting_has_the_same_batches_each_epoch(runs: Runs) -> None:

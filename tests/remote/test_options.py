@@ -31,6 +31,7 @@ DATA = TensorDataset(torch.arange(8))
         (4, "lit_loader.RayWorkers"),
         (lit_loader.RayWorkers, "lit_loader.RayWorkers"),
     ],
+    ids=range(9),
 )
 def test_a_mistake_is_refused_in_one_line(remote: Any, part: str) -> None:
     with pytest.raises(OptionError) as caught:
