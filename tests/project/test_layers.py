@@ -54,8 +54,12 @@ def modules() -> dict[str, str]:
 
 
 def imports(source: str) -> Iterator[str]:
-    """All that a module imports, wherever in it, as dotted names."""
-    for node in ast.walk(ast.parse(source)):
+    """All that a module imports, wherever in it, as dotted names; not what is only for types."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

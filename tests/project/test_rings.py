@@ -22,8 +22,8 @@ ASSEMBLED = {"loader", "__init__"}
 
 MOST_MODULES = 76
 MOST_FILES = {
-    "remote": (r"remote", 11),
-    "shards": (r"num_shards|uneven_ranks", 6),
+    "remote": (r"remote", 13),
+    "shards": (r"num_shards|uneven_ranks", 9),
     "auto": (r"\bauto\b|AutoWorkers", 5),
     "viewer": (r"viewer_page|ViewerPage|\bpage\b", 8),
     "lightning": (r"[Ll]ightning", 4),
@@ -166,7 +166,7 @@ if __name__ == "__main__":
         assert same(loader, expected)
         batches = iter(loader)
         next(batches)
-        [victim, _] = loader._core.pool.workers.pids
+        [victim, _] = loader._core.keeper.pool.workers.pids
         os.kill(victim, signal.SIGKILL)
         with warnings.catch_warnings(record=True):
             warnings.simplefilter("always")

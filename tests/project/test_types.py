@@ -130,7 +130,7 @@ from lit_loader import LoaderConfig
 
 policy: Literal["skip", "replace"] = "skip"
 loader = DataLoader(Images(), seeding="sample", on_sample_error=policy, uneven_ranks="drop")
-config = LoaderConfig(seeding="worker", uneven_ranks="keep", num_workers="auto")
+config = LoaderConfig(seeding="sample", uneven_ranks="keep", num_workers="auto")
 again = DataLoader(Images(), **config.as_kwargs())
 state = loader.state_dict()
 loader.load_state_dict(state)

@@ -8,6 +8,7 @@ done. Everywhere else an exception may come at any moment, and is treated as any
 
 from __future__ import annotations
 
+# reach: python: the handlers, without an enumeration's member for each
 import _signal  # type: ignore[import-not-found]
 import _thread
 import collections
