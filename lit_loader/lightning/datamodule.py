@@ -524,7 +524,8 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
         """A split's loader, or those of its several datasets, each with its own options."""
         single, names = self._single.get(split, {}), self._check_names(split, source)
         in_turn = iter([single.get(name, {}) for name in names] or [{}])
-        return _each(source, lambda one: self.make_loader(split, one, **next(in_turn, {})))
+        made = _each(source, lambda one: self.make_loader(split, one, **next(in_turn, {})))
+        return [*made] if isinstance(made, _Several) else made
 
     def _check_names(self, split: str, source: Any) -> list[str]:
         """The names of a split's datasets; OptionError: `loaders` has another one."""
@@ -594,11 +595,17 @@ def _loaders_of(module: LoaderDataModule, split: str) -> Any:
     return module._make_loaders(split, module.dataset(split))
 
 
+class _Several(list[Any]):
+    """Datasets of any kind, each of which is loaded by itself."""
+
+
 def _is_several(source: Any) -> bool:
     """Whether this is a list, tuple or dict of nothing but torch Datasets and factories.
 
     Any other list, tuple or dict is itself a dataset, of what it holds.
     """
+    if isinstance(source, _Several):
+        return True
     if not (isinstance(source, Mapping) or is_list(source)) or not source:
         return False
     return all(
@@ -614,11 +621,7 @@ def _one_by_one(source: Any) -> Any:
     several = is_list(source) and source and all(is_dataset(member) for member in source)
     if not several or _is_several(source):
         return source
-    return [functools.partial(_itself, member) for member in source]
-
-
-def _itself(dataset: Any) -> Any:
-    return dataset
+    return _Several(source)
 
 
 def _names(source: Any) -> Sequence[Any]:
@@ -634,7 +637,8 @@ def _each(source: Any, function: Callable[[Any], Any]) -> Any:
         return function(source)
     if isinstance(source, Mapping):
         return {name: _each(member, function) for name, member in source.items()}
-    return [_each(member, function) for member in source]
+    made = [_each(member, function) for member in source]
+    return _Several(made) if isinstance(source, _Several) else made
 
 
 def _are_streams(source: Any) -> set[bool]:
@@ -727,7 +731,7 @@ def _where_workers_are(
         name = next(iter(loader))
         raise OptionError(
             f"loader={{{name!r}: ...}} reaches no split, for each has a LoaderConfig of its own: "
-            f"set it there; in Hydra loader.{name}= (at the root, not data.loader.{name}) is for "
+            f"set it there; in Hydra loader.{name}= is for "
             "every split"
         )
     with_workers = {

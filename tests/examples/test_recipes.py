@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
 
 from tests.support.recipes import EXAMPLES, TRAIN, run
 
@@ -146,21 +145,6 @@ def test_what_is_missing_is_named_on_one_line(
 
 
 @pytest.mark.slow
-def test_a_sweep_ends_with_a_picture(tmp_path: Path) -> None:
-    printed = run(
-        tmp_path, TRAIN, "experiment=sweep", "loader.num_workers=1,2", "loader.prefetch_factor=2",
-        "trainer.max_epochs=1", "hydra.sweep.dir=sweep",
-    )  # fmt: skip
-    table = printed[printed.index("num_workers  prefetch_factor  batches/s  waited") :].splitlines()
-    assert [line.split()[:2] for line in table[1:3]] == [["1", "2"], ["2", "2"]]
-    assert re.fullmatch(r"fastest: loader.num_workers=[12] loader.prefetch_factor=2", table[3])
-    assert (tmp_path / "sweep" / "sweep.png").read_bytes().startswith(b"\x89PNG")
-    metrics = json.loads((tmp_path / "sweep" / "1" / "metrics.json").read_text())
-    assert metrics["batches_per_second"] > 0
-    assert 0 <= metrics["wait_fraction"] <= 1
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "options", "steps"),
     [
@@ -198,29 +182,3 @@ def test_two_nodes_on_one_machine(tmp_path: Path) -> None:
 
 
 # --- what the datasets promise ---
-
-
-def test_a_hugging_face_dataset_is_asked_for_whole_batches(
-    examples: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    pytest.importorskip("datasets")
-    from digits.dataset import Digits
-    from hf.data import HuggingFaceData
-
-    data = HuggingFaceData(
-        str(tmp_path / "digits"), loader={"batch_size": 100}, test={"batch_size": 50}
-    )
-    data.prepare_data()
-    data.setup("test")
-    dataset = data.dataset("test")
-    asked: list[int] = []
-    many = type(dataset).__getitems__
-    monkeypatch.setattr(
-        type(dataset),
-        "__getitems__",
-        lambda self, keys: asked.append(len(keys)) or many(self, keys),
-    )
-    images = torch.cat([batch["image"] for batch in data.test_dataloader()])
-    assert torch.equal(images, Digits("test").images)
-    assert asked == [50] * 7 + [10]
-    data.close()

@@ -260,26 +260,6 @@ def test_spawn(tmp_path: Path) -> None:
 # Memory ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
-@pytest.mark.parametrize("pin", [False, True], ids=["", "pin"])
-@pytest.mark.parametrize("point", ["fetching", "encoding", "sent"])
-@pytest.mark.parametrize("kind", ["map", "stateful"])
-def test_a_full_memory_budget(
-    kind: str, point: str, pin: bool, persistent: bool, pinned: None, tmp_path: Path
-) -> None:
-    """The consumer keeps more than the budget, and the arena stays within it."""
-    expected = clean(kind, WIDE)[: 1 + persistent]
-    faults = Faults(tmp_path, Strike("SIGKILL", point))
-    cell, budget = Cell("SIGKILL", point, kind, persistent, pin, "fork"), 4 * 3 * WIDE * 4
-    loader = loader_of(cell, faults, WIDE, memory_budget=budget)
-    with told() as texts, loader:
-        for epoch, batches in enumerate(expected):
-            torch.manual_seed(epoch)
-            assert outcomes(list(loader)) == batches
-    assert faults.struck == 1
-    assert len(texts) <= 1
-
-
 # The parent ------------------------------------------------------------------------------------
 
 PARENT_CELLS = [

@@ -15,7 +15,7 @@ import lit_loader
 from lit_loader import DataLoader
 from tests.support.bulk import Child
 from tests.support.programs import run_program
-from tests.support.samples import METHODS, Call, Counting, ints, pool_of, until, usage, worker_pids
+from tests.support.samples import METHODS, Call, Counting, ints, pool_of, until, usage
 from tests.support.tools import Gate, finish_script, start_script, wait_gone
 
 PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
@@ -84,24 +84,6 @@ def test_nothing_of_a_pass_that_was_left_is_delivered_in_the_next_of_its_epoch()
 
 
 # Several users ---------------------------------------------------------------------------------
-
-
-@KIND
-@pytest.mark.parametrize("taken", [0, 1, 7])
-def test_an_iterator_whose_workers_were_taken_goes_on(iterable: bool, taken: int) -> None:
-    with DataLoader(
-        data_of(iterable, 30), num_workers=2, persistent_workers=True, prefetch_factor=3
-    ) as loader:
-        first = iter(loader)
-        found = [int(next(first)) for _ in range(taken + 1)]
-        pids = pool_of(loader).workers.pids
-        second = iter(loader)
-        assert [int(next(second)) for _ in range(taken + 1)] == list(range(taken + 1))
-        assert worker_pids(second) == pids  # the newest one has the persistent workers
-        assert found + ints(first) == list(range(30))
-        assert ints(second) == list(range(taken + 1, 30))
-        assert ints(loader) == list(range(30))
-        assert pool_of(loader).workers.pids == pids
 
 
 # Forks -----------------------------------------------------------------------------------------

@@ -156,48 +156,6 @@ def test_an_interruption_without_workers(tmp_path: Path, name: str, last: str) -
     assert finish(process) == ("", "", 0)
 
 
-RANKS = """
-import os, subprocess, sys
-import lit_loader
-from tests.support.samples import Call
-
-def be_rank(folder, rank):
-    import torch
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=int(rank), world_size=2
-    )
-    sampler = torch.utils.data.DistributedSampler(data := Call(int, 1_000_000))
-    loader = lit_loader.DataLoader(data, sampler=sampler, num_workers=2)
-    for number, batch in enumerate(loader):
-        torch.distributed.all_reduce(batch)
-        if number == 20:
-            os.write(1, f"rank {rank}\\n".encode())
-
-if __name__ != "__main__":
-    pass  # a worker that is not forked imports this
-elif len(sys.argv) == 3:
-    be_rank(*sys.argv[1:])
-else:
-    ranks = [subprocess.Popen([sys.executable, *sys.argv, str(rank)]) for rank in range(2)]
-    try:
-        print([rank.wait() for rank in ranks])
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
-        assert 0 not in [rank.wait() for rank in ranks]  # an error, and no hang
-"""
-
-
-def test_ctrl_c_ends_all_ranks(tmp_path: Path) -> None:
-    """As torchrun runs them: a parent of two, in one group with them and all of their workers."""
-    process = launch(RANKS, tmp_path)
-    expect(process, "rank 0", "rank 1")
-    os.killpg(process.pid, signal.SIGINT)
-    out, err, status = finish(process)
-    assert (out, status) == ("interrupted\n", 0)
-    assert "KeyboardInterrupt" in err
-    assert "Worker " not in err
-
-
 # Handlers --------------------------------------------------------------------------------------
 
 GROUP = """
@@ -293,33 +251,6 @@ def test_a_pause_of_the_whole_job_is_no_hang(tmp_path: Path, workers: str) -> No
     threading.Event().wait(2)
     os.killpg(process.pid, signal.SIGCONT)
     assert finish(process) == ("True\n", "", 0)
-
-
-STORM = """
-ran, over = os.pipe(), threading.Event()
-signal.signal(signal.SIGUSR1, lambda *_: os.write(ran[1], f"{os.getpid()} ".encode()))
-os.set_blocking(ran[1], False)
-
-def storm():
-    while not over.is_set():
-        os.killpg(0, signal.SIGUSR1)
-
-thread = threading.Thread(target=storm)
-thread.start()
-pids = set()
-for _ in range(8):
-    with DataLoader(range(2), num_workers=2, multiprocessing_context=method) as loader:
-        assert [int(batch) for batch in loader] == [0, 1]
-    pids.update(os.read(ran[0], 1 << 16).split())
-over.set()
-thread.join()
-say(len(pids), os.getpid() in map(int, pids))
-"""
-
-
-def test_workers_do_not_run_handlers_while_they_start(tmp_path: Path) -> None:
-    """Under fork, which copies the handlers, with signals in each moment of it."""
-    assert finish(start(STORM, tmp_path, "fork")) == ("1 True\n", "", 0)
 
 
 # Lightning -------------------------------------------------------------------------------------

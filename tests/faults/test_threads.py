@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from lit_loader import DataLoader
-from tests.support.bulk import Child
 from tests.support.exact import Augmented, EveryOther, digests, noisy_collate
 from tests.support.samples import Call, Counting, own_generators
 
@@ -104,24 +103,6 @@ def test_a_loader_within_the_dataset_of_another_one(workers: int) -> None:
     columns = [0, 1, 2, 3, 5, 6, 7]
     for one, other in zip(expected, found, strict=True):
         assert torch.equal(one[:, columns], other[:, columns])
-
-
-def test_a_process_forked_while_a_batch_is_made_in_another_thread() -> None:
-    inside, done = threading.Event(), threading.Event()
-
-    def read(index: int) -> int:
-        inside.set()
-        assert done.wait(60)
-        return index
-
-    with ThreadPoolExecutor(1) as pool:
-        batches = pool.submit(lambda: list(DataLoader(Call(read, 1))))
-        assert inside.wait(60)
-        child = Child(lambda say: str(len(epochs("shuffled", 1, 1))))
-        assert child.line() == "9"
-        child.end()
-        done.set()
-        assert len(batches.result()) == 1
 
 
 def test_a_dataset_that_forks_while_its_batch_is_made() -> None:

@@ -20,7 +20,6 @@ from omegaconf.errors import OmegaConfBaseException
 from torch.utils.data import WeightedRandomSampler
 
 from lit_loader import (
-    BalancedBatchSampler,
     LoaderConfig,
     LoaderDataModule,
     LoaderMonitor,
@@ -132,21 +131,6 @@ def test_common_options_reach_every_split_unless_it_has_its_own(application: Com
     assert sizes == {"train": 32, "val": 512, "test": 32, "predict": 32}
 
 
-def test_short_forms_are_of_every_split_unless_it_has_its_own(application: Compose) -> None:
-    short = "data.num_workers=3", "data.batch_size=64", "data.pin_memory=true"
-    own = "data.val.batch_size=512", "data.test.num_workers=1"
-    # Above the common node and its presets.
-    configs = module(
-        application(*short, *own, "loader.batch_size=8", "lit_loader/loader@loader=workers")
-    ).configs
-    found = {split: (c.batch_size, c.num_workers, c.pin_memory) for split, c in configs.items()}
-    assert found == {
-        "train": (64, 3, True), "val": (512, 3, True), "test": (64, 1, True),
-        "predict": (64, 3, True),
-    }  # fmt: skip
-    assert configs["train"].persistent_workers
-
-
 @pytest.mark.parametrize("place", ["loader", "data", "data.val"])
 @pytest.mark.parametrize("preset", ["auto", "fault_tolerant", "throughput"])
 def test_a_sweep_reaches_no_workers(application: Compose, preset: str, place: str) -> None:
@@ -159,18 +143,6 @@ def test_a_sweep_reaches_no_workers(application: Compose, preset: str, place: st
     assert (val.num_workers, val.persistent_workers, val.prefetch_factor) == (0, False, None)
     expected = {"auto": "auto", "throughput": 4}.get(preset, 2)
     assert train.num_workers == (expected if place == "data.val" else 0)
-
-
-def test_an_option_of_one_of_two_validation_loaders(application: Compose) -> None:
-    two = f"{{clean: {{_target_: {__name__}.Numbers}}, noisy: {{_target_: {__name__}.Numbers}}}}"
-    cfg = application(
-        f"~data.datasets.val={{_target_: {__name__}.Numbers, _partial_: true}}",
-        f"+data.datasets.val={two}", "data.batch_size=4", "+data.loaders.val.noisy.batch_size=6",
-    )  # fmt: skip
-    data = module(cfg)
-    data.setup("fit")
-    lengths = {name: len(loader) for name, loader in data.val_dataloader().items()}
-    assert lengths == {"clean": 3, "noisy": 2}
 
 
 # --- refused ---
@@ -195,12 +167,13 @@ def test_refused_while_composing(application: Compose, override: str, message: s
 @pytest.mark.parametrize(
     ("override", "part"),
     [
-        ("+loader.nun_workers=4", "num_workers"),
+        ("+data.loader.nun_workers=4", "num_workers"),
         ("+data.val.batchsize=4", "batch_size"),
         ("+data.prefetch_factor=4", "loader.prefetch_factor="),
         ("data.num_workers=-1", "got num_workers=-1"),
         ("+lit_loader/sampler@data.train=balanced", "data.train.batch_sampler.batch_size="),
     ],
+    ids=range(5),
 )
 def test_refused_while_instantiating(application: Compose, override: str, part: str) -> None:
     assert part in refusal(application(override).data)
@@ -371,18 +344,6 @@ def test_token_budget(application: Compose) -> None:
     assert sorted(i for batch in batches for i in batch.values[:, 0].tolist()) == list(range(12))
     assert {i for batch in batches for i in batch.values[~batch.mask()].tolist()} <= {-1}
     assert len(epochs(cfg, split="val")[0]) == 1
-
-
-def test_balanced(application: Compose) -> None:
-    cfg = application(
-        "+lit_loader/sampler@data.train=balanced",
-        "data.train.batch_sampler.batch_size=3",
-        dataset("Documents"),
-        "loader.collate_fn={_target_: lit_loader.hydra.targets.SampleList}",
-    )
-    batches, loader = epochs(cfg)
-    assert type(loader.batch_sampler) is BalancedBatchSampler
-    assert (loader.batch_sampler.group, [*map(len, batches)]) == (1, [3] * 4)
 
 
 def test_packing(application: Compose) -> None:

@@ -84,24 +84,6 @@ def test_sweep_over_presets(program: Path, tmp_path: Path) -> None:
     assert [len(batch) for batch in told[0]["batches"]] == [5, 5, 2]
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("loader.multiprocessing_context=fork", "multiprocessing_context needs worker processes"),
-        ("lit_loader/loader@loader=fast", "Could not find 'lit_loader/loader/fast'"),
-    ],
-    ids=["exclusive", "preset"],
-)
-def test_refused_on_the_command_line(
-    program: Path, tmp_path: Path, override: str, message: str
-) -> None:
-    """Other refusals are tested in test_hydra.py and test_example.py."""
-    printed = run_python(tmp_path, program, override, code=1)
-    assert len([line for line in printed.splitlines() if message in line]) == 1, printed
-    # Hydra 1.4 shows the program's own frames.
-    assert "Traceback" not in printed or "Hydra frames hidden" in printed
-
-
 def without_torch(program: Path, cwd: Path, *commands: list[str]) -> list[str]:
     """Runs the script with arguments that only ask for something: torch stays out.
 

@@ -10,7 +10,6 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-import lit_loader
 from lit_loader import LoaderConfig, LoaderDataModule, OptionError
 from tests.support.lightning_runs import Noting, Points, quiet_trainer
 
@@ -97,23 +96,6 @@ def test_a_sampler_is_not_shuffled(train: Any) -> None:
     assert [batch[:, 0].tolist() for batch in loader] == [[0, 1], [2, 3]]
 
 
-class Named(LoaderDataModule):
-    """A constructor of its own, with a name that is an option's too, and a hook of its own."""
-
-    splits = ("test",)
-
-    def __init__(self, folder: str, batch_size: int = 2) -> None:
-        super().__init__(loader={"drop_last": True})
-        self.save_hyperparameters("folder")
-        self.given = folder, batch_size
-
-    def make_dataset(self, split: str) -> Any:
-        return Points(9)
-
-    def val_dataloader(self) -> Any:
-        return self.make_loader("val", Points(7))
-
-
 # --- hyperparameters and checkpoints ---
 
 
@@ -135,19 +117,3 @@ def test_hyperparameters_and_load_from_checkpoint(tmp_path: Path) -> None:
         tmp_path / "a.ckpt", datasets={"train": Points(8)}, train={"batch_size": 4}
     )
     assert other.batch_size == 4
-
-
-def test_a_subclass_saves_its_own_hyperparameters(tmp_path: Path) -> None:
-    data = Named(folder="here")
-    assert data.hparams["folder"] == "here"
-    assert data.hparams_initial["folder"] == "here"
-    trainer = quiet_trainer(tmp_path)
-    trainer.fit(Noting(), lit_loader.DataLoader(Points(2)))
-    trainer.validate(Noting(), data, verbose=False)
-    trainer.datamodule = data
-    trainer.save_checkpoint(tmp_path / "a.ckpt")
-    assert Named.load_from_checkpoint(tmp_path / "a.ckpt").given == ("here", 2)
-    moved = Named.load_from_checkpoint(tmp_path / "a.ckpt", folder="there", batch_size=3)
-    assert moved.given == ("there", 3)
-    with pytest.raises(TypeError, match="instance"):
-        data.load_from_checkpoint(tmp_path / "a.ckpt")

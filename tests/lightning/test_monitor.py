@@ -10,7 +10,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import CombinedLoader
 
 import lit_loader
-from lit_loader import DataLoader, LoaderMonitor, OptionError
+from lit_loader import DataLoader, LoaderMonitor
 from tests.support.chrome_traces import tracks_of
 from tests.support.delays import DELAY, delay
 from tests.support.lightning_runs import Noting, Points, quiet_trainer
@@ -159,9 +159,3 @@ def test_a_run_that_is_cut_off(
     assert f"train loader: {monitor.statistics['train']}\n" in capsys.readouterr().out
     events = json.loads((tmp_path / "loader_trace.json").read_text())["traceEvents"]
     assert {"loop", "worker 0"} == set(tracks_of(events))
-
-
-@pytest.mark.parametrize(("option", "value"), [("trace", 3), ("trace", ""), ("progress_bar", "no")])
-def test_options_are_checked(option: str, value: Any) -> None:
-    with pytest.raises(OptionError, match=f"{option} must be"):
-        LoaderMonitor(**{option: value})

@@ -458,7 +458,7 @@ def test_a_checkpoint_that_is_validated_with_does_not_move_a_later_fit(tmp_path:
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     setting, path = Setting(short=10), tmp_path / "a.ckpt"
     seen(tmp_path, setting.data(0), Saver(path, "epoch", BATCHES), fail=BATCHES)
-    with pytest.raises(StateError, match="LL328"):
+    with pytest.raises(StateError, match="2 training loaders"):
         seen(tmp_path, Setting().data(0), ckpt=path)
     seen(tmp_path, plain_loader(), Saver(path, "batch", 3), fail=4)
     with pytest.raises(StateError, match="24 samples now, .* mid-epoch with 26.*LL301"):

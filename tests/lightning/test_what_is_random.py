@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, seed_everything
+from lightning.pytorch import LightningModule, seed_everything
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
@@ -168,35 +168,3 @@ def test_a_short_loader_is_gone_through_anew(tmp_path: Path, kind: Any, batches:
     for epoch in range(4):
         orders = model.orders[epoch * batches :][:batches]
         assert len({*orders}) == len(orders)
-
-
-class Told(Noise):
-    epoch = -1
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.tensor([float(self.epoch)])
-
-
-class TellsItself(Callback):
-    def on_train_epoch_start(self, trainer: Any, *_: Any) -> None:
-        trainer.train_dataloader.dataset.set_epoch(10 + trainer.current_epoch)
-
-
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("itself", [False, True])
-def test_a_dataset_is_told_its_epoch_unless_the_program_does_it(
-    tmp_path: Path, itself: bool, persistent: bool, workers: int
-) -> None:
-    if persistent and not workers:
-        pytest.skip("persistent workers are workers")
-    model, first = Model(), 10 if itself else 0
-    loader = DataLoader(Told(), 4, num_workers=workers, persistent_workers=persistent)
-    callbacks = [TellsItself()] if itself else []
-    trainer = quiet_trainer(tmp_path, max_epochs=3, callbacks=callbacks, limit_val_batches=0)
-    trainer.fit(model, loader)
-    loader.close()
-    assert model.seen["train"] == [{float(first + epoch)} for epoch in range(3)]

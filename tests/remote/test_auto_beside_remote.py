@@ -91,7 +91,7 @@ def test_remote_workers_are_nobody_here(tmp_path: Path, monkeypatch: pytest.Monk
         settled = False
         while not settled:
             for _ in loader:
-                pool = loader._core.pool
+                pool = loader._core.keeper.pool
                 settled = settled or pool.settled
         loader.set_epoch(1000)
         batches = iter(loader)

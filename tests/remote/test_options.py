@@ -21,7 +21,7 @@ DATA = TensorDataset(torch.arange(8))
 @pytest.mark.parametrize(
     ("remote", "part"),
     [
-        ({"address": "ray://head:10001"}, "LL620"),
+        ({"address": "ray://head:10001"}, "ray://"),
         ({"adress": "auto"}, "address"),
         ({"address": "head"}, "remote.address"),
         ({"in_flight": 0}, "remote.in_flight"),
@@ -31,6 +31,7 @@ DATA = TensorDataset(torch.arange(8))
         (4, "lit_loader.RayWorkers"),
         (lit_loader.RayWorkers, "lit_loader.RayWorkers"),
     ],
+    ids=range(9),
 )
 def test_a_mistake_is_refused_in_one_line(remote: Any, part: str) -> None:
     with pytest.raises(OptionError) as caught:

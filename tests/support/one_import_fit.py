@@ -21,13 +21,20 @@ from lit_loader import DataLoader, LoaderDataModule
 from tests.support.bulk import Bulk
 from tests.support.exact import Augmented
 from tests.support.lightning_runs import SaveAt
-from tests.support.samples import uncollated
+from tests.support.samples import OfLength, uncollated
 from tests.support.strategy_runs import BATCH_SIZE, LENGTH, PREDICTED, Model, Writer, trainer
+
+
+class Drawn(OfLength):
+    """Item ``i`` is ``i`` with draws from torch's generator; it holds no generator of its own."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.cat([torch.tensor([float(index)]), torch.rand(7)])
 
 
 def loader(batch_size: int = BATCH_SIZE, workers: int = 0, **options: Any) -> DataLoader[Any]:
     options = {"shuffle": True, "seeding": "sample", "num_workers": workers, **options}
-    return DataLoader(Augmented(LENGTH), batch_size, **options)
+    return DataLoader(Drawn(LENGTH), batch_size, **options)
 
 
 class OwnModule(Model):
@@ -134,6 +141,7 @@ def main(root: Path) -> None:
     setup = fabric.setup_dataloaders(loader())
     runs["fabric"] = [[batch[:, 0].int().tolist() for batch in setup] for _ in range(2)]
     runs["fabric's"] = len(setup)
+    runs["auto"] = [int(batch) for batch in DataLoader(range(6), num_replicas="auto")]
     (root / f"seen-{run.global_rank}.json").write_text(json.dumps(runs))
     torch.distributed.barrier()
 
