@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, DistributedSampler, RandomSampler
 
-from lit_loader import DataLoader, get_rng
+from lit_loader import DataLoader, get_epoch, get_rng
 
 N = 24
 HOW: dict[str, dict[str, Any]] = {
@@ -94,6 +94,29 @@ def test_epochs_that_are_set_again_have_other_orders(make: Any, seed: Any) -> No
             loader.set_epoch(epoch)
             orders.append(content(loader))
     assert distinct(orders) == distinct(tuple(r[0] for r in each) for each in orders) == 6
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_a_second_pass_of_an_epoch_augments_anew(make: Any, seed: Any) -> None:
+    loader, passes = make(seed=seed, shuffle=False), []
+    for _ in range(2):
+        loader.set_epoch(3)
+        passes.append(content(loader))
+    assert distinct(passes) == 2
+
+
+class Epochs(Rows):
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([index, get_epoch()])
+
+
+def test_the_epoch_is_that_of_the_last_set_epoch(make: Any) -> None:
+    loader, found = make(dataset=Epochs()), []
+    for epoch in (None, None, 5, None, 2):
+        if epoch is not None:
+            loader.set_epoch(epoch)
+        found.append({row[1] for row in content(loader)})
+    assert found == [{0}, {1}, {5}, {5}, {2}]
 
 
 @pytest.mark.parametrize("seed", [None, 7])
