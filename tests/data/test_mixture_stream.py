@@ -91,7 +91,7 @@ def test_a_shard_without_a_sample_of_the_first_exhausted_source_is_reported() ->
         assert len(numbers(loader)) == 61
 
 
-@pytest.mark.filterwarnings("ignore:.*LL222")
+@pytest.mark.filterwarnings("ignore:.*yielded no batch")
 def test_a_mixture_of_nothing() -> None:
     nothing = MixtureStream([Held(0, 0)], epoch_length=5, stopping_strategy="repeat")
     for iterated in (DataLoader(nothing), nothing):

@@ -275,7 +275,7 @@ def test_a_distributed_sampler_is_taken_for_what_it_says(
 
 def test_a_sampler_and_ranks_that_contradict_each_other_are_refused() -> None:
     sampler = DistributedSampler(DATA, 3, 1)
-    with pytest.raises(ValueError, match="LL624"):
+    with pytest.raises(ValueError, match="num_replicas"):
         DataLoader(DATA, sampler=sampler, rank=0, num_replicas=2)
     assert ids(DataLoader(DATA, 4, sampler=sampler, rank=1, num_replicas=3)) == [[*sampler]]
 

@@ -29,7 +29,7 @@ def test_a_sharding_filter_gives_each_worker_its_share(workers: int) -> None:
         assert epochs(loader) == expected
 
 
-@pytest.mark.filterwarnings("ignore:.*LL221")
+@pytest.mark.filterwarnings("ignore:.*no effect")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_and_workers_have_shares_of_their_own(workers: int) -> None:
     ranks = [

@@ -106,7 +106,7 @@ def test_workers_without_a_reader_are_told_of() -> None:
         with DataLoader(Stream(), **{**settings, **options}) as loader:
             iter(loader)
 
-    with pytest.warns(UserWarning, match="num_shards=2 keeps 1 of the 2 workers busy.*LL030"):
+    with pytest.warns(UserWarning, match="num_shards=2 keeps 1 of the 2 workers busy.*idle"):
         begin(num_shards=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

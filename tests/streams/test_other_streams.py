@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader, MixtureStream
-from tests.parity.tools import lists
+from tests.support.tools import lists
 from tests.support.exact import loaded
 from tests.support.samples import share
 from tests.support.stateful_data import STREAMS

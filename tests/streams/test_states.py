@@ -71,7 +71,7 @@ def test_a_stream_shorter_than_its_position(kind: Any, options: dict[str, Any]) 
         taken(long, 7 * readers)
         state = long.state_dict()
     with loaded(DataLoader(kind(5 * readers), 2, seed=1, **options), state) as short:
-        with pytest.warns(ExactnessWarning, match="yielded 7 batches, and has 3 now.*LL320"):
+        with pytest.warns(ExactnessWarning, match="yielded 7 batches, and has 3 now"):
             assert not [*short]
         assert len([*short]) == 3 * readers  # the next epoch is a whole one
 
@@ -109,7 +109,7 @@ def test_each_worker_drops_its_last_batch() -> None:
     """As with torch's loader, where nobody says so; Lightning then does not validate."""
     with DataLoader(Sized(22), 4, num_workers=2, drop_last=True) as loader:
         assert len(loader) == 5
-        with pytest.warns(UserWarning, match=r"ended after 4 batches.*of the 2 workers.*LL205"):
+        with pytest.warns(UserWarning, match=r"ended after 4 batches.*of the 2 workers.*Lightning does not validate"):
             assert sum(1 for _ in loader) == 4
         assert sum(1 for _ in loader) == 4  # and once is enough
 

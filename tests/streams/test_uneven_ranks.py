@@ -155,5 +155,5 @@ def test_a_rank_that_is_killed(workers: int) -> None:
 
 def test_one_process_alone() -> None:
     loader = tail_ranks.loader("generator", "pad", 0, 2)
-    with pytest.raises(LoaderError, match="LL216"):
+    with pytest.raises(LoaderError, match="uneven_ranks"):
         next(iter(loader))

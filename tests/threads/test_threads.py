@@ -105,7 +105,7 @@ def test_a_file_at_one_position_for_all_threads_is_reported(
 ) -> None:
     np.arange(64, dtype=np.int64).tofile(tmp_path / "numbers.bin")
     dataset = Records(tmp_path / "numbers.bin")
-    with dataset.file, pytest.warns(UserWarning, match=r"(?s)Records\.file.*LL022"):
+    with dataset.file, pytest.warns(UserWarning, match=r"(?s)Records\.file.*share its position"):
         list(DataLoader(dataset, batch_size=8, **options))
 
 

@@ -46,7 +46,7 @@ def test_a_sampler_of_another_dataset(length: int) -> None:
     ):
         name = "sampler" if isinstance(sampler, MixtureSampler) else "batch_sampler"
         message = refused(lambda: DataLoader(range(length), **{name: sampler}))  # type: ignore[misc]  # noqa: B023
-        assert type(sampler).__name__ in message and "LL311" in message
+        assert type(sampler).__name__ in message and "was made for" in message
         DataLoader(range(8), **{name: sampler})  # type: ignore[misc]
 
 
@@ -63,13 +63,13 @@ class Flat:
 )
 def test_a_flat_batch_sampler(sampler: Any, num_workers: int) -> None:
     loader = DataLoader(Rows(8), batch_sampler=sampler, num_workers=num_workers)
-    assert "LL622" in refused(lambda: list(loader))
+    assert "batch_sampler gave" in refused(lambda: list(loader))
 
 
 def test_a_sampler_of_ours_is_no_batch_sampler() -> None:
     mixture = MixtureDataset([range(4)])
     message = refused(lambda: DataLoader(mixture, batch_sampler=MixtureSampler(mixture)))
-    assert "LL621" in message
+    assert "must give lists" in message
 
 
 # --- samplers and mixtures ---
