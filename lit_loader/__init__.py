@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from lit_loader.remote.ray_workers import RayWorkers as RayWorkers
     from lit_loader.streams.merge_states import merge_states as merge_states
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 _NAMES_IN = {
     "lit_loader.core.batch.collate": "default_collate default_convert",
