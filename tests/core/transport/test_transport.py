@@ -54,7 +54,7 @@ def test_an_epoch_leaves_only_warm_memory() -> None:
     """After a burst of kept batches the memory goes back when the next epoch begins."""
     with DataLoader(Rows(100, width=50_000), num_workers=2, persistent_workers=True) as loader:
         kept = list(loader)
-        fd = loader._core.pool.arena.fd
+        fd = loader._core.keeper.pool.arena.fd
         full = os.fstat(fd).st_blocks
         assert full * 512 > 30_000_000
         del kept
