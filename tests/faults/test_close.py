@@ -41,7 +41,7 @@ def test_close(persistent: bool) -> None:
     wait_gone(pids)
     assert batch.tolist() == [[0] * 4]
     for iterator in (used, used, fresh):
-        with pytest.raises(LoaderError, match="iterate the loader again"):
+        with pytest.raises(LoaderError, match="terate the loader again"):
             next(iterator)
     assert next(done, None) is None
     del used, fresh, done, batch, iterator

@@ -38,8 +38,8 @@ def with_aliases(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 def blocks(loader: DataLoader[Any]) -> int:
     """Bytes that the arena's file takes."""
-    assert loader._core.pool is not None
-    return os.fstat(loader._core.pool.arena.fd).st_blocks * 512
+    assert loader._core.keeper.pool is not None
+    return os.fstat(loader._core.keeper.pool.arena.fd).st_blocks * 512
 
 
 def private() -> int:

@@ -99,9 +99,7 @@ def written_to(pid: int) -> int:
 def test_workers_do_not_copy_it() -> None:
     """What is private to a worker stays far below the records' size, after all have been read."""
     records = numbers(200_000)
-    with DataLoader(
-        records, batch_size=500, num_workers=1, persistent_workers=True, prefetch_next_epoch=False
-    ) as loader:
+    with DataLoader(records, batch_size=500, num_workers=1, persistent_workers=True) as loader:
         iterator = iter(loader)
         next(iterator)
         [worker] = iterator.workers.workers.pids  # type: ignore[attr-defined]
