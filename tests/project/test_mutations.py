@@ -299,8 +299,7 @@ MUTATIONS: Final = (
         "core/epoch/pass_tasks.py",
         "        self.place.take_back()\n        self.given = None",
         "        pass",
-        "faults/test_signals.py::test_an_interruption_without_workers"
-        " faults/test_signals.py::test_an_iterator_goes_on_after_an_interruption",
+        "faults/test_interruptions.py",
     ),
     Mutation(
         "a stream's batch that an exception took back comes again",
@@ -308,7 +307,7 @@ MUTATIONS: Final = (
         '        """Forget what was given out last: it has not come to the consumer."""\n'
         "        self.latest = None",
         '        """Forget what was given out last: it has not come to the consumer."""',
-        "streams/test_interrupted.py",
+        "faults/test_interruptions.py",
     ),
     Mutation(
         "batches come in order, however the workers finish",
