@@ -393,6 +393,7 @@ def test_the_dataset_is_told_the_epoch_that_it_was_told(make: Any) -> None:
     loader = make(dataset=Told(), seed=1)
     assert {row[1] for row in content(loader)} == {-1}
     loader.set_epoch(7)
+    assert {row[1] for row in content(loader)} == {7}
     _, state = stop(loader, 2)
     resumed = make(dataset=Told(), seed=1)
     resumed.load_state_dict(state)

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import RandomSampler
 
 from lit_loader import CachedDataset, DataLoader
-from tests.support.datasets import Augmented, Numbers
+from tests.support.datasets import Augmented, BufferedStream, Numbers
 from tests.support.exact import StatefulSampler, digests, loaded, taken, through_file
 from tests.support.samples import Call, Counting, pool_of
 
@@ -76,6 +76,16 @@ def test_commit_holds_the_position_back() -> None:
         loader.commit()
         resumed.load_state_dict(loader.state_dict())
         assert digests(resumed) == expected[used + 1 :]
+
+
+@pytest.mark.parametrize("data", [Augmented, BufferedStream])
+def test_commit_ahead_leaves_out_the_last_batch(data: Any) -> None:
+    loader, again = (DataLoader(data(), 4, seed=3) for _ in range(2))
+    expected = digests(again)
+    _, iterator = taken(loader, 3)
+    loader.commit(ahead=True)
+    assert digests(loaded(again, loader.state_dict())) == expected[2:]
+    assert digests(iterator) == expected[3:]
 
 
 def test_commit_over_the_end_of_an_epoch() -> None:

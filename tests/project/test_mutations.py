@@ -225,10 +225,17 @@ MUTATIONS: Final = (
     # --- epochs and positions ---
     Mutation(
         "set_epoch chooses the epoch",
+        "core/epoch/loader_core.py",
+        "        self.passes.set_epoch(epoch)\n",
+        "",
+        PASSES + "test_the_epoch_is_that_of_the_last_set_epoch",
+    ),
+    Mutation(
+        "set_epoch chooses a stream's epoch",
         "core/epoch/passes.py",
         "self._set, self._unset_sharded = epoch, 0",
         "self._unset_sharded = 0",
-        PASSES + "test_what_is_changed_after_start_counts",
+        STREAMS + "test_each_file_is_read_once",
     ),
     Mutation(
         "an epoch that is set stays until the next one is set",
@@ -274,13 +281,6 @@ MUTATIONS: Final = (
         "core/epoch/test_next_epoch.py::test_what_does_not_come_next_is_dropped",
     ),
     Mutation(
-        "batches made ahead are dropped if the dataset has grown",
-        "core/epoch/pass_tasks.py",
-        "            if not same or task.epoch != made.epoch:\n",
-        "            if False:\n",
-        "core/epoch/test_next_epoch.py::test_what_does_not_come_next_is_dropped",
-    ),
-    Mutation(
         "with a seed, persistent workers begin the next epoch early",
         "core/epoch/loader_core.py",
         "foreseen = self.passes.foresee(made)",
@@ -288,19 +288,18 @@ MUTATIONS: Final = (
         "core/epoch/test_next_epoch.py::test_they_are_made_before_anybody_asks",
     ),
     Mutation(
-        "an interrupted stream continues where it was",
+        "a resumed stream continues from its state, and is not replayed from its start",
         "streams/stream_tasks.py",
         "if point.batches or point.before  # it has ended where it is now",
         "if point.before",
-        STREAMS + "test_stopped_after_each_batch_and_resumed_twice",
+        "streams/test_moved_readers.py::test_a_resume_reads_no_more_late_than_early",
     ),
     Mutation(
         "after a signal handler's exception, next() returns the batch that was due",
         "core/epoch/pass_tasks.py",
         "        self.place.take_back()\n        self.given = None",
         "        pass",
-        "faults/test_signals.py::test_an_interruption_without_workers"
-        " faults/test_signals.py::test_an_iterator_goes_on_after_an_interruption",
+        "faults/test_interruptions.py",
     ),
     Mutation(
         "a stream's batch that an exception took back comes again",
@@ -308,7 +307,7 @@ MUTATIONS: Final = (
         '        """Forget what was given out last: it has not come to the consumer."""\n'
         "        self.latest = None",
         '        """Forget what was given out last: it has not come to the consumer."""',
-        "streams/test_interrupted.py",
+        "faults/test_interruptions.py",
     ),
     Mutation(
         "batches come in order, however the workers finish",
@@ -358,7 +357,7 @@ MUTATIONS: Final = (
         "streams/stream_position.py",
         "        readers[last.reader] = last.before\n",
         "",
-        "exactness/test_resume.py",
+        "exactness/test_resume.py::test_commit_ahead_leaves_out_the_last_batch",
     ),
     Mutation(
         "a stream with state_dict continues from its own state",
@@ -412,11 +411,11 @@ MUTATIONS: Final = (
         MAP + "test_what_a_sample_draws_follows_from_its_position_alone",
     ),
     Mutation(
-        "each sample of a batch draws other numbers from get_rng()",
+        "get_rng() draws follow from the sample's position, and not from its batch",
         "core/seeding/seeds.py",
         "        place = -1 if self.step is None else self.step.place\n",
         "        place = -1\n",
-        "core/seeding/test_get_rng.py::test_draws_differ_between_samples_epochs_seeds_and_calls",
+        "core/seeding/test_get_rng.py",
     ),
     Mutation(
         "generators that the dataset holds are reseeded before each batch",

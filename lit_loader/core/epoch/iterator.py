@@ -106,39 +106,42 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         # A signal handler may raise at any instruction; all that follow the asking, up to the one
         # that returns, are in this block: what comes out otherwise is taken back.
         try:
-            # Before the loader's own lock: a dataset that iterates this loader has that order.
-            if turn is not None:
-                turn.take()
-            with self._core.lock:
-                if self._ended:
-                    raise StopIteration
-                began, tasks = time.monotonic_ns(), self._tasks
-                if tasks is None:
-                    tasks = self._begin()
-                tasks.settle()
-                asked = True
-                while (outcome := self._await(tasks, began)) is not None:
-                    own = outcome.error
-                    if own is None and outcome.made is not None:
-                        own = self._report(outcome)
-                    if own is not None:
-                        outcome.error = None  # its traceback has frames that hold the outcome
-                        raise own
-                    if outcome.made is None or not outcome.made.omitted:
-                        return self._hand_out(tasks, outcome, began)
+            try:
+                # Before the loader's own lock: a dataset that iterates this loader has that order.
+                if turn is not None:
+                    turn.take()
+                with self._core.lock:
+                    if self._ended:
+                        raise StopIteration
+                    began, tasks = time.monotonic_ns(), self._tasks
+                    if tasks is None:
+                        tasks = self._begin()
                     tasks.settle()
-                own = tasks.fault() or self._end(tasks)
-                raise own
+                    asked = True
+                    while (outcome := self._await(tasks, began)) is not None:
+                        own = outcome.error
+                        if own is None and outcome.made is not None:
+                            own = self._report(outcome)
+                        if own is not None:
+                            outcome.error = None  # its traceback has frames that hold the outcome
+                            raise own
+                        if outcome.made is None or not outcome.made.omitted:
+                            return self._hand_out(tasks, outcome, began)
+                        tasks.settle()
+                    own = tasks.fault() or self._end(tasks)
+                    raise own
+            finally:
+                if turn is not None:
+                    turn.end()
         except BaseException as error:
+            if turn is not None:
+                turn.end()  # that may have been interrupted, too
             if asked and error is not own:
                 self._broken_off(error)
             if self._executor is not None and self._executor.page is not None:
                 self._executor.page.rest()  # the program continues
             own = None  # whose traceback holds this frame
             raise
-        finally:
-            if turn is not None:
-                turn.end()
 
     def begin(self) -> None:
         """Begin the pass now, and let workers make its first batches."""

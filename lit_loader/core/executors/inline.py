@@ -83,18 +83,25 @@ class Inline(Executor):
         builder.seed_globals = rng.seed
         place = context.leave(), shown()
         try:
-            rng.begin()
-            batch = builder.load(indices, number, task.epoch, task.seeds, self._progress)
+            try:
+                rng.begin()
+                batch = builder.load(indices, number, task.epoch, task.seeds, self._progress)
+            finally:
+                context.return_to(place[0])
+                show(place[1])
+                rng.end()
         except EndOfData:  # which holds the frames that it came through, and they this executor
             return None, EndOfData()
-        except Exception as error:
-            # What an exception from a worker has in its message.
-            read = builder.whose(number) if self._iterable else indices
-            return None, failure(error, f"in {describe_batch(number, read, self._progress)}")
-        finally:
+        except BaseException as error:
+            # A signal handler may have raised before all was put back.
             context.return_to(place[0])
             show(place[1])
             rng.end()
+            if not isinstance(error, Exception):
+                raise
+            # What an exception from a worker has in its message.
+            read = builder.whose(number) if self._iterable else indices
+            return None, failure(error, f"in {describe_batch(number, read, self._progress)}")
         if rng.late is None:
             return batch, None
         made = batch if type(batch) is BatchWithReport else builder.with_report(batch)
