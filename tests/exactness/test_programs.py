@@ -391,6 +391,32 @@ for generator in (torch, torch.Generator()):
     assert first[0] == first[1] and first[2] == first[3]
 
 
+def test_a_generator_beside_the_dataset_is_moved_by_iter_alone(tmp_path: Path) -> None:
+    """As in torch's notes on reproducibility: ``g`` is a global of the dataset's module."""
+    program = """
+import torch
+from lit_loader import DataLoader
+class Rows(torch.utils.data.Dataset):
+    def __len__(self): return 24
+    def __getitem__(self, index): return index, torch.rand((), generator=g).item()
+g, local = torch.Generator(), [torch.Generator()]
+def passes(generator, workers):
+    loader = DataLoader(Rows(), 24, shuffle=True, generator=generator, num_workers=workers)
+    for _ in range(2):  # the loader's first pass is as its later ones
+        generator.manual_seed(0)
+        print([[column.tolist() for column in batch] for _ in range(2) for batch in loader])
+if __name__ == "__main__":
+    for workers in (0, 2):
+        passes(g, workers)
+    g = None
+    passes(local[0], 0)
+"""
+    *seeded, first, second = run_python(tmp_path, "-c", program).splitlines()
+    assert len(set(seeded)) == 1
+    orders = [[rows for rows, _ in eval(line)] for line in (seeded[0], first, second)]
+    assert orders[0] == orders[1] == orders[2]
+
+
 @pytest.mark.parametrize(
     "copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
 )
