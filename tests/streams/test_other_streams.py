@@ -11,10 +11,10 @@ from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader, MixtureStream
-from tests.support.tools import lists
 from tests.support.exact import loaded
 from tests.support.samples import share
 from tests.support.stateful_data import STREAMS
+from tests.support.tools import lists
 
 
 class Rows:
