@@ -2,7 +2,7 @@
 
     python examples/ray_train.py                              # a cluster of this machine alone
     python examples/ray_train.py --kill-at 40                 # a rank is killed in mid-epoch
-    python examples/ray_train.py --address auto --ranks 8 --gpu --num-remote-workers 16
+    python examples/ray_train.py --address auto --ranks 8 --gpu --remote-workers 16
     python examples/ray_train.py --address auto --ranks 1-8   # goes on with fewer if nodes are lost
 
 Afterwards the samples of each step are compared with those of one process. Exit status 1 if there
@@ -32,7 +32,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rank-resources", default="", metavar="NAME=NUMBER,...")
     parser.add_argument("--gpu", action="store_true", help="one for each rank")
     parser.add_argument("--workers", type=int, default=1, help="of each rank, beside it")
-    parser.add_argument("--num-remote-workers", type=int, default=1, help="of each rank, anywhere")
+    parser.add_argument("--remote-workers", type=int, default=1, help="of each rank, anywhere")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=32, help="of all ranks together")
     parser.add_argument("--checkpoint-every", type=int, default=10, metavar="STEPS")
@@ -60,7 +60,7 @@ def main() -> int:
     pairs = (pair.split("=") for pair in args.rank_resources.split(",") if pair)
     resources = {"CPU": 1.0, **{name: float(number) for name, number in pairs}}
     config: dict[str, Any] = {
-        **{name: getattr(args, name) for name in ("batch_size", "workers", "num_remote_workers")},
+        **{name: getattr(args, name) for name in ("batch_size", "workers", "remote_workers")},
         **{name: getattr(args, name) for name in ("epochs", "checkpoint_every", "gpu")},
         **{name: getattr(args, name) for name in ("kill_at", "kill_node")},
         "folder": str(folder),

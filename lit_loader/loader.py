@@ -186,11 +186,11 @@ class _AddOns(Seams):
 
     def remote_workers(self, core: Any) -> Any:
         loader = core.loader
-        if core.iterable or not loader.num_remote_workers:
+        if not core.remote_workers:
             return None
         from lit_loader.remote.starter import RemoteWorkers
 
-        return RemoteWorkers(loader.remote, loader.num_remote_workers, core.log.nodes)
+        return RemoteWorkers(loader.remote, core.log.nodes)
 
     def auto(self, core: Any) -> Any:
         from lit_loader.profiling.auto_workers import AutoWorkers
@@ -403,10 +403,8 @@ class DataLoader(_TorchLoader[T_co]):
         read_threads: Threads with which each worker reads the samples of a batch; 0: one after
             another. Set 16, say, if samples wait for storage. The dataset must be thread-safe and
             draw from `lit_loader.get_rng`.
-        num_remote_workers: Workers on other machines, in addition to num_workers. Streams stay on
-            this machine.
-        remote: Where remote workers run: a `RayWorkers`, or a mapping of its options. None is the
-            Ray cluster of which this machine is a node.
+        remote: Workers on other machines, in addition to num_workers: a `RayWorkers`, or a mapping
+            of its options. Streams stay on this machine.
 
     Raises:
         OptionError: An option, or a combination of options, is refused (a ValueError).
@@ -433,7 +431,6 @@ class DataLoader(_TorchLoader[T_co]):
     sample_retries: int | Retry
     memory_budget: int | None
     read_threads: int
-    num_remote_workers: int
 
     # The class has torch's name, and so this is torch's own flag under torch's own mangled name
     # (_DataLoader__initialized): programs that exchange samplers (timm's loaders) switch it off
@@ -481,7 +478,6 @@ class DataLoader(_TorchLoader[T_co]):
         sample_retries: int | Retry | Mapping[str, Any] = 0,
         memory_budget: int | str | None = None,
         read_threads: int = 0,
-        num_remote_workers: int = 0,
         remote: RayWorkers | Mapping[str, Any] | None = None,
     ) -> None:
         iterable = isinstance(dataset, IterableDataset)
@@ -500,7 +496,7 @@ class DataLoader(_TorchLoader[T_co]):
             from lit_loader.core.options.stream_options import check_kind
 
             check_kind(config, iterable)
-        if config.num_remote_workers:
+        if config.remote is not None:
             config.remote.check_installed()
         config = config.with_samplers_for(dataset)
         certain = config.in_order and config.on_sample_error == "raise"
@@ -518,7 +514,7 @@ class DataLoader(_TorchLoader[T_co]):
         for name, value in config.as_kwargs().items():
             if name not in SHOWN_OTHERWISE:
                 setattr(self, name, value)
-        workers = config.num_workers != "auto" and (config.num_workers or config.num_remote_workers)
+        workers = config.num_workers != "auto" and (config.num_workers or config.remote_workers)
         if workers and self.prefetch_factor is None:
             self.prefetch_factor = DEFAULT_PREFETCH
         if config.batch_sampler is not None:

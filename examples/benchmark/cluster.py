@@ -6,7 +6,7 @@
 The same dataset, batches and number of processors for each; the loaders take turns, each round in a
 process of its own:
 
-- ``lit_loader``: ``num_remote_workers``, none on this side.
+- ``lit_loader``: ``RayWorkers``, none on this side.
 - ``bare``: actors that make the same batches, two in flight each; ``ray.get`` and one copy.
 - ``ray_data``: ``iter_torch_batches`` of ``map_batches`` over the indices, by a pool of actors.
 - ``ray_data, ordered``: the same with ``preserve_order``.
@@ -140,8 +140,8 @@ class Ours:
     def __init__(self, case, workers, address):
         _, make, length, size = CASES[case]
         self.loader = lit_loader.DataLoader(
-            make(length), size, persistent_workers=True, num_remote_workers=workers,
-            remote=lit_loader.RayWorkers(address=address),
+            make(length), size, persistent_workers=True,
+            remote=lit_loader.RayWorkers(num_workers=workers, address=address),
         )  # fmt: skip
 
     def epoch(self):

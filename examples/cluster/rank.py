@@ -144,11 +144,14 @@ def train(config: dict[str, Any]) -> None:
         raise ValueError(f"batches of {config['batch_size']} are not divisible by {ranks} ranks")
     folder = config["folder"]
     loader: dict[str, Any] = {"num_workers": config["workers"]}
-    if config["num_remote_workers"]:
+    if config["remote_workers"]:
         address = ray.get_runtime_context().gcs_address
-        remote = {"address": address, "runtime_env": config["runtime_env"]}
-        loader |= {"num_remote_workers": config["num_remote_workers"], "remote": remote}
-    if config["workers"] or config["num_remote_workers"]:
+        loader["remote"] = {
+            "num_workers": config["remote_workers"],
+            "address": address,
+            "runtime_env": config["runtime_env"],
+        }
+    if config["workers"] or config["remote_workers"]:
         loader["persistent_workers"] = True
     trainer = prepare_trainer(
         Trainer(

@@ -165,7 +165,7 @@ def statistics_of(core: Any, memory: bool, caches: Mapping[str, Any]) -> LoaderS
         return Recorder.of(core.log).summary(
             memory=_memory_use(core) if memory else None,
             num_workers=loader.num_workers,
-            remote_workers=loader.num_remote_workers,
+            remote_workers=core.remote_workers,
             auto=None if auto is None else auto.setting,
             cores=math.ceil(usable_processors()),
             persistent_workers=loader.persistent_workers,

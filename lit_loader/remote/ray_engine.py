@@ -198,7 +198,7 @@ def _not_joined(config: RayWorkers, error: Exception) -> str:
         )
     return (
         f"no Ray cluster can be reached at remote.address={config.address!r} ({cause}). Start one "
-        "(ray start --head), make this machine a node of it, or set num_remote_workers=0 [LL501]"
+        "(ray start --head), make this machine a node of it, or leave remote at None [LL501]"
     )
 
 

@@ -32,6 +32,7 @@ class RayWorkers:
     Needs the packages ray and cloudpickle, and lit_loader, on this machine and on the nodes.
 
     Attributes:
+        num_workers: Remote workers of each loader and process, in addition to the loader's own.
         address: The cluster. "auto" (default) is the one of which this machine is a node, "local"
             starts one on this machine for a trial, else ``host:port``.
         cpus_per_worker: Processors for each remote worker, 1 by default; may be a fraction. Lower
@@ -49,6 +50,7 @@ class RayWorkers:
         OptionError: An option is refused.
     """
 
+    num_workers: int = checked(1, checks.count)
     address: str = checked("auto", checks.text)
     cpus_per_worker: float = checked(1, checks.number)
     resources: Mapping[str, float] | None = checked(None, or_none(_mapping))
@@ -96,6 +98,6 @@ class RayWorkers:
         ]
         if missing:
             raise OptionError(
-                f"num_remote_workers needs {' and '.join(missing)}: pip install "
-                f"{' '.join(missing)}, or set num_remote_workers=0"
+                f"remote workers need {' and '.join(missing)}. Run pip install "
+                f"{' '.join(missing)}, or leave remote at None"
             )

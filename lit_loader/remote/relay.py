@@ -350,7 +350,7 @@ class Relay:
                 job,
                 WorkerDiedError(
                     f"{reason}. Batch {position_of(number)} has ended {_BLAMED} remote workers in "
-                    "a row and is not tried again. num_workers=0, num_remote_workers=0 shows "
+                    "a row and is not tried again. num_workers=0, remote=None shows "
                     "errors in place. [LL013]"
                 ),
             )
@@ -393,11 +393,11 @@ class Relay:
 
     def _on_unreachable(self, text: str) -> None:
         if self._alone:
-            self._give_up(f"num_remote_workers: {text}")
+            self._give_up(f"remote workers: {text}")
         elif text != self._unreachable:
             self._unreachable = text
             self.say(
-                f"num_remote_workers: {text}. The workers of this machine continue alone, and "
+                f"remote workers: {text}. The workers of this machine continue alone, and "
                 "joining is tried again."
             )
 
@@ -415,7 +415,7 @@ class Relay:
         if self._joined and missing >= _TELL_AFTER * self._patience and not self._told_of_missing:
             self._told_of_missing = True
             self.say(
-                f"{crew.up} of num_remote_workers={len(crew.members)} are up: see what the cluster "
+                f"{crew.up} of {len(crew.members)} remote workers are up: see what the cluster "
                 "has (ray status), and what each asks for (remote.cpus_per_worker, "
                 "remote.resources, remote.label_selector). The others come up when there is room "
                 "for them. [LL502]"
@@ -425,7 +425,7 @@ class Relay:
         if self._alone and crew.up == 0 and missing >= longest:
             why = f" (the last one: {crew.trouble})" if crew.trouble else ""
             self._give_up(
-                f"num_remote_workers={len(crew.members)}: none has come up for {missing:.0f} s{why}"
+                f"of {len(crew.members)} remote workers none has come up for {missing:.0f} s{why}"
                 ", and there are no workers on this machine (num_workers=0): see what the cluster "
                 "has (ray status), ask for less (remote.cpus_per_worker, remote.resources), or "
                 "set num_workers"

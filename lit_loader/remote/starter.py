@@ -56,17 +56,16 @@ class RemoteWorkers:
 
     Args:
         config: Where they come from: a `RayWorkers`, or the like of it.
-        num_remote_workers: How many there are to be.
         nodes: Is told which machine each of them is on, by its place among them.
     """
 
-    def __init__(self, config: Any, num_remote_workers: int, nodes: dict[int, str]) -> None:
+    def __init__(self, config: Any, nodes: dict[int, str]) -> None:
         self._config = config
-        self.num_workers = num_remote_workers
+        self.num_workers: int = config.num_workers
         self._nodes = nodes
         self._relays = 0
         self._relay: _Relay | None = None
-        self.count: int = num_remote_workers * config.in_flight
+        self.count: int = config.num_workers * config.in_flight
 
     def prepare(self, links: Links, spec: BatchSpec, notices: deque[Notice]) -> None:
         """Get ready to start the relay; TransportError: something of ``spec`` cannot be pickled."""

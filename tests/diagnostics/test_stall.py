@@ -138,8 +138,8 @@ def test_workers_on_other_machines(tmp_path: Path) -> None:
             time.sleep(0.1)
         return index
 
-    remote = ThreadWorkers(str(folder), patience=60)
-    options: dict[str, Any] = {"num_remote_workers": 2, "remote": remote, "stall_warning": 0}
+    remote = ThreadWorkers(str(folder), num_workers=2, patience=60)
+    options: dict[str, Any] = {"remote": remote, "stall_warning": 0}
     with DataLoader(Call(sample, 12), persistent_workers=True, **options) as loader:
         assert ints(loader) == list(range(12))  # they are up
         mark.touch()

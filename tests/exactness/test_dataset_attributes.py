@@ -185,7 +185,9 @@ def test_another_kind_of_change_is_reported_once(make: Any) -> None:
     for _ in range(2):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            warnings.filterwarnings("ignore", ".*share its position")  # of threads, which share the file
+            warnings.filterwarnings(
+                "ignore", ".*share its position"
+            )  # of threads, which share the file
             dataset.shape = torch.ones(1)
             list(loader)
         expected = processes and dataset.difficulty == 0

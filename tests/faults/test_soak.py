@@ -108,7 +108,7 @@ class Lane:
         options = dict(self.options)
         with tempfile.TemporaryDirectory() as folder:
             if self.name == "remote":
-                options |= {"remote": ThreadWorkers(folder), "num_remote_workers": 2}
+                options |= {"remote": ThreadWorkers(folder, num_workers=2)}
             with DataLoader(self.dataset, **options) as loader:
                 yield loader
 

@@ -112,8 +112,7 @@ for arguments in {[*commands]!r}:
 
 
 COMPLETIONS = {
-    "loader.num_": "loader.num_remote_workers= loader.num_replicas= loader.num_shards= "
-    "loader.num_workers=",
+    "loader.num_": "loader.num_replicas= loader.num_shards= loader.num_workers=",
     "loader.on_sample_error=skip loader.max_s": "loader.max_sample_errors=",
     "lit_loader/sa": "lit_loader/sampler=",
     "lit_loader/sampler=w": "lit_loader/sampler=weighted",

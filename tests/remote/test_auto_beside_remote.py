@@ -1,5 +1,6 @@
 """``num_workers="auto"`` beside remote workers: the same bytes, and those count for nobody here."""
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from itertools import islice
@@ -20,7 +21,10 @@ from tests.support.remote_threads import ThreadWorkers
 def auto(dataset: Any, remote: Any, there: int = 2, **options: Any) -> Any:
     options = {"batch_size": 4, "seed": 3, "persistent_workers": True, **options}
     return lit_loader.DataLoader(
-        dataset, num_workers="auto", num_remote_workers=there, remote=remote, **options
+        dataset,
+        num_workers="auto",
+        remote=dataclasses.replace(remote, num_workers=there),
+        **options,
     )
 
 

@@ -35,28 +35,26 @@ DATA = TensorDataset(torch.arange(8))
 )
 def test_a_mistake_is_refused_in_one_line(remote: Any, part: str) -> None:
     with pytest.raises(OptionError) as caught:
-        LoaderConfig(num_remote_workers=1, remote=remote)
+        LoaderConfig(remote=remote)
     assert part in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_options_may_be_a_mapping() -> None:
-    config = LoaderConfig(num_remote_workers=2, remote={"address": "head:6379", "in_flight": 3})
-    assert config.remote == lit_loader.RayWorkers(address="head:6379", in_flight=3)
-    assert LoaderConfig(num_remote_workers=2).remote == lit_loader.RayWorkers()
+    config = LoaderConfig(remote={"num_workers": 2, "address": "head:6379", "in_flight": 3})
+    assert config.remote == lit_loader.RayWorkers(2, "head:6379", in_flight=3)
+    assert config.remote_workers == 2 and LoaderConfig().remote_workers == 0
 
 
 def test_a_stream_is_refused(tmp_path: Any) -> None:
     with pytest.raises(OptionError, match="IterableDataset"):
-        lit_loader.DataLoader(
-            Unshared(8), num_shards=2, num_remote_workers=1, remote=ThreadWorkers(str(tmp_path))
-        )
+        lit_loader.DataLoader(Unshared(8), num_shards=2, remote=ThreadWorkers(str(tmp_path)))
 
 
 def test_remote_workers_cannot_be_changed_once_the_loader_is_built() -> None:
     loader = lit_loader.DataLoader(DATA)
-    with pytest.raises(OptionError, match="num_remote_workers cannot be changed once"):
-        loader.num_remote_workers = 2
+    with pytest.raises(OptionError, match="remote cannot be changed once"):
+        loader.remote = lit_loader.RayWorkers(2)
 
 
 def test_without_ray_using_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,9 +64,9 @@ def test_without_ray_using_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     )
     with pytest.raises(
         OptionError,
-        match=r"^lit_loader: num_remote_workers needs ray: pip install ray, or set ",
+        match="remote workers need ray. Run pip install ray",
     ):
-        lit_loader.DataLoader(DATA, num_remote_workers=1)
+        lit_loader.DataLoader(DATA, remote={})
 
 
 def test_without_remote_workers_nothing_of_it_is_imported() -> None:

@@ -129,11 +129,11 @@ def test_an_object_store_that_is_full_loses_nothing(nodes: list[Node]) -> None:
 
 
 TOLD: dict[str, tuple[int, dict[str, Any], str]] = {
-    "fewer": (4, {}, "of num_remote_workers=4 are up: see what the cluster has (ray status)"),
+    "fewer": (4, {}, "of 4 remote workers are up: see what the cluster has (ray status)"),
     "what no node has": (
         2,
         {"resources": {"nowhere": 1}, "cpus_per_worker": 0.5},
-        "0 of num_remote_workers=2 are up: see what the cluster has (ray status)",
+        "0 of 2 remote workers are up: see what the cluster has (ray status)",
     ),
     "environment": (
         1,

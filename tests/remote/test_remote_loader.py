@@ -1,5 +1,6 @@
 """Loaders with remote workers, through a real relay; the remote workers are threads in it."""
 
+import dataclasses
 import itertools
 import os
 import platform
@@ -60,9 +61,9 @@ def loader_of(
 ) -> Any:
     options = {"batch_size": 4, "shuffle": True, "seed": 3, **options}
     options["persistent_workers"] = bool(here or there)
-    return lit_loader.DataLoader(
-        dataset, num_workers=here, num_remote_workers=there, remote=remote, **options
-    )
+    if remote is not None:
+        remote = dataclasses.replace(remote, num_workers=there)
+    return lit_loader.DataLoader(dataset, num_workers=here, remote=remote, **options)
 
 
 def epochs(dataset: Any, **options: Any) -> Iterator[list[Any]]:
@@ -233,7 +234,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "unreachable": ({"unreachable": 2, "patience": 1.0}, "no cluster of threads can be reached"),
     "room": (
         {"room": 1, "patience": 0.7},
-        "of num_remote_workers=2 are up: see what the cluster has",
+        "of 2 remote workers are up: see what the cluster has",
     ),
     "versions": ({"versions": {"numpy": "0.1"}}, "numpy 0.1 there, "),
 }
@@ -311,7 +312,7 @@ def test_without_a_cluster_and_workers_here_there_is_an_error(tmp_path: Path) ->
         loader_of(Drawn(), 0, 2, remote) as loader,
         pytest.raises(
             LoaderError,
-            match="^lit_loader: num_remote_workers: no cluster of threads can be reached",
+            match="^lit_loader: remote workers: no cluster of threads can be reached",
         ),
     ):
         next(iter(loader))
@@ -322,9 +323,9 @@ def test_where_none_comes_up_and_none_is_here_there_is_an_error(tmp_path: Path) 
     with (
         loader_of(Drawn(), 0, 2, remote) as loader,
         pytest.warns(
-            WorkerRestartWarning, match="0 of num_remote_workers=2 are up: see what the cluster"
+            WorkerRestartWarning, match="0 of 2 remote workers are up: see what the cluster"
         ),
-        pytest.raises(LoaderError, match="num_remote_workers=2: none has come up for 1 s"),
+        pytest.raises(LoaderError, match="of 2 remote workers none has come up for 1 s"),
     ):
         next(iter(loader))
 

@@ -109,7 +109,10 @@ def test_each_worker_drops_its_last_batch() -> None:
     """As with torch's loader, where nobody says so; Lightning then does not validate."""
     with DataLoader(Sized(22), 4, num_workers=2, drop_last=True) as loader:
         assert len(loader) == 5
-        with pytest.warns(UserWarning, match=r"ended after 4 batches.*of the 2 workers.*Lightning does not validate"):
+        with pytest.warns(
+            UserWarning,
+            match=r"ended after 4 batches.*of the 2 workers.*Lightning does not validate",
+        ):
             assert sum(1 for _ in loader) == 4
         assert sum(1 for _ in loader) == 4  # and once is enough
 

@@ -39,6 +39,7 @@ class ThreadWorkers:
     room: int = 1000  # how many hands come up
     altered: tuple[int, ...] = ()  # batches whose content comes out with a bit turned
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
+    num_workers: int = 1
     in_flight: int = 2
     patience: float = 5.0
 

@@ -115,7 +115,7 @@ def test_a_file_at_one_position_for_all_threads_is_reported(
         {"multiprocessing_context": "spawn"},
         {"max_worker_restarts": 1},
         {"memory_budget": "1 GB"},
-        {"num_remote_workers": 1},
+        {"remote": {}},
         {"reseed_fn": lambda dataset, seed: None},
     ],
     ids=lambda options: next(iter(options)),

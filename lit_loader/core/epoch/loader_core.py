@@ -169,8 +169,8 @@ class LoaderCore:
         loader, auto = self.loader, self.auto
         usual = DEFAULT_PREFETCH if auto is None else auto.setting.prefetch
         depth: int = (loader.prefetch_factor or usual) * loader.num_workers
-        if loader.num_remote_workers and not self.iterable:
-            depth += loader.num_remote_workers * loader.remote.in_flight
+        if self.remote_workers:
+            depth += self.remote_workers * loader.remote.in_flight
         return depth
 
     @property
@@ -179,11 +179,15 @@ class LoaderCore:
         return self.loader.num_workers, self.depth
 
     @property
+    def remote_workers(self) -> int:
+        """How many workers there are on other machines."""
+        remote = self.loader.remote
+        return 0 if remote is None or self.iterable else int(remote.num_workers)
+
+    @property
     def local_workers(self) -> int:
         """How many workers there are to be on this machine."""
-        loader = self.loader
-        remote = loader.num_remote_workers and not self.iterable
-        return loader.num_workers or int(not remote)  # 0: from the next one on
+        return self.loader.num_workers or int(not self.remote_workers)  # 0: from the next one on
 
     def why_not_resized(self) -> str | None:
         """Say why the number of workers cannot be changed while they live; None: it can be."""
@@ -201,8 +205,8 @@ class LoaderCore:
             parts.append(f"sampler={type(_shared(loader.sampler)).__name__}")
         auto = "" if self.auto is None else "auto, now "
         parts.append(f"num_workers={auto}{loader.num_workers}")
-        if loader.num_remote_workers:
-            parts.append(f"num_remote_workers={loader.num_remote_workers}")
+        if self.remote_workers:
+            parts.append(f"remote workers={self.remote_workers}")
         if loader.num_replicas is not None:
             parts.append(f"rank={loader.rank} of num_replicas={loader.num_replicas}")
         return f"{type(loader).__name__}({', '.join(parts)})"
@@ -249,11 +253,11 @@ class LoaderCore:
         check_dataset(self.dataset, loading=True)
         self.follow_samplers()
         pin = self.seams.pin_memory(self)
-        if loader.num_remote_workers and not self.iterable:
+        if self.remote_workers:
             self.log.first_remote = MOST_WORKERS
         if (idle := self.seams.idle(self)) is not None:
             self.warn_once(idle)
-        workers = loader.num_workers or loader.num_remote_workers
+        workers = loader.num_workers or self.remote_workers
         drawn, self._kept_draw = self._kept_draw, None
         self.passes.find_generator()
         numbers, self._drawn_last = self._numbers_to_draw(workers), 0
@@ -290,7 +294,7 @@ class LoaderCore:
         loader = self.loader
         with self.lock:
             busy = any(run.workers for run in self.keeper.alive())
-            if self._started or busy or not (loader.num_workers or loader.num_remote_workers):
+            if self._started or busy or not (loader.num_workers or self.remote_workers):
                 return
             before, made = self.passes.of_copy(self.seeds), self.iterator()
             made.begin()

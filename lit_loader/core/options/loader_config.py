@@ -33,7 +33,7 @@ UNEVEN_RANKS = get_args(UnevenRanks)
 FIXED: Final = frozenset(
     {
         *("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers"),
-        *("num_remote_workers", "remote", "worker_method"),
+        *("remote", "worker_method"),
     }
 )
 """What cannot be changed once a loader is built."""
@@ -47,7 +47,7 @@ FOR_WORKERS: Final = (
 """Options that mean nothing without workers."""
 
 FOR_PROCESSES: Final = (
-    *("multiprocessing_context", "max_worker_restarts", "memory_budget", "num_remote_workers"),
+    *("multiprocessing_context", "max_worker_restarts", "memory_budget", "remote"),
     "reseed_fn",
 )
 """Options that mean nothing for workers in threads."""
@@ -107,13 +107,10 @@ class LoaderConfig:
         None, or_none(partial(checks.memory_size, low=1, below=math.inf))
     )
     read_threads: int = checked(0, partial(count, below=1024))
-    num_remote_workers: int = checked(0, count)
     remote: Any = checked(None, or_none(checks.by_add_on("RayWorkers", "taken")))
 
     def __post_init__(self) -> None:
         checks.check_fields(self)
-        if self.num_remote_workers and self.remote is None:
-            object.__setattr__(self, "remote", check_option("remote", {}))
         self.refuse(self._conflicts())
 
     def __repr__(self) -> str:
@@ -150,7 +147,7 @@ class LoaderConfig:
         if self.batch_size is None and self.drop_last:
             text = "drop_last needs batches: set batch_size to a number or drop_last to False"
             yield text, "drop_last", "batch_size"
-        if not (self.num_workers or self.num_remote_workers):
+        if not (self.num_workers or self.remote_workers):
             for name, default in self._differing(FOR_WORKERS):
                 text = f"{name} needs worker processes: set num_workers to at least 1 or leave "
                 yield f"{text}{name} at {default!r}", name, "num_workers"
@@ -188,6 +185,11 @@ class LoaderConfig:
             default = getattr(LoaderConfig, name)
             if getattr(self, name) != default:
                 yield name, default
+
+    @property
+    def remote_workers(self) -> int:
+        """Workers on other machines."""
+        return 0 if self.remote is None else int(self.remote.num_workers)
 
     @property
     def replica(self) -> tuple[int, int] | None:
@@ -249,8 +251,7 @@ class LoaderConfig:
         Raises:
             OptionError: An option is unknown (the message names the nearest known one) or refused.
         """
-        workers = options.get("num_workers", 0), options.get("num_remote_workers", 0)
-        if workers in ((0, 0), ("0", 0)):
+        if options.get("num_workers", 0) in (0, "0") and options.get("remote") is None:
             for name in ("persistent_workers", "prefetch_factor", "timeout"):
                 value = check_option(name, options.pop(name, getattr(cls, name)))
                 if name == "timeout" and value:

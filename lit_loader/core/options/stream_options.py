@@ -43,8 +43,9 @@ def _conflicts_with(config: Any, iterable: bool) -> Iterator[tuple[str, ...]]:
         "shuffle": "which decides its own order: leave it at None",
         "sampler": "which decides its own order: leave it at None",
         "batch_sampler": "which decides its own order: leave it at None",
-        "num_remote_workers": "whose shards stay on this machine: leave it at 0",
     }
+    if config.remote_workers:
+        refused["remote"] = "whose shards stay on this machine: leave it at None"
     for name, why in refused.items():
         if getattr(config, name):
             yield f"{name} does not apply to an IterableDataset, {why}", name

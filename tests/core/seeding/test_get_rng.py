@@ -113,7 +113,7 @@ def test_a_replacement_draws_what_it_would_by_itself(workers: int) -> None:
 def test_on_another_machine(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        found = epochs(Noisy(), 1, num_remote_workers=1, remote=ThreadWorkers(tmp_path))
+        found = epochs(Noisy(), 1, remote=ThreadWorkers(tmp_path))
     assert found == reference()
 
 
