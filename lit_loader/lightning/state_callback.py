@@ -145,6 +145,7 @@ class LoaderStateCallback(Callback):
         if not states:
             self._set_epoch(_epoch(trainer))
         for loader, state in zip(self._loaders, states, strict=False):
+            # Samplers, too: a batch may be taken ahead before Lightning sets their epoch.
             loader.set_epoch(state["epoch"] if self._next_epoch is None else self._next_epoch)
             if self._next_epoch is not None:
                 loader._core.passes.leave()
@@ -251,8 +252,9 @@ class LoaderStateCallback(Callback):
                 consumed[[each is loader for each in combined.flattened].index(True)] = True
 
     def _set_epoch(self, epoch: int) -> None:
-        for loader in self._loaders:
-            loader.set_epoch(epoch)
+        for loader in self._loaders:  # Lightning calls set_epoch of their samplers itself
+            inner = getattr(loader.batch_sampler, "sampler", None)
+            loader._core.set_epoch(epoch, informed=(loader.sampler, inner))
 
 
 def _put_first(callback: LoaderStateCallback, trainer: Trainer) -> None:

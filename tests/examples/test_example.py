@@ -45,8 +45,8 @@ def test_overrides_reach_the_loaders(tmp_path: Path, method: str) -> None:
 
 
 def test_mistyped_options_are_refused(tmp_path: Path) -> None:
-    printed = run(tmp_path, TRAIN, "+loader.nun_workers=4", code=1)
-    assert "unknown option 'nun_workers': did you mean 'num_workers'?" in printed
+    printed = run(tmp_path, TRAIN, "+data.loader.nun_workers=4", code=1)
+    assert "unknown option 'nun_workers': did you mean num_workers" in printed
 
 
 def test_showing_the_configuration_imports_no_torch(tmp_path: Path) -> None:

@@ -344,12 +344,15 @@ class LoaderCore:
         self.of_process["shared"] = found.shared
         return made
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the passes to come, and tell sampler and dataset."""
+    def set_epoch(self, epoch: int, informed: tuple[Any, ...] = ()) -> None:
+        """Set the epoch of the passes to come, and tell samplers and dataset.
+
+        ``informed``: samplers whose ``set_epoch`` somebody else calls.
+        """
         self.follow_samplers()
         if self.started_epoch not in (None, epoch):
             self.forget_start()
-        self.passes.set_epoch(epoch)
+        self.passes.set_epoch(epoch, informed)
         self.tell_dataset(epoch)
 
     def tell_dataset(self, epoch: int) -> None:

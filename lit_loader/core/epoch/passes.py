@@ -122,11 +122,11 @@ class Passes:
 
     # --- what the program says ---
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int, informed: tuple[Any, ...] = ()) -> None:
         """Choose the epoch of the passes that begin from now on."""
         self._set, self._unset_sharded = epoch, 0
         if self.plan is not None:
-            self.plan.epochs.set(epoch)
+            self.plan.epochs.set(epoch, informed)
 
     def load(self, position: Position, generator: int) -> None:
         """Make the next pass begin at a position; ``generator`` is the digest of torch's there."""

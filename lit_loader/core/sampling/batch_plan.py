@@ -106,10 +106,11 @@ class SamplerEpochs:
                 return int(epoch)
         return None
 
-    def set(self, epoch: int) -> None:
-        """Set an epoch that the program has set on the loader."""
+    def set(self, epoch: int, informed: tuple[Any, ...] = ()) -> None:
+        """Set an epoch that the program has set on the loader; not of users' ``informed`` ones."""
         for sampler in self._samplers:
-            sampler.set_epoch(epoch)
+            if hasattr(sampler, "requested_epoch") or not any(sampler is each for each in informed):
+                sampler.set_epoch(epoch)
 
     def show(self, epoch: int, resumed: bool = False) -> None:
         """Set the epoch that samplers show, which was counted, or ``resumed``."""
