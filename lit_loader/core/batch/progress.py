@@ -33,9 +33,9 @@ from lit_loader.core.transport.status_board import (
 
 __all__ = ["Cancelled", "Progress"]
 
-_QUICK: Final = 4_000
-"""Nanoseconds per sample below which samples are neither announced nor timed one by one: that would
-take as long as many a sample."""
+_QUICK: Final = 20_000
+"""Nanoseconds per sample below which samples are neither announced nor timed one by one: that takes
+almost a microsecond."""
 
 _MANY: Final = 16
 """Samples of a batch in which that would be felt."""
@@ -104,9 +104,9 @@ class Progress:
         words, row = self._words, self._row
         words[row + STAGE] = _COLLATING
         words[row + SINCE] = now = self.fetched = _clock()
-        if self._at >= 0:
-            self._finish(now)
-        self.place = -1
+        if self._at >= 0 and now - self._last > self.slowest:
+            self.slowest, self.slowest_at = now - self._last, self._at
+        self._at = self.place = -1
 
     def encoding(self) -> None:
         """Note that the batch is collated."""
@@ -154,8 +154,9 @@ class Progress:
         words[row + SINCE] = now
         if words[TOKEN] != self.token:
             raise Cancelled
-        if self._at >= 0:
-            self._finish(now)
+        last, at = self._last, self._at
+        if at >= 0 and now - last > self.slowest:
+            self.slowest, self.slowest_at = now - last, at
         self._at = self.place = place
         self._last = now
 
@@ -181,8 +182,3 @@ class Progress:
     def beat(self) -> None:
         """Note that the loader's own work makes progress, before a sample or after it."""
         self._words[self._row + SINCE] = _clock()
-
-    def _finish(self, now: int) -> None:
-        if now - self._last > self.slowest:
-            self.slowest, self.slowest_at = now - self._last, self._at
-        self._at = -1
