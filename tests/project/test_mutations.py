@@ -79,14 +79,7 @@ MUTATIONS: Final = (
         "core/options/loader_config.py",
         "return dataclasses.replace(self, num_replicas=number, rank=rank)",
         "return dataclasses.replace(self, num_replicas=None)",
-        "lightning/test_one_import.py::test_auto_takes_the_ranks_of_the_job",
-    ),
-    Mutation(
-        "num_replicas='auto' in one process is as if it were not given",
-        "core/options/loader_config.py",
-        "            if number > 1:\n                return dataclasses",
-        "            if True:\n                return dataclasses",
-        "lightning/test_one_import.py::test_auto_takes_the_ranks_of_the_job",
+        "core/seeding/test_ranks.py::test_ranks_have_one_order_and_draw_each_their_own",
     ),
     Mutation(
         "datasets of different lengths have unlike orders",
@@ -286,6 +279,13 @@ MUTATIONS: Final = (
         "foreseen = self.passes.foresee(made)",
         "pass",
         "core/epoch/test_next_epoch.py::test_they_are_made_before_anybody_asks",
+    ),
+    Mutation(
+        "batches made ahead are not built twice",
+        "core/epoch/passes.py",
+        "        ordinal = self._ordinal(epoch)\n",
+        "        ordinal = one.seeds.ordinal\n",
+        "core/epoch/test_next_epoch.py::test_they_are_made_once",
     ),
     Mutation(
         "a resumed stream continues from its state, and is not replayed from its start",
@@ -493,7 +493,7 @@ MUTATIONS: Final = (
         "core/executors/payload.py",
         "            self.attributes.restore()\n",
         "            pass\n",
-        ATTRIBUTES + "test_a_worker_in_the_place_of_a_dead_one_has_it",
+        "core/executors/test_start.py::test_the_program_changes_the_dataset_and_a_worker_is_killed",
     ),
     Mutation(
         "a forked worker is free of locks that other threads held",
