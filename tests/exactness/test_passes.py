@@ -3,6 +3,7 @@
 import random
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -506,6 +507,26 @@ def test_what_is_changed_after_start_counts(make: Any) -> None:
     loader.set_epoch(5)
     expected.set_epoch(5)
     assert content(loader) == content(expected)
+
+
+class Logged(Rows):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __getitem__(self, index: int) -> int:  # type: ignore[override]
+        with self.path.open("a") as log:
+            log.write(f"{get_epoch()}:{index} ")
+        return index
+
+
+def test_what_persistent_workers_begin_early_is_not_read_twice(make: Any, tmp_path: Path) -> None:
+    loader = make(dataset=Logged(tmp_path / "log"), seed=1)
+    for _ in range(3):
+        list(loader)
+    read = (tmp_path / "log").read_text().split()
+    assert sorted(each for each in read if each[0] < "3") == sorted(
+        f"{epoch}:{index}" for epoch in range(3) for index in range(N)
+    )
 
 
 # --- seeds in a batch ---

@@ -285,7 +285,7 @@ MUTATIONS: Final = (
         "core/epoch/passes.py",
         "        ordinal = self._ordinal(epoch)\n",
         "        ordinal = one.seeds.ordinal\n",
-        "core/epoch/test_next_epoch.py::test_they_are_made_once",
+        PASSES + "test_what_persistent_workers_begin_early_is_not_read_twice",
     ),
     Mutation(
         "a resumed stream continues from its state, and is not replayed from its start",

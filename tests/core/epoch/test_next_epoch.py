@@ -115,15 +115,6 @@ def test_an_epoch_that_is_asked_for_and_was_expected(kind: str, length: int) -> 
         assert passes(loader) == passes(single(length, **options()))
 
 
-def test_they_are_made_once(log: Log) -> None:
-    with DataLoader(Call(log.sample, 6), num_workers=2, persistent_workers=True, seed=1) as loader:
-        for epoch in range(3):
-            list(loader)
-            assert (
-                Counter(read for read in log.read() if read[0] == epoch).most_common(1)[0][1] == 1
-            )
-
-
 def test_they_are_made_before_anybody_asks(log: Log) -> None:
     with DataLoader(Call(log.sample, 6), num_workers=2, persistent_workers=True, seed=1) as loader:
         list(loader)
