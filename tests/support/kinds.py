@@ -22,11 +22,6 @@ _STARTS: Final = re.compile(
     r"|\bTrainer\(|\bquiet_trainer\("  # which starts none by itself, and takes as long
 )
 _UNSEEN: Final = (
-    "bench/test_bench_app.py::test_check_of_ratios",
-    "bench/test_bench_app.py::test_every_case_measures",
-    "bench/test_bench_app.py::test_grid",
-    "bench/test_bench_app.py::test_reports_agree",
-    "hydra/test_hydra.py::test_fault_tolerant",
     "hydra/test_hydra.py::test_reproducible",
     "lightning/test_cli.py::test_a_file_describes_the_data",
     "lightning/test_cli.py::test_the_command_line_goes_before_the_file",
