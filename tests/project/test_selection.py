@@ -11,7 +11,7 @@ TESTS = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
-    "name", [*selection.LONG, *selection.THINNED, *selection.LINUX, *kinds._UNSEEN]
+    "name", [*selection.LONG, *selection.THINNED, *selection.LINUX, *kinds.UNSEEN]
 )
 def test_a_name_is_that_of_a_test(name: str) -> None:
     file, _, function = name.partition("::")
