@@ -395,13 +395,13 @@ def test_a_resume_says_where_it_continues(caplog: pytest.LogCaptureFixture) -> N
 
 def test_the_dataset_is_told_the_epoch_that_it_was_told(make: Any) -> None:
     class Told(Rows):
-        epoch = -1
+        epochs = (-1,)
 
         def set_epoch(self, epoch: int) -> None:
-            self.epoch = epoch
+            self.epochs = [epoch]  # type: ignore[assignment]  # no plain attribute
 
         def __getitem__(self, index: int) -> Tensor:
-            return torch.tensor([index, self.epoch])
+            return torch.tensor([index, self.epochs[0]])
 
     loader = make(dataset=Told(), seed=1)
     assert {row[1] for row in content(loader)} == {-1}

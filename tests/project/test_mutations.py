@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -742,8 +743,9 @@ MUTATIONS: Final = (
     Mutation(
         "caches of different keys are apart",
         "data/cache_folder.py",
-        "name = repr((_FORMAT, platform.machine(), key)).encode()",
-        "name = repr((_FORMAT, platform.machine())).encode()",
+        "            directory.mkdir(parents=True, exist_ok=True)\n",
+        "            directory.mkdir(parents=True, exist_ok=True)\n"
+        "            path = directory / 'cache'\n",
         "data/test_cache_keys.py",
     ),
     Mutation(
@@ -879,19 +881,21 @@ def test_it_is_noticed(mutation: Mutation, copy: Path) -> None:
 
 def run(tests: list[str], copy: Path) -> tuple[int, str]:
     """Run tests of the copy until one fails; a fault may keep processes from ending."""
-    program = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "pytest", "-n", "0", "-x", "-v", "-p", "no:cacheprovider"),
-            *("--timeout", "60", "-o", "faulthandler_timeout=0"),
-            *(f"tests/{each}" for each in tests),
-        ],
-        cwd=copy, env={**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        output, _ = program.communicate(timeout=400)
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # whatever is left of it
-            os.killpg(program.pid, signal.SIGKILL)
-        program.wait()
-    return program.returncode, output
+    with tempfile.TemporaryFile("w+") as output:  # not a pipe, which such processes would keep open
+        program = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "pytest", "-n", "0", "-x", "-v", "-p", "no:cacheprovider"),
+                *("--timeout", "60", "-o", "faulthandler_timeout=0"),
+                *(f"tests/{each}" for each in tests),
+            ],
+            cwd=copy, env={**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
+            stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            program.wait(400)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # whatever is left of it
+                os.killpg(program.pid, signal.SIGKILL)
+            program.wait()
+        output.seek(0)
+        return program.returncode, output.read()
