@@ -532,6 +532,21 @@ def test_what_persistent_workers_begin_early_is_not_read_twice(make: Any, tmp_pa
 # --- seeds in a batch ---
 
 
+class Holding(Rows):
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(42)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([index, self.rng.random()])
+
+
+def test_a_held_generator_gives_what_its_own_seed_gives_and_more_in_each_pass(make: Any) -> None:
+    loader, another = (make(dataset=Holding(), shuffle=False) for _ in range(2))
+    passes = [content(loader) for _ in range(3)]
+    assert distinct(passes) == 3
+    assert [content(another) for _ in range(3)] == passes
+
+
 class Seeds(Dataset[Any]):
     """Derives a generator from what torch's programs ask."""
 

@@ -430,14 +430,14 @@ MUTATIONS: Final = (
         "core/seeding/held_generators.py",
         "start = derive(base.number, seeds.ordinal - base.since)",
         "start = derive(base.number)",
-        "exactness/test_programs.py",
+        PASSES + "test_a_held_generator_gives_what_its_own_seed_gives_and_more_in_each_pass",
     ),
     Mutation(
         "with seed=, generators that the dataset holds follow from it",
         "core/seeding/held_generators.py",
         "start = extend(seeds.seed, base.number)",
         "start = derive(base.number, seeds.ordinal)",
-        "core/seeding exactness/test_map_style.py",
+        MAP + "test_epochs_are_equal_for_any_number_of_workers core/seeding",
     ),
     Mutation(
         "torch's generator is given back after a batch",
