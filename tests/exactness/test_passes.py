@@ -3,6 +3,7 @@
 import random
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -382,13 +383,13 @@ def test_a_resume_says_where_it_continues(caplog: pytest.LogCaptureFixture) -> N
 
 def test_the_dataset_is_told_the_epoch_that_it_was_told(make: Any) -> None:
     class Told(Rows):
-        epoch = -1
+        epochs = (-1,)
 
         def set_epoch(self, epoch: int) -> None:
-            self.epoch = epoch
+            self.epochs = [epoch]  # type: ignore[assignment]  # no plain attribute
 
         def __getitem__(self, index: int) -> Tensor:
-            return torch.tensor([index, self.epoch])
+            return torch.tensor([index, self.epochs[0]])
 
     loader = make(dataset=Told(), seed=1)
     assert {row[1] for row in content(loader)} == {-1}
@@ -496,7 +497,42 @@ def test_what_is_changed_after_start_counts(make: Any) -> None:
     assert content(loader) == content(expected)
 
 
+class Logged(Rows):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __getitem__(self, index: int) -> int:  # type: ignore[override]
+        with self.path.open("a") as log:
+            log.write(f"{get_epoch()}:{index} ")
+        return index
+
+
+def test_what_persistent_workers_begin_early_is_not_read_twice(make: Any, tmp_path: Path) -> None:
+    loader = make(dataset=Logged(tmp_path / "log"), seed=1)
+    for _ in range(3):
+        list(loader)
+    read = (tmp_path / "log").read_text().split()
+    assert sorted(each for each in read if each[0] < "3") == sorted(
+        f"{epoch}:{index}" for epoch in range(3) for index in range(N)
+    )
+
+
 # --- seeds in a batch ---
+
+
+class Holding(Rows):
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(42)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([index, self.rng.random()])
+
+
+def test_a_held_generator_gives_what_its_own_seed_gives_and_more_in_each_pass(make: Any) -> None:
+    loader, another = (make(dataset=Holding(), shuffle=False) for _ in range(2))
+    passes = [content(loader) for _ in range(3)]
+    assert distinct(passes) == 3
+    assert [content(another) for _ in range(3)] == passes
 
 
 class Seeds(Dataset[Any]):

@@ -40,7 +40,7 @@ def loader(kind: str, rank: int, workers: int) -> DataLoader[Any]:
     if kind == "sampler":
         sampler = DistributedSampler(Noisy(), 2, rank)
         return DataLoader(Noisy(), sampler=sampler, **options)
-    options |= {"num_replicas": 2, "rank": rank}
+    options["num_replicas"] = "auto"
     if kind == "stream":
         return DataLoader(NoisyStream(), num_shards=4, uneven_ranks="keep", **options)
     return DataLoader(Noisy(), shuffle=True, **options)

@@ -1,6 +1,6 @@
 """What the default run leaves to ``-m slow``, and what Linux alone has, which others leave out.
 
-The default run is to be over in twelve minutes on two idle cores, ``-m unit`` in one. So of tests
+The default run is to be over in nine minutes on two idle cores, ``-m unit`` in one. So of tests
 that start an interpreter or a Trainer for each cell it has one cell of a kind, and of the large
 matrices some cells in turn; ``-m slow`` runs the others. ``LIT_LOADER_PORTABLE=1`` leaves out what
 is of Linux alone.
@@ -16,55 +16,36 @@ from lit_loader.core.system import linux
 
 LONG: Final = (
     "data/test_collation.py::test_through_a_worker[[]spawn*",
-    "bench/test_bench_app.py::test_every_case_measures[[]decoding*",
-    "bench/test_bench_app.py::test_every_case_measures[[]transport*",
-    "examples/test_recipe_scripts.py::test_fabric_in_two_processes",
     "hydra/test_hydra_commands.py::test_submitit_launcher",
     "core/epoch/test_limits.py::test_a_full_disk_behind_the_temporary_directory[[]10m*",
     "core/epoch/test_limits.py::test_a_small_address_space_and_large_batches[[]3000 MB*",
     "lightning/test_strategies.py::test_a_killed_rank_leaves_nothing_behind[[]ddp_fork*",
     "lightning/test_strategies.py::test_strategies[[]ddp_fork forkserver*",
     "lightning/test_strategies.py::test_strategies[[]ddp_notebook*",
-    "node/test_fingerprint.py::test_it_is_the_same_in_all_processes",
     "node/test_shared_dataset.py::test_killed_at_any_instruction[[]*-while*",
     "parity/test_batches.py::test_sharding_by_worker_init_fn[[]*spawn*",
     "parity/test_iterators.py::test_a_loader_in_a_child_process[[]*persistent*-spawn*",
     "parity/test_iterators.py::test_a_loader_in_a_child_process[[]*workers*-spawn*",
     "parity/test_workers.py::test_a_lambda_under_spawn_is_an_error[[]*-forkserver-*",
     "parity/test_workers.py::test_facts_by_start_method[[]*-spawn*",
-    "core/epoch/test_epochs.py::test_a_dataset_learns_the_epoch_in_each_worker[[]spawn*",
-    "core/system/test_pickling.py::test_a_session_with*[[]-c*",
     "core/executors/test_shared_buffers.py::test_one_copy*-alone*",
 )
 """Patterns of what comes after ``tests/`` in a test's name."""
 
 THINNED: Final = {
-    "faults/test_fault_matrix.py::test_a_full_memory_budget": 3,
     "faults/test_fault_matrix.py::test_the_parent_is_killed": 2,
     "faults/test_lifecycle.py::test_the_loop_ends_the_program": 2,
     "lightning/test_flags.py::test_flags": 3,
     "lightning/test_flags.py::test_prediction_writers_get_the_indices": 5,
     "lightning/test_flags.py::test_memory_validated_in_is_trained_in": 3,
-    "lightning/test_resume.py::test_several_loaders": 3,
-    "lightning/test_resume.py::test_another_batch_size": 2,
     "lightning/test_resume.py::test_combined_and_resumed_after_each_step": 3,
-    "lightning/test_both_names.py::test_a_checkpoint_of_either_goes_on_in_either": 5,
     "parity/test_exceptions.py::test_an_iterator_survives_bad_samples": 3,
-    "core/sampling/test_users_samplers.py::test_it_is_told_what_the_program_tells_and_no_more": 2,
     "profiling/test_controller.py::test_as_good_as_the_best_fixed_number": 3,
     "parity/test_batches.py::test_workers_take_turns": 3,
-    "early/test_early_start.py::test_no_byte_is_another_for_it": 12,
-    "profiling/test_exactness_check.py::test_what_is_not_exact_is_told_once": 2,
     "faults/test_fault_matrix.py::test_what_ends_or_stops_a_worker": 4,
-    "core/epoch/test_next_epoch.py::test_epochs_are_what_they_are": 2,
     "lightning/test_resume.py::test_chain_of_resumes": 5,
-    "lightning/test_resume.py::test_a_batch_that_is_looked_at_moves_nothing": 3,
     "lightning/test_resume.py::test_loaders_that_are_reloaded_go_on": 3,
-    "core/sampling/test_users_samplers.py"
-    "::test_an_epoch_left_early_leaves_a_sampler_where_torch_does": 3,
-    "core/sampling/test_users_samplers.py::test_an_epoch_behind_one_that_was_left_is_resumed": 3,
     "core/seeding/test_get_rng.py::test_draws_are_the_same": 3,
-    "core/seeding/test_search_cost.py::test_many_short_epochs_take_little_longer_than_torchs": 3,
     "parity/test_batches.py::test_map_style": 3,
     "parity/test_exceptions.py::test_an_exception_keeps_its_type_and_message": 3,
     "faults/test_signals.py::test_when_the_parent_ends_of_it_so_do_they": 2,
@@ -72,8 +53,6 @@ THINNED: Final = {
     "examples/test_from_elsewhere.py::test_nothing_is_lost": 2,
     "remote/test_remote_loader.py::test_an_epoch_that_is_left_leaves_nothing_to_the_next_one": 2,
     "remote/test_remote_loader.py::test_the_workers_here_are_resized_beside_remote_ones": 2,
-    "faults/test_lifecycle.py::test_an_iterator_goes_on_in_a_forked_child": 3,
-    "core/seeding/test_generator_watch.py::test_batches_do_not_depend_on_who_made_what_before": 2,
     "core/executors/test_recovery.py::test_a_batch_that_ends_two_workers": 2,
     "data/test_bad_samples.py::test_batches_are_those_of_a_clean_run": 2,
     "profiling/test_statistics.py::test_a_delay_is_found_in_its_stage": 2,

@@ -214,8 +214,7 @@ class Passes:
             self.find_generator()
             self._log_resume(start)
         self._repeats[start.epoch] = max(self._repeats[start.epoch], start.repeat + 1)
-        # Ranks may begin passes of their own: what they hold must be seeded equally all the same.
-        ordinal = start.epoch if self.shares_data or self._is_stream_in_job() else self._begun
+        ordinal = self._ordinal(start.epoch)
         start = replace(start, told=start.told or self._set is not None)
         told = start.epoch if start.told and tells else UNTOLD
         is_seeded = self.seeds.seed is not None or nested
@@ -294,7 +293,8 @@ class Passes:
         start = self._start(epoch, None)
         told = one.seeds.dataset_epoch
         told = told if told == UNTOLD else epoch
-        return one.seeds._replace(seed=start.seed, dataset_epoch=told), start
+        ordinal = self._ordinal(epoch)
+        return one.seeds._replace(seed=start.seed, ordinal=ordinal, dataset_epoch=told), start
 
     # --- inside ---
 
@@ -355,6 +355,11 @@ class Passes:
             return start
         before = one.position.start
         return replace(start, repeat=before.repeat, order_repeat=before.order_repeat)
+
+    def _ordinal(self, epoch: int) -> int:
+        """Return the number of the pass that comes next, by which held generators vary."""
+        # Ranks may begin passes of their own: what they hold must be seeded equally all the same.
+        return epoch if self.shares_data or self._is_stream_in_job() else self._begun
 
     def _own_seeds(self, found: list[tuple[str, Any]], seeds: PassSeeds) -> dict[str, OwnSeed]:
         known, loaded = self._own, self._loaded
