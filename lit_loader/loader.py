@@ -511,9 +511,11 @@ class DataLoader(_TorchLoader[T_co]):
         seeds = LoaderSeeds(config.seed, config.generator, ranks, name_in_job)
 
         self.dataset = dataset
+        own = type(self).__setattr__ is DataLoader.__setattr__
+        put = object.__setattr__ if own else setattr  # a subclass may see to them
         for name, value in config.as_kwargs().items():
             if name not in SHOWN_OTHERWISE:
-                setattr(self, name, value)
+                put(self, name, value)
         workers = config.num_workers != "auto" and (config.num_workers or config.remote_workers)
         if workers and self.prefetch_factor is None:
             self.prefetch_factor = DEFAULT_PREFETCH
