@@ -554,13 +554,6 @@ MUTATIONS: Final = (
         "core/executors/test_recovery.py::test_when_the_budget_is_used_up",
     ),
     Mutation(
-        "a stream that is left is closed",
-        "core/executors/main.py",
-        "and self._maker.spec is not None and self._maker.spec.iterable:",
-        "and False:",
-        "faults/test_close.py::test_a_stream_that_is_left_is_closed",
-    ),
-    Mutation(
         "a batch that two workers have made comes once",
         "core/executors/worker_pool.py",
         "                del self._tasks[task.number]\n                end",
@@ -581,7 +574,8 @@ MUTATIONS: Final = (
         "core/executors/worker_pool.py",
         "            self._ready.clear()\n            self._read_all()",
         "            self._read_all()",
-        "faults/test_lifecycle.py::test_nothing_of_a_pass_that_was_left_is_delivered_in_the_next_of_its_epoch",
+        "faults/test_lifecycle.py::test_nothing_of_a_pass_that_was_left_is_delivered_in_the_next_of_its_epoch"
+        " core/executors/test_pool_model.py",
     ),
     Mutation(
         "a shard that moves to another worker continues from its state",
