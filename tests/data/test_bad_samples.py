@@ -294,7 +294,7 @@ def test_beyond_the_limit_all_are_listed(policy: str, workers: int) -> None:
         with pytest.raises(SampleErrorsError) as caught:
             next(iterator)
         head, *lines = str(caught.value).split("\n")
-        assert "2 bad samples in an epoch, and max_sample_errors=1" in head and "LL211" in head
+        assert "2 bad samples in an epoch; max_sample_errors=1" in head and "LL211" in head
         assert [error.index for error in caught.value.errors] == [3, 7]
         assert lines == [f"  {error}" for error in caught.value.errors]
         copy = pickle.loads(pickle.dumps(caught.value))

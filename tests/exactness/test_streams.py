@@ -291,7 +291,9 @@ def test_what_a_state_does_not_have_is_reported_once(options: dict[str, Any]) ->
         state = first.state_dict()
     with (
         loaded(make(), state) as resumed,
-        pytest.warns(lit_loader.ExactnessWarning, match=r"LL32[01]") as caught,
+        pytest.warns(
+            lit_loader.ExactnessWarning, match="LL321|before the resumed position"
+        ) as caught,
     ):
         list(resumed)
     assert len([each for each in caught if "LL321" in str(each.message)]) <= 1

@@ -138,7 +138,7 @@ class HeldBack:
 
 def with_handlers() -> Iterator[int]:
     """Yield the signals that have a handler in Python; no code in Python runs."""
-    # reach: python: signal.getsignal makes an enumeration's member of each answer, 15 times slower
+    # signal.getsignal makes an enumeration's member of each answer, which is 15 times slower.
     return itertools.compress(_SIGNALS, map(callable, map(_signal.getsignal, _SIGNALS)))
 
 

@@ -28,7 +28,7 @@ WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("dataset", [5, None, len, Rows, (x for x in [1]), {1, 2}], ids=range(6))
 def test_what_has_no_samples_is_refused_when_it_is_read(dataset: Any) -> None:
     message = refused(lambda: iter(DataLoader(dataset)))
-    assert "dataset must " in message and "LL61" in message
+    assert "dataset must " in message
 
 
 # --- batch samplers ---
