@@ -228,7 +228,7 @@ def test_what_does_not_fit_is_not_merged() -> None:
         ([], "must be a list"),
         (None, "must be a list"),
         (one, "must be a list"),
-        ([{}], "LL3"),
+        ([{}], "state_dict"),
         ([plain.state_dict()] * 2, "own"),
         ([before, whole.state_dict()], "different steps"),
     ]

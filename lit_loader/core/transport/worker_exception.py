@@ -127,13 +127,15 @@ class WorkerException(NamedTuple):
         where = "\n".join([where, *getattr(error, "__notes__", ())])
         if kind is AssertionError and "daemonic processes" in str(error):  # multiprocessing's
             where += _MAY_START_NONE
+        written = traceback.TracebackException(kind, error, shown)
+        written.__notes__ = None  # type: ignore[attr-defined]  # they are in ``where``
         return cls(
             kind=kind if _portable(kind) else None,
             name=class_name(kind),
             message=message_of(error),
             args=args if _portable(args) else None,
             attributes={k: v for k, v in attributes.items() if k != "__notes__" and _portable(v)},
-            trace="".join(traceback.format_exception(kind, error, shown)) + hint,
+            trace="".join(written.format()) + hint,
             where=where,
         )
 
