@@ -220,7 +220,7 @@ MUTATIONS: Final = (
     Mutation(
         "set_epoch chooses the epoch",
         "core/epoch/loader_core.py",
-        "        self.passes.set_epoch(epoch)\n",
+        "        self.passes.set_epoch(epoch, informed)\n",
         "",
         PASSES + "test_the_epoch_is_that_of_the_last_set_epoch",
     ),

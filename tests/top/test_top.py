@@ -278,7 +278,7 @@ def test_the_picture(training: Any, width: int, monkeypatch: pytest.MonkeyPatch)
     console.print(picture([looked(training)], live=True))
     text = console.export_text()
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width
-    for shown in ("9/16", "3/4", "37", "in wait_for_storage", "q quit", "Limit: ", "▲ worker"):
+    for shown in ("9/16", "3/4", "37", "wait_for_storage", "q quit", "Limit: ", "▲ worker"):
         assert shown in text, shown
 
 

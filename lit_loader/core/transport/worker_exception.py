@@ -84,6 +84,7 @@ def describe_batch(number: int, indices: Any, progress: Any) -> str:
     return f"batch {number}, {at}{describe_indices(indices)}"
 
 
+# reach: python: frames of this package are left out of what is shown
 def _of_the_user(error: BaseException) -> TracebackType | None:
     """Return the traceback from the first frame on that is not of this package, if there is one."""
     trace = whole = error.__traceback__
