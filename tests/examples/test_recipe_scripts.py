@@ -1,7 +1,6 @@
 """The scripts of examples/ without Hydra, run in this process, which has imported all they need."""
 
 import difflib
-import re
 import runpy
 import sys
 from collections.abc import Callable
@@ -51,9 +50,9 @@ def test_lightning_cli(script: Callable[..., str], tmp_path: Path) -> None:
 
 def test_a_loss_that_jumps(script: Callable[..., str]) -> None:
     printed = script("loss_jump.py").splitlines()
-    assert re.search(r"jumped to [\d,]+ at step \d+$", printed[0])
+    assert printed[0].endswith("at step 16")
     assert printed[1] == "its sample 1234 has the target 234,000"
-    assert re.match(r"gone back to step \d+, and on from \d+: the loss ends at 0\.0", printed[2])
+    assert printed[2].startswith("gone back to step 10, and on from 17: the loss ends at 0.0")
 
 
 def test_plain_loop_goes_on(script: Callable[..., str], tmp_path: Path) -> None:
