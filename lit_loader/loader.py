@@ -22,6 +22,7 @@ import multiprocessing
 import os
 import sys
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.context import BaseContext
@@ -57,7 +58,7 @@ from lit_loader.core.sampling.sampler_view import choose_samplers
 from lit_loader.core.seeding.loader_seeds import LoaderSeeds
 from lit_loader.core.state.position import PassPosition, Position
 from lit_loader.core.system.processors import advice_if_too_many
-from lit_loader.describe import public, short_repr
+from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError
 
 __all__ = ["DataLoader"]
@@ -595,7 +596,7 @@ class DataLoader(_TorchLoader[T_co]):
         advice = advice_if_too_many(self.num_workers)
         processes = self.worker_method == "multiprocessing"
         if advice is not None and processes and self._core.auto is None:
-            self._core.warn_once(advice)
+            warnings.warn(advice, stacklevel=program_stacklevel())
 
     @property
     def multiprocessing_context(self) -> BaseContext | None:
@@ -798,11 +799,11 @@ class DataLoader(_TorchLoader[T_co]):
         self._core.start()
 
     def resize(self, num_workers: int, prefetch_factor: int | None = None) -> None:
-        """Change the number of workers now, also within an epoch.
+        """Change the number of workers, also within an epoch.
 
-        No batch changes or is lost. New workers take part once they have started; those that are
-        too many finish their batches and end. Any thread may call this, and it does not wait.
-        (Setting ``loader.num_workers`` counts from the next iterator.)
+        No batch changes or is lost. New workers start when the program waits for a batch; those
+        that are too many finish their batches and end. Any thread may call this, and it does not
+        wait. (Setting ``loader.num_workers`` counts from the next iterator.)
 
         Args:
             num_workers: The new number. A change to 0, or from 0, counts from the next iterator.

@@ -177,29 +177,29 @@ MUTATIONS: Final = (
     Mutation(
         "a second pass of an epoch has another order",
         "core/epoch/passes.py",
-        "            0 if self.shares_data else repeat,\n",
-        "            0,\n",
+        "order_repeat = 0 if self.shares_data else repeat",
+        "order_repeat = 0",
         PASSES + "test_epochs_that_are_set_again_have_other_orders",
     ),
     Mutation(
         "a second pass of an epoch has other augmentations",
         "core/state/position.py",
-        "return derive(seed, self.epoch, self.repeat) if is_base else seed",
-        "return derive(seed, self.epoch) if is_base else seed",
+        'return derive(seed, self.epoch, self.repeat) if kind == "base" else seed',
+        'return derive(seed, self.epoch) if kind == "base" else seed',
         PASSES + "test_a_second_pass_of_an_epoch_augments_anew",
     ),
     Mutation(
         "ranks have one order in all passes of an epoch",
         "core/epoch/passes.py",
-        "            0 if self.shares_data else repeat,\n",
-        "            repeat,\n",
+        "order_repeat = 0 if self.shares_data else repeat",
+        "order_repeat = repeat",
         PASSES + "test_a_rank_that_peeks_alone_costs_no_samples",
     ),
     Mutation(
         "ranks of a job have one seed without asking",
         "core/seeding/loader_seeds.py",
-        "number: int = self._name.first_rank(self.draw(1) if drawn is None else drawn)",
-        "number: int = drawn or 0",
+        "base, *numbers = self._name.first_rank([own, *held.values()])",
+        "base, *numbers = [own, *held.values()]",
         "core/seeding/test_ranks.py::test_ranks_have_one_order_and_draw_each_their_own",
     ),
     Mutation(
@@ -234,14 +234,14 @@ MUTATIONS: Final = (
     Mutation(
         "an epoch that is set stays until the next one is set",
         "core/epoch/passes.py",
-        "        if self._set is None:\n            self._next = start.epoch + 1",
-        "        self._set, self._next = None, start.epoch + 1\n        if True:\n            pass",
+        "        if self._set is None:\n            self._next =",
+        "        self._set = None\n        if True:\n            self._next =",
         PASSES + "test_the_epoch_is_that_of_the_last_set_epoch",
     ),
     Mutation(
         "without set_epoch the epoch counts up",
         "core/epoch/passes.py",
-        "self._next = start.epoch + 1",
+        "self._next = start.epoch if self.shares_data else start.epoch + 1",
         "self._next = start.epoch",
         PASSES + "test_a_state_is_that_of_the_iterator_that_yielded_last",
     ),
@@ -284,8 +284,8 @@ MUTATIONS: Final = (
     Mutation(
         "batches made ahead are not built twice",
         "core/epoch/passes.py",
-        "        ordinal = self._ordinal(epoch)\n",
-        "        ordinal = one.seeds.ordinal\n",
+        "start = self._start(one.epoch + 1, None, {})",
+        "start = self._start(one.epoch, None, {})",
         PASSES + "test_what_persistent_workers_begin_early_is_not_read_twice",
     ),
     Mutation(
@@ -313,8 +313,8 @@ MUTATIONS: Final = (
     Mutation(
         "batches come in order, however the workers finish",
         "core/epoch/iterator.py",
-        "self._lines = 1 if loader.in_order or here is not None else core.readers",
-        "self._lines = 1 if here is not None else core.readers",
+        "self._lines = 1 if loader.in_order or here else core.readers",
+        "self._lines = 1 if here else core.readers",
         "parity/test_iterators.py::test_batches_keep_their_order_however_the_workers_finish",
     ),
     # --- states ---
@@ -328,8 +328,8 @@ MUTATIONS: Final = (
     Mutation(
         "a state has the pass's seed",
         "core/state/loader_state.py",
-        'state["base" if is_base else "seed" if position.has_begun else "after"] = seed',
-        'state["base" if is_base else "seed" if position.has_begun else "after"] = 0',
+        "state[position.root.kind] = position.root.seed",
+        "state[position.root.kind] = 0",
         PASSES + "test_later_passes_are_exact_if_the_generator_is_restored_and_else_new",
     ),
     Mutation(
@@ -349,7 +349,7 @@ MUTATIONS: Final = (
     Mutation(
         "batches that were not committed do not count as used",
         "core/epoch/passes.py",
-        "            if committed is None or committed.delivered < position.delivered:\n",
+        "            if self.commits and one.is_ahead:\n",
         "            if False:\n",
         "exactness/test_resume.py::test_commit_holds_the_position_back",
     ),
@@ -428,15 +428,15 @@ MUTATIONS: Final = (
     Mutation(
         "generators that the dataset holds draw other numbers in each pass",
         "core/seeding/held_generators.py",
-        "start = derive(base.number, seeds.ordinal - base.since)",
-        "start = derive(base.number)",
+        "start = derive(base, seeds.ordinal)",
+        "start = derive(base)",
         PASSES + "test_a_held_generator_gives_what_its_own_seed_gives_and_more_in_each_pass",
     ),
     Mutation(
         "with seed=, generators that the dataset holds follow from it",
         "core/seeding/held_generators.py",
-        "start = extend(seeds.seed, base.number)",
-        "start = derive(base.number, seeds.ordinal)",
+        "start = extend(seeds.seed, base)",
+        "start = derive(base, seeds.ordinal)",
         MAP + "test_epochs_are_equal_for_any_number_of_workers core/seeding",
     ),
     Mutation(

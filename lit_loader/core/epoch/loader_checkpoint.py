@@ -62,8 +62,7 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
         if changed:
             loaded = streams.adapted(loaded, loader.dataset, loader.batch_size or 1)
         position = streams.to_position(loaded, fingerprint, core.shards)
-        if advice := streams.advice(loaded, loader.dataset):
-            core.warn_once(advice)
+        core.warn_once(streams.advice(loaded, loader.dataset))
     else:
         position = loaded.to_position(fingerprint, plan)
     if changed:  # before anything has, for warnings may be errors
