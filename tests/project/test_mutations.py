@@ -132,10 +132,10 @@ MUTATIONS: Final = (
         "data/test_mixture.py",
     ),
     Mutation(
-        "a mixture's new weights count from now on",
-        "data/mixture.py",
-        "timeline = theirs.going_on(self._own_timeline(), draw)",
-        "timeline = self._own_timeline()",
+        "a mixture's weights of past draws are kept",
+        "data/weights.py",
+        "if theirs != [entry for entry in self.to_state() if entry[0] < draw]:",
+        "if False:",
         "data/test_mixture.py",
     ),
     # --- a pass's seed ---
