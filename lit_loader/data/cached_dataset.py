@@ -281,7 +281,8 @@ class CachedDataset(Dataset[T_co]):
         where = "" if self.directory is None else f", directory={str(self.directory)!r}"
         return (
             f"{type(self).__name__}({type(self.dataset).__name__}, {store.kept:,} of "
-            f"{store.length:,} samples in {store.used / 1e6:,.1f} of {store.limit / 1e6:,.1f} MB{where})"
+            f"{store.length:,} samples in {store.used / 1e6:,.1f} of "
+            f"{store.limit / 1e6:,.1f} MB{where})"
         )
 
     def __getattr__(self, name: str) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from torch.utils.data import Dataset, Sampler
 
 from lit_loader.core.options.checks import flag, is_dataset, is_list, refuse, whole_number
-from lit_loader.core.sampling.orders import CHUNK, EpochOrder, Indices
+from lit_loader.core.sampling.orders import EpochOrder, Indices
 from lit_loader.core.sampling.permutation import Permutation
 from lit_loader.core.seeding.seeds import derive
 from lit_loader.core.state.fingerprint import Fingerprint
@@ -216,22 +216,6 @@ class MixtureSampler(EpochOrder, Sampler[int]):
     def order(self, epoch: int) -> Callable[[Indices], Indices]:  # noqa: D102
         first = self._first_draw(epoch)
         return lambda positions: self._draw(positions + first)
-
-    def counts(self, epoch: int) -> dict[str, int]:
-        """Return how often each source comes in an epoch; computes the whole epoch.
-
-        Args:
-            epoch: Epoch number.
-
-        Returns:
-            Samples of each source, by its name; together ``epoch_length``.
-        """
-        starts = np.array(self.data_source.starts)
-        total = np.zeros(len(self.data_source.names), np.int64)
-        for start in range(0, self.epoch_length, CHUNK):
-            drawn = np.searchsorted(starts, self.indices(epoch, start, start + CHUNK), "right") - 1
-            total += np.bincount(drawn, minlength=len(total))
-        return dict(zip(self.data_source.names, total.tolist(), strict=True))
 
     def state_fingerprint(self) -> Fingerprint:
         """Name what the order depends on, besides the epoch; see `core/state/fingerprint.py`."""

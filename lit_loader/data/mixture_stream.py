@@ -35,8 +35,6 @@ from lit_loader.streams.other_streams import open_stream
 
 __all__ = ["MixtureStream"]
 
-_WARNED: Final[set[str]] = set()  # of in this process
-
 STRATEGIES: Final = ("first_exhausted", "all_exhausted_without_replacement", "repeat")
 
 
@@ -224,8 +222,7 @@ class _Mixing(Iterator[Any]):
         )
         if not self._ended:
             reading().warn(text)
-        elif self._shards == 1 or text not in _WARNED:  # no batch comes that could carry it
-            _WARNED.add(text)
+        else:  # no batch comes that could carry it
             warnings.warn(f"lit_loader: {text}", stacklevel=program_stacklevel())
 
     def _all_ended(self) -> bool:

@@ -152,10 +152,9 @@ def test_epochs_are_functions_of_the_seed() -> None:
 def test_weights_may_be_left_out_or_0() -> None:
     made = MixtureSampler(mixture(None))
     assert len(made) == 784
-    assert all(abs(made.counts(0)[n] - c) < 60 for n, c in {"a": 20, "b": 700, "c": 64}.items())
     frequent = Counter(itertools.chain(*epochs(made, 20)))
     assert len(frequent) == 784 and all(17 <= count <= 23 for count in frequent.values())
-    assert sampler(THEN).counts(0)["a"] == 0
+    assert min(sampler(THEN)) >= 20
 
 
 def test_any_place_of_a_huge_mixture_is_reached_at_once() -> None:
