@@ -197,7 +197,9 @@ class TolerantMapFetcher(MapFetcher):
         """Read good ones once more, the first for the first bad one and so on."""
         errors = self._attempts.errors
         good = [batch[place] for place, sample in enumerate(samples) if sample is not _BAD]
-        for number, error in enumerate([*errors] if good else ()):
+        if not good:
+            return
+        for number, error in enumerate([*errors]):
             index = good[number % len(good)]
             progress.step(error.position)
             sample = self._attempts.read(self._alone, index, error.position, progress)
@@ -206,8 +208,8 @@ class TolerantMapFetcher(MapFetcher):
                 errors[number] = dataclasses.replace(error, action=f"replaced by {index!r}")
 
 
-# Why an iterator yields no more samples: it says so; or it cannot continue after its exception.
-_REACHED, _AFTER_ERROR = object(), object()
+_REACHED: Final = object()
+"""Stands for the end of an iterator."""
 
 
 class GoodSamples:
@@ -245,9 +247,9 @@ class GoodSamples:
             for _ in range(MAX_IN_A_ROW):
                 sample = self._attempts.read(self._ask, None, self._position, self._progress)
                 if sample is _REACHED:
+                    if self._error is not None and _went_through_a_generator(self._error):
+                        self._raise(_NO_GOING_ON)
                     raise StopIteration
-                if sample is _AFTER_ERROR:
-                    self._raise(_NO_GOING_ON)
                 if sample is not _BAD:
                     self._position += 1
                     return sample
@@ -269,15 +271,10 @@ class GoodSamples:
 
     def _ask(self, _: None) -> Any:
         try:
-            sample = next(self._source, _REACHED)
+            return next(self._source, _REACHED)
         except Exception as error:
             self._error = error
             raise
-        if sample is not _REACHED:
-            self._error = None
-        elif self._error is not None and _went_through_a_generator(self._error):
-            return _AFTER_ERROR
-        return sample
 
 
 _NO_GOING_ON = (

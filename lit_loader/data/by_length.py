@@ -43,6 +43,9 @@ BATCHES: Final = 2
 _SHORT: Final = 60
 """Characters that are written out; of more a digest stands in the state, which is to stay small."""
 
+_MOST_TOKENS: Final = 2**30
+"""What is left of a batch is counted in 32 bits."""
+
 _TOO_LONG: Final = ("raise", "skip", "truncate")
 
 
@@ -183,14 +186,13 @@ class ByTokens(ByLength):
         lengths: Any,
         lengths_from: str,
         max_tokens: int,
-        below: int,
         *,
         too_long: str,
         num_replicas: int | None,
         **options: Any,
     ) -> None:
         super().__init__(lengths, lengths_from, group=num_replicas, **options)
-        self.max_tokens = whole_number("max_tokens", max_tokens, low=1, below=below)
+        self.max_tokens = whole_number("max_tokens", max_tokens, low=1, below=_MOST_TOKENS)
         self.too_long = one_of("too_long", too_long, _TOO_LONG)
         self.num_replicas = self.group
 

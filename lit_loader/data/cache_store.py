@@ -164,7 +164,13 @@ class SharedStore:
     def put(self, index: int, entry: Bytes) -> None:
         """Keep a sample's entry, if there is room."""
         size = len(entry)
-        if self._index[index] or size > min(self.limit, _MOST) or not self._has_room(size):
+        if self._index[index]:
+            return
+        if size > min(self.limit, _MOST):  # others may still find room
+            large = f"a sample of {size / 1e6:,.1f} MB finds no room in memory={self.limit} bytes"
+            self.note(Note.NOT_KEPT, f"{large}: such samples are not kept")
+            return
+        if not self._has_room(size):
             return
         # Two that write the same sample at this very moment both take space, and the later word
         # counts: they are equal.

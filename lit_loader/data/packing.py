@@ -25,9 +25,6 @@ from lit_loader.describe import public
 
 __all__ = ["PackCollate", "Packed", "PackingBatchSampler", "best_fit"]
 
-_MOST_TOKENS = 2**30
-"""What is left of a pack is counted in 32 bits."""
-
 _AT_ONCE = 262_144
 """Samples that are packed at once: about half a microsecond for each."""
 
@@ -92,7 +89,7 @@ class PackingBatchSampler(ByTokens):
         num_replicas: int | None = None,
     ) -> None:
         super().__init__(
-            *(lengths, lengths_from, max_tokens, _MOST_TOKENS),
+            *(lengths, lengths_from, max_tokens),
             shuffle=shuffle,
             drop_last=drop_last,
             too_long=too_long,

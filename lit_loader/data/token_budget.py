@@ -27,7 +27,6 @@ from lit_loader.errors import OptionError
 __all__ = ["TokenBudgetBatchSampler"]
 
 Numbers = npt.NDArray[np.int64]
-_MOST_TOKENS = 2**63  # they are counted in 64 bits
 
 
 @public
@@ -93,7 +92,7 @@ class TokenBudgetBatchSampler(ByTokens):
         seed: int = 0,
     ) -> None:
         super().__init__(
-            *(lengths, lengths_from, max_tokens, _MOST_TOKENS),
+            *(lengths, lengths_from, max_tokens),
             shuffle=shuffle,
             drop_last=drop_last,
             too_long=too_long,

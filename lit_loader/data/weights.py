@@ -100,17 +100,20 @@ class Schedule:
 
 def named_changes(weights: Any, names: Sequence[str]) -> Changes:
     """Return weights with the draws from which on they count; OptionError if they are refused."""
-    pairs = is_list(weights) and all(
-        is_list(entry) and len(entry) == 2 and isinstance(entry[1], (Mapping, Sequence))
+    pairs: Any = is_list(weights) and [
+        entry
         for entry in weights
-    )
+        if is_list(entry) and len(entry) == 2 and hasattr(entry[1], "__len__")
+    ]
+    if not pairs or len(pairs) != len(weights):
+        pairs = [(0, weights)]
     changes: Changes = []
-    for draw, each in weights if pairs else [(0, weights)]:
+    for draw, each in pairs:
         draw = whole_number("weights' draw", draw, low=0, below=ALL_DRAWS)
         if draw <= changes[-1][0] if changes else draw:
             raise OptionError(
                 "weights that change must begin at draw 0, and their draws must rise, got draws "
-                f"{short_repr([draw for draw, _ in weights])}"
+                f"{short_repr([draw for draw, _ in pairs])}"
             )
         changes.append((draw, _named(each, names)))
         shares_of(changes[-1][1])

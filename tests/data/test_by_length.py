@@ -340,16 +340,6 @@ def test_resume_with_other_groups_at_an_edge(steps: int) -> None:
     assert sorted(flat([*list(made(8))[: 2 * steps], *flat(ranks)])) == list(range(300))
 
 
-@pytest.mark.parametrize("change", [{"seed": 2}, {"max_tokens": 512}, {"drop_last": True}])
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_a_state_of_other_options_is_refused(kind: Any, change: dict[str, Any]) -> None:
-    options = {"max_tokens": 1024, "seed": 1, "too_long": "truncate"}
-    first = of_rank(kind(texts(300), **options), 1)
-    next(iter(first))
-    with pytest.raises(StateError, match=f"sampler.{next(iter(change))}"):
-        of_rank(kind(texts(300), **options | change), 1).load_state_dict(first.state_dict())
-
-
 # --- Lightning ---
 
 

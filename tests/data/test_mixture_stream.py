@@ -22,7 +22,6 @@ from lit_loader import (
     get_shard,
 )
 from tests.support.exact import loaded, through_file
-from tests.support.mixed_sources import SOURCES as HELD
 from tests.support.mixed_sources import Held, HeldWithState
 from tests.support.samples import Cursor, share, uncollated
 
@@ -191,7 +190,8 @@ def test_who_reads_again_is_warned() -> None:
     """Only if a source that has been begun, and is not through, has no state."""
 
     def loader() -> DataLoader[Any]:
-        return DataLoader(MixtureStream(HELD["buffered late"](), [3, 1], None, ALL, seed=1), 2)
+        sources = [HeldWithState(0, 24), Held(100, 12)]
+        return DataLoader(MixtureStream(sources, [3, 1], None, ALL, seed=1), 2)
 
     one, warned = loader(), []
     for _ in one:
