@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from lit_loader import DataLoader, MixtureStream, OptionError, StateError, get_epoch, get_shard
-from lit_loader.streams.iterable_fetcher import StateMeter
+from lit_loader.streams.state_meter import StateMeter
 from tests.support.exact import loaded, through_file
 from tests.support.mixed_sources import SOURCES as HELD
 from tests.support.mixed_sources import Held, HeldWithState
