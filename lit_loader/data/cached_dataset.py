@@ -99,6 +99,15 @@ class CachedDataset(Dataset[T_co]):
         OptionError: An argument is refused, the directory is not this user's alone, or the key is
             that of another dataset.
         OSError: There is no memory, or the directory cannot be made.
+
+    Examples:
+        >>> from lit_loader import CachedDataset, DataLoader
+        >>> cached = CachedDataset(range(100), "1 MB")  # decoded images, in a program
+        >>> augmented = cached.map(lambda value: -value)  # random transforms go here
+        >>> next(iter(DataLoader(augmented, batch_size=4)))
+        tensor([ 0, -1, -2, -3])
+        >>> cached
+        CachedDataset(range, 4 of 100 samples in 0.0 of 1.0 MB)
     """
 
     shared_by_readers: ClassVar = ("_store", "_folder")

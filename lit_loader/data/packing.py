@@ -48,11 +48,6 @@ window's last pack is has a standard deviation of 0.29 packs, so this is ten of 
 class PackingBatchSampler(ByTokens):
     """Makes each batch a pack: samples that together have at most ``max_tokens`` tokens.
 
-    ::
-
-        batches = PackingBatchSampler(dataset.lengths, 8192, seed=1)
-        DataLoader(dataset, batch_sampler=batches, collate_fn=PackCollate())
-
     Within a window of the shuffled order each sample goes into the pack that it fills best, the
     longest sample first: packs are about 99 % full. What a pack holds is a function of (lengths,
     options, seed, epoch), every sample comes once, and every epoch has as many packs. An epoch is
@@ -64,7 +59,7 @@ class PackingBatchSampler(ByTokens):
         max_tokens: Tokens of a pack at most.
         lengths_from: Name of the attribute in which a dataset has the lengths.
         window: Samples of the shuffled order that are packed together. More of them fill the packs
-            better and take longer. None: so many that they fill 64 packs.
+            better and take longer. None: enough to fill 64 packs.
         seed: Seed of the orders; the loader's own ``seed`` is not known here.
         shuffle: Shuffle samples and packs in each epoch; False: windows of the dataset's
             order, the same in every epoch.
@@ -82,6 +77,18 @@ class PackingBatchSampler(ByTokens):
 
     Raises:
         OptionError: An option is refused, or a sample is too long (a ValueError).
+
+    Examples:
+        >>> from lit_loader import DataLoader, PackCollate, PackingBatchSampler
+        >>> lengths = [5, 3, 4, 4, 2, 6]
+        >>> batches = PackingBatchSampler(lengths, 8, shuffle=False)
+        >>> [[lengths[index] for index in batch] for batch in batches]
+        [[2, 6], [5, 3], [4, 4]]
+        >>> import torch
+        >>> texts = [torch.zeros(length, dtype=torch.int64) for length in lengths]
+        >>> loader = DataLoader(texts, batch_sampler=batches, collate_fn=PackCollate())
+        >>> next(iter(loader)).values.shape
+        torch.Size([8])
     """
 
     @known_keywords
@@ -257,14 +264,10 @@ class Packed(NamedTuple):
 class PackCollate(PadCollate):
     """Makes one `Packed` sequence of samples whose tensors differ in their first dimension.
 
-    ::
-
-        DataLoader(dataset, batch_sampler=PackingBatchSampler(dataset.lengths, 8192),
-                   collate_fn=PackCollate({"tokens": 0, "labels": -100}, pad_to_multiple_of=64))
-
-    Mappings, tuples, namedtuples and lists are gone through entry by entry, as by `PadCollate`.
-    Tensors and NumPy arrays of at least one dimension are packed, others are left to
-    `default_collate`. The packed entries of a sample have the same length.
+    Mappings, tuples, namedtuples and lists are packed entry by entry, as by `PadCollate`. Tensors
+    and NumPy arrays of at least one dimension are packed: (length, …) of each sample becomes
+    (sum of lengths, …), of the same dtype. `default_collate` makes the rest. The packed entries of
+    a sample have the same length.
 
     Args:
         padding_value: What padding at the end is filled with. A number: every tensor or array of at
@@ -274,6 +277,17 @@ class PackCollate(PadCollate):
 
     Raises:
         OptionError: An option is refused.
+
+    Examples:
+        >>> import torch
+        >>> from lit_loader import PackCollate
+        >>> packed = PackCollate()([torch.tensor([1, 2, 3]), torch.tensor([4])])
+        >>> packed.values
+        tensor([1, 2, 3, 4])
+        >>> packed.position_ids
+        tensor([0, 1, 2, 0])
+        >>> packed.cu_seqlens
+        tensor([0, 3, 4], dtype=torch.int32)
     """
 
     def __call__(self, samples: Sequence[Any]) -> Packed:

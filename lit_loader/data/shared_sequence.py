@@ -47,6 +47,12 @@ class SharedSequence(Sequence[T]):
     Raises:
         OSError: There is no memory (or, without memfd, no room in the temporary directory).
         Exception: A record cannot be pickled.
+
+    Examples:
+        >>> from lit_loader import SharedSequence
+        >>> files = SharedSequence(f"{number}.jpg" for number in range(1000))
+        >>> files[7], len(files)
+        ('7.jpg', 1000)
     """
 
     def __init__(self, records: Iterable[T]) -> None:

@@ -268,6 +268,14 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
 
     Raises:
         OptionError: A split or option is unknown or refused.
+
+    Examples:
+        >>> from lit_loader import LoaderDataModule
+        >>> datasets = {"train": range(8), "val": range(4)}
+        >>> data = LoaderDataModule(datasets, loader={"batch_size": 2}, train={"shuffle": True})
+        >>> data.setup("fit")  # the Trainer calls this
+        >>> [batch.tolist() for batch in data.val_dataloader()]
+        [[0, 1], [2, 3]]
     """
 
     splits: Sequence[str] = SPLITS
