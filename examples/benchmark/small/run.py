@@ -229,8 +229,8 @@ def caption(found):
     return (
         f"lit_loader {versions[OURS]}, torch {versions['torch']}, Python {made['python']}; "
         f"{made['cpu']}, {made['cores']} CPU cores, no GPU; {day.day} {day:%B %Y}.\n"
-        f"In brackets: torch's time. Bars: medians of {min(pairs)} pairs of runs; lines: the range. "
-        "CPU time: lit_loader's divided by torch's (lower is better).\n"
+        f"In brackets: torch's time. Bars: medians of {min(pairs)} pairs of runs; "
+        "lines: the range. CPU time: lit_loader's divided by torch's (lower is better).\n"
         f"{note(found)}"
     )
 
