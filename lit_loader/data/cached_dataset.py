@@ -75,7 +75,7 @@ class CachedDataset(Dataset[T_co]):
 
     Samples lie in memory that all workers share under every start method, for as long as this
     object lives, and on disk in ``directory``. Each reader gets a copy, equal to what was made.
-    The dataset is asked by plain integers, whatever a sampler yields. No sample is dropped for
+    The dataset is read by plain integers, whatever a sampler yields. No sample is dropped for
     another one: where the memory is full, or scarce, the rest is made each time (and a line is
     logged).
 

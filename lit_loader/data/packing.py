@@ -34,7 +34,7 @@ _AT_ONCE = 262_144
 """Samples that are packed at once: about half a microsecond for each."""
 
 _PACKS_OF_A_WINDOW = 64
-"""A window's last pack is half empty: with so many packs that is less than a hundredth."""
+"""A window's last pack is half empty: with 64 packs that is less than a hundredth."""
 
 _SMALLEST, _LARGEST = 256, 16_384
 """Samples of a window that is not given; each costs as much time as the window has packs."""

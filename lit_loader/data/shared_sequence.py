@@ -3,7 +3,7 @@
 A forked worker shares its parent's objects only until it looks at them: reading a Python object
 counts a reference in it, which copies its page. So a dataset's list of a million small records ends
 up once in every worker. Here records lie pickled in one stretch of shared memory, and only the one
-that is asked for is made into an object.
+that is read is made into an object.
 """
 
 from __future__ import annotations

@@ -869,7 +869,7 @@ def _swapped(module: SwappedDataModule, name: str, loader: Any) -> Any:
         # choice; without them none of these means anything.
         options = {key: value for key, value in options.items() if key not in FOR_WORKERS}
     elif overrides.get("num_workers") == "auto" and loader.prefetch_factor == 2:
-        del options["prefetch_factor"]  # torch's default, likewise
+        del options["prefetch_factor"]  # torch's default, too
     try:
         config = LoaderConfig().merged(**{**options, **overrides})
         return module._lit_make(name.removesuffix("_dataloader"), loader.dataset, config)
