@@ -170,7 +170,7 @@ class Progress:
         self.step(-1)
 
     def is_quick(self, samples: int) -> bool:
-        """Whether so many samples need not be announced: those of the batch before were quick.
+        """Whether samples need not be announced one by one: those of the batch before were quick.
 
         Then they are read together: a message about a dead worker names the batch, and who makes it
         again announces each sample.
