@@ -19,7 +19,6 @@ from hypothesis import HealthCheck, settings
 
 from lit_loader.core.system import processors
 from tests.support.huge_pages import collapse
-from tests.support.kinds import mark_kinds
 from tests.support.samples import reads_ended
 from tests.support.selection import leave_out_linux, leave_to_slow
 
@@ -176,9 +175,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest's own, which looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave a part of the long matrices to ``-m slow``, and mark what kind of test each is."""
+    """Leave a part of the long matrices to ``-m slow``."""
     leave_to_slow(items)
-    mark_kinds(items)
     leave_out_linux(items)
 
 

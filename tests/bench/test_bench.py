@@ -105,7 +105,6 @@ def test_a_dataset(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(line in printed for line in found["advice"])
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -207,7 +206,6 @@ def test_help_is_quick(tmp_path: Path) -> None:
         assert option in printed
 
 
-@pytest.mark.process
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MODULE)
     arguments = ("dataset=mine.Endless", "num_workers=0", "auto=false", "seconds=0.2", "rounds=99")

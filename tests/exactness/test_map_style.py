@@ -52,7 +52,6 @@ from tests.support.exact import (
 from tests.support.samples import OfLength, own_generators, worker_pids
 
 pytestmark = [
-    pytest.mark.process,
     pytest.mark.filterwarnings("ignore::lit_loader.WorkerRestartWarning"),
     pytest.mark.filterwarnings("ignore:.*LL334"),  # a state of an epoch's end
 ]
@@ -335,8 +334,14 @@ def test_resized(name: str) -> None:
             assert found == expected if in_order else Counter(found) == Counter(expected)
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("name", ["shuffle", "held, by batch", "jittered, by sample"])
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("shuffle", "forkserver"),
+        ("held, by batch", "forkserver"),
+        ("jittered, by sample", "spawn"),
+    ],
+)
 def test_other_start_methods(name: str, method: str) -> None:
     """One set of workers: every stop by loading in place."""
     case, expected = CASES[name], reference(name)

@@ -18,7 +18,7 @@ HOW: dict[str, dict[str, Any]] = {
     "inline": {"num_workers": 0},
     "fork": {"num_workers": 2, "multiprocessing_context": "fork", "max_worker_restarts": 100},
     "persistent": PERSISTENT,
-    "spawn": {**PERSISTENT, "multiprocessing_context": "spawn"},
+    "forkserver": {**PERSISTENT, "multiprocessing_context": "forkserver"},
     "threads": {"num_workers": 2, "worker_method": "thread"},
 }
 STEPS = ("iter", "next", "drop", "peek", "zip", "set_epoch", "seed", "state", "load")

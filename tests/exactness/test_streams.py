@@ -33,11 +33,10 @@ from tests.support.datasets import (
     share,
 )
 from tests.support.exact import loaded, through_file
-from tests.support.odd_streams import programs
+from tests.support.odd_streams import BUILDS, OfIterator, programs
 from tests.support.samples import worker_pids
 
 pytestmark = [
-    pytest.mark.process,
     pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore:.*(LL308|LL334)"),
     pytest.mark.filterwarnings("ignore::lit_loader.WorkerRestartWarning"),
@@ -221,10 +220,9 @@ def test_resized(name: str) -> None:
     assert found == reference(name, 1, 3)[0]
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("name", ["a place", "order by name"])
-def test_other_start_methods(name: str, method: str) -> None:
-    options = {"multiprocessing_context": method, "persistent_workers": True}
+def test_another_start_method(name: str) -> None:
+    options = {"multiprocessing_context": "forkserver", "persistent_workers": True}
     with loader(name, 2, 3, **options) as whole:
         first, second = reference(name, 2, 3)
         assert read(whole) == first
@@ -283,7 +281,7 @@ def test_no_resume_is_silently_other(name: str, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_shards": 3, "num_workers": 3}])
 def test_what_a_state_does_not_have_is_reported_once(options: dict[str, Any]) -> None:
     def make() -> DataLoader[Any]:
-        stream = PROGRAMS["buffer of 25, lost, held, OfIterator"]()
+        stream = OfIterator(BUILDS["buffer of 25, lost"], "held")
         return DataLoader(stream, 2, seed=5, collate_fn=named, **options)
 
     with make() as first:

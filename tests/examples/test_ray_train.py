@@ -11,7 +11,7 @@ from tests.remote.test_ray import nodes  # noqa: F401
 from tests.support.ray_nodes import Node, joining
 from tests.support.recipes import EXAMPLES
 
-pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 pytest.importorskip("ray.train", exc_type=ImportError)
 

@@ -12,11 +12,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
-from torch.utils.data import default_collate
 
-from tests.core.batch.test_collate import SAMPLES, check_same
 from tests.support.datasets import Call
 from tests.support.samples import uncollated as as_is
 from tests.support.tools import is_oracle
@@ -38,24 +35,6 @@ def load(loader_class, num_workers, sample, **options) -> list[Any]:
     """All batches of four samples, each ``sample(index)``."""
     options.setdefault("batch_size", 2)
     return list(loader_class(Call(sample, length=4), num_workers=num_workers, **options))
-
-
-@pytest.mark.filterwarnings("ignore")  # torch's, of arrays that are read-only, or in other orders
-def test_default_collation(loader_class, num_workers):
-    """What torch's function makes of the samples; what has a history cannot be carried."""
-    given = {name: samples for name, samples in SAMPLES.items() if "grad" not in name}
-    del given["parameters"]
-    if is_oracle(loader_class):  # in its workers it is the first one's dtype that counts
-        given = {name: samples for name, samples in given.items() if "mixed" not in name}
-        del given["integers, then floats"]
-    loader = loader_class(
-        Call(lambda key: given[key[0]][key[1]]),
-        batch_sampler=[[(name, i) for i in range(len(given[name]))] for name in given],
-        num_workers=num_workers,
-    )
-    for (name, samples), batch in zip(given.items(), loader, strict=True):
-        assert type(batch) is type(default_collate(samples)), name
-        check_same(batch, default_collate(samples))
 
 
 CONVERTED = {
@@ -89,10 +68,7 @@ def test_conversion_without_batching(loader_class, num_workers):
     samples = {name: lambda make=make: make(0) for name, (make, _) in CONVERTED.items()}
     for name, found in each(loader_class, num_workers, samples).items():
         expected = CONVERTED[name][1]
-        if isinstance(expected, np.ndarray):
-            assert type(found) is np.ndarray
-            found, expected = found.tolist(), expected.tolist()
-        check_same(found, expected)
+        assert (type(found), repr(found)) == (type(expected), repr(expected))
 
 
 FALSY = [None, False, True, 0, "", (), [], {}]

@@ -77,7 +77,6 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.process
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.behaviour.replace(" ", "_"))
 def test_it_is_noticed(mutation: Mutation, copy: Path) -> None:

@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import kinds, selection
+from tests.support import selection
 
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize(
-    "name", [*selection.LONG, *selection.THINNED, *selection.LINUX, *kinds.UNSEEN]
-)
+@pytest.mark.parametrize("name", [*selection.LONG, *selection.THINNED, *selection.LINUX])
 def test_a_name_is_that_of_a_test(name: str) -> None:
     file, _, function = name.partition("::")
     assert (TESTS / file).exists()

@@ -36,8 +36,6 @@ from tests.support.programs import ROOT, start_program
 from tests.support.samples import Call
 from tests.top.samples import SLOW, Samples, loader_of
 
-pytestmark = pytest.mark.process
-
 PROGRAM = Path(__file__).with_name("samples.py")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "120"}
 
