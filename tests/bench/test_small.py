@@ -20,6 +20,7 @@ def measured(folder: Path, *options: str, timeout: float = 200) -> dict[str, Any
     return {name: each["pairs"] for name, each in found["programs"].items()}
 
 
+@pytest.mark.slow
 def test_figures_and_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     found = measured(tmp_path, "--quick", "--only", "noise", "--plot", "small.png")

@@ -176,6 +176,7 @@ WAYS = {
 }
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize("overrides", WAYS)
 def test_the_template(template: Callable[..., Any], overrides: str) -> None:
     """Its other files stay as they are, and mean what they meant."""

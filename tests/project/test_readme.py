@@ -34,7 +34,7 @@ from tests.project.readmes import (
     text_of,
     without_fenced,
 )
-from tests.support.sources import below, modules
+from tests.support.sources import below
 
 BEGIN, END = "<!-- options: begin -->", "<!-- options: end -->"
 
@@ -108,7 +108,7 @@ def test_packages_import_those_above_them() -> None:
     cells = [row[0] for row in rows(sections(INSIDE)["Packages"])]
     named = [cell.strip("`").removesuffix(".py") for cell in cells]
     beside = {"context", "describe", "errors"}
-    used = {name: names for name, names in below(modules()).items() if name not in beside}
+    used = {name: names for name, names in below().items() if name not in beside}
     assert sorted(named) == sorted(used)
     above = {name: beside.union(named[:place]) for place, name in enumerate(named)}
     assert {name: used[name] - above[name] for name in named if used[name] - above[name]} == {}
@@ -177,6 +177,7 @@ def overrides(arguments: list[str]) -> list[str]:
     return [word for word in arguments if re.match(r"[+~]*[\w./@]+=", word)]
 
 
+@pytest.mark.pages
 def test_overrides_of_the_example_compose(hydra: None) -> None:
     of_train = {
         tuple(overrides(command[command.index("examples/train.py") + 1 :]))
@@ -190,6 +191,7 @@ def test_overrides_of_the_example_compose(hydra: None) -> None:
             assert compose("train", [*arguments]).data, arguments
 
 
+@pytest.mark.pages
 def test_overrides_of_the_benchmark_compose(hydra: None) -> None:
     of_bench = [command[1:] for command in ALL if command[0] == "lit-loader-bench"]
     assert of_bench
@@ -198,6 +200,7 @@ def test_overrides_of_the_benchmark_compose(hydra: None) -> None:
             assert compose("lit_loader/bench/default", overrides(arguments)).rounds, arguments
 
 
+@pytest.mark.pages
 def test_the_application_composes(tmp_path: Path, hydra: None) -> None:
     (application,) = fenced(OPTIONS, "yaml")
     (tmp_path / "config.yaml").write_text(application)

@@ -1,6 +1,7 @@
 """The source text of the package, and which of its modules import which."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ ADD_ONS = {
 """The second ring, as far as a loader's options lead to it."""
 
 
+@functools.cache
 def modules() -> dict[str, str]:
     """Path below the package to source text."""
     return {
@@ -35,10 +37,11 @@ def imports(source: str) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def below(sources: dict[str, str]) -> dict[str, set[str]]:
+@functools.cache
+def below() -> dict[str, set[str]]:
     """Each package with those that it imports from."""
     found: dict[str, set[str]] = {}
-    for path, source in sources.items():
+    for path, source in modules().items():
         here = package_of(path.removesuffix(".py").split("/"))
         if here == "__init__":  # its imports are lazy
             continue
