@@ -210,6 +210,16 @@ def gate() -> Iterator[Any]:
 
 
 @pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A Ray cluster with one node of two CPU cores; a test may add others."""
+    from tests.support.ray_nodes import cluster
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with cluster(2) as started:
+        yield started
+
+
+@pytest.fixture
 def generators_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Put back the global generators, and what Lightning's seed_everything sets besides."""
     import torch
