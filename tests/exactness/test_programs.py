@@ -224,58 +224,6 @@ SEEDED: dict[Program, Any] = {
     all_are_seeded: (1, 1, 1),
 }
 
-# --- passes of one loader within each other ---
-
-
-def a_pass_in_each_step(make: Make) -> tuple[int, int]:
-    loader = make(Augmented(), batch_size=4, shuffle=True)
-    passes = [rows(loader) for _ in loader]
-    return distinct(map(tuple, passes)), distinct(tuple(row[0] for row in each) for each in passes)
-
-
-def looks_in_each_step(make: Make) -> int:
-    loader = make(Augmented(), batch_size=4, shuffle=True)
-    return distinct(tuple(rows([next(iter(loader))])) for _ in range(3) for _ in loader)
-
-
-def two_endless_ones_in_turns(make: Make) -> int:
-    loader = make(Augmented(), batch_size=4, shuffle=True)
-
-    def endless() -> Iterator[Any]:
-        while True:
-            yield from loader
-
-    one, other = endless(), endless()
-    turns = [one, other, one, one, other] * 9
-    return distinct(tuple(rows([next(each)])) for each in turns)
-
-
-def an_epoch_beside_an_iterator_that_is_kept(make: Make) -> int:
-    loader = make(Augmented(), batch_size=4, shuffle=True)
-    kept = iter(loader)  # as a tutorial shows some images
-    first = noise([next(kept)])
-    epochs = [noise(loader) for _ in range(3)]
-    assert not any(shared(first, each) for each in epochs)
-    return distinct(epochs)
-
-
-def seed_before_a_pass_in_each_step(make: Make) -> int:
-    loader = make(Augmented(), batch_size=4, shuffle=True)
-
-    def evaluate() -> tuple[Any, ...]:
-        torch.manual_seed(3)
-        return tuple(rows(loader))
-
-    return distinct(evaluate() for _ in loader)
-
-
-WITHIN: dict[Program, Any] = {
-    a_pass_in_each_step: (6, 6),
-    looks_in_each_step: 18,
-    two_endless_ones_in_turns: 45,
-    an_epoch_beside_an_iterator_that_is_kept: 3,
-    seed_before_a_pass_in_each_step: 1,
-}
 
 HOW: dict[str, dict[str, Any]] = {  # workers of each pass: test_passes.py
     "in the process": {},
@@ -316,16 +264,6 @@ def test_it_varies_and_is_independent(program: Program, wanted: Any, made: Make)
 @pytest.mark.parametrize(("program", "wanted"), named(SEEDED))
 def test_what_the_program_seeds_is_fixed(program: Program, wanted: Any, made: Make) -> None:
     assert program(made) == wanted
-    assert program(made) == wanted
-
-
-@pytest.mark.parametrize(("program", "wanted"), named(WITHIN))
-def test_passes_within_each_other_are_new(
-    program: Program, wanted: Any, made: Make, how: dict[str, Any]
-) -> None:
-    if how.get("persistent_workers") and type(made(Indices(), 4)) is TorchLoader:
-        pytest.skip("torch's persistent workers have one iterator")
-    torch.seed()
     assert program(made) == wanted
 
 

@@ -4,8 +4,6 @@ Each case runs in-process and through workers: what is returned must be the same
 """
 
 import dataclasses
-import datetime
-import decimal
 import enum
 from collections import defaultdict, namedtuple
 from pathlib import PurePosixPath
@@ -103,15 +101,9 @@ def test_changing_a_batch_changes_no_other(loader_class, num_workers):
 
 
 ARRAYS = {
-    "float16": np.arange(4, dtype=np.float16),
     "big-endian": np.arange(4, dtype=">i4"),
-    "unicode": np.array(["a", "bcd"]),
-    "bytes": np.array([b"a", b"bcd"]),
     "object": np.array([1, "two", None], dtype=object),
     "structured": np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
-    "datetime": np.array(["2020-01-01"], dtype="datetime64[D]"),
-    "complex array": np.array([1 + 2j]),
-    "fortran": np.asfortranarray(np.arange(6).reshape(2, 3)),
     "empty": np.empty((0, 3)),
     "0-d": np.array(7),
 }
@@ -119,21 +111,12 @@ OBJECTS = {
     "record": Record("a", torch.ones(1)),
     "enum": Colour.RED,
     "path": PurePosixPath("a/b"),
-    "date": datetime.datetime(2020, 1, 2),
-    "decimal": decimal.Decimal("1.5"),
     "set": {1, 2},
-    "frozenset": frozenset("ab"),
-    "complex": 1 + 2j,
     "huge int": 2**100,
     "defaultdict": defaultdict(list, a=[1]),
-    "bytearray": bytearray(b"abc"),
     "class": Record,
     "large bytes": b"x" * 3_000_000,
     "large text": "é" * 1_000_000,
-    "deep list": [[[[[[1]]]]]],
-    "ellipsis": ...,
-    "range": range(3),
-    "slice": slice(1, 2),
     "dtype": torch.float16,
     "device": torch.device("cpu"),
     "size": torch.Size([1, 2]),

@@ -38,7 +38,6 @@ THINNED: Final = {
     "lightning/test_flags.py::test_memory_validated_in_is_trained_in": 3,
     "lightning/test_resume.py::test_combined_and_resumed_after_each_step": 3,
     "parity/test_exceptions.py::test_an_iterator_survives_bad_samples": 3,
-    "parity/test_batches.py::test_workers_take_turns": 3,
     "faults/test_fault_matrix.py::test_what_ends_or_stops_a_worker": 4,
     "lightning/test_resume.py::test_chain_of_resumes": 5,
     "lightning/test_resume.py::test_loaders_that_are_reloaded_go_on": 3,
