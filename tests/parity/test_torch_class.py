@@ -403,5 +403,6 @@ print("imported")
 """
 
 
+@pytest.mark.slow
 def test_a_torch_whose_class_has_two_type_parameters(tmp_path: Path) -> None:
     assert "imported" in run_python(tmp_path, "-c", GENERIC_IN_TWO)
