@@ -245,8 +245,10 @@ def reference(name: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", some(5))
-@pytest.mark.parametrize("workers", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize(
+    ("workers", "persistent"),
+    [(1, False), (2, True), pytest.param(4, True, marks=pytest.mark.slow)],
+)
 def test_epochs_are_equal_for_any_number_of_workers(
     workers: int, name: str, persistent: bool
 ) -> None:
