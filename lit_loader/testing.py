@@ -131,7 +131,8 @@ class ExecutorContract(_ResumeContract):
     def test_it_yields_what_the_process_itself_yields(self) -> None:
         """Also after a pass that was left; and no thread is left in the end."""
         before = threading.active_count()
-        alone = DataLoader(range(26), 4, shuffle=True, seed=3)
+        dataset: Any = range(26)
+        alone: DataLoader[Any] = DataLoader(dataset, 4, shuffle=True, seed=3)
         with self.loader() as loader:
             assert self._read(loader) == self._read(alone)
             for _ in loader:
