@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset, Sampler, get_worker_info
 import lit_loader
 from lit_loader import DataLoader
 from tests.support.datasets import Augmented as Augmented
+from tests.support.datasets import drawn
 from tests.support.samples import Counting, Cursor, Placed
 from tests.support.stateful_data import SAMPLERS
 
@@ -41,8 +42,7 @@ class Shared(IterableDataset[Tensor]):
         return map(self.item, self.numbers())
 
     def item(self, number: int) -> Tensor:
-        draws = [random.random(), np.random.random(), float(torch.rand((), dtype=torch.float64))]
-        return torch.tensor([number, *draws], dtype=torch.float64)
+        return drawn(number)
 
 
 class SharedWithIteratorState(Shared):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, Sampler
 
+from tests.support.datasets import drawn
 from tests.support.samples import Cursor, share
 
 SHUFFLES: dict[str, Callable[[list[int]], list[int]]] = {
@@ -139,8 +140,7 @@ class Stream(Ordered, IterableDataset[Tensor]):
         return share(self.order())
 
     def item(self, number: int) -> Tensor:
-        draws = [random.random(), np.random.random(), float(torch.rand((), dtype=torch.float64))]
-        return torch.tensor([number, *draws, self.rng.random()], dtype=torch.float64)
+        return drawn(number, self.rng.random())
 
     def shifted(self, item: Callable[[int], Tensor], number: int) -> Tensor:
         return item(1000 * self.shift + number)  # type: ignore[attr-defined]
