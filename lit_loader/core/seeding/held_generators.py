@@ -373,14 +373,14 @@ def own_seeds(
     and nothing is drawn: the number tells generators apart. Those in equal states, as two
     transforms that are to draw alike have them, share one.
     """
-    own, alike = dict(known), dict[bytes, int]()
+    own, equal = dict(known), dict[bytes, int]()
     for number, (path, generator) in enumerate(found):
         controls = tape(generator)
         if controls is None or path in own:
             continue
         if is_seeded:
             state = canonical_pickle([type(generator).__name__, controls.read()])
-            own[path] = alike.setdefault(state, number)
+            own[path] = equal.setdefault(state, number)
         else:
             own[path] = controls.draw()
     return own

@@ -13,6 +13,8 @@ _ADVICE: Final = {
     "with the same number of workers, or pass num_shards from the beginning",
     "rank": "an IterableDataset's state is one rank's: save one on each rank, and load it there",
     "order": "resume with the same sampler or shuffle option",
+    "shares": "weights of past draws are fixed. Keep them, and let others begin at a later draw, "
+    "as in weights=[(0, {'web': 3, 'books': 1}), (5000, {'web': 1, 'books': 1})]",
 }
 _IN_LIGHTNING: Final = (
     ". Lightning changes the order when it divides the data among several ranks: resume with the "
@@ -22,7 +24,8 @@ _IN_LIGHTNING: Final = (
 
 def advice_on(name: str, shown: str, theirs: Any, ours: Any) -> str:
     """Say what to do about a part of a fingerprint, by its name, that differs."""
-    text = _ADVICE.get(name, f"resume with the same {shown}")
+    field = name.rpartition(".")[2]
+    text = _ADVICE.get("shares" if field == "shares" else name, f"resume with the same {shown}")
     orders = {theirs, ours}
     if "DistributedSamplerWrapper" in orders or orders == {"shuffled", "OrderedSampler"}:
         text += _IN_LIGHTNING
