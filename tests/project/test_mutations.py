@@ -370,8 +370,8 @@ MUTATIONS: Final = (
     Mutation(
         "batches since a stream's state are replayed with the seeds that they had",
         "streams/reader.py",
-        "                    self._begin_batch(earlier, progress)\n",
-        "                    self._begin_batch(batch, progress)\n",
+        "                    self._begin_batch(earlier)\n",
+        "                    self._begin_batch(batch)\n",
         STREAMS + "test_stopped_after_each_batch_and_resumed_twice",
     ),
     Mutation(
