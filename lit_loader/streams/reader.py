@@ -30,7 +30,7 @@ from torch.utils.data import IterDataPipe
 from lit_loader.context import READERS, WORKERS, reading
 from lit_loader.core.batch.batch_builder import BEGINNING, BatchBuilder
 from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
-from lit_loader.core.batch.fetch import OMITTED, EndOfData, NothingLeft
+from lit_loader.core.batch.fetch import OMITTED, EndOfData
 from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.worker_info import shown
 from lit_loader.core.seeding.held_generators import HeldGenerators, find_generators
@@ -204,8 +204,6 @@ class Reader(BatchBuilder):
                     return OMITTED  # the end comes next time
                 self.close()
                 raise EndOfData from None
-        except NothingLeft:
-            return OMITTED
         self.rng.step = None
         return samples[0] if spec.batch_size is None else samples
 
@@ -217,9 +215,7 @@ class Reader(BatchBuilder):
         if not stream.stateful:
             return None
         began, here = self._meter.clock(), self._state_here
-        # A generator that has not run knows no place. But what is to be read by another dataset
-        # cannot begin as this one has.
-        if here is None or hasattr(self._spec.dataset, "adapt_state"):
+        if here is None:  # a generator that has not run knows no place
             here = stream.state_now()
         state = pickled(here)
         if state:
