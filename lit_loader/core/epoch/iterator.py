@@ -203,8 +203,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
                 arrived[outcome.number] = outcome  # not lost where warnings are errors
                 self._report_events()
                 del arrived[outcome.number]
-            if tasks.reads_streams:  # the report is of its place
-                outcome.unpack()
+            if tasks.reads_streams and (outcome.memory is not None or outcome.failure is not None):
+                outcome.unpack()  # the report is of its place
             tasks.took(outcome)
             if not outcome.ended:
                 break
