@@ -233,7 +233,7 @@ def _workers(seen: Evidence) -> _Verdict | None:
             f"{percent(waiting)} (storage, network) and {percent(seen.queued)} (a CPU core)"
         )
     if seen.auto is not None:
-        workers = counted(seen.num_workers, "worker")
+        workers = counted(seen.auto.workers, "worker")
         parts.append(f'num_workers="auto" has {workers} ({seen.auto.reason})')
     parts += _slowest(seen, stage)
     return _samples(seen, stage), parts, _fix(seen, stage, waiting)
