@@ -159,7 +159,7 @@ class Tuned:
 
     def on_batch(self, record: Timings) -> None:
         if self.auto.add(record):
-            setting = self.auto.decide(self, "a scene", None)
+            setting = self.auto.decide(self, "a scene")
             if setting is not None:
                 self._set(setting)
 

@@ -144,11 +144,7 @@ def order(dataset: Images) -> list[int]:
     return list(range(len(dataset)))
 
 
-def reseed(dataset: Images, seed: int) -> None:
-    pass
-
-
-loader = DataLoader(Images(), sampler=order, reseed_fn=reseed)
+loader = DataLoader(Images(), sampler=order)
 loader = DataLoader(Images(), sampler=SequentialSampler)
 """,
     "caches": """

@@ -181,5 +181,3 @@ class Stream(IterableDataset[int]):
 def test_what_does_not_go_with_it_is_refused() -> None:
     with pytest.raises(lit_loader.OptionError, match="read_threads reads samples by their indices"):
         DataLoader(Stream(), read_threads=4)
-    with pytest.raises(lit_loader.OptionError, match="reseed_fn"):
-        DataLoader(Drawing(), read_threads=4, reseed_fn=lambda dataset, seed: None)

@@ -114,9 +114,7 @@ def test_a_file_at_one_position_for_all_threads_is_reported(
     [
         {"multiprocessing_context": "spawn"},
         {"max_worker_restarts": 1},
-        {"memory_budget": "1 GB"},
         {"remote": {}},
-        {"reseed_fn": lambda dataset, seed: None},
     ],
     ids=lambda options: next(iter(options)),
 )

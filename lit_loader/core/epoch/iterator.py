@@ -32,7 +32,7 @@ from lit_loader.core.epoch.pass_tasks import MapTasks, NextEpochTasks, PassTasks
 from lit_loader.core.epoch.passes import Pass
 from lit_loader.core.epoch.torch_surface import TorchSurface
 from lit_loader.core.executors.executor import Executor, PoolClosed, Workers
-from lit_loader.core.executors.outcome import FewerWorkers, Outcome, Overrun
+from lit_loader.core.executors.outcome import FewerWorkers, Outcome
 from lit_loader.core.seeding.generator_lock import GeneratorLock
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.transport.messages import POSITION, listed
@@ -504,7 +504,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         return nothing or StopIteration()
 
     def _report_events(self) -> None:
-        """Warn of workers that were replaced, and of a budget that cannot be kept."""
+        """Warn of workers that were replaced."""
         core, healer = self._core, self._healer
         if healer is None:
             return
@@ -512,16 +512,11 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         self._restarts_noted = healer.restarts
         while healer.notices:
             notice = healer.notices.popleft()
-            if isinstance(notice, Overrun):
-                warnings.warn(
-                    f"lit_loader: {notice}", RuntimeWarning, stacklevel=program_stacklevel()
-                )
-                continue
             core.log.note("restart", str(notice))
             if isinstance(notice, FewerWorkers):
                 core.cap_workers(notice.workers)
-            level = program_stacklevel()
-            warnings.warn(f"lit_loader: {notice}", WorkerRestartWarning, stacklevel=level)
+            kind = type(notice) if isinstance(notice, Warning) else WorkerRestartWarning
+            warnings.warn(f"lit_loader: {notice}", kind, stacklevel=program_stacklevel())
 
     def _note_errors(self, number: int, made: BatchWithReport) -> None:
         """Note what was wrong with a batch that is given out or omitted now."""

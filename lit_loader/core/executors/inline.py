@@ -41,7 +41,7 @@ class Inline(Executor):
         self._progress.each = False  # nobody looks at the time
         self._builder = builder_of(spec, found=found)
         self._draws = draws_of(spec.dataset, spec.collate_fn)
-        self._always = spec.per_sample or spec.reseed_fn is not None
+        self._always = spec.per_sample
         self.draws = not self._builder.reads_table
         # At once: the builder is in cycles.
         end = self._builder.begin_epoch if spec.iterable else self._builder.end
