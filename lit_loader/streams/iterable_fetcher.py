@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any, Final
 
-from lit_loader.core.batch.fetch import OMITTED, EndOfData, NothingLeft
+from lit_loader.core.batch.fetch import OMITTED, EndOfData
 from lit_loader.core.batch.progress import Progress
 from lit_loader.streams.other_streams import open_stream
 
@@ -39,8 +39,6 @@ class IterableFetcher:
         self._is_iterable = hasattr(self._iterator, "__iter__")  # next() alone needs it not
         self._batch_size, self._drop_last = batch_size, drop_last
         self._began_at = state
-        # Whether a state may be read by another dataset, which cannot begin as this one has.
-        self._changes = hasattr(dataset, "adapt_state")
         self._ended = False
         self.has_begun = False  # whether a sample has been asked for
 
@@ -84,8 +82,6 @@ class IterableFetcher:
                 if good is not None and good.noted:
                     return OMITTED  # the end comes next time
                 raise EndOfData from None
-        except NothingLeft:
-            return OMITTED
         return samples[0] if self._batch_size is None else samples
 
     def state(self) -> dict[str, Any] | None:
@@ -97,7 +93,7 @@ class IterableFetcher:
         opened = self._opened
         if not opened.stateful:
             return None
-        if not (self.has_begun or self._changes):  # a generator that has not run knows no place
+        if not self.has_begun:  # a generator that has not run knows no place
             return self._began_at or {}
         return opened.state_now()
 

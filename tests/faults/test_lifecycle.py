@@ -247,3 +247,31 @@ def test_workers_in_a_process_of_joblibs(tmp_path: Path, method: str) -> None:
     """loky sets a start method of its own there, which no worker knows."""
     (program := tmp_path / "program.py").write_text(JOBLIB)
     assert run_program(program, method) == "[[0, 1, 4, 9], [16, 25, 36, 49]]\n"
+
+
+FORKED = """
+import multiprocessing
+from lit_loader import DataLoader
+
+kept = []
+
+def job(queue):
+    loader = DataLoader(range(12), 4, num_workers=2, persistent_workers=True)
+    open_iterator = iter(DataLoader(range(12), 4, num_workers=2))
+    kept.extend([loader, open_iterator])
+    queue.put((len(list(loader)), next(open_iterator).tolist()))
+
+list(DataLoader(range(12), 4, num_workers=2))  # what starts workers is imported before the fork
+context = multiprocessing.get_context("fork")
+queue = context.SimpleQueue()
+process = context.Process(target=job, args=(queue,))
+process.start()
+print(queue.get())
+process.join(60)
+print(process.exitcode)
+"""
+
+
+def test_a_forked_process_ends_though_its_loaders_have_workers(tmp_path: Path) -> None:
+    (program := tmp_path / "program.py").write_text(FORKED)
+    assert run_program(program) == "(3, [0, 1, 2, 3])\n0\n"

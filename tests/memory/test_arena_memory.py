@@ -1,107 +1,22 @@
-"""What the arena costs: memory of a past peak goes back."""
+"""The arena under threads and the garbage collector: no slot is used twice at a time."""
 
 import gc
-import itertools
 import mmap
 import os
 import random
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from lit_loader.core.transport import arena as arena_module
-from lit_loader.core.transport.arena import Arena, Slot
-from tests.support.samples import given
+from lit_loader.core.transport.arena import Arena
 
 PAGE = mmap.PAGESIZE
 BATCH = 64 << 10
-DEPTH = 4
-EPOCH = 128
-
-needs_memfd = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no memfd here")
 
 
-class Consumer:
-    """A loader in miniature: tasks are sent, made at once, given out in order.
-
-    ``size`` says how many bytes a batch has, by its number; the last ``hold`` batches are kept, and
-    compared with what they should be when they are let go of.
-    """
-
-    def __init__(self, arena: Arena, size: Callable[[int], int], hold: int = 2) -> None:
-        self.arena, self.size, self.hold = arena, size, hold
-        self.held: deque[tuple[int, Any]] = deque()
-        self.flight: deque[tuple[int, Slot]] = deque()
-        self.numbers = itertools.count()
-
-    def take(self, count: int) -> None:
-        for _ in range(count):
-            while len(self.flight) < DEPTH:
-                number, slot = next(self.numbers), self.arena.acquire(8)
-                slot.memory[: self.size(number)] = number % 251
-                self.flight.append((number, slot))
-            number, slot = self.flight.popleft()
-            self.let_go(self.hold - 1)
-            self.held.append((number, given(self.arena, slot, self.size(number))))
-
-    def epochs(self, count: int) -> None:
-        for _ in range(count):
-            self.arena.trim(DEPTH + 2)
-            self.take(EPOCH)
-
-    def let_go(self, keep: int = 0) -> None:
-        while len(self.held) > keep:
-            number, batch = self.held.popleft()
-            assert len(batch) == self.size(number)
-            assert (batch == number % 251).all()
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of all system calls that change what is mapped or there."""
-    made: list[str] = []
-
-    def watch(owner: Any, name: str) -> None:
-        original = getattr(owner, name)
-
-        def called(*args: Any, **options: Any) -> Any:
-            made.append(name)
-            return original(*args, **options)
-
-        monkeypatch.setattr(owner, name, called)
-
-    class Watched(mmap.mmap):
-        def madvise(self, *args: Any) -> Any:
-            made.append("madvise")
-            return super().madvise(*args)
-
-        def __del__(self) -> None:
-            made.append("munmap")
-
-    watch(os, "ftruncate")
-    watch(arena_module, "map_part")
-    monkeypatch.setattr(mmap, "mmap", Watched)
-    return made
-
-
-@pytest.mark.parametrize("hold", [1, 3])
-def test_nothing_is_mapped_or_given_back_while_nothing_changes(calls: list[str], hold: int) -> None:
-    arena = Arena(64, in_flight=DEPTH)
-    sizes = random.Random(5).choices(range(BATCH * 3 // 4, BATCH), k=997)
-    consumer = Consumer(arena, lambda number: sizes[number % 997], hold)
-    consumer.epochs(2)
-    assert calls  # what is watched for is seen
-    calls.clear()
-    consumer.epochs(4)
-    assert calls == []
-    consumer.let_go()
-    arena.close()
-
-
-@needs_memfd
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no memfd here")
 def test_threads_and_the_collector_never_meet_a_slot_in_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
