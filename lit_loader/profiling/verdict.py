@@ -68,7 +68,7 @@ class Evidence:
     lock_fraction: float = 0.0  # part of the looks that found a worker at a lock they share
     slowest: tuple[tuple[str, float], ...] = ()  # samples, by their indices, and their seconds
     remote_batches: int = 0  # of all batches, made on other machines
-    num_workers: int = 0
+    num_workers: int = 0  # on this machine, that made these batches
     remote_workers: int = 0
     auto: Any = None  # the `Setting` of num_workers="auto"
     cores: int = 1  # that this process and its workers may use

@@ -68,7 +68,7 @@ def test_it_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapture
         sampler.decided = by_chance(loader, monkeypatch).loads
         batches(loader)
         evidence = loader.statistics().evidence
-        assert (evidence.num_workers, evidence.auto.reason) == (loader.num_workers, "by chance")
+        assert (evidence.auto.workers, evidence.auto.reason) == (loader.num_workers, "by chance")
         assert evidence.computing > 0 and 0 <= evidence.queued <= 1
     assert "Augmented: 2 -> " in caplog.text and "workers, 2 -> " in caplog.text
 
