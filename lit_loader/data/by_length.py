@@ -102,7 +102,7 @@ class ByLength(EpochOrder, Sampler[list[int]]):
         return lambda number: samples[starts[number] : starts[number + 1]]
 
     def shuffled(self, epoch: int, length: int, what: int = SAMPLES) -> Permutation:
-        """Return an epoch's order of so many samples, or batches."""
+        """Return an epoch's order of ``length`` samples, or batches."""
         return Permutation(length, derive(self.seed, epoch, what))
 
     def order(self, epoch: int) -> Callable[[Indices], Any]:
@@ -226,7 +226,7 @@ def in_order(samples: Indices, starts: Indices, order: Indices) -> tuple[Indices
 
 
 def halved(starts: Indices, wanted: int, tokens: Indices) -> Indices:
-    """Cut the batches of most tokens in two until there are so many, or only single samples.
+    """Cut the batches of most tokens in two until there are ``wanted``, or only single samples.
 
     ``starts``: where batches begin and end, as `ByLength.plan` returns them; ``tokens`` of each
     sample, in that order.

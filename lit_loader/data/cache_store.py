@@ -41,13 +41,13 @@ _SHARED: Final = f"{_NAME} 5"  # its end is the version of the format
 _OPENED: Final = f"{linux.PROC}/self/fd"
 _WORD: Final = 8
 _NOTES: Final = 8  # words
-_ROWS: Final = 1024  # of counters; a process has that of its number, modulo so many
+_ROWS: Final = 1024  # of counters; a process has that of its number, modulo this
 _ROW: Final = 8  # words
 _INDEX: Final = (_NOTES + _ROWS * _ROW) * _WORD
 
 _SIZE_BITS: Final = 28
 _SIZE_MASK: Final = (1 << _SIZE_BITS) - 1
-_MOST: Final = 0x7FFFF000  # bytes of an entry: so many are written at once
+_MOST: Final = 0x7FFFF000  # bytes of an entry that are written at once
 _PATIENCE: Final = 60.0  # seconds to wait for another process that makes the file
 _LOOK: Final = 32 << 20  # bytes after which a process asks again how much memory is left
 

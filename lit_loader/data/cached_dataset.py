@@ -78,7 +78,7 @@ class CachedDataset(Dataset[T_co]):
 
     Samples lie in memory that all workers share under every start method, for as long as this
     object lives, and on disk in ``directory``. Each reader gets a copy, equal to what was made.
-    The dataset is asked by plain integers, whatever a sampler yields. No sample is dropped for
+    The dataset is read by plain integers, whatever a sampler yields. No sample is dropped for
     another one: where the memory is full, or scarce, the rest is made each time (and a line is
     logged).
 
@@ -101,6 +101,15 @@ class CachedDataset(Dataset[T_co]):
     Raises:
         OptionError: An argument is refused, or the directory is not this user's alone.
         OSError: There is no memory, or the directory cannot be made.
+
+    Examples:
+        >>> from lit_loader import CachedDataset, DataLoader
+        >>> cached = CachedDataset(range(100), "1 MB")  # decoded images, in a program
+        >>> augmented = cached.map(lambda value: -value)  # random transforms go here
+        >>> next(iter(DataLoader(augmented, batch_size=4)))
+        tensor([ 0, -1, -2, -3])
+        >>> cached
+        CachedDataset(range, 4 of 100 samples in 0.0 of 1.0 MB)
     """
 
     shared_by_readers: ClassVar = ("_store", "_folder")

@@ -166,10 +166,6 @@ def announce_epoch(datasets: Iterable[Any], epoch: int) -> None:
 class MixtureSampler(EpochOrder, Sampler[int]):
     """Draws from the sources of a `MixtureDataset` by weight, from each without replacement.
 
-    ::
-
-        DataLoader(mixture, 32, sampler=MixtureSampler(mixture, epoch_length=10_000, seed=1))
-
     A source that has been gone through begins again, in another order. What an epoch holds is a
     function of (lengths, weights, epoch_length, seed, epoch), and any place in it is reached at
     once; the loader shares it out to ranks and resumes it as it does its own orders. In a
@@ -185,6 +181,14 @@ class MixtureSampler(EpochOrder, Sampler[int]):
 
     Raises:
         OptionError: ``data_source`` is no `MixtureDataset`, or an option or a weight is refused.
+
+    Examples:
+        >>> from lit_loader import DataLoader, MixtureDataset, MixtureSampler
+        >>> sources = {"web": ["w0", "w1", "w2"], "books": ["b0"]}
+        >>> mixture = MixtureDataset(sources, weights={"web": 3, "books": 1})
+        >>> sampler = MixtureSampler(mixture, epoch_length=8, seed=1)
+        >>> [len(batch) for batch in DataLoader(mixture, 4, sampler=sampler)]
+        [4, 4]
     """
 
     def __init__(

@@ -71,6 +71,17 @@ class MixtureStream(IterableDataset[Any]):
     Raises:
         OptionError: The weights or options are refused; "repeat" without ``epoch_length`` would
             never end; a source that has a state is there twice.
+
+    Examples:
+        >>> from lit_loader import DataLoader, MixtureStream
+        >>> sources = {"web": ["w0", "w1", "w2"], "books": ["b0"]}  # or iterable datasets
+        >>> mixture = MixtureStream(
+        ...     sources,
+        ...     weights={"web": 3, "books": 1},
+        ...     stopping_strategy="all_exhausted_without_replacement",
+        ... )
+        >>> list(DataLoader(mixture, batch_size=4))
+        [['w0', 'b0', 'w1', 'w2']]
     """
 
     state_is_that_of_sources: Final = True

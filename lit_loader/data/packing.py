@@ -29,7 +29,7 @@ _AT_ONCE = 262_144
 """Samples that are packed at once: about half a microsecond for each."""
 
 _PACKS_OF_A_WINDOW = 64
-"""A window's last pack is half empty: with so many packs that is less than a hundredth."""
+"""A window's last pack is half empty: with 64 packs that is less than a hundredth."""
 
 _SMALLEST, _LARGEST = 256, 16_384
 """Samples of a window that is not given; each costs as much time as the window has packs."""
@@ -38,11 +38,6 @@ _SMALLEST, _LARGEST = 256, 16_384
 @public
 class PackingBatchSampler(ByTokens):
     """Makes each batch a pack: samples that together have at most ``max_tokens`` tokens.
-
-    ::
-
-        batches = PackingBatchSampler(dataset.lengths, 8192, seed=1)
-        DataLoader(dataset, batch_sampler=batches, collate_fn=PackCollate())
 
     Within a window of the shuffled order each sample goes into the pack that it fills best, the
     longest sample first: packs are about 99 % full. What a pack holds is a function of (lengths,
@@ -55,7 +50,7 @@ class PackingBatchSampler(ByTokens):
         max_tokens: Tokens of a pack at most.
         lengths_from: Name of the attribute in which a dataset has the lengths.
         window: Samples of the shuffled order that are packed together. More of them fill the packs
-            better and take longer. None: so many that they fill 64 packs.
+            better and take longer. None: enough to fill 64 packs.
         seed: Seed of the orders; the loader's own ``seed`` is not known here.
         shuffle: Shuffle samples before they are packed, and the packs in each epoch; False: windows
             of the dataset's order, the same in every epoch.
@@ -72,6 +67,18 @@ class PackingBatchSampler(ByTokens):
 
     Raises:
         OptionError: An option is refused, or a sample is too long (a ValueError).
+
+    Examples:
+        >>> from lit_loader import DataLoader, PackCollate, PackingBatchSampler
+        >>> lengths = [5, 3, 4, 4, 2, 6]
+        >>> batches = PackingBatchSampler(lengths, 8, shuffle=False)
+        >>> [[lengths[index] for index in batch] for batch in batches]
+        [[2, 6], [5, 3], [4, 4]]
+        >>> import torch
+        >>> texts = [torch.zeros(length, dtype=torch.int64) for length in lengths]
+        >>> loader = DataLoader(texts, batch_sampler=batches, collate_fn=PackCollate())
+        >>> next(iter(loader)).values.shape
+        torch.Size([8])
     """
 
     @known_keywords
@@ -228,14 +235,10 @@ class Packed(NamedTuple):
 class PackCollate(PadCollate):
     """Makes one `Packed` sequence of samples whose tensors differ in their first dimension.
 
-    ::
-
-        DataLoader(dataset, batch_sampler=PackingBatchSampler(dataset.lengths, 8192),
-                   collate_fn=PackCollate({"tokens": 0, "labels": -100}, pad_to_multiple_of=64))
-
-    Mappings, tuples, namedtuples and lists are gone through entry by entry, as by `PadCollate`.
-    Tensors and NumPy arrays of at least one dimension are packed, others are left to
-    `default_collate`. The packed entries of a sample have the same length.
+    Mappings, tuples, namedtuples and lists are packed entry by entry, as by `PadCollate`. Tensors
+    and NumPy arrays of at least one dimension are packed: (length, …) of each sample becomes
+    (sum of lengths, …), of the same dtype. `default_collate` makes the rest. The packed entries of
+    a sample have the same length.
 
     Args:
         padding_value: What padding at the end is filled with. A number: every tensor or array of at
@@ -245,6 +248,17 @@ class PackCollate(PadCollate):
 
     Raises:
         OptionError: An option is refused.
+
+    Examples:
+        >>> import torch
+        >>> from lit_loader import PackCollate
+        >>> packed = PackCollate()([torch.tensor([1, 2, 3]), torch.tensor([4])])
+        >>> packed.values
+        tensor([1, 2, 3, 4])
+        >>> packed.position_ids
+        tensor([0, 1, 2, 0])
+        >>> packed.cu_seqlens
+        tensor([0, 3, 4], dtype=torch.int32)
     """
 
     def __call__(self, samples: Sequence[Any]) -> Packed:

@@ -82,6 +82,14 @@ def shared_dataset(factory: Callable[[], Any], key: str, timeout: float = 1800.0
             very dataset.
         TransportError: The factory or the dataset cannot be pickled.
         LoaderError: Another process has not finished within ``timeout``.
+
+    Examples:
+        >>> from functools import partial
+        >>> import torch
+        >>> from lit_loader import shared_dataset
+        >>> dataset = shared_dataset(partial(torch.arange, 100_000), key="numbers, v1")
+        >>> dataset[3]
+        tensor(3)
     """
     if isinstance(factory, str) or not callable(factory) or is_dataset(factory):
         raise OptionError(

@@ -33,10 +33,6 @@ Numbers = npt.NDArray[np.int64]
 class TokenBudgetBatchSampler(ByTokens):
     """Puts samples of similar length into batches of at most ``max_tokens`` padded tokens.
 
-    ::
-
-        DataLoader(dataset, batch_sampler=TokenBudgetBatchSampler(dataset.lengths, 8192))
-
     What a batch holds is a function of (lengths, options, seed, epoch). Ranks need no sampler of
     their own: the loader deals the batches out to them, ``num_replicas`` at a time.
 
@@ -73,6 +69,13 @@ class TokenBudgetBatchSampler(ByTokens):
 
     Raises:
         OptionError: An option is refused, or a sample is too long (a ValueError).
+
+    Examples:
+        >>> from lit_loader import TokenBudgetBatchSampler
+        >>> lengths = [2, 9, 3, 8, 2, 9]
+        >>> batches = TokenBudgetBatchSampler(lengths, 18, shuffle=False)
+        >>> [[lengths[index] for index in batch] for batch in batches]
+        [[9, 9], [8, 3], [2, 2]]
     """
 
     @known_keywords

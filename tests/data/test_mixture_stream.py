@@ -271,7 +271,6 @@ def test_weights_count_tokens() -> None:
     assert books(batches[:45]) == 0 and books(batches[55:]) == pytest.approx(0.5, abs=0.05)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("done", [3, 40])
 def test_a_resume_goes_on_counting_tokens(done: int) -> None:
     with of_tokens(2) as first:

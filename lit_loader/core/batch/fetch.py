@@ -84,7 +84,6 @@ class MapFetcher:
         samples: list[Any] = []
         append, step, get = samples.append, progress.step, self._alone
         if before is None and type(indices) is list and progress.is_quick(len(indices)):
-            progress.all_at_once()
             dataset = self._dataset
             for progress.place, index in enumerate(indices):
                 append(dataset[index])
@@ -94,7 +93,6 @@ class MapFetcher:
                 if before is not None:
                     before(place)
                 append(get(index))
-        progress.read(len(samples))
         return samples
 
     def each(
