@@ -191,7 +191,7 @@ class _AddOns(Seams):
             return None
         from lit_loader.remote.starter import RemoteWorkers
 
-        return RemoteWorkers(loader.remote, core.log.nodes)
+        return RemoteWorkers(loader.remote)
 
     def auto(self, core: Any) -> Any:
         from lit_loader.profiling.auto_workers import AutoWorkers
@@ -376,8 +376,6 @@ class DataLoader(_TorchLoader[T_co]):
         seeding: When the random generators are seeded. "batch": before each batch, from its number.
             "sample": before each sample, from its position in the pass, so random numbers do not
             depend on batch_size or ranks.
-        reseed_fn: Called with (dataset, seed) wherever the generators are seeded. Set it for a
-            generator that lit_loader does not find in the dataset. It is refused with threads.
         num_replicas: Processes (ranks) that share an epoch; "auto" takes number and rank from
             ``torch.distributed``. None does not divide the data. Lightning sets it.
         rank: Number of this process among them, 0 … num_replicas - 1. None does not divide the
@@ -399,8 +397,6 @@ class DataLoader(_TorchLoader[T_co]):
             SampleErrorsError that lists them. None: any number, but not all.
         sample_retries: How often to retry a sample after an OSError or TimeoutError. A
             `Retry`, or a mapping of its options, chooses the wait and the errors.
-        memory_budget: Shared memory that batches may use, in bytes or as text such as "2 GB". None
-            sets no limit. Set it if batches differ much in size.
         read_threads: Threads with which each worker reads the samples of a batch; 0: one after
             another. Set 16, say, if samples wait for storage. The dataset must be thread-safe and
             draw from `lit_loader.get_rng`.
@@ -439,7 +435,6 @@ class DataLoader(_TorchLoader[T_co]):
     seed: int | None
     worker_method: WorkerMethod
     seeding: Seeding
-    reseed_fn: Callable[[Any, int], object] | None
     num_replicas: int | None
     rank: int | None
     num_shards: int | None
@@ -449,7 +444,6 @@ class DataLoader(_TorchLoader[T_co]):
     on_sample_error: SampleErrorPolicy
     max_sample_errors: int | None
     sample_retries: int | Retry
-    memory_budget: int | None
     read_threads: int
 
     # The class has torch's name, and so this is torch's own flag under torch's own mangled name
@@ -486,7 +480,6 @@ class DataLoader(_TorchLoader[T_co]):
         worker_method: WorkerMethod = "multiprocessing",
         seed: int | None = None,
         seeding: Seeding = "batch",
-        reseed_fn: Callable[[Any, int], object] | None = None,
         num_replicas: int | Literal["auto"] | None = None,
         rank: int | None = None,
         num_shards: int | None = None,
@@ -496,7 +489,6 @@ class DataLoader(_TorchLoader[T_co]):
         on_sample_error: SampleErrorPolicy = "raise",
         max_sample_errors: int | None = None,
         sample_retries: int | Retry | Mapping[str, Any] = 0,
-        memory_budget: int | str | None = None,
         read_threads: int = 0,
         remote: RayWorkers | Mapping[str, Any] | None = None,
     ) -> None:

@@ -27,7 +27,7 @@ from lit_loader.core.epoch.pass_tasks import MapTasks, NextEpochTasks, PassTasks
 from lit_loader.core.epoch.passes import Pass
 from lit_loader.core.epoch.torch_surface import TorchSurface
 from lit_loader.core.executors.executor import Executor, PoolClosed, Workers
-from lit_loader.core.executors.outcome import FewerWorkers, Outcome, Overrun
+from lit_loader.core.executors.outcome import FewerWorkers, Outcome
 from lit_loader.core.seeding.generator_lock import GeneratorLock
 from lit_loader.core.system.interrupts import HeldBack
 from lit_loader.core.transport.messages import POSITION, listed
@@ -471,7 +471,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         return nothing or StopIteration()
 
     def _report_events(self) -> None:
-        """Warn of workers that were replaced, and of a budget that cannot be kept."""
+        """Warn of workers that were replaced."""
         core, healer = self._core, self._healer
         if healer is None:
             return
@@ -479,9 +479,6 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         self._restarts_noted = healer.restarts
         while healer.notices:
             notice = healer.notices.popleft()
-            if isinstance(notice, Overrun):
-                warn(str(notice), RuntimeWarning)
-                continue
             core.log.note("restart", str(notice))
             if isinstance(notice, FewerWorkers):
                 core.cap_workers(notice.workers)
