@@ -254,10 +254,12 @@ class BatchBuilder:
         spec = self._spec
         found = find_generators(spec.dataset, spec.collate_fn, spec.worker_init_fn)
         self._hold(found.generators, seeds)
+        if spec.reseed_fn is not None:
+            return
         if found.cut is not None:
             self.note(
                 f"random generators beyond {found.cut} are not seeded, because it holds more than "
-                f"{MAX_OBJECTS:,} objects. Draw from lit_loader.get_rng()"
+                f"{MAX_OBJECTS:,} objects. Draw from lit_loader.get_rng(), or pass reseed_fn"
             )
         for path, generator in found.generators:
             if isinstance(generator, random.SystemRandom):
@@ -283,6 +285,8 @@ class BatchBuilder:
             self.seed_globals(extend(self._seeds.seed, *parts) >> 1)
         if self.held.tapes:
             self.held.reseed(*parts)
+        if self._spec.reseed_fn is not None:
+            self._spec.reseed_fn(self._spec.dataset, extend(self._seeds.seed, *parts) >> 1)
 
     def _seed_sample(self, place: int) -> None:
         self._seed(SAMPLE, self.rng.sample_seed(place))
