@@ -1,7 +1,7 @@
 """Real jobs, end to end: torch's loader and lit_loader's (`objects` also marks its reads).
 
     python examples/benchmark/jobs/run.py [jobs=[detection,volumes]] [workers=[1,2,4]] [rounds=3]
-    python examples/benchmark/jobs/run.py out=found pages=.  # all, into the page beside this file
+    python examples/benchmark/jobs/run.py out=found pages=.  # all, into the page next to this file
     python examples/benchmark/jobs/run.py quick=true  # as little as shows that it works
 
 All options: conf/jobs.yaml. Each trial is a process of its own. Its first batches are not clocked:
