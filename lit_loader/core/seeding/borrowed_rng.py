@@ -89,7 +89,9 @@ def draws_of(dataset: Any, collate_fn: Any) -> Draws:
     if owner is None or owner() is not dataset or kept is None:
         key, kept = id(dataset), []
         try:
-            _known[key] = weakref.ref(dataset, lambda _: _known.pop(key, None)), kept
+            # ``known``: at the interpreter's end the module's own names are gone.
+            forget = lambda _, known=_known: known.pop(key, None)  # noqa: E731
+            _known[key] = weakref.ref(dataset, forget), kept
         except TypeError:  # a list, say: each loader learns by itself
             return Draws()
     for function, draws in kept:

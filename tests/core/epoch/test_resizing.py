@@ -195,7 +195,6 @@ def test_a_worker_that_leaves_and_does_not_end(tmp_path: Path) -> None:
 # Without workers, and what is refused ------------------------------------------------------------
 
 
-@pytest.mark.process
 def test_from_none_and_to_none() -> None:
     with DataLoader(Call(int, 6), num_workers=0) as loader:
         loader.resize(2)

@@ -301,7 +301,6 @@ def test_any_state_is_loaded_or_refused(data: st.DataObject) -> None:
 
 
 @quiet
-@pytest.mark.process
 @fuzzing(10)
 @given(st.data())
 def test_so_is_any_where_workers_read(data: st.DataObject) -> None:
