@@ -22,6 +22,7 @@ import multiprocessing
 import os
 import sys
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.context import BaseContext
@@ -57,7 +58,7 @@ from lit_loader.core.sampling.sampler_view import choose_samplers
 from lit_loader.core.seeding.loader_seeds import LoaderSeeds
 from lit_loader.core.state.position import PassPosition, Position
 from lit_loader.core.system.processors import advice_if_too_many
-from lit_loader.describe import public, short_repr
+from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError
 
 __all__ = ["DataLoader"]
@@ -190,7 +191,7 @@ class _AddOns(Seams):
             return None
         from lit_loader.remote.starter import RemoteWorkers
 
-        return RemoteWorkers(loader.remote, core.log.nodes)
+        return RemoteWorkers(loader.remote)
 
     def auto(self, core: Any) -> Any:
         from lit_loader.profiling.auto_workers import AutoWorkers
@@ -375,8 +376,6 @@ class DataLoader(_TorchLoader[T_co]):
         seeding: When the random generators are seeded. "batch": before each batch, from its number.
             "sample": before each sample, from its position in the pass, so random numbers do not
             depend on batch_size or ranks.
-        reseed_fn: Called with (dataset, seed) wherever the generators are seeded. Set it for a
-            generator that lit_loader does not find in the dataset. It is refused with threads.
         num_replicas: Processes (ranks) that share an epoch; "auto" takes number and rank from
             ``torch.distributed``. None does not divide the data. Lightning sets it.
         rank: Number of this process among them, 0 … num_replicas - 1. None does not divide the
@@ -398,8 +397,6 @@ class DataLoader(_TorchLoader[T_co]):
             SampleErrorsError that lists them. None: any number, but not all.
         sample_retries: How often to retry a sample after an OSError or TimeoutError. A
             `Retry`, or a mapping of its options, chooses the wait and the errors.
-        memory_budget: Shared memory that batches may use, in bytes or as text such as "2 GB". None
-            sets no limit. Set it if batches differ much in size.
         read_threads: Threads with which each worker reads the samples of a batch; 0: one after
             another. Set 16, say, if samples wait for storage. The dataset must be thread-safe and
             draw from `lit_loader.get_rng`.
@@ -438,7 +435,6 @@ class DataLoader(_TorchLoader[T_co]):
     seed: int | None
     worker_method: WorkerMethod
     seeding: Seeding
-    reseed_fn: Callable[[Any, int], object] | None
     num_replicas: int | None
     rank: int | None
     num_shards: int | None
@@ -448,7 +444,6 @@ class DataLoader(_TorchLoader[T_co]):
     on_sample_error: SampleErrorPolicy
     max_sample_errors: int | None
     sample_retries: int | Retry
-    memory_budget: int | None
     read_threads: int
 
     # The class has torch's name, and so this is torch's own flag under torch's own mangled name
@@ -485,7 +480,6 @@ class DataLoader(_TorchLoader[T_co]):
         worker_method: WorkerMethod = "multiprocessing",
         seed: int | None = None,
         seeding: Seeding = "batch",
-        reseed_fn: Callable[[Any, int], object] | None = None,
         num_replicas: int | Literal["auto"] | None = None,
         rank: int | None = None,
         num_shards: int | None = None,
@@ -495,7 +489,6 @@ class DataLoader(_TorchLoader[T_co]):
         on_sample_error: SampleErrorPolicy = "raise",
         max_sample_errors: int | None = None,
         sample_retries: int | Retry | Mapping[str, Any] = 0,
-        memory_budget: int | str | None = None,
         read_threads: int = 0,
         remote: RayWorkers | Mapping[str, Any] | None = None,
     ) -> None:
@@ -614,7 +607,7 @@ class DataLoader(_TorchLoader[T_co]):
         advice = advice_if_too_many(self.num_workers)
         processes = self.worker_method == "multiprocessing"
         if advice is not None and processes and self._core.auto is None:
-            self._core.warn_once(advice)
+            warnings.warn(advice, stacklevel=program_stacklevel())
 
     @property
     def multiprocessing_context(self) -> BaseContext | None:
@@ -817,11 +810,11 @@ class DataLoader(_TorchLoader[T_co]):
         self._core.start()
 
     def resize(self, num_workers: int, prefetch_factor: int | None = None) -> None:
-        """Change the number of workers now, also within an epoch.
+        """Change the number of workers, also within an epoch.
 
-        No batch changes or is lost. New workers take part once they have started; those that are
-        too many finish their batches and end. Any thread may call this, and it does not wait.
-        (Setting ``loader.num_workers`` counts from the next iterator.)
+        No batch changes or is lost. New workers start when the program waits for a batch; those
+        that are too many finish their batches and end. Any thread may call this, and it does not
+        wait. (Setting ``loader.num_workers`` counts from the next iterator.)
 
         Args:
             num_workers: The new number. A change to 0, or from 0, counts from the next iterator.

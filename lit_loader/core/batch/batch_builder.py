@@ -88,9 +88,10 @@ class BatchBuilder:
 
             self._pool = ReadPool(spec.read_threads, spec.modes)
         # In threads no sample can have the generators to itself.
-        self._seeds_samples = spec.per_sample and self._pool is None
-        # Whatever the samples have drawn before.
-        self._seeds_collation = spec.per_sample or self._pool is not None
+        per_sample = spec.per_sample
+        self._seeds_samples = per_sample and self._pool is None
+        # Whether samples have drawn what collate_fn must not depend on.
+        self._seeds_collation = per_sample or self._pool is not None
         self._table = spec.table()
         # Whether batches are made by `take`, which draws nothing, as far as indices allow.
         self.reads_table = self._table is not None
@@ -130,7 +131,6 @@ class BatchBuilder:
             return None
         if not (self._spec.own_order or {int} == set(map(type, indices))):
             return None  # a bool, say, means another thing to a tensor
-        progress.all_at_once()
         try:
             batch = self._table.batch(indices, progress.empty)
         except Exception:  # indices from the end, or out of range
@@ -171,6 +171,7 @@ class BatchBuilder:
             self.samples = 0
             return self.with_report(None, omitted=True)
         batch = self.collate(samples, progress, indices)
+        progress.tokens = context.tokens
         tried = self._attempts
         if self._notes or (tried is not None and (tried.errors or tried.retries)):
             return self.with_report(batch)
@@ -190,7 +191,7 @@ class BatchBuilder:
         self.samples = len(samples) if spec.batched else 1
         progress.collating(self.samples)
         if self._seeds_collation:
-            self._seed(BATCH, self.rng.batch)
+            self._seed(BATCH, self.rng.batch)  # whatever the samples have drawn before
         if self._collates_into_slot:
             try:
                 batch = default_collate(samples, progress.empty)
@@ -202,7 +203,6 @@ class BatchBuilder:
                 raise
         else:
             batch = spec.collate_fn(samples)
-        progress.tokens = reading().tokens
         return batch
 
     def note(self, text: str) -> None:
@@ -254,12 +254,10 @@ class BatchBuilder:
         spec = self._spec
         found = find_generators(spec.dataset, spec.collate_fn, spec.worker_init_fn)
         self._hold(found.generators, seeds)
-        if spec.reseed_fn is not None:
-            return
         if found.cut is not None:
             self.note(
                 f"random generators beyond {found.cut} are not seeded, because it holds more than "
-                f"{MAX_OBJECTS:,} objects. Draw from lit_loader.get_rng(), or pass reseed_fn"
+                f"{MAX_OBJECTS:,} objects. Draw from lit_loader.get_rng()"
             )
         for path, generator in found.generators:
             if isinstance(generator, random.SystemRandom):
@@ -285,8 +283,6 @@ class BatchBuilder:
             self.seed_globals(extend(self._seeds.seed, *parts) >> 1)
         if self.held.tapes:
             self.held.reseed(*parts)
-        if self._spec.reseed_fn is not None:
-            self._spec.reseed_fn(self._spec.dataset, extend(self._seeds.seed, *parts) >> 1)
 
     def _seed_sample(self, place: int) -> None:
         self._seed(SAMPLE, self.rng.sample_seed(place))

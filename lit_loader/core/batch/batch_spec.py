@@ -15,7 +15,6 @@ import torch
 from torch.utils.data import default_collate as torch_default_collate
 
 from lit_loader.core.batch.collate import default_collate
-from lit_loader.core.seeding.held_generators import OwnSeed
 from lit_loader.core.state.position import Shards
 
 __all__ = ["BatchSpec", "BatchWithReport", "USUAL_MODES", "TorchModes"]
@@ -84,7 +83,6 @@ class BatchSpec:
     collate_fn: Callable[[Any], Any]
     worker_init_fn: Callable[[int], object] | None
     seeding: str
-    reseed_fn: Callable[[Any, int], object] | None
     read_threads: int
     iterable: bool  # it is iterated rather than indexed
     batched: bool  # a task's indices are a batch's list (else one index, not collated)
@@ -92,7 +90,7 @@ class BatchSpec:
     rank: int
     num_replicas: int
     own_order: bool  # the indices are the loader's own, and range over the whole dataset
-    held: Mapping[str, OwnSeed]  # what the generators that the dataset holds count from
+    held: Mapping[str, int]  # what the generators that the dataset holds count from
     modes: TorchModes = USUAL_MODES
     timed: bool = False  # workers measure their CPU time, batch by batch
     watched: bool = True  # each sample is announced, for somebody looks at how long it takes
@@ -126,7 +124,6 @@ class BatchSpec:
             and self.batched
             and not self.iterable
             and self.tolerance is None
-            and self.reseed_fn is None
         ):
             return self.table_of(self.dataset)
         return None

@@ -22,10 +22,8 @@ class PassOptions(NamedTuple):
     collate_fn: Callable[[Any], Any]
     worker_init_fn: Callable[[int], object] | None
     seeding: str
-    reseed_fn: Callable[[Any, int], object] | None
     read_threads: int
     multiprocessing_context: BaseContext | None
-    memory_budget: int | None
     timeout: float
     on_sample_error: str
     max_sample_errors: int | None
