@@ -268,6 +268,14 @@ class LoaderDataModule(KeepsLoaders, LightningDataModule):
 
     Raises:
         OptionError: A split or option is unknown or refused.
+
+    Examples:
+        >>> from lit_loader import LoaderDataModule
+        >>> datasets = {"train": range(8), "val": range(4)}
+        >>> data = LoaderDataModule(datasets, loader={"batch_size": 2}, train={"shuffle": True})
+        >>> data.setup("fit")  # the Trainer calls this
+        >>> [batch.tolist() for batch in data.val_dataloader()]
+        [[0, 1], [2, 3]]
     """
 
     splits: Sequence[str] = SPLITS
@@ -861,7 +869,7 @@ def _swapped(module: SwappedDataModule, name: str, loader: Any) -> Any:
         # choice; without them none of these means anything.
         options = {key: value for key, value in options.items() if key not in FOR_WORKERS}
     elif overrides.get("num_workers") == "auto" and loader.prefetch_factor == 2:
-        del options["prefetch_factor"]  # torch's default, likewise
+        del options["prefetch_factor"]  # torch's default, too
     try:
         config = LoaderConfig().merged(**{**options, **overrides})
         return module._lit_make(name.removesuffix("_dataloader"), loader.dataset, config)

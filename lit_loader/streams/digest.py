@@ -43,7 +43,10 @@ def _look_at_some(
     if count > most:
         values = [*values[:: -(-count // (most - 1))], values[-1]]
     for value in values:
-        _look(value, found, depth)
+        if type(value) is str and len(value) <= 2 * _VALUES:  # as often: without a call
+            found.append(value.encode("utf-8", "surrogatepass"))
+        else:
+            _look(value, found, depth)
 
 
 def _look(value: Any, found: list[bytes], depth: int) -> None:

@@ -22,26 +22,27 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from itertools import islice
 from typing import Any
 
 from torch.utils.data import IterDataPipe
 
 from lit_loader.context import READERS, WORKERS, reading
 from lit_loader.core.batch.batch_builder import BEGINNING, BatchBuilder
-from lit_loader.core.batch.batch_spec import BatchSpec
+from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.fetch import OMITTED, EndOfData
 from lit_loader.core.batch.progress import Cancelled, Progress
 from lit_loader.core.batch.worker_info import shown
 from lit_loader.core.seeding.held_generators import HeldGenerators, find_generators
 from lit_loader.core.seeding.seeds import BATCH, UNTOLD, PassSeeds, extend
 from lit_loader.core.state.state_validation import resuming
+from lit_loader.core.state.stateful import OpenStream
 from lit_loader.errors import StateError
 from lit_loader.streams import datapipes
 from lit_loader.streams.digest import digest_of
-from lit_loader.streams.iterable_fetcher import IterableFetcher, StateMeter
-from lit_loader.streams.other_streams import own_epochs
+from lit_loader.streams.other_streams import open_stream, own_epochs
 from lit_loader.streams.read_point import NOT_TAKEN, ReadPoint, pickled, unpickled
+from lit_loader.streams.state_meter import StateMeter
 
 __all__ = ["Reader"]
 
@@ -55,16 +56,19 @@ class Reader(BatchBuilder):
     ``meter`` says when its state is due.
     """
 
-    _fetcher: IterableFetcher | None
-
     def __init__(
         self, spec: BatchSpec, share: tuple[int, int], meter: StateMeter, found: Any = None
     ) -> None:
         super().__init__(spec, found=found)
         self._share, self._meter = share, meter
+        self._size = spec.batch_size or 1
         # A DataPipe's shuffle() takes its seed here, and comes before its shares.
         self._alike = spec.shards is not None or isinstance(spec.dataset, IterDataPipe)
-        self._number = 0  # of the batch that is read, among those of all shards
+        self._stream: OpenStream | None = None
+        self._iterator: Any = None  # None: it is at its end
+        self._good = None if spec.tolerance is None else spec.tolerance.stream(self._attempts)
+        self._is_iterable = False  # next() alone does not need that
+        self._state_here: Any = None  # where no sample has been asked for: the state that led here
         self._at_start = False  # whether the first sample of the epoch comes next
         self._begins = True  # whether a batch comes next that tells how the stream is shared out
 
@@ -86,7 +90,6 @@ class Reader(BatchBuilder):
                 except (Cancelled, StateError):
                     raise
                 except EndOfData:
-                    self._fetcher = None
                     if earlier < point.batches:
                         self._note_end(point.batches, earlier)
                     return
@@ -103,19 +106,17 @@ class Reader(BatchBuilder):
         if differs is not None:
             self._note_difference(differs)
 
-    def read(self, batch: int, progress: Progress) -> Any:
-        """Make a batch, a `BatchWithReport`; or raise EndOfData, or Cancelled."""
-        context, fetcher, begins = reading(), self._fetcher, self._begins
-        self._begins = False
+    def read(self, batch: int, progress: Progress) -> BatchWithReport:
+        """Make a batch; or raise EndOfData, or Cancelled."""
+        begins, self._begins = self._begins, False
         self._begin_batch(batch, progress)
-        state = NOT_TAKEN
-        if fetcher is not None and (begins or self._meter.due):
-            state = self._state(fetcher, progress)
-        context.tokens = 0
+        state = None
+        if (stream := self._stream) is not None and stream.asked:
+            state = self._state(stream, progress) if begins or self._meter.due else NOT_TAKEN
+        reading().tokens = 0
         try:
             samples = self._samples(progress)
         except EndOfData:
-            self._fetcher = None
             if not self._notes:
                 raise
             samples = OMITTED  # the end comes next time
@@ -124,20 +125,18 @@ class Reader(BatchBuilder):
             report = self.with_report(None, state, omitted=True)
         else:
             digest, divided = digest_of(samples), self._divided() if begins else None
-            report = self.with_report(
-                self.collate(samples, progress), state, divided, digest=digest
-            )
+            made = self.collate(samples, progress)
+            report = self.with_report(made, state, divided, digest=digest)
         self._meter.made += time.monotonic_ns() - progress.began - progress.state
         return report
 
     def close(self) -> None:
         """Leave the stream: its ``finally`` blocks run."""
-        self._fetcher = None
+        self._stream = self._iterator = None
 
     def _begin_batch(self, batch: int, progress: Progress) -> None:
         """Seed for a batch; before the epoch's first sample, for what comes before that."""
-        number = batch * self._share[1] + self._share[0]  # among those of all shards
-        self._number = number
+        self._number = batch * self._share[1] + self._share[0]  # among those of all shards
         if self._at_start:
             self._seed_beginning(_FIRST_NEXT)
         else:
@@ -146,24 +145,62 @@ class Reader(BatchBuilder):
     def _seed_batch(self, progress: Progress) -> None:
         self._at_start = False
         self.rng.begin(self._seeds.seed, self._number)
-        if not self._spec.per_sample:
+        if not self._seeds_samples:
             self._seed(BATCH, self._number)
         self.rng.step = progress
 
     def _samples(self, progress: Progress) -> Any:
-        """Read the samples of the batch that was begun."""
-        fetcher = self._fetcher
-        if fetcher is None:
-            raise EndOfData
-        after_first = partial(self._seed_batch, progress) if self._at_start else None
-        samples = fetcher.fetch(progress, after_first)
-        self.rng.step = None
-        return samples
+        """Read the samples of the batch that was begun.
 
-    def _state(self, fetcher: IterableFetcher, progress: Progress) -> Any:
-        """Take the stream's state before a batch."""
-        began = time.monotonic_ns()
-        state = pickled(fetcher.state())
+        Raises:
+            EndOfData: Nothing is left, and there is nothing to report.
+        """
+        spec, good, size, iterator = self._spec, self._good, self._size, self._iterator
+        if good is not None:
+            good.begin(progress)
+        if iterator is None:
+            raise EndOfData
+        self._state_here = None
+        samples: list[Any] = []
+        try:
+            if self._at_start:
+                progress.step(0)
+                samples.append(next(iterator))
+                self._seed_batch(progress)
+            seeds_samples = self._seeds_samples and good is None
+            if self._is_iterable and not seeds_samples and progress.is_quick(size):
+                try:
+                    samples.extend(islice(iterator, size - len(samples)))
+                finally:
+                    progress.place = len(samples)  # of the one that has failed, if any
+                if len(samples) < size:
+                    raise StopIteration
+            else:
+                for place in range(len(samples), size):
+                    progress.step(place)
+                    if seeds_samples:
+                        self._seed_sample(place)
+                    samples.append(next(iterator))
+        except StopIteration:
+            self.close()
+            if not samples or (spec.drop_last and spec.batch_size is not None):
+                if good is not None and good.noted:
+                    return OMITTED  # the end comes next time
+                raise EndOfData from None
+        self.rng.step = None
+        return samples[0] if spec.batch_size is None else samples
+
+    def _state(self, stream: OpenStream, progress: Progress) -> Any:
+        """Take the stream's state before a batch; None: no state leads here.
+
+        Empty: it was begun at its start, from which it is replayed.
+        """
+        if not stream.stateful:
+            return None
+        began, here = time.monotonic_ns(), self._state_here
+        if here is None:  # a generator that has not run knows no place
+            here = stream.state_now()
+        state = pickled(here)
         if state:
             progress.state = time.monotonic_ns() - began
             self._meter.taken(progress.state)
@@ -178,11 +215,6 @@ class Reader(BatchBuilder):
 
     # --- its beginning ---
 
-    @property
-    def _seeds(self) -> PassSeeds:
-        assert self._pass is not None
-        return self._pass[0]
-
     def _iterate(self, state: Any, at_start: bool, progress: Progress) -> None:
         """Iterate the dataset, at its start or where a state says."""
         spec, seeds = self._spec, self._seeds
@@ -190,11 +222,11 @@ class Reader(BatchBuilder):
         self._announce_epoch(seeds)
         datapipes.shard(spec.dataset)
         self._seed_beginning(_ITER)
-        good = None if spec.tolerance is None else spec.tolerance.stream(self._attempts)
-        before = self._seed_sample if spec.per_sample and good is None else None
-        self._at_start = at_start
-        args = spec.dataset, spec.batch_size, spec.drop_last
-        self._fetcher = IterableFetcher(*args, state, good, before)
+        self._at_start, self._state_here = at_start, state or {}
+        self._stream = open_stream(spec.dataset, "dataset", state)
+        iterator = self._stream.iterator
+        self._iterator = iterator if self._good is None else self._good.of(iterator)
+        self._is_iterable = hasattr(self._iterator, "__iter__")
         if self.held:  # iter() or load_state_dict() may have put others in their place
             self._follow_held()
 
@@ -211,8 +243,9 @@ class Reader(BatchBuilder):
         self._seed(BEGINNING, stage, *part)
         mine = () if self._alike else (self._share[0],)
         if mine:
-            self.seed = extend(self._seeds.seed, BEGINNING, stage, *part, *mine) >> 1
-            self.seed_globals(self.seed)
+            self._seeded = BEGINNING, stage, *part, *mine
+            if (seed := self.seed) is not None and self.seed_globals is not None:
+                self.seed_globals(seed)
         self.rng.begin(self._seeds.seed, extend(BEGINNING, stage, *part, *mine))
 
     @contextmanager

@@ -44,7 +44,7 @@ class ShardTail:
     """One rank's end of a pass; the subject is the same on all ranks, and no other one's.
 
     A batch of a rank's own is given at once. When its readers have come to their end they begin
-    again, as long as another rank has as many batches. A LoaderError if this is no job of so many
+    again, as long as another rank has as many batches. A LoaderError if this is no job of that many
     processes, and whenever the first rank is gone.
     """
 

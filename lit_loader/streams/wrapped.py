@@ -14,7 +14,7 @@ _DEPTH, _ITEMS = 6, 64
 def wrapped(dataset: Any, method: str) -> Iterator[Any]:
     """Return a dataset, and what is wrapped in it: its attributes, those in short containers, ....
 
-    What has ``method``, by which datasets are told from all else, each once.
+    What has ``method``, which only datasets have, each once.
     """
     seen, level = {id(dataset)}, [dataset]
     for _ in range(_DEPTH + 1):

@@ -277,7 +277,7 @@ class ThreadExecutor(Executor):
                 )
 
     def _look_for_a_stall(self, waited: float, stall: Any) -> Any:
-        """Report a stall after so many seconds; compare with what was seen at half of that."""
+        """Report a stall when the time is up; compare with what was seen at half of that."""
         workers, limit = [*self._threads.values()], self._stalls[0]
         if waited >= limit / 2 and stall is None:
             stall = self._stall_of(workers)

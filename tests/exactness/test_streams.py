@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset
 
 import lit_loader
 from lit_loader import DataLoader, MixtureStream
-from lit_loader.streams.iterable_fetcher import StateMeter
+from lit_loader.streams.state_meter import StateMeter
 from tests.support.datasets import (
     BufferedStream,
     BufferOfTheProcess,

@@ -74,7 +74,7 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
     ),
     "workers wait": (
         seen(0.4, *[0.9] * 4, computing=0.1), "waited for 90 % (storage, network)",
-        "raise num_workers, to more than the 4 CPU cores too",
+        "raise num_workers, even beyond the 4 CPU cores",
     ),
     "workers wait for a core": (
         seen(0.4, 0.9, 0.9, computing=0.3, queued=0.6), "60 % (a CPU core)", "free CPU cores"

@@ -34,7 +34,6 @@ from lit_loader.core.seeding.seeds import (
     BatchRng,
     PassSeeds,
     extend,
-    index_number,
     seed_globals,
 )
 from lit_loader.core.transport.worker_exception import ReaderShare
@@ -45,12 +44,12 @@ if TYPE_CHECKING:
 
 __all__ = ["BEGINNING", "SET_EPOCH", "BatchBuilder", "builder_of", "make_batch"]
 
-_REPLACEMENTS: Final = 0x4E72  # keeps the choice of replacements apart from what samples draw
 BEGINNING: Final = 0xBE61  # … and what comes before an epoch's first sample
 SET_EPOCH: Final = 0
 """A stage of what comes before the first sample; see `streams/reader.py`."""
 
 _Found = Iterable[tuple[str, Any]]
+_new = tuple.__new__
 
 
 class BatchBuilder:
@@ -75,8 +74,9 @@ class BatchBuilder:
         self._fetcher: Any = None  # a `MapFetcher`, but in a reader of a stream
         self._found = found
         self.held = HeldGenerators((), {}, PassSeeds(0))
-        self.seed_globals: Callable[[int], object] = seed_globals
-        self.seed: int | None = None  # of the batch, or sample, that is being made
+        # None: nothing draws from the global generators, so they are not seeded.
+        self.seed_globals: Callable[[int], object] | None = seed_globals
+        self._seeded: tuple[int, ...] | None = None  # what was seeded for last
         self.rng = BatchRng(spec.size, spec.rank, spec.num_replicas)
         self._notes: list[str] = []
         self._attempts = None
@@ -89,10 +89,13 @@ class BatchBuilder:
             self._pool = ReadPool(spec.read_threads, spec.modes)
         # In threads no sample can have the generators to itself.
         self._seeds_samples = spec.per_sample and self._pool is None
+        # Whatever the samples have drawn before.
+        self._seeds_collation = spec.per_sample or self._pool is not None
         self._table = spec.table()
         # Whether batches are made by `take`, which draws nothing, as far as indices allow.
         self.reads_table = self._table is not None
         self._pass: tuple[PassSeeds, int] | None = None
+        self._seeds = PassSeeds(0)  # of the pass
         self.samples = 0  # of the batch made last
 
     def whose(self, number: int) -> ReaderShare | None:
@@ -133,14 +136,14 @@ class BatchBuilder:
         except Exception:  # indices from the end, or out of range
             return None
         self.samples = len(indices)
-        progress.collating()
+        progress.collating(self.samples)
         return batch
 
     def enter(self, seeds: PassSeeds, epoch: int) -> bool:
         """Take up a pass, and search for generators; return whether it is a new one."""
         if self._pass == (seeds, epoch):
             return False
-        self._pass = seeds, epoch
+        self._pass, self._seeds = (seeds, epoch), seeds
         if self._found is not None:
             found, self._found = self._found, None
             self._hold(found, seeds)
@@ -185,9 +188,9 @@ class BatchBuilder:
         """Make a batch of its samples, which have these indices if they are known."""
         spec = self._spec
         self.samples = len(samples) if spec.batched else 1
-        progress.collating()
-        if spec.per_sample or self._pool is not None:
-            self._seed(BATCH, self.rng.batch)  # whatever the samples have drawn before
+        progress.collating(self.samples)
+        if self._seeds_collation:
+            self._seed(BATCH, self.rng.batch)
         if self._collates_into_slot:
             try:
                 batch = default_collate(samples, progress.empty)
@@ -220,9 +223,17 @@ class BatchBuilder:
         errors, retries = (), 0
         if tried is not None:
             errors, retries = tuple(tried.errors), tried.retries
-        return BatchWithReport(batch, state, divided, errors, omitted, retries, notes, digest)
+        fields = batch, state, divided, errors, omitted, retries, notes, digest
+        return _new(BatchWithReport, fields)  # each batch of a stream has one
 
     # --- seeds ---
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the batch, or sample, that is being made; None: of none yet."""
+        if self._seeded is None:
+            return None
+        return extend(self._seeds.seed, *self._seeded) >> 1
 
     def _begin_pass(self, seeds: PassSeeds, progress: Progress) -> None:
         progress.beat()
@@ -269,13 +280,13 @@ class BatchBuilder:
 
     def _seed(self, *parts: int) -> None:
         """Seed every generator that the dataset may draw from, for what ``parts`` name."""
-        assert self._pass is not None
-        seed = self.seed = extend(self._pass[0].seed, *parts) >> 1
-        self.seed_globals(seed)
+        self._seeded = parts
+        if self.seed_globals is not None:
+            self.seed_globals(extend(self._seeds.seed, *parts) >> 1)
         if self.held.tapes:
             self.held.reseed(*parts)
         if self._spec.reseed_fn is not None:
-            self._spec.reseed_fn(self._spec.dataset, seed)
+            self._spec.reseed_fn(self._spec.dataset, extend(self._seeds.seed, *parts) >> 1)
 
     def _seed_sample(self, place: int) -> None:
         self._seed(SAMPLE, self.rng.sample_seed(place))
@@ -303,16 +314,10 @@ class BatchBuilder:
         spec = self._spec
         threads = self._pool, self._sample_at
         if spec.tolerance is not None:
-            fetcher: MapFetcher = spec.tolerance.map_fetcher(
-                spec, self._attempts, self._replacement_seed, *threads
-            )
+            fetcher: MapFetcher = spec.tolerance.map_fetcher(spec, self._attempts, *threads)
             return fetcher
         before_sample = self._seed_sample if self._seeds_samples else None
         return MapFetcher(spec.dataset, spec.batched, before_sample, *threads)
-
-    def _replacement_seed(self, index: Any) -> int:
-        assert self._pass is not None
-        return extend(self._pass[0].seed, _REPLACEMENTS, index_number(index))
 
 
 def builder_of(

@@ -19,7 +19,7 @@ from lit_loader.core.batch.progress import Progress
 if TYPE_CHECKING:
     from lit_loader.core.batch.read_pool import ReadPool, Sample
 
-__all__ = ["OMITTED", "EndOfData", "MapFetcher", "NothingLeft", "as_read"]
+__all__ = ["OMITTED", "EndOfData", "MapFetcher", "as_read"]
 
 OMITTED: Final = object()
 """What is fetched if bad samples have left nothing of a batch."""
@@ -44,10 +44,6 @@ def as_read(dataset: Any) -> tuple[Any, Callable[[Any], Any] | None]:
 
 class EndOfData(Exception):
     """The iterable dataset (or this worker's share of it) has nothing more to give."""
-
-
-class NothingLeft(Exception):
-    """Nothing can come of a batch any more, for its samples cannot be read: it is omitted."""
 
 
 class MapFetcher:
@@ -88,7 +84,6 @@ class MapFetcher:
         samples: list[Any] = []
         append, step, get = samples.append, progress.step, self._alone
         if before is None and type(indices) is list and progress.is_quick(len(indices)):
-            progress.all_at_once()
             dataset = self._dataset
             for progress.place, index in enumerate(indices):
                 append(dataset[index])
@@ -98,7 +93,6 @@ class MapFetcher:
                 if before is not None:
                     before(place)
                 append(get(index))
-        progress.read(len(samples))
         return samples
 
     def each(

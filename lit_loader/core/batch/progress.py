@@ -99,11 +99,12 @@ class Progress:
         self._last = self._at = self.place = -1
         return True
 
-    def collating(self) -> None:
-        """Note that all samples have been read."""
+    def collating(self, samples: int) -> None:
+        """Note that all samples have been read, and how many they are."""
         words, row = self._words, self._row
         words[row + STAGE] = _COLLATING
         words[row + SINCE] = now = self.fetched = _clock()
+        self._quick = not self.each and now - self.began < _QUICK * samples
         if self._at >= 0 and now - self._last > self.slowest:
             self.slowest, self.slowest_at = now - self._last, self._at
         self._at = self.place = -1
@@ -161,7 +162,7 @@ class Progress:
         self._last = now
 
     def all_at_once(self) -> None:
-        """Note that samples are read together, or too quickly to be announced one by one.
+        """Note that samples are read together.
 
         Raises:
             Cancelled: The board shows another token.
@@ -169,15 +170,21 @@ class Progress:
         self.step(-1)
 
     def is_quick(self, samples: int) -> bool:
-        """Whether so many samples need not be announced: those of the batch before were quick.
+        """Whether samples need not be announced one by one: those of the batch before were quick.
 
-        A message about a dead worker names the batch then; who makes it again announces each.
+        Then they are read together: a message about a dead worker names the batch, and who makes it
+        again announces each sample.
+
+        Raises:
+            Cancelled: The board shows another token.
         """
-        return self._quick and samples >= _MANY
-
-    def read(self, samples: int) -> None:
-        """Note that samples have been read, one after another."""
-        self._quick = not self.each and _clock() - self.began < _QUICK * samples
+        if not self._quick or samples < _MANY:
+            return False
+        words = self._words
+        words[self._row + POSITION] = self._at = self.place = -1
+        if words[TOKEN] != self.token:
+            raise Cancelled
+        return True
 
     def beat(self) -> None:
         """Note that the loader's own work makes progress, before a sample or after it."""

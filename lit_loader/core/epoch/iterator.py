@@ -228,7 +228,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             if not outcome.ended:
                 break
             tasks.settle()
-        self._fill(executor, tasks)  # before the batch is unpacked: no worker is to wait
+        if self._here is None:
+            self._fill(executor, tasks)  # before the batch is unpacked: no worker is to wait
         if tail:
             tail.given(tasks.place)
         if outcome.memory is not None or outcome.failure is not None:

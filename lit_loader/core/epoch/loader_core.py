@@ -336,8 +336,8 @@ class LoaderCore:
         options = self.options
         found = find_generators(self.dataset, options.collate_fn, options.worker_init_fn)
         tells = self.keeper.pool is not None
-        # generator= may be a global beside the dataset. Nothing more is drawn from it: its pass's
-        # seed decides what it yields there.
+        # generator= may be a global of the dataset's module. Nothing more is drawn from it: the
+        # seed of its pass decides what it yields there.
         own = None if self.seeds.seed is not None else self.seeds.generator
         held = tuple(each for each in found.generators if own is None or each[1] is not own)
         made = self.passes.begin(iterator, drawn, held, self._position, tells)

@@ -149,7 +149,7 @@ class MapTasks(PassTasks):
         """Return what the sampler has raised; see `PassTasks.fault`."""
         error, self.error = self.error, None
         if error is not None:
-            # It may have been a signal handler's, so the sampler is asked once more for that batch.
+            # It may have been a signal handler's, so the sampler is tried once more for that batch.
             # If it fails again, the pass is over, as with torch.
             self.is_drawn, self._failed_at = self._failed_at == self._at, self._at
             return error

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
 
-from lit_loader.context import reading
+from lit_loader.context import Reading, reading
 from lit_loader.core.batch.batch_builder import builder_of
 from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.fetch import EndOfData
@@ -42,6 +42,9 @@ class Inline(Executor):
         self._builder = builder_of(spec, found=found)
         self._draws = draws_of(spec.dataset, spec.collate_fn)
         self._always = spec.per_sample or spec.reseed_fn is not None
+        self._always |= self._builder.reads_table  # only where it failed to: nothing is locked
+        self._shows = spec.shards is not None  # whether get_worker_info() answers as a shard
+        self._has_begun = False
         self.draws = not self._builder.reads_table
         # At once: the builder is in cycles.
         end = self._builder.begin_epoch if spec.iterable else self._builder.end
@@ -78,34 +81,44 @@ class Inline(Executor):
     def _load(self, task: Task, indices: Any) -> tuple[Any, BaseException | None]:
         """Make a batch by the user's code, with the generators lent; or return what it raised."""
         builder, number, context = self._builder, task.number & POSITION, reading()
-        builder.enter(task.seeds, task.epoch)
-        rng = BorrowedRng(self._draws, builder.held.tapes, self._always)
-        builder.seed_globals = rng.seed
-        place = context.leave(), shown()
+        if not self._has_begun:
+            builder.enter(task.seeds, task.epoch)
+            self._has_begun = True
+        draws, tapes, rng = self._draws, builder.held.tapes, None
+        if draws.drawn or tapes or self._always or draws.is_due:
+            rng = BorrowedRng(draws, tapes, self._always)
+        builder.seed_globals = None if rng is None else rng.seed
+        place, info = context.leave(), shown() if self._shows else None
         try:
             try:
-                rng.begin()
+                if rng is None:
+                    draws.batches += 1
+                else:
+                    rng.begin()
                 batch = builder.load(indices, number, task.epoch, task.seeds, self._progress)
             finally:
-                context.return_to(place[0])
-                show(place[1])
-                rng.end()
+                self._put_back(context, place, info, rng)
         except EndOfData:  # which holds the frames that it came through, and they this executor
             return None, EndOfData()
         except BaseException as error:
             # A signal handler may have raised before all was put back.
-            context.return_to(place[0])
-            show(place[1])
-            rng.end()
+            self._put_back(context, place, info, rng)
             if not isinstance(error, Exception):
                 raise
             # What an exception from a worker has in its message.
             read = builder.whose(number) if self._iterable else indices
             return None, failure(error, f"in {describe_batch(number, read, self._progress)}")
-        if rng.late is None:
+        if rng is None or rng.late is None:
             return batch, None
         made = batch if type(batch) is BatchWithReport else builder.with_report(batch)
         return made._replace(notes=(*made.notes, rng.late)), None
+
+    def _put_back(self, context: Reading, place: Any, info: Any, rng: BorrowedRng | None) -> None:
+        context.return_to(place)
+        if self._shows:
+            show(info)
+        if rng is not None:
+            rng.end()
 
     def close(self, keep_workers: bool = False) -> None:
         """Forget the tasks, and close the stream that is being read."""

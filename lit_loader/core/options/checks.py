@@ -262,7 +262,7 @@ def reseeding(name: str, value: Any) -> Callable[..., Any]:
 
 
 def _takes(value: Callable[..., Any], *arguments: object) -> bool:
-    """Whether this can be called with so many arguments, as far as it says."""
+    """Whether this can be called with these arguments, as far as its signature says."""
     try:
         signature = inspect.signature(value, follow_wrapped=False)
     except (TypeError, ValueError):  # of what is not written in Python
@@ -333,7 +333,7 @@ def generator(name: str, value: Any) -> Any:
 def by_add_on(thing: str, check: str) -> Callable[[str, Any], Any]:
     """Return the check of an add-on's option, imported for it: the method of a public name.
 
-    Or a function of one of the modules that the package gives when it is asked for them.
+    Or a function of a module that the package imports at its first use.
     """
 
     def ask(name: str, value: Any) -> Any:

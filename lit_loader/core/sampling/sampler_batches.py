@@ -3,7 +3,7 @@
 ::
 
     sampler with state_dict ── load_state_dict(state of the batch) ──────────────────╮
-    another ── its generator as the pass began ── drawn again up to the position ────┴─▶ goes on
+    another ── its generator as the pass began ── drawn again up to the position ────┴─▶ continues
 
 - A sampler (or its iterator) that has ``state_dict`` and ``load_state_dict`` is called after each
   batch, and put back there.
@@ -11,7 +11,7 @@
   as it was when the pass began, or from the global generators, which are seeded for each batch. A
   digest of what was drawn tells whether the same came again; if not, one warning says so.
 - A sampler's iterator ends when an exception passes through it. The sampler is then opened again
-  at the batch that is due, in the same way. A generator cannot be: it goes on, or is at its end.
+  at the batch that is due, in the same way. A generator cannot be: it continues, or is at its end.
 """
 
 from __future__ import annotations

@@ -380,17 +380,17 @@ def own_seeds(
 ) -> dict[str, OwnSeed]:
     """Return what each held generator counts from; those that are not ``known`` draw a number.
 
-    With the loader's ``seed`` nothing is drawn: generators in equal states, as two transforms that
-    are to draw alike have them, share a number.
+    With the loader's ``seed`` nothing is drawn: generators in equal states share a number, as in
+    two transforms that must draw the same.
     """
-    own, alike = dict(known), dict[bytes, int]()
+    own, equal = dict(known), dict[bytes, int]()
     for number, (path, generator) in enumerate(found):
         controls = tape(generator)
         if controls is None or path in own:
             continue
         if seeds.held:
             state = canonical_pickle([type(generator).__name__, controls.read()])
-            own[path] = OwnSeed(alike.setdefault(state, number))
+            own[path] = OwnSeed(equal.setdefault(state, number))
         else:
             own[path] = OwnSeed(controls.draw(), seeds.ordinal)
     return own

@@ -16,6 +16,8 @@ _ADVICE: Final = {
     "order": "resume with the same sampler or shuffle option",
     "sampler": "resume with a sampler made with the same options",
     "dataset": "resume with a dataset made with the same options",
+    "shares": "weights of past draws are fixed. Keep them, and let others begin at a later draw, "
+    "as in weights=[(0, {'web': 3, 'books': 1}), (5000, {'web': 1, 'books': 1})]",
     "seed": "pass the state's seed as the loader's seed option",
 }
 _WRAPPED: Final = (
@@ -31,7 +33,8 @@ _OR_SHUFFLED: Final = (
 
 def advice_on(name: str, shown: str, theirs: Any, ours: Any) -> str:
     """Say what to do about a part of a fingerprint, by its name, that differs."""
-    text = _ADVICE.get(name.partition(".")[0], f"resume with the same {shown}")
+    of, _, field = name.partition(".")
+    text = _ADVICE.get("shares" if field == "shares" else of, f"resume with the same {shown}")
     if name == "order" and "DistributedSamplerWrapper" in (theirs, ours):
         text = _WRAPPED
     if {theirs, ours} == {"shuffled", "OrderedSampler"}:
