@@ -393,8 +393,8 @@ class DataLoader(_TorchLoader[T_co]):
         stall_warning: Seconds without a batch after which a StallWarning shows what each worker
             does; 0: never. Without workers, press Ctrl-C to see where a sample hangs.
         on_sample_error: What happens if a sample raises. "raise" raises. "skip" makes the batch
-            smaller, and ``len(loader)`` an upper bound. "replace" takes another sample of the
-            batch (map-style only), the same for any number of workers.
+            smaller, and ``len(loader)`` an upper bound. "replace" takes another sample (map-style
+            only), the same for any number of workers.
         max_sample_errors: Bad samples that one epoch may skip or replace. One more raises a
             SampleErrorsError that lists them. None: any number, but not all.
         sample_retries: How often to retry a sample after an OSError or TimeoutError. A
