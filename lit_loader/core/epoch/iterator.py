@@ -543,6 +543,7 @@ def _give_back(
     ahead: NextEpochTasks,
     executor: Executor,
     thread: Any,
+    *,
     reusable: bool = True,
     unnoticed: bool = False,
 ) -> bool:
