@@ -222,8 +222,8 @@ def test_padding_is_small() -> None:
 def test_batches_of_a_step_cost_about_the_same(shuffle: bool) -> None:
     of = texts(20_000)
     made = TokenBudgetBatchSampler(of, 8192, num_replicas=8, spread=0.2, shuffle=shuffle)
-    assert slowest(list(made), of, tokens, 8) < 1.03
-    assert slowest(list(made), of, padded, 8) < 1.02
+    assert slowest(list(made), of, tokens, 8) < 1.05
+    assert slowest(list(made), of, padded, 8) < 1.03
 
 
 @pytest.mark.parametrize(("size", "bound"), [(16, 1.01), (8, 1.02)])
