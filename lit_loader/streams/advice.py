@@ -18,11 +18,6 @@ from lit_loader.errors import OptionError
 from lit_loader.streams.other_streams import advice_if_unseeded, splitter_by_ranks
 from lit_loader.streams.rank_store import processes
 
-__all__ = [
-    *("advice_before_epoch", "advice_if_idle", "broken_promise", "check_split_once"),
-    *("ignored_share", "read_twice", "short_epoch"),
-]
-
 # reach: datasets: known by what they hold, as others (LitData, Mosaic) are
 _OWN_SHARE: Final = (
     *("num_replicas", "world_size", "_world_size", "num_processes", "process_index"),

@@ -20,8 +20,6 @@ from torch.distributed import distributed_c10d
 
 from lit_loader.errors import LoaderError
 
-__all__ = ["Name", "is_read_twice", "linger", "processes", "store", "waits", "watching"]
-
 _LONGEST_PAUSE: Final = 0.01
 """Seconds between requests to the store."""
 
