@@ -81,6 +81,11 @@ class Pass:
         return committed is None or committed.delivered < self.position.now().delivered
 
     @property
+    def is_in_vain(self) -> bool:
+        """Whether it is a batch that a loop which commits has fetched and has not used."""
+        return self.committed is None and self.given <= 1 and self.iterator() is None
+
+    @property
     def start(self) -> Position:
         """Where it has begun, with what a sampler of the user's must remember there."""
         start, batches = self.position.start, self.batches
@@ -211,6 +216,9 @@ class Passes:
             self._next, self.current, self._own = 0, None, {}
             self._repeats.clear()
         self._warn_of_used_position()
+        before = self.current
+        if before is not None and before.is_in_vain and self.commits:
+            self._repeats[before.epoch] = before.position.start.repeat
         found = list(held)
         self._own = self._own_seeds(found)
         start = self._taken_over()
@@ -235,7 +243,6 @@ class Passes:
             batches = SamplerBatches(self.plan, start, resumed=self._loaded is not None)
         made = Pass(seeds, batches, make_position(start), self._own, resumed)
         made.iterator = weakref.ref(iterator)
-        before = self.current
         if before is not None and before.committed is not None and before.is_ahead:
             # A loop that takes a batch ahead has not used the last ones of the pass before.
             made.committed = before.committed
