@@ -270,9 +270,6 @@ class ThreadExecutor(Executor):
         """Outcomes that were not received yet, about."""
         return self._done.qsize()
 
-    def adapt(self) -> None:
-        """Do nothing: whoever submits or receives next starts the threads that are missing."""
-
 
 def _quiet_since(page: ViewerPage) -> int:
     """Return since when the training loop waits; 0: it runs, or another loader has threads."""

@@ -34,6 +34,7 @@ from lit_loader.core.seeding.seeds import (
     BatchRng,
     PassSeeds,
     extend,
+    index_number,
     seed_globals,
 )
 from lit_loader.core.transport.worker_exception import ReaderShare
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BEGINNING", "SET_EPOCH", "BatchBuilder", "builder_of", "make_batch"]
 
+_REPLACEMENTS: Final = 0x4E72  # keeps the choice of replacements apart from what samples draw
 BEGINNING: Final = 0xBE61  # … and what comes before an epoch's first sample
 SET_EPOCH: Final = 0
 """A stage of what comes before the first sample; see `streams/reader.py`."""
@@ -314,10 +316,16 @@ class BatchBuilder:
         spec = self._spec
         threads = self._pool, self._sample_at
         if spec.tolerance is not None:
-            fetcher: MapFetcher = spec.tolerance.map_fetcher(spec, self._attempts, *threads)
+            fetcher: MapFetcher = spec.tolerance.map_fetcher(
+                spec, self._attempts, self._replacement_seed, *threads
+            )
             return fetcher
         before_sample = self._seed_sample if self._seeds_samples else None
         return MapFetcher(spec.dataset, spec.batched, before_sample, *threads)
+
+    def _replacement_seed(self, index: Any) -> int:
+        assert self._pass is not None
+        return extend(self._pass[0].seed, _REPLACEMENTS, index_number(index))
 
 
 def builder_of(
