@@ -22,6 +22,7 @@ import multiprocessing
 import os
 import sys
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.context import BaseContext
@@ -57,7 +58,7 @@ from lit_loader.core.sampling.sampler_view import choose_samplers
 from lit_loader.core.seeding.loader_seeds import LoaderSeeds
 from lit_loader.core.state.position import PassPosition, Position
 from lit_loader.core.system.processors import advice_if_too_many
-from lit_loader.describe import public, short_repr
+from lit_loader.describe import program_stacklevel, public, short_repr
 from lit_loader.errors import OptionError
 
 __all__ = ["DataLoader"]
@@ -190,7 +191,7 @@ class _AddOns(Seams):
             return None
         from lit_loader.remote.starter import RemoteWorkers
 
-        return RemoteWorkers(loader.remote, core.log.nodes)
+        return RemoteWorkers(loader.remote)
 
     def auto(self, core: Any) -> Any:
         from lit_loader.profiling.auto_workers import AutoWorkers
@@ -392,14 +393,12 @@ class DataLoader(_TorchLoader[T_co]):
         stall_warning: Seconds without a batch after which a StallWarning shows what each worker
             does; 0: never. Without workers, press Ctrl-C to see where a sample hangs.
         on_sample_error: What happens if a sample raises. "raise" raises. "skip" makes the batch
-            smaller, and ``len(loader)`` an upper bound. "replace" takes another sample of the
-            batch (map-style only), the same for any number of workers.
+            smaller, and ``len(loader)`` an upper bound. "replace" takes another sample (map-style
+            only), the same for any number of workers.
         max_sample_errors: Bad samples that one epoch may skip or replace. One more raises a
             SampleErrorsError that lists them. None: any number, but not all.
         sample_retries: How often to retry a sample after an OSError or TimeoutError. A
             `Retry`, or a mapping of its options, chooses the wait and the errors.
-        memory_budget: Shared memory that batches may use, in bytes or as text such as "2 GB". None
-            sets no limit. Set it if batches differ much in size.
         read_threads: Threads with which each worker reads the samples of a batch; 0: one after
             another. Set 16, say, if samples wait for storage. The dataset must be thread-safe and
             draw from `lit_loader.get_rng`.
@@ -448,7 +447,6 @@ class DataLoader(_TorchLoader[T_co]):
     on_sample_error: SampleErrorPolicy
     max_sample_errors: int | None
     sample_retries: int | Retry
-    memory_budget: int | None
     read_threads: int
 
     # The class has torch's name, and so this is torch's own flag under torch's own mangled name
@@ -495,7 +493,6 @@ class DataLoader(_TorchLoader[T_co]):
         on_sample_error: SampleErrorPolicy = "raise",
         max_sample_errors: int | None = None,
         sample_retries: int | Retry | Mapping[str, Any] = 0,
-        memory_budget: int | str | None = None,
         read_threads: int = 0,
         remote: RayWorkers | Mapping[str, Any] | None = None,
     ) -> None:
@@ -614,7 +611,7 @@ class DataLoader(_TorchLoader[T_co]):
         advice = advice_if_too_many(self.num_workers)
         processes = self.worker_method == "multiprocessing"
         if advice is not None and processes and self._core.auto is None:
-            self._core.warn_once(advice)
+            warnings.warn(advice, stacklevel=program_stacklevel())
 
     @property
     def multiprocessing_context(self) -> BaseContext | None:
@@ -817,11 +814,11 @@ class DataLoader(_TorchLoader[T_co]):
         self._core.start()
 
     def resize(self, num_workers: int, prefetch_factor: int | None = None) -> None:
-        """Change the number of workers now, also within an epoch.
+        """Change the number of workers, also within an epoch.
 
-        No batch changes or is lost. New workers take part once they have started; those that are
-        too many finish their batches and end. Any thread may call this, and it does not wait.
-        (Setting ``loader.num_workers`` counts from the next iterator.)
+        No batch changes or is lost. New workers start when the program waits for a batch; those
+        that are too many finish their batches and end. Any thread may call this, and it does not
+        wait. (Setting ``loader.num_workers`` counts from the next iterator.)
 
         Args:
             num_workers: The new number. A change to 0, or from 0, counts from the next iterator.

@@ -8,8 +8,6 @@ from typing import Any, Final, NamedTuple
 
 from lit_loader.core.state.position import ReaderPlace, Shards
 
-__all__ = ["NOT_TAKEN", "ReadPoint", "pickled", "shares_of", "unpickled"]
-
 NOT_TAKEN: Final = ...
 """In the place of a stream's state before a batch, where none was taken (`StateMeter`)."""
 

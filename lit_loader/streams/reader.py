@@ -19,7 +19,7 @@ draws from its batch instead: an order that is drawn there must be in the state,
 
 from __future__ import annotations
 
-import time
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -44,9 +44,21 @@ from lit_loader.streams.other_streams import open_stream, own_epochs
 from lit_loader.streams.read_point import NOT_TAKEN, ReadPoint, pickled, unpickled
 from lit_loader.streams.state_meter import StateMeter
 
-__all__ = ["Reader"]
-
 _ITER, _FIRST_NEXT = 1, 2  # stages of a beginning; 0 is that of set_epoch
+
+
+class _Place:
+    """Says which sample of a batch is being read: all that are there come before it."""
+
+    __slots__ = ("_samples",)
+
+    def __init__(self, samples: list[Any]) -> None:
+        self._samples = samples
+
+    @property
+    def place(self) -> int:
+        """Its place in the batch."""
+        return len(self._samples)
 
 
 class Reader(BatchBuilder):
@@ -66,7 +78,7 @@ class Reader(BatchBuilder):
         self._alike = spec.shards is not None or isinstance(spec.dataset, IterDataPipe)
         self._stream: OpenStream | None = None
         self._iterator: Any = None  # None: it is at its end
-        self._good = None if spec.tolerance is None else spec.tolerance.stream(self._attempts)
+        self._good: Any = None  # what passes over bad samples
         self._is_iterable = False  # next() alone does not need that
         self._state_here: Any = None  # where no sample has been asked for: the state that led here
         self._at_start = False  # whether the first sample of the epoch comes next
@@ -83,7 +95,7 @@ class Reader(BatchBuilder):
             while earlier < batch:
                 digest = 0  # nothing is known of the batch
                 try:
-                    self._begin_batch(earlier, progress)
+                    self._begin_batch(earlier)
                     samples = self._samples(progress)
                     if samples is not OMITTED:
                         digest = digest_of(samples)
@@ -108,12 +120,13 @@ class Reader(BatchBuilder):
 
     def read(self, batch: int, progress: Progress) -> BatchWithReport:
         """Make a batch; or raise EndOfData, or Cancelled."""
-        begins, self._begins = self._begins, False
-        self._begin_batch(batch, progress)
-        state = None
-        if (stream := self._stream) is not None and stream.asked:
-            state = self._state(stream, progress) if begins or self._meter.due else NOT_TAKEN
-        reading().tokens = 0
+        context, begins, self._begins = reading(), self._begins, False
+        self._begin_batch(batch)
+        state, began, stream, meter = None, 0, self._stream, self._meter
+        if stream is not None and stream.asked:
+            state = self._state(stream, progress) if begins or meter.due else NOT_TAKEN
+            began = meter.clock()
+        context.tokens = 0
         try:
             samples = self._samples(progress)
         except EndOfData:
@@ -126,28 +139,29 @@ class Reader(BatchBuilder):
         else:
             digest, divided = digest_of(samples), self._divided() if begins else None
             made = self.collate(samples, progress)
+            progress.tokens = context.tokens
             report = self.with_report(made, state, divided, digest=digest)
-        self._meter.made += time.monotonic_ns() - progress.began - progress.state
+        if began:
+            meter.made += meter.clock() - began
         return report
 
     def close(self) -> None:
         """Leave the stream: its ``finally`` blocks run."""
-        self._stream = self._iterator = None
+        self._stream = self._iterator = self._good = None
 
-    def _begin_batch(self, batch: int, progress: Progress) -> None:
+    def _begin_batch(self, batch: int) -> None:
         """Seed for a batch; before the epoch's first sample, for what comes before that."""
         self._number = batch * self._share[1] + self._share[0]  # among those of all shards
         if self._at_start:
             self._seed_beginning(_FIRST_NEXT)
         else:
-            self._seed_batch(progress)
+            self._seed_batch()
 
-    def _seed_batch(self, progress: Progress) -> None:
+    def _seed_batch(self) -> None:
         self._at_start = False
         self.rng.begin(self._seeds.seed, self._number)
         if not self._seeds_samples:
             self._seed(BATCH, self._number)
-        self.rng.step = progress
 
     def _samples(self, progress: Progress) -> Any:
         """Read the samples of the batch that was begun.
@@ -159,6 +173,7 @@ class Reader(BatchBuilder):
         if good is not None:
             good.begin(progress)
         if iterator is None:
+            self.close()
             raise EndOfData
         self._state_here = None
         samples: list[Any] = []
@@ -166,9 +181,10 @@ class Reader(BatchBuilder):
             if self._at_start:
                 progress.step(0)
                 samples.append(next(iterator))
-                self._seed_batch(progress)
+                self._seed_batch()
+            self.rng.step = _Place(samples)
             seeds_samples = self._seeds_samples and good is None
-            if self._is_iterable and not seeds_samples and progress.is_quick(size):
+            if self._is_iterable and not seeds_samples and progress.is_quick:
                 try:
                     samples.extend(islice(iterator, size - len(samples)))
                 finally:
@@ -182,10 +198,11 @@ class Reader(BatchBuilder):
                         self._seed_sample(place)
                     samples.append(next(iterator))
         except StopIteration:
-            self.close()
+            self._iterator = None
             if not samples or (spec.drop_last and spec.batch_size is not None):
                 if good is not None and good.noted:
                     return OMITTED  # the end comes next time
+                self.close()
                 raise EndOfData from None
         self.rng.step = None
         return samples[0] if spec.batch_size is None else samples
@@ -197,12 +214,12 @@ class Reader(BatchBuilder):
         """
         if not stream.stateful:
             return None
-        began, here = time.monotonic_ns(), self._state_here
+        began, here = self._meter.clock(), self._state_here
         if here is None:  # a generator that has not run knows no place
             here = stream.state_now()
         state = pickled(here)
         if state:
-            progress.state = time.monotonic_ns() - began
+            progress.state = self._meter.clock() - began
             self._meter.taken(progress.state)
         return state
 
@@ -224,8 +241,9 @@ class Reader(BatchBuilder):
         self._seed_beginning(_ITER)
         self._at_start, self._state_here = at_start, state or {}
         self._stream = open_stream(spec.dataset, "dataset", state)
-        iterator = self._stream.iterator
-        self._iterator = iterator if self._good is None else self._good.of(iterator)
+        self._iterator = self._stream.iterator
+        if spec.tolerance is not None:
+            self._good = self._iterator = spec.tolerance.stream(self._attempts).of(self._iterator)
         self._is_iterable = hasattr(self._iterator, "__iter__")
         if self.held:  # iter() or load_state_dict() may have put others in their place
             self._follow_held()
@@ -240,26 +258,25 @@ class Reader(BatchBuilder):
 
         Those that the dataset holds are seeded equally in all shards: files are shuffled by them.
         """
-        self._seed(BEGINNING, stage, *part)
-        mine = () if self._alike else (self._share[0],)
-        if mine:
-            self._seeded = BEGINNING, stage, *part, *mine
-            if (seed := self.seed) is not None and self.seed_globals is not None:
-                self.seed_globals(seed)
-        self.rng.begin(self._seeds.seed, extend(BEGINNING, stage, *part, *mine))
+        parts = BEGINNING, stage, *part
+        self._seed(*parts)
+        if not self._alike:
+            parts = *parts, self._share[0]
+            self._seeded = parts
+            if self.seed_globals is not None:
+                self.seed_globals(extend(self._seeds.seed, *parts) >> 1)
+        self.rng.begin(self._seeds.seed, extend(*parts))
 
     @contextmanager
     def beginning(self, part: int) -> Iterator[None]:
         """Seed as before the first sample, for a source of a mixture that is opened in mid-pass."""
-        rng = self.rng
-        kept = {name: getattr(rng, name) for name in rng.__slots__}
+        kept, self.rng = self.rng, copy.copy(self.rng)
         self._seed_beginning(_FIRST_NEXT, part)
         try:
             yield
         finally:
-            for name, value in kept.items():
-                setattr(rng, name, value)
-            self._seed(BATCH, rng.batch, part)
+            self.rng = kept
+            self._seed(BATCH, kept.batch, part)
 
     def _attempt(self, place: int) -> None:
         """Seed before an attempt to read a sample; the first one of the epoch draws from that."""

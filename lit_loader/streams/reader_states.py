@@ -29,8 +29,6 @@ from lit_loader.errors import StateError
 from lit_loader.streams.other_streams import advice_on_replay
 from lit_loader.streams.read_point import ReadPoint, unpickled
 
-__all__ = ["advice", "checked", "to_dict", "to_position"]
-
 _MAX_READ: Final = 2**32
 """Batches of one reader are below it: their numbers, of all readers, are below `MAX_BATCHES`."""
 

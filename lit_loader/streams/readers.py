@@ -33,8 +33,6 @@ from lit_loader.streams.read_point import ReadPoint, shares_of
 from lit_loader.streams.reader import Reader
 from lit_loader.streams.state_meter import StateMeter
 
-__all__ = ["ProcessInfo", "Readers", "StreamBuilders"]
-
 _START: Final = ReadPoint()
 _NONE_HELD: Final = HeldGenerators((), {}, PassSeeds(0))
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Final
-
-__all__ = ["StateMeter"]
 
 _SHARE: Final = 1 / 32
 """Part of the time of making batches that may be spent on states."""
@@ -14,8 +14,10 @@ class StateMeter:
     """Says when a stream's state is due: as often as it can be afforded.
 
     A resume makes the batches since the last state again, so it takes as long as about thirty
-    states do. ``made`` are nanoseconds of making batches since then.
+    states do. ``made`` are nanoseconds of making batches since then, by ``clock``.
     """
+
+    clock: Callable[[], int] = time.monotonic_ns
 
     def __init__(self) -> None:
         self.made = 0

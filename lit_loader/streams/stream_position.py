@@ -12,9 +12,6 @@ from typing import Any, Final, NamedTuple
 from lit_loader.core.state.position import PassPosition, Position
 from lit_loader.streams.read_point import NOT_TAKEN, ReadPoint
 
-__all__ = ["StreamPosition"]
-
-
 _new = tuple.__new__
 _REPLAYED: Final = 4
 """Batches at least that are replayed: two small ones may be equal by chance."""

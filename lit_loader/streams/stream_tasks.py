@@ -21,8 +21,6 @@ from lit_loader.streams.rank_store import Name, is_read_twice, processes
 from lit_loader.streams.read_point import NOT_TAKEN, ReadPoint, shares_of
 from lit_loader.streams.stream_position import StreamPosition
 
-__all__ = ["StreamTasks", "tasks_of"]
-
 _INEXACT = "[LL321]"
 _new = tuple.__new__
 

@@ -29,8 +29,6 @@ from lit_loader.errors import LoaderError
 from lit_loader.streams import rank_store
 from lit_loader.streams.stream_position import StreamPosition
 
-__all__ = ["ShardTail", "tail_of"]
-
 
 class Word(NamedTuple):
     """What a rank has said: how many batches it has, whether these are all, and that it is done."""

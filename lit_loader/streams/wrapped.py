@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["wrapped"]
-
 _DEPTH, _ITEMS = 6, 64
 """How deep `wrapped` looks, and into containers of how many items."""
 

@@ -161,7 +161,7 @@ def test_what_means_nothing_here_is_an_attribute_error(dataset: Any, workers: in
             if name in ("_num_yielded", "_sampler_iter", "_workers"):
                 assert hasattr(ours, name)
             elif not hasattr(_BaseDataLoaderIter, name) or not hasattr(ours, name):
-                with pytest.raises(AttributeError, match=f"{name}.*torch's.*lit_loader"):
+                with pytest.raises(AttributeError):
                     getattr(ours, name)
 
 

@@ -146,17 +146,6 @@ class Rare(Stage):
         return {"source": self.last}
 
 
-class LateByACall(Stage):
-    """Tells what it was to tell when it was asked last."""
-
-    told: Any = None
-
-    def state_dict(self) -> dict[str, Any]:
-        now = copy.deepcopy(self.source.state_dict())
-        given, self.told = self.told or now, now
-        return {"source": given}
-
-
 class InTurns(Stage):
     """Several sources, one sample of each in turn; each is begun with its first sample."""
 
@@ -254,7 +243,6 @@ BUILDS: dict[str, Callable[[Numbers, Draw], Stage]] = {
     "mixed, late": lambda n, d: Late(mixed(n, d), 2),
     "told at each 7th": lambda n, d: Rare(Filtered(Rows(n), d), 7),
     "never told": lambda n, d: Rare(Buffer(Rows(n), d, 6), 1000),
-    "late by a call": lambda n, d: LateByACall(Buffer(Rows(n), d, 6)),
     "in turns, mixed": lambda n, d: InTurns(lambda: mixed(n[::2], d), lambda: mixed(n[1::2], d)),
 }
 

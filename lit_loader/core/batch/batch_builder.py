@@ -34,6 +34,7 @@ from lit_loader.core.seeding.seeds import (
     BatchRng,
     PassSeeds,
     extend,
+    index_number,
     seed_globals,
 )
 from lit_loader.core.transport.worker_exception import ReaderShare
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BEGINNING", "SET_EPOCH", "BatchBuilder", "builder_of", "make_batch"]
 
+_REPLACEMENTS: Final = 0x4E72  # keeps the choice of replacements apart from what samples draw
 BEGINNING: Final = 0xBE61  # … and what comes before an epoch's first sample
 SET_EPOCH: Final = 0
 """A stage of what comes before the first sample; see `streams/reader.py`."""
@@ -88,9 +90,10 @@ class BatchBuilder:
 
             self._pool = ReadPool(spec.read_threads, spec.modes)
         # In threads no sample can have the generators to itself.
-        self._seeds_samples = spec.per_sample and self._pool is None
-        # Whatever the samples have drawn before.
-        self._seeds_collation = spec.per_sample or self._pool is not None
+        per_sample = spec.per_sample
+        self._seeds_samples = per_sample and self._pool is None
+        # Whether samples have drawn what collate_fn must not depend on.
+        self._seeds_collation = per_sample or self._pool is not None
         self._table = spec.table()
         # Whether batches are made by `take`, which draws nothing, as far as indices allow.
         self.reads_table = self._table is not None
@@ -130,7 +133,6 @@ class BatchBuilder:
             return None
         if not (self._spec.own_order or {int} == set(map(type, indices))):
             return None  # a bool, say, means another thing to a tensor
-        progress.all_at_once()
         try:
             batch = self._table.batch(indices, progress.empty)
         except Exception:  # indices from the end, or out of range
@@ -171,6 +173,7 @@ class BatchBuilder:
             self.samples = 0
             return self.with_report(None, omitted=True)
         batch = self.collate(samples, progress, indices)
+        progress.tokens = context.tokens
         tried = self._attempts
         if self._notes or (tried is not None and (tried.errors or tried.retries)):
             return self.with_report(batch)
@@ -190,7 +193,7 @@ class BatchBuilder:
         self.samples = len(samples) if spec.batched else 1
         progress.collating(self.samples)
         if self._seeds_collation:
-            self._seed(BATCH, self.rng.batch)
+            self._seed(BATCH, self.rng.batch)  # whatever the samples have drawn before
         if self._collates_into_slot:
             try:
                 batch = default_collate(samples, progress.empty)
@@ -202,7 +205,6 @@ class BatchBuilder:
                 raise
         else:
             batch = spec.collate_fn(samples)
-        progress.tokens = reading().tokens
         return batch
 
     def note(self, text: str) -> None:
@@ -314,10 +316,16 @@ class BatchBuilder:
         spec = self._spec
         threads = self._pool, self._sample_at
         if spec.tolerance is not None:
-            fetcher: MapFetcher = spec.tolerance.map_fetcher(spec, self._attempts, *threads)
+            fetcher: MapFetcher = spec.tolerance.map_fetcher(
+                spec, self._attempts, self._replacement_seed, *threads
+            )
             return fetcher
         before_sample = self._seed_sample if self._seeds_samples else None
         return MapFetcher(spec.dataset, spec.batched, before_sample, *threads)
+
+    def _replacement_seed(self, index: Any) -> int:
+        assert self._pass is not None
+        return extend(self._pass[0].seed, _REPLACEMENTS, index_number(index))
 
 
 def builder_of(

@@ -57,8 +57,7 @@ def load_state(core: LoaderCore, state: Mapping[str, Any]) -> None:
     if plan is None:
         streams = core.seams.reader_states()
         position = streams.to_position(loaded, fingerprint, core.shards)
-        if advice := streams.advice(loaded, core.loader.dataset):
-            core.warn_once(advice)
+        core.warn_once(streams.advice(loaded, core.loader.dataset))
     else:
         position = loaded.to_position(fingerprint, plan)
     had, has = (each.get("dataset_length") for each in (loaded.fingerprint, fingerprint))

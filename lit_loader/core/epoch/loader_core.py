@@ -15,15 +15,16 @@ both.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import os
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
@@ -42,15 +43,11 @@ from lit_loader.core.sampling.batch_plan import BatchPlan, distributed_sampler_o
 from lit_loader.core.sampling.sampler_view import ShownSamplers, is_share
 from lit_loader.core.seeding.held_generators import find_generators
 from lit_loader.core.seeding.loader_seeds import LoaderSeeds
-from lit_loader.core.state.position import PassPosition, Position, Shards
-from lit_loader.core.system.processors import AS_TORCH_SAYS
+from lit_loader.core.state.position import Shards
 from lit_loader.core.transport import viewer_page
 from lit_loader.core.transport.viewer_page import ViewerPage
-from lit_loader.describe import program_stacklevel
+from lit_loader.describe import warn
 from lit_loader.errors import ExactnessWarning, OptionError
-
-if TYPE_CHECKING:
-    from lit_loader.core.executors.inline import Inline
 
 __all__ = ["DEFAULT_PREFETCH", "ITERATED", "LoaderCore"]
 
@@ -255,15 +252,14 @@ class LoaderCore:
         pin = self.seams.pin_memory(self)
         if self.remote_workers:
             self.log.first_remote = MOST_WORKERS
-        if (idle := self.seams.idle(self)) is not None:
-            self.warn_once(idle)
+        self.warn_once(self.seams.idle(self))
         workers = loader.num_workers or self.remote_workers
         drawn, self._kept_draw = self._kept_draw, None
         self.passes.find_generator()
         numbers, self._drawn_last = self._numbers_to_draw(workers), 0
         if drawn is None and not self.passes.resumes:
             drawn, self._drawn_last = self.seeds.draw(numbers), numbers
-        made: LoaderIterator[Any] = LoaderIterator(self, drawn, None if workers else self.spec, pin)
+        made: LoaderIterator[Any] = LoaderIterator(self, drawn, not workers, pin)
         if workers:
             self.keeper.runs.add(made)
         run_patches(made, loader)
@@ -307,16 +303,6 @@ class LoaderCore:
             self._started = None
             made.close()
 
-    @property
-    def started_epoch(self) -> int | None:
-        """The epoch of what `start` has begun; None: nothing."""
-        return None if self._started is None or (at := self._started[0].made) is None else at.epoch
-
-    def ended_iterator(self) -> LoaderIterator[Any]:
-        """Return an iterator that yields nothing, for programs that look for one."""
-        made: LoaderIterator[Any] = LoaderIterator(self, None, None, None)
-        return made.as_ended()
-
     def close(self) -> None:
         """End the workers, and the iterators that have some."""
         self.forget_start()
@@ -340,7 +326,8 @@ class LoaderCore:
         # seed of its pass decides what it yields there.
         own = None if self.seeds.seed is not None else self.seeds.generator
         held = tuple(each for each in found.generators if own is None or each[1] is not own)
-        made = self.passes.begin(iterator, drawn, held, self._position, tells)
+        position = functools.partial(self.seams.position, self)
+        made = self.passes.begin(iterator, drawn, held, position, tells)
         self.of_process["shared"] = found.shared
         return made
 
@@ -350,7 +337,8 @@ class LoaderCore:
         ``informed``: samplers whose ``set_epoch`` somebody else calls.
         """
         self.follow_samplers()
-        if self.started_epoch not in (None, epoch):
+        begun = None if self._started is None else self._started[0].made
+        if begun is not None and begun.epoch != epoch:
             self.forget_start()
         self.passes.set_epoch(epoch, informed)
         self.tell_dataset(epoch)
@@ -360,9 +348,6 @@ class LoaderCore:
         set_epoch = getattr(self.loader.dataset, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)
-
-    def _position(self, start: Position) -> PassPosition:
-        return self.seams.position(self, start)
 
     def next_epoch_tasks(self, made: Pass) -> NextEpochTasks:
         """Return the tasks of the epoch after a pass, as far as they may be made ahead.
@@ -407,12 +392,6 @@ class LoaderCore:
             **self.seams.spec_parts(self),
         )
 
-    def inline(self, spec: BatchSpec, pin: Any) -> Inline:
-        """Return what makes batches in this process."""
-        from lit_loader.core.executors.inline import Inline
-
-        return Inline(spec, pin)
-
     # --- how many workers ---
 
     def set_auto(self, auto: bool) -> None:
@@ -424,8 +403,8 @@ class LoaderCore:
         """Change the number of workers at any moment; see ``DataLoader.resize``.
 
         A batch does not depend on who makes it, so nothing else changes: what workers were asked
-        for stays outstanding, and comes in its turn. No thread waits for another: a run that is
-        being given workers just then compares the count of resizes.
+        for stays outstanding, and comes in its turn. An iterator that is being given workers just
+        then compares the count of resizes.
         """
         loader, keeper = self.loader, self.keeper
         running = any(run.workers for run in keeper.alive())
@@ -439,8 +418,6 @@ class LoaderCore:
             keeper.end_idle_workers()
             return
         keeper.announce_size()
-        least = keeper.resize_now()
-        self.cap_workers(num_workers if least is None else least)
 
     def cap_workers(self, workers: int) -> None:
         """Cap the number of workers; the system cannot start more."""
@@ -465,48 +442,29 @@ class LoaderCore:
         auto = self.auto
         if auto is None or record.worker < 0 or not auto.add(record, again) or workers is None:
             return  # what this process has made itself says nothing of workers
-        loader, plan, name = self.loader, self.plan, type(self.dataset).__name__
+        plan, name = self.plan, type(self.dataset).__name__
         # More workers than readers, or than an epoch has batches, would have nothing to do.
         most = self.readers if plan is None else len(plan) if plan.is_computed else 0
-        if auto.decide(workers, name, loader.memory_budget, most):
+        if auto.decide(workers, name, most):
             self.keeper.announce_size()
 
     def show(self, page: ViewerPage, run: LoaderIterator[Any]) -> None:
         """Write down, for viewers in other processes, what the loader is at."""
         now = time.monotonic_ns()
-        first, page.due = not page.due, now + viewer_page.EVERY
-        figures: Any = None
-        if not first:
-            try:
-                figures = self.seams.figures(self, page.row[viewer_page.EPOCH], now)
-            except Exception:  # of the user's: the repr of a slow sample's index
-                return
-        page.write(figures or self._shown_at_first(), run.ready, now)
+        page.due = now + viewer_page.EVERY
+        with contextlib.suppress(Exception):  # of the user's: the repr of a slow sample's index
+            figures = self.seams.figures(self, page.row[viewer_page.EPOCH], now)
+            page.write(figures, run.ready, now)
         if run.workers is not None:
             self.seams.look_at_workers(self, run.workers, now / 1e9)
 
-    def _shown_at_first(self) -> dict[str, Any]:
-        """Return what viewers are shown before the first second is over."""
-        (rank, ranks), plan = self.replica, self.plan
-        return {
-            "rank": rank,
-            "ranks": ranks,
-            "ahead": self.depth,
-            "role": self.loader.role,
-            "dataset": type(self.dataset).__name__,
-            "options": self.describe(),
-            "length": len(plan) if plan is not None and plan.is_computed else None,
-        }
-
     # --- warnings ---
 
-    def warn_once(self, message: str, category: type[Warning] = UserWarning) -> None:
-        """Warn, at the line of the program that called the package; of the same thing once."""
-        if message not in self._warnings_given:
-            self._warnings_given.add(message)
-            if not message.startswith(AS_TORCH_SAYS):
-                message = f"lit_loader: {message}"
-            warnings.warn(message, category, stacklevel=program_stacklevel())
+    def warn_once(self, text: str | None, category: type[Warning] = UserWarning) -> None:
+        """Warn of something, once; None: there is nothing to say."""
+        if text is not None and text not in self._warnings_given:
+            self._warnings_given.add(text)
+            warn(text, category)
 
     def warn_of_exactness(self, note: str) -> None:
         """Warn, once, of what was noticed while a batch was made."""
@@ -515,21 +473,17 @@ class LoaderCore:
 
 def _check_resize(num_workers: Any, reason: str | None, running: bool) -> None:
     """Refuse a number of workers that a loader cannot be resized to, which may have some."""
-    text, later = "", "which counts from the next epoch on"
     if num_workers == "auto":
-        text = "a loader is resized to a number of workers, got resize('auto'): set "
-        text += f"loader.num_workers = 'auto', {later}"
-    elif reason is not None:
-        text = f"{reason}, so it cannot be resized, got resize({num_workers}): set "
-        text += f"loader.num_workers = {num_workers}, {later}"
-    elif num_workers > MOST_WORKERS:
-        text = f"a loader is resized to at most {MOST_WORKERS} workers, got resize({num_workers}): "
-        text += "make a new loader for more"
-    elif num_workers == 0 and running:
-        text = "an iterator needs its workers, got resize(0): resize to 1, or set "
-        text += f"loader.num_workers = 0, {later}"
-    if text:
-        raise OptionError(text)
+        reason = "a loader is resized to a number of workers"
+    elif reason is None and num_workers > MOST_WORKERS:
+        reason = f"a loader is resized to at most {MOST_WORKERS} workers"
+    elif reason is None and num_workers == 0 and running:
+        reason = "an iterator needs its workers"
+    if reason is not None:
+        raise OptionError(
+            f"{reason}, got resize({num_workers!r}): set loader.num_workers = {num_workers!r}, "
+            "which counts from the next epoch on"
+        )
 
 
 def _shared(sampler: Any) -> object:

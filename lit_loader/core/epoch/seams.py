@@ -82,9 +82,9 @@ class Seams:
         """Return the loader's statistics."""
         raise NotImplementedError
 
-    def figures(self, core: Any, epoch: int, now: int) -> dict[str, Any] | None:
+    def figures(self, core: Any, epoch: int, now: int) -> dict[str, Any]:
         """Return what viewers are shown of a loader that works on an epoch; asked once a second."""
-        return None
+        return {}
 
     def torch_habits(self) -> Any:
         """Return what answers programs that treat an iterator as torch's (`compat`); or None."""
@@ -126,7 +126,7 @@ class Seams:
         """Return the name of a loader among the ranks that share its data.
 
         Asked when these are more than one, once for a loader. It has ``is_in_job``, and
-        ``first_rank``, which returns rank 0's number on each.
+        ``first_rank``, which returns rank 0's numbers on each.
         """
         raise NotImplementedError
 

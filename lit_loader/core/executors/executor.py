@@ -67,9 +67,6 @@ class Workers(Protocol):
     def memory(self) -> tuple[int, int]:
         """Bytes of shared memory that batches take, and the dataset."""
 
-    def adapt(self) -> None:
-        """Bring an `Executor.resize` about now; called where no thread receives."""
-
 
 class Executor:
     """Makes the batches of tasks, each once, in any order; for one iterator at a time.

@@ -8,13 +8,12 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
 
-from lit_loader.context import Reading, reading
+from lit_loader.context import reading
 from lit_loader.core.batch.batch_builder import builder_of
 from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.batch.timings import Timings
-from lit_loader.core.batch.worker_info import show, shown
 from lit_loader.core.executors.executor import Executor, Task
 from lit_loader.core.executors.outcome import Outcome, Pin, failure
 from lit_loader.core.seeding.borrowed_rng import BorrowedRng, draws_of
@@ -43,7 +42,6 @@ class Inline(Executor):
         self._draws = draws_of(spec.dataset, spec.collate_fn)
         self._always = spec.per_sample or spec.reseed_fn is not None
         self._always |= self._builder.reads_table  # only where it failed to: nothing is locked
-        self._shows = spec.shards is not None  # whether get_worker_info() answers as a shard
         self._has_begun = False
         self.draws = not self._builder.reads_table
         # At once: the builder is in cycles.
@@ -88,7 +86,7 @@ class Inline(Executor):
         if draws.drawn or tapes or self._always or draws.is_due:
             rng = BorrowedRng(draws, tapes, self._always)
         builder.seed_globals = None if rng is None else rng.seed
-        place, info = context.leave(), shown() if self._shows else None
+        place = context.leave()
         try:
             try:
                 if rng is None:
@@ -97,12 +95,16 @@ class Inline(Executor):
                     rng.begin()
                 batch = builder.load(indices, number, task.epoch, task.seeds, self._progress)
             finally:
-                self._put_back(context, place, info, rng)
+                context.return_to(place)
+                if rng is not None:
+                    rng.end()
         except EndOfData:  # which holds the frames that it came through, and they this executor
             return None, EndOfData()
         except BaseException as error:
             # A signal handler may have raised before all was put back.
-            self._put_back(context, place, info, rng)
+            context.return_to(place)
+            if rng is not None:
+                rng.end()
             if not isinstance(error, Exception):
                 raise
             # What an exception from a worker has in its message.
@@ -112,13 +114,6 @@ class Inline(Executor):
             return batch, None
         made = batch if type(batch) is BatchWithReport else builder.with_report(batch)
         return made._replace(notes=(*made.notes, rng.late)), None
-
-    def _put_back(self, context: Reading, place: Any, info: Any, rng: BorrowedRng | None) -> None:
-        context.return_to(place)
-        if self._shows:
-            show(info)
-        if rng is not None:
-            rng.end()
 
     def close(self, keep_workers: bool = False) -> None:
         """Forget the tasks, and close the stream that is being read."""

@@ -39,7 +39,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Final
 
@@ -99,9 +98,6 @@ _STUCK: Final = 20.0
 """Seconds without a batch after which a forked worker that is not up is stuck; it takes
 milliseconds."""
 
-_MOMENT: Final = 0.5
-"""Seconds that :meth:`WorkerPool.adapt` waits at most for workers that leave."""
-
 
 class _Task:
     """A batch that is wanted, until it is there."""
@@ -159,7 +155,6 @@ class WorkerPool:
         seed: Base seed of the workers' own seeds.
         turns: Batch ``n`` is for reader ``n % turns`` of an iterable dataset, or for the worker of
             that number; 0: for any worker.
-        memory_budget: Bytes of shared memory to stay within, None for no limit.
         remote: Starts the process that stands for workers elsewhere; None: there are none. It gets
             no reader's tasks.
         stall_warning: Seconds of waiting without a batch after which that is reported; 0: never.
@@ -177,7 +172,6 @@ class WorkerPool:
         in_flight: int,
         seed: int,
         turns: int,
-        memory_budget: int | None = None,
         remote: Relays | None = None,
         stall_warning: float = 0.0,
         stall: Callable[[WorkerPool], Stall | None] | None = None,
@@ -218,7 +212,7 @@ class WorkerPool:
         self.patient, self.waits = False, WorkerWaits()
         try:
             with HeldBack():
-                arena = Arena(size, in_flight, memory_budget)
+                arena = Arena(size, in_flight)
                 self.arena = arena
                 self._in_flight = in_flight
                 self._set_credit()
@@ -566,6 +560,8 @@ class WorkerPool:
         Older ones are not waited for: their replies come before those to the new ones.
         """
         self.cancel()
+        if self._due:  # before readers begin at workers that are to leave
+            self._bring_about()
         with self._lock:
             self._tasks.clear()
             self._unassigned.clear()
@@ -622,28 +618,6 @@ class WorkerPool:
         """Divide what may be in flight among the workers that do not say it themselves."""
         here = self._in_flight - self._remote_tasks
         self._credit = max(1, -(-here // max(1, self.num_workers)))
-
-    def adapt(self) -> None:
-        """Bring a :meth:`resize` about where no thread receives."""
-        if self.closed:
-            return
-        self._bring_about()
-        deadline = time.monotonic() + _MOMENT
-        processes = self.workers.processes
-        while leaving := [w for w, hand in self._by_number.items() if hand.leaving]:
-            self._read_all()
-            gone = [w for w in leaving if not processes[w].is_alive()]
-            for worker in gone:
-                processes[worker].reap()
-                if not self._has_left(worker, processes[worker].exitcode):
-                    return  # a death is left to the next receive
-                self.replace(worker)
-            left = deadline - time.monotonic()
-            if gone:
-                continue
-            if left <= 0:
-                return
-            wait_for([processes[worker].sentinel for worker in leaving], left)
 
     def _bring_about(self) -> None:
         """Start the workers that are missing, let those leave that are too many."""

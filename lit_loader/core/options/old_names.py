@@ -17,6 +17,7 @@ _INSTEAD: Final = {
     "pad_value": ("padding_value", "padding_value"),
     "prefetch_next_epoch": ("persistent_workers", "persistent_workers=True with seed="),
     "reads": ("read_threads", "read_threads"),
+    "memory_budget": ("prefetch_factor", "a smaller prefetch_factor, or fewer workers"),
     "num_remote_workers": ("remote", "remote=RayWorkers(num_workers=…)"),
     "remote_workers": ("remote", "remote=RayWorkers(num_workers=…)"),
     "retry_backoff": ("sample_retries", "sample_retries=Retry(3, backoff=0.1)"),

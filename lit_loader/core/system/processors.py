@@ -9,12 +9,8 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 from lit_loader.core.system import linux
-
-AS_TORCH_SAYS: Final = "This DataLoader will create"
-"""How torch's warning of too many workers begins, by which programs filter it."""
 
 
 def usable_processors(root: Path = linux.ROOT) -> float:
@@ -65,9 +61,10 @@ def advice_if_too_many(num_workers: int) -> str | None:
     if num_workers <= cores:
         return None
     return (
-        f"{AS_TORCH_SAYS} {num_workers} worker processes, but this process may use {cores} "
-        "CPU cores. More workers than cores take time from each other and from training. Set "
-        f"num_workers={cores}, unless samples wait for storage [LL031]"
+        # It begins as torch's does, by which programs filter it.
+        f"This DataLoader will create {num_workers} worker processes, but this process may use "
+        f"{cores} CPU cores. More workers than cores take time from each other and from "
+        f"training. Set num_workers={cores}, unless samples wait for storage [LL031]"
     )
 
 
