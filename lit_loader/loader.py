@@ -376,6 +376,8 @@ class DataLoader(_TorchLoader[T_co]):
         seeding: When the random generators are seeded. "batch": before each batch, from its number.
             "sample": before each sample, from its position in the pass, so random numbers do not
             depend on batch_size or ranks.
+        reseed_fn: Called with (dataset, seed) wherever the generators are seeded. Set it for a
+            generator that lit_loader does not find in the dataset. It is refused with threads.
         num_replicas: Processes (ranks) that share an epoch; "auto" takes number and rank from
             ``torch.distributed``. None does not divide the data. Lightning sets it.
         rank: Number of this process among them, 0 … num_replicas - 1. None does not divide the
@@ -391,8 +393,8 @@ class DataLoader(_TorchLoader[T_co]):
         stall_warning: Seconds without a batch after which a StallWarning shows what each worker
             does; 0: never. Without workers, press Ctrl-C to see where a sample hangs.
         on_sample_error: What happens if a sample raises. "raise" raises. "skip" makes the batch
-            smaller, and ``len(loader)`` an upper bound. "replace" takes another sample of the
-            batch (map-style only), the same for any number of workers.
+            smaller, and ``len(loader)`` an upper bound. "replace" takes another sample (map-style
+            only), the same for any number of workers.
         max_sample_errors: Bad samples that one epoch may skip or replace. One more raises a
             SampleErrorsError that lists them. None: any number, but not all.
         sample_retries: How often to retry a sample after an OSError or TimeoutError. A
@@ -435,6 +437,7 @@ class DataLoader(_TorchLoader[T_co]):
     seed: int | None
     worker_method: WorkerMethod
     seeding: Seeding
+    reseed_fn: Callable[[Any, int], object] | None
     num_replicas: int | None
     rank: int | None
     num_shards: int | None
@@ -480,6 +483,7 @@ class DataLoader(_TorchLoader[T_co]):
         worker_method: WorkerMethod = "multiprocessing",
         seed: int | None = None,
         seeding: Seeding = "batch",
+        reseed_fn: Callable[[Any, int], object] | None = None,
         num_replicas: int | Literal["auto"] | None = None,
         rank: int | None = None,
         num_shards: int | None = None,

@@ -155,7 +155,7 @@ class CachedDataset(Dataset[T_co]):
 
     def _compared(self, length: int) -> dict[int, Any]:
         """Make the samples that tell caches apart, those that can be read."""
-        made = {}
+        made: dict[int, Any] = {}
         for place in places_compared(length):
             try:
                 [made[place]] = self._made([place], self._one_by_one)

@@ -138,7 +138,7 @@ def _compare(first: _Batches, again: _Batches, begin: int, how: str) -> None:
             f"batch {number} of epoch {first.epoch} differs {how}: {text}. Something there does "
             "not follow from the seed, such as a generator that lit_loader does not find, a "
             "counter, the time, or the order of a set. Draw from lit_loader.get_rng(), or seed it "
-            "from there where a sample is read [LL408]"
+            "in reseed_fn(dataset, seed) [LL408]"
         )
 
 

@@ -45,7 +45,7 @@ THEMES = {
     "num_shards on_sample_error",
     "Workers": "worker_method read_threads multiprocessing_context worker_init_fn in_order "
     "pin_memory_device remote",
-    "Randomness": "generator seeding",
+    "Randomness": "generator seeding reseed_fn",
     "Errors and ranks": "max_worker_restarts stall_warning max_sample_errors sample_retries "
     "uneven_ranks",
 }

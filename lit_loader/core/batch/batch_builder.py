@@ -34,6 +34,7 @@ from lit_loader.core.seeding.seeds import (
     BatchRng,
     PassSeeds,
     extend,
+    index_number,
     seed_globals,
 )
 from lit_loader.core.transport.worker_exception import ReaderShare
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BEGINNING", "SET_EPOCH", "BatchBuilder", "builder_of", "make_batch"]
 
+_REPLACEMENTS: Final = 0x4E72  # keeps the choice of replacements apart from what samples draw
 BEGINNING: Final = 0xBE61  # … and what comes before an epoch's first sample
 SET_EPOCH: Final = 0
 """A stage of what comes before the first sample; see `streams/reader.py`."""
@@ -254,10 +256,12 @@ class BatchBuilder:
         spec = self._spec
         found = find_generators(spec.dataset, spec.collate_fn, spec.worker_init_fn)
         self._hold(found.generators, seeds)
+        if spec.reseed_fn is not None:
+            return
         if found.cut is not None:
             self.note(
                 f"random generators beyond {found.cut} are not seeded, because it holds more than "
-                f"{MAX_OBJECTS:,} objects. Draw from lit_loader.get_rng()"
+                f"{MAX_OBJECTS:,} objects. Draw from lit_loader.get_rng(), or pass reseed_fn"
             )
         for path, generator in found.generators:
             if isinstance(generator, random.SystemRandom):
@@ -283,6 +287,8 @@ class BatchBuilder:
             self.seed_globals(extend(self._seeds.seed, *parts) >> 1)
         if self.held.tapes:
             self.held.reseed(*parts)
+        if self._spec.reseed_fn is not None:
+            self._spec.reseed_fn(self._spec.dataset, extend(self._seeds.seed, *parts) >> 1)
 
     def _seed_sample(self, place: int) -> None:
         self._seed(SAMPLE, self.rng.sample_seed(place))
@@ -310,10 +316,16 @@ class BatchBuilder:
         spec = self._spec
         threads = self._pool, self._sample_at
         if spec.tolerance is not None:
-            fetcher: MapFetcher = spec.tolerance.map_fetcher(spec, self._attempts, *threads)
+            fetcher: MapFetcher = spec.tolerance.map_fetcher(
+                spec, self._attempts, self._replacement_seed, *threads
+            )
             return fetcher
         before_sample = self._seed_sample if self._seeds_samples else None
         return MapFetcher(spec.dataset, spec.batched, before_sample, *threads)
+
+    def _replacement_seed(self, index: Any) -> int:
+        assert self._pass is not None
+        return extend(self._pass[0].seed, _REPLACEMENTS, index_number(index))
 
 
 def builder_of(

@@ -83,6 +83,7 @@ class BatchSpec:
     collate_fn: Callable[[Any], Any]
     worker_init_fn: Callable[[int], object] | None
     seeding: str
+    reseed_fn: Callable[[Any, int], object] | None
     read_threads: int
     iterable: bool  # it is iterated rather than indexed
     batched: bool  # a task's indices are a batch's list (else one index, not collated)
@@ -124,6 +125,7 @@ class BatchSpec:
             and self.batched
             and not self.iterable
             and self.tolerance is None
+            and self.reseed_fn is None
         ):
             return self.table_of(self.dataset)
         return None

@@ -22,6 +22,7 @@ class PassOptions(NamedTuple):
     collate_fn: Callable[[Any], Any]
     worker_init_fn: Callable[[int], object] | None
     seeding: str
+    reseed_fn: Callable[[Any, int], object] | None
     read_threads: int
     multiprocessing_context: BaseContext | None
     timeout: float

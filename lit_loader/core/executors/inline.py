@@ -40,7 +40,7 @@ class Inline(Executor):
         self._progress.each = False  # nobody looks at the time
         self._builder = builder_of(spec, found=found)
         self._draws = draws_of(spec.dataset, spec.collate_fn)
-        self._always = spec.per_sample
+        self._always = spec.per_sample or spec.reseed_fn is not None
         self._always |= self._builder.reads_table  # only where it failed to: nothing is locked
         self._has_begun = False
         self.draws = not self._builder.reads_table

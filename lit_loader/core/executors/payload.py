@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # forked workers need none of it
 NO_ROOM: Final = os.EX_OSERR
 """Exit code of a worker that has no room for the arena in its address space."""
 
-_USERS: Final = ("dataset", "collate_fn", "worker_init_fn")
+_USERS: Final = ("dataset", "collate_fn", "worker_init_fn", "reseed_fn")
 """The parts of a spec that come from the user, and so may be such as cannot be pickled."""
 
 

@@ -254,6 +254,13 @@ def undeferred(value: Callable[..., Any]) -> Callable[..., Any]:
     return value
 
 
+def reseeding(name: str, value: Any) -> Callable[..., Any]:
+    """Check a function of a dataset and a seed."""
+    if callable(value) and not _takes(value, "dataset", "seed"):
+        refuse(name, "a callable that takes (dataset, seed)", value)
+    return function(name, value)
+
+
 def _takes(value: Callable[..., Any], *arguments: object) -> bool:
     """Whether this can be called with these arguments, as far as its signature says."""
     try:

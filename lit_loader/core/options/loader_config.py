@@ -45,7 +45,7 @@ FOR_WORKERS: Final = (
 )
 """Options that mean nothing without workers."""
 
-FOR_PROCESSES: Final = (*("multiprocessing_context", "max_worker_restarts", "remote"),)
+FOR_PROCESSES: Final = (*("multiprocessing_context", "max_worker_restarts", "remote", "reseed_fn"),)
 """Options that mean nothing for workers in threads."""
 
 SHOWN_OTHERWISE: Final = frozenset({"shuffle", "sampler", "batch_sampler"})
@@ -87,6 +87,7 @@ class LoaderConfig:
     )
     seed: int | None = checked(None, or_none(partial(count, below=2**64)))
     seeding: Seeding = checked("batch", partial(checks.one_of, choices=get_args(Seeding)))
+    reseed_fn: Callable[..., Any] | None = checked(None, or_none(checks.reseeding))
     num_replicas: int | Literal["auto"] | None = checked(None, or_none(checks.replicas))
     rank: int | None = checked(None, or_none(count))
     num_shards: int | None = checked(None, or_none(partial(positive, below=2**20)))
@@ -147,6 +148,9 @@ class LoaderConfig:
             for name, default in self._differing(FOR_PROCESSES):
                 text = f"{name} is for worker processes: leave {name} at {default!r}, or "
                 yield f"{text}worker_method at 'multiprocessing'", name, "worker_method"
+        if self.read_threads > 1 and self.reseed_fn is not None:
+            text = "reseed_fn seeds generators for one sample after another: leave read_threads at "
+            yield f"{text}0, or reseed_fn at None", "read_threads", "reseed_fn"
         replicas = self.num_replicas
         if replicas == "auto":
             if self.rank is not None:

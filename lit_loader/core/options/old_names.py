@@ -20,7 +20,6 @@ _INSTEAD: Final = {
     "memory_budget": ("prefetch_factor", "a smaller prefetch_factor, or fewer workers"),
     "num_remote_workers": ("remote", "remote=RayWorkers(num_workers=…)"),
     "remote_workers": ("remote", "remote=RayWorkers(num_workers=…)"),
-    "reseed_fn": ("seed", "library.seed(int(get_rng().integers(2**32))) in __getitem__"),
     "retry_backoff": ("sample_retries", "sample_retries=Retry(3, backoff=0.1)"),
     "shard_tail": ("uneven_ranks", "uneven_ranks"),
     "share": ("batch_size", "dataset.files = SharedSequence(dataset.files)"),

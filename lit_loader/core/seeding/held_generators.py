@@ -9,7 +9,8 @@ things first::
 
 Of a long container the first `FIRST_ITEMS` decide: if there is no generator in them, the others are
 not looked at. No code of the user's runs: no property, no ``__getattr__``. What is hidden elsewhere
-(a closure, a library's globals) is for `lit_loader.get_rng` and `lit_loader.check_determinism`.
+(a closure, a library's globals) is for ``reseed_fn``, `lit_loader.get_rng` and
+`lit_loader.check_determinism`.
 """
 
 from __future__ import annotations

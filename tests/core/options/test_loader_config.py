@@ -122,6 +122,7 @@ REFUSED: list[dict[str, Any]] = [
     {"prefetch_factor": 0, "num_workers": 1},
     {"batch_sampler": "ab"},
     {"worker_init_fn": 3},
+    {"reseed_fn": {}},
     {"generator": 42},
     {"pin_memory_device": None},
     {"uneven_ranks": None},
