@@ -170,7 +170,7 @@ class RayEngine:
         return Failure(f"{type(error).__name__}: {_said(error):.300}", gone, blamed)
 
     def leave(self) -> None:
-        """Let go of the cluster, which ends all workers: they belong to this job."""
+        """Leave the cluster, which ends all workers: they belong to this job."""
         import ray
 
         self._payload = self._actor = None
