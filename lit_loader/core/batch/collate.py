@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import default_convert as default_convert
 from torch.utils.data._utils import collate as rules  # reach: torch: rules of default_collate
 
-from lit_loader.core.transport.dtypes import TORCH_DTYPES
+from lit_loader.core.transport.codec import TORCH_DTYPES
 from lit_loader.describe import public
 
 __all__ = ["Empty", "collate_privately", "default_collate", "default_convert", "like"]
