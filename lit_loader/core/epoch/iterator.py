@@ -374,7 +374,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         with HeldBack():
             self._executor = self._thread = self._finalizer = None
             lent = finalizer.detach()
-            if lent is not None and _give_back(*lent[2], reusable):
+            if lent is not None and _give_back(*lent[2], reusable=reusable):
                 self._ahead = NextEpochTasks(None, None)
 
     def _broken_off(self, error: BaseException) -> None:
@@ -543,6 +543,7 @@ def _give_back(
     ahead: NextEpochTasks,
     executor: Executor,
     thread: Any,
+    *,
     reusable: bool = True,
     unnoticed: bool = False,
 ) -> bool:
