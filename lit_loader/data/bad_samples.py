@@ -62,7 +62,8 @@ class BadSamples:
     @classmethod
     def of(cls, loader: Any) -> BadSamples:
         """Return that of a loader's options."""
-        retry = Retry.of(loader.sample_retries)
+        retries = loader.sample_retries
+        retry = retries if isinstance(retries, Retry) else Retry(retries)
         return cls(loader.on_sample_error, loader.max_sample_errors, retry)
 
     def attempts(self, before: Callable[[int], object]) -> Attempts:

@@ -63,8 +63,7 @@ class IterableFetcher:
                 progress.step(0)
                 append(next(iterator))
                 after_first()
-            if before is None and self._is_iterable and progress.is_quick(size):
-                progress.all_at_once()
+            if before is None and self._is_iterable and progress.is_quick:
                 try:
                     samples.extend(islice(iterator, size - len(samples)))
                 finally:
@@ -77,7 +76,6 @@ class IterableFetcher:
                     if before is not None:
                         before(place)
                     append(next(iterator))
-            progress.read(size)
         except StopIteration:
             self._ended = True
             if not samples or (self._drop_last and self._batch_size is not None):

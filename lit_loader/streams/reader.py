@@ -124,9 +124,9 @@ class Reader(BatchBuilder):
             report = self.with_report(None, state, omitted=True)
         else:
             digest, divided = digest_of(samples), self._divided() if begins else None
-            report = self.with_report(
-                self.collate(samples, progress), state, divided, digest=digest
-            )
+            batch = self.collate(samples, progress)
+            progress.tokens = context.tokens
+            report = self.with_report(batch, state, divided, digest=digest)
         self._meter.made += time.monotonic_ns() - progress.began - progress.state
         return report
 

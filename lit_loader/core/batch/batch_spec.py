@@ -18,8 +18,6 @@ from lit_loader.core.batch.collate import default_collate
 from lit_loader.core.seeding.held_generators import OwnSeed
 from lit_loader.core.state.position import Shards
 
-__all__ = ["BatchSpec", "BatchWithReport", "USUAL_MODES", "TorchModes"]
-
 
 class BatchWithReport(NamedTuple):
     """A batch, and what the parent needs to know beyond it.

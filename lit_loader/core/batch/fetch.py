@@ -9,6 +9,7 @@ add-on, and so has what copes with samples that cannot be read (``tolerance`` of
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,8 +19,6 @@ from lit_loader.core.batch.progress import Progress
 
 if TYPE_CHECKING:
     from lit_loader.core.batch.read_pool import ReadPool, Sample
-
-__all__ = ["OMITTED", "EndOfData", "MapFetcher", "NothingLeft", "as_read"]
 
 OMITTED: Final = object()
 """What is fetched if bad samples have left nothing of a batch."""
@@ -75,31 +74,28 @@ class MapFetcher:
 
     def fetch(self, indices: Any, progress: Progress) -> Any:
         """Return ``[dataset[i] for i in indices]``, or ``dataset[indices]`` if not batched."""
-        before = self._before_sample
-        if not self._batched:
-            progress.step(0)
-            if before is not None:
-                before(0)
-            return self._alone(indices)
-        if before is None and self._many is not None:
+        before, dataset, many = self._before_sample, self._dataset, self._many
+        if before is None and many is not None:
             return self._by_getitems(indices, progress)
-        if self._pool is not None:
-            return self.each(lambda index, _: self._alone(index), indices, progress)
+        if self._batched and self._pool is not None:
+            return self.each(lambda index, _: dataset[index], indices, progress)
         samples: list[Any] = []
-        append, step, get = samples.append, progress.step, self._alone
-        if before is None and type(indices) is list and progress.is_quick(len(indices)):
-            progress.all_at_once()
-            dataset = self._dataset
+        if self._batched and before is None and progress.is_quick:
+            last, slowest = time.monotonic_ns(), 0
             for progress.place, index in enumerate(indices):
-                append(dataset[index])
-        else:
-            for place, index in enumerate(indices):
-                step(place)
-                if before is not None:
-                    before(place)
-                append(get(index))
-        progress.read(len(samples))
-        return samples
+                samples.append(dataset[index])
+                now = time.monotonic_ns()
+                if now - last > slowest:
+                    slowest, progress.slowest_at = now - last, progress.place
+                last = now
+            progress.slowest = slowest
+            return samples
+        for place, index in enumerate(indices if self._batched else [indices]):
+            progress.step(place)
+            if before is not None:
+                before(place)
+            samples.append(dataset[index] if many is None else many([index])[0])
+        return samples if self._batched else samples[0]
 
     def each(
         self, read: Callable[[Any, Any], Any], indices: Sequence[Any], progress: Progress
@@ -123,7 +119,6 @@ class MapFetcher:
         """Read samples by ``__getitems__``: all at once, or a part in each thread of the pool."""
         many, size = self._many, len(indices)
         assert many is not None
-        progress.all_at_once()
         if self._pool is None or size < 2:
             return many(indices)
         assert self._sample_at is not None

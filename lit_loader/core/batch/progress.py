@@ -31,14 +31,12 @@ from lit_loader.core.transport.status_board import (
     Stage,
 )
 
-__all__ = ["Cancelled", "Progress"]
-
 _QUICK: Final = 20_000
-"""Nanoseconds per sample below which samples are neither announced nor timed one by one: that takes
-almost a microsecond."""
+"""Nanoseconds per sample below which samples are not announced one by one: that takes almost a
+microsecond."""
 
 _MANY: Final = 16
-"""Samples of a batch in which that would be felt."""
+"""Samples of a batch in which that is felt."""
 
 _FETCHING, _COLLATING, _ENCODING, _IDLE = (  # read for each batch
     *(Stage.FETCHING, Stage.COLLATING, Stage.ENCODING, Stage.IDLE),
@@ -62,8 +60,8 @@ class Progress:
     """
 
     __slots__ = (
-        *("_at", "_last", "_quick", "_row", "_words", "began", "collated", "each", "empty"),
-        *("fetched", "place", "slowest", "slowest_at", "state", "token", "tokens"),
+        *("_at", "_has_board", "_last", "_row", "_words", "began", "collated", "each", "empty"),
+        *("fetched", "is_quick", "place", "slowest", "slowest_at", "state", "token", "tokens"),
     )
 
     def __init__(self, words: memoryview | None = None, row: int = ROW_WORDS) -> None:
@@ -72,7 +70,11 @@ class Progress:
         self.each = True  # announce samples however quick they are: somebody looks at the time
         # Returns slot memory for what the default collate stacks; None: there is none.
         self.empty: Callable[..., Any] | None = None
-        self._quick = False
+        # Whether samples need not be announced one by one: nobody sees it, or those of the batch
+        # before were quick. A message about a dead worker then names the batch, and who makes it
+        # again announces each.
+        self._has_board = words is not None
+        self.is_quick = not self._has_board
         self.token = 0  # that of the epoch whose batch is being made
         self.begin(-1)
 
@@ -89,7 +91,7 @@ class Progress:
             return False
         words[row + STAGE] = _FETCHING
         words[row + NUMBER] = number
-        words[row + POSITION] = 0
+        words[row + POSITION] = -1
         words[row + SINCE] = self.began = _clock()
         if nbytes:
             words[row + OFFSET], words[row + NBYTES] = offset, nbytes
@@ -99,13 +101,16 @@ class Progress:
         self._last = self._at = self.place = -1
         return True
 
-    def collating(self) -> None:
-        """Note that all samples have been read."""
+    def collating(self, samples: int) -> None:
+        """Note that all samples have been read, and how many they are."""
         words, row = self._words, self._row
         words[row + STAGE] = _COLLATING
         words[row + SINCE] = now = self.fetched = _clock()
         if self._at >= 0 and now - self._last > self.slowest:
             self.slowest, self.slowest_at = now - self._last, self._at
+        if self._has_board:
+            is_quick = samples >= _MANY and now - self.began < _QUICK * samples
+            self.is_quick = is_quick and not self.each
         self._at = self.place = -1
 
     def encoding(self) -> None:
@@ -159,25 +164,6 @@ class Progress:
             self.slowest, self.slowest_at = now - last, at
         self._at = self.place = place
         self._last = now
-
-    def all_at_once(self) -> None:
-        """Note that samples are read together, or too quickly to be announced one by one.
-
-        Raises:
-            Cancelled: The board shows another token.
-        """
-        self.step(-1)
-
-    def is_quick(self, samples: int) -> bool:
-        """Whether so many samples need not be announced: those of the batch before were quick.
-
-        A message about a dead worker names the batch then; who makes it again announces each.
-        """
-        return self._quick and samples >= _MANY
-
-    def read(self, samples: int) -> None:
-        """Note that samples have been read, one after another."""
-        self._quick = not self.each and _clock() - self.began < _QUICK * samples
 
     def beat(self) -> None:
         """Note that the loader's own work makes progress, before a sample or after it."""

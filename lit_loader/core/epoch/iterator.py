@@ -228,7 +228,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             if not outcome.ended:
                 break
             tasks.settle()
-        self._fill(executor, tasks)  # before the batch is unpacked: no worker is to wait
+        if self._here is None:
+            self._fill(executor, tasks)  # before the batch is unpacked: no worker is to wait
         if tail:
             tail.given(tasks.place)
         if outcome.memory is not None or outcome.failure is not None:
@@ -246,7 +247,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         known = len(tasks.tasks) + len(ahead.tasks) - len(tasks.again)
         if tasks.given is not None:
             known -= 1
-        room = executor.room(known)
+        room = executor.room(known) if self._here is None else 0  # made when they are asked for
         while tasks.again or room > 0 or known < least:
             task = tasks.next_task()
             if task is None:
@@ -289,7 +290,8 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         core, batch, timings = self._core, outcome.batch, outcome.timings
         number, executor, made = outcome.number & POSITION, self._executor, tasks.made
         assert executor is not None
-        indices = tasks.tasks[outcome.number].indices
+        task = tasks.tasks[outcome.number]
+        indices = task.indices
         if tasks.reads_streams:
             indices = None
             self._count(timings.samples)
@@ -299,7 +301,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
             at = timings.slowest_at
             timings.slowest_index = indices[at] if type(indices) is list else _item(indices, at)
         given = time.monotonic_ns()
-        timings.epoch, timings.number, timings.asked = made.epoch, number, began
+        timings.epoch, timings.number, timings.asked = task.epoch, number, began
         mine = timings.pin if self._thread is None else 0
         timings.wait = given - began - (mine or (0 if timings.pin else timings.decode))
         if self._given:
@@ -354,7 +356,7 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         assert self._pass is not None
         core = self._core
         if self._here is not None:
-            executor = core.inline(self._here(self._pass), self._pin)
+            executor = core.inline(self._pass, self._here(self._pass), self._pin)
             self._draws = executor.draws
             tasks.restart_all(self._arrived)
             self._executor = executor
@@ -492,12 +494,12 @@ class LoaderIterator(TorchSurface, Generic[T_co]):
         self._ended = True
         if self._tail is not None:
             self._tail.end()
-        delivered = place.now().delivered
         errors, nothing = self._sample_errors, None
         if errors is not None and not place.start.delivered:  # a resumed one had batches before
-            nothing = errors.end(made.epoch, delivered)
+            nothing = errors.end(made.epoch, place.now().delivered)
         core.passes.warn_if_empty(made)
         if tasks.reads_streams and not (errors and errors.count):
+            delivered = place.now().delivered
             text = core.seams.words().short_epoch(core, self._promised, delivered)
             if text is not None:
                 core.warn_once(text)

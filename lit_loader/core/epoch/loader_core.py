@@ -23,6 +23,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
@@ -42,7 +43,7 @@ from lit_loader.core.sampling.batch_plan import BatchPlan, distributed_sampler_o
 from lit_loader.core.sampling.sampler_view import ShownSamplers, is_share
 from lit_loader.core.seeding.held_generators import find_generators
 from lit_loader.core.seeding.loader_seeds import LoaderSeeds
-from lit_loader.core.state.position import PassPosition, Position, Shards
+from lit_loader.core.state.position import Shards
 from lit_loader.core.system.processors import AS_TORCH_SAYS
 from lit_loader.core.transport import viewer_page
 from lit_loader.core.transport.viewer_page import ViewerPage
@@ -63,6 +64,8 @@ ITERATED: Final[ContextVar[Callable[[], Any]]] = ContextVar("ITERATED", default=
 A ``_get_iterator()`` that a program calls by itself has new ones, as with torch's: it wants the
 dataset as it is now.
 """
+
+_UNPLANNED: Final = ShownSamplers(None, None)
 
 _OF_THE_PROCESS: Final = (
     *("_loader", "_lock", "pid", "keeper", "options", "of_process", "_started", "_kept_draw"),
@@ -88,9 +91,10 @@ class LoaderCore:
     ) -> None:
         self.seeds, self.seams, self.log = seeds, seams, BatchLog()
         self.dataset: Any = None  # as the iterator made last has found it
+        self.iterable = True  # whether it is an iterable one: it has no plan
         self.given_replica = replica
         self._num_shards = shards
-        self._planned_for = ShownSamplers(None, None)
+        self._planned_for = _UNPLANNED
         self.passes = Passes(seeds)
         self.promised: int | None = None  # samples of a stream, once ``len(loader)`` has asked
         self.auto: Any = None  # with ``num_workers="auto"``
@@ -112,7 +116,7 @@ class LoaderCore:
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: part for name, part in vars(self).items() if name not in _OF_THE_PROCESS}
-        seeds = self.seeds.of_copy()
+        seeds = copy.copy(self.seeds)
         passes = self.passes.of_copy(seeds)
         return {**state, "seeds": seeds, "passes": passes, "auto": copy.copy(self.auto)}
 
@@ -138,11 +142,6 @@ class LoaderCore:
         return self.passes.plan
 
     @property
-    def iterable(self) -> bool:
-        """Whether the dataset is an iterable one."""
-        return self.plan is None
-
-    @property
     def shards(self) -> Shards | None:
         """Which shards of an iterable dataset are this rank's; None: each worker is one."""
         count = self._num_shards
@@ -151,9 +150,8 @@ class LoaderCore:
     @property
     def replica(self) -> tuple[int, int]:
         """This process's number among those that share the data, and how many they are."""
-        if self.plan is not None:
-            return self.plan.rank, self.plan.num_replicas
-        return self.given_replica or (0, 1)
+        plan = self.passes.plan
+        return self.given_replica or (0, 1) if plan is None else (plan.rank, plan.num_replicas)
 
     @property
     def readers(self) -> int:
@@ -215,7 +213,7 @@ class LoaderCore:
 
     def make_plan(self) -> None:
         """Make the plan, and count the passes from the first one."""
-        self._planned_for = ShownSamplers(None, None)
+        self._planned_for = _UNPLANNED
         loader = self.loader
         self.dataset = vars(loader).get("dataset", loader.dataset)
         self.passes = Passes(self.seeds)
@@ -234,7 +232,7 @@ class LoaderCore:
             if given is not None and not is_share(given):
                 self.seeds.of_ranks(given.num_replicas)
             plan = shown.plan(loader.batch_size)
-        self.passes.plan, self._planned_for = plan, shown
+        self.passes.plan, self.iterable, self._planned_for = plan, plan is None, shown
         self.passes.shares_data = self.replica[1] > 1
 
     # --- passes ---
@@ -253,11 +251,12 @@ class LoaderCore:
         check_dataset(self.dataset, loading=True)
         self.follow_samplers()
         pin = self.seams.pin_memory(self)
-        if self.remote_workers:
+        remote_workers = self.remote_workers
+        if remote_workers:
             self.log.first_remote = MOST_WORKERS
         if (idle := self.seams.idle(self)) is not None:
             self.warn_once(idle)
-        workers = loader.num_workers or self.remote_workers
+        workers = loader.num_workers or remote_workers
         drawn, self._kept_draw = self._kept_draw, None
         self.passes.find_generator()
         numbers, self._drawn_last = self._numbers_to_draw(workers), 0
@@ -326,7 +325,8 @@ class LoaderCore:
         """Begin the pass that comes next; called by an iterator at its first ``next()``."""
         for advice in self.seams.advice(self):
             self.warn_once(advice)
-        ordered = self.plan is not None and self.plan.is_computed and not self.plan.is_shuffled
+        plan = self.plan
+        ordered = plan is not None and plan.is_computed and not plan.is_shuffled
         if self.seeds.lacks_seed and not ordered:
             self.warn_once(
                 f"the data is divided among {self.replica[1]} processes outside of a "
@@ -340,8 +340,9 @@ class LoaderCore:
         # seed decides what it yields there.
         own = None if self.seeds.seed is not None else self.seeds.generator
         held = tuple(each for each in found.generators if own is None or each[1] is not own)
-        made = self.passes.begin(iterator, drawn, held, self._position, tells)
-        self.of_process["shared"] = found.shared
+        position = partial(self.seams.position, self)
+        made = self.passes.begin(iterator, drawn, held, position, tells)
+        made.found, self.of_process["shared"] = found, found.shared
         return made
 
     def set_epoch(self, epoch: int, informed: tuple[Any, ...] = ()) -> None:
@@ -360,9 +361,6 @@ class LoaderCore:
         set_epoch = getattr(self.loader.dataset, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)
-
-    def _position(self, start: Position) -> PassPosition:
-        return self.seams.position(self, start)
 
     def next_epoch_tasks(self, made: Pass) -> NextEpochTasks:
         """Return the tasks of the epoch after a pass, as far as they may be made ahead.
@@ -407,11 +405,12 @@ class LoaderCore:
             **self.seams.spec_parts(self),
         )
 
-    def inline(self, spec: BatchSpec, pin: Any) -> Inline:
-        """Return what makes batches in this process."""
+    def inline(self, made: Pass, spec: BatchSpec, pin: Any) -> Inline:
+        """Return what makes the batches of a pass in this process."""
         from lit_loader.core.executors.inline import Inline
 
-        return Inline(spec, pin)
+        found, made.found = made.found, None  # later the dataset may hold others
+        return Inline(spec, pin, made.seeds, made.epoch, found)
 
     # --- how many workers ---
 

@@ -27,7 +27,7 @@ import copy
 import logging
 import warnings
 import weakref
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -36,7 +36,7 @@ import torch.distributed
 
 from lit_loader.context import reading
 from lit_loader.core.sampling.batch_plan import BatchPlan, ComputedBatches
-from lit_loader.core.seeding.held_generators import OwnSeed, own_seeds
+from lit_loader.core.seeding.held_generators import Found, OwnSeed, own_seeds
 from lit_loader.core.seeding.loader_seeds import LoaderSeeds
 from lit_loader.core.seeding.seeds import UNTOLD, PassSeeds, derive
 from lit_loader.core.state.position import PassPosition, Position, Root
@@ -69,6 +69,8 @@ class Pass:
     within: bool = False  # whether the training loop's epoch continues after the end of this pass
     iterator: Callable[[], object] = _nobody  # a weak reference
     given: int = 0  # batches that its iterator has yielded
+    # The generators that were found in the dataset when it began, until batches are made of it.
+    found: Found | None = None
 
     @property
     def epoch(self) -> int:
@@ -98,7 +100,7 @@ class Passes:
         self.commits = False  # whether commit() is used at all
         self._set: int | None = None  # the epoch that set_epoch has chosen
         self._next = 0  # the epoch that comes next, if none is set
-        self._repeats: Counter[int] = Counter()  # passes of each epoch that have begun
+        self._repeats = defaultdict[int, int](int)  # passes of each epoch that have begun
         self._begun = 0  # passes that have begun
         self._loaded: Position | None = None  # where the next pass begins
         self._left = False  # whether the training loop has ended the loaded pass
@@ -112,11 +114,11 @@ class Passes:
     def of_copy(self, seeds: LoaderSeeds) -> Passes:
         """Return those of a copy of the loader, which continues from here by itself."""
         copied = copy.copy(self)
-        copied.seeds, copied._repeats = seeds, Counter(self._repeats)
+        copied.seeds, copied._repeats = seeds, self._repeats.copy()
         if self.current is not None:
             position = copy.deepcopy(self.current.position)
             copied.current = replace(
-                self.current, position=position, batches=None, iterator=_nobody
+                self.current, position=position, batches=None, iterator=_nobody, found=None
             )
         return copied
 
@@ -141,7 +143,7 @@ class Passes:
             )
         self._loaded, self._left, self.current = position, False, None
         self._set, self._next = None, position.epoch
-        self._repeats = Counter({position.epoch: position.repeat})
+        self._repeats = defaultdict(int, {position.epoch: position.repeat})
         self._mixed, self._expected = None, generator
         if position.root is not None:
             self.seeds.adopt(position.root.seed if position.root.is_base else None)
@@ -359,7 +361,9 @@ class Passes:
     def _ordinal(self, epoch: int) -> int:
         """Return the number of the pass that comes next, by which held generators vary."""
         # Ranks may begin passes of their own: what they hold must be seeded equally all the same.
-        return epoch if self.shares_data or self._is_stream_in_job() else self._begun
+        if self.shares_data or (self.plan is None and _is_in_job()):
+            return epoch
+        return self._begun
 
     def _own_seeds(self, found: list[tuple[str, Any]], seeds: PassSeeds) -> dict[str, OwnSeed]:
         known, loaded = self._own, self._loaded
@@ -384,10 +388,6 @@ class Passes:
         if position.ended or one.iterator() is None:
             return False
         return self.plan is None or not self.plan.is_end(position.now().batches)
-
-    def _is_stream_in_job(self) -> bool:
-        distributed = torch.distributed
-        return self.plan is None and distributed.is_available() and distributed.is_initialized()
 
     def _last_epoch(self) -> int:
         if self.current is not None:
@@ -463,6 +463,10 @@ class Passes:
                     "DistributedSampler [LL307]",
                     stacklevel=program_stacklevel(),
                 )
+
+
+def _is_in_job() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _base(place: Position) -> bool:

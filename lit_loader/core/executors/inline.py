@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable
 from typing import Any, Final
 
 from lit_loader.context import reading
@@ -14,11 +13,12 @@ from lit_loader.core.batch.batch_spec import BatchSpec, BatchWithReport
 from lit_loader.core.batch.fetch import EndOfData
 from lit_loader.core.batch.progress import Progress
 from lit_loader.core.batch.timings import Timings
-from lit_loader.core.batch.worker_info import show, shown
 from lit_loader.core.executors.executor import Executor, Task
 from lit_loader.core.executors.outcome import Outcome, Pin, failure
 from lit_loader.core.seeding.borrowed_rng import BorrowedRng, draws_of
-from lit_loader.core.transport.messages import POSITION, listed
+from lit_loader.core.seeding.held_generators import Found
+from lit_loader.core.seeding.seeds import PassSeeds
+from lit_loader.core.transport.messages import POSITION
 from lit_loader.core.transport.worker_exception import describe_batch
 
 _NOT_YET: Final = Timings()
@@ -32,20 +32,22 @@ class Inline(Executor):
     """
 
     def __init__(
-        self, spec: BatchSpec, pin: Pin | None, found: Iterable[tuple[str, Any]] | None = None
+        self, spec: BatchSpec, pin: Pin | None, seeds: PassSeeds, epoch: int, found: Found | None
     ) -> None:
-        """``found``: the generators that the dataset holds."""
+        """``found`` are the generators that the dataset holds, if they are known."""
         self._pin, self._iterable = pin, spec.iterable
         self._tasks: deque[Task] = deque()
         self._progress = Progress()
         self._progress.each = False  # nobody looks at the time
         self._builder = builder_of(spec, found=found)
+        self._builder.enter(seeds, epoch)
         self._draws = draws_of(spec.dataset, spec.collate_fn)
         self._always = spec.per_sample or spec.reseed_fn is not None
         self.draws = not self._builder.reads_table
-        # At once: the builder is in cycles.
-        end = self._builder.begin_epoch if spec.iterable else self._builder.end
-        weakref.finalize(self, end).atexit = False
+        if spec.iterable or spec.read_threads > 1 or self._always:
+            # At once: the builder is in cycles.
+            end = self._builder.begin_epoch if spec.iterable else self._builder.end
+            weakref.finalize(self, end).atexit = False
 
     def submit(self, task: Task) -> None:
         """Keep the task until `receive`."""
@@ -56,7 +58,7 @@ class Inline(Executor):
         if not self._tasks:
             return None
         task, progress, builder = self._tasks.popleft(), self._progress, self._builder
-        indices = listed(task.indices) if task.own else task.indices
+        indices = task.indices.tolist() if task.own else task.indices
         outcome = Outcome(task.number, _NOT_YET)
         progress.begin(-1)
         batch = builder.take(indices, progress) if builder.reads_table else None
@@ -78,24 +80,21 @@ class Inline(Executor):
     def _load(self, task: Task, indices: Any) -> tuple[Any, BaseException | None]:
         """Make a batch by the user's code, with the generators lent; or return what it raised."""
         builder, number, context = self._builder, task.number & POSITION, reading()
-        builder.enter(task.seeds, task.epoch)
         rng = BorrowedRng(self._draws, builder.held.tapes, self._always)
         builder.seed_globals = rng.seed
-        place = context.leave(), shown()
+        place = context.leave()
         try:
             try:
                 rng.begin()
                 batch = builder.load(indices, number, task.epoch, task.seeds, self._progress)
             finally:
-                context.return_to(place[0])
-                show(place[1])
+                context.return_to(place)
                 rng.end()
         except EndOfData:  # which holds the frames that it came through, and they this executor
             return None, EndOfData()
         except BaseException as error:
             # A signal handler may have raised before all was put back.
-            context.return_to(place[0])
-            show(place[1])
+            context.return_to(place)
             rng.end()
             if not isinstance(error, Exception):
                 raise
