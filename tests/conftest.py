@@ -21,7 +21,7 @@ from lit_loader.core.system import processors
 from tests.support.huge_pages import collapse
 from tests.support.kinds import mark_kinds
 from tests.support.samples import reads_ended
-from tests.support.selection import leave_out_linux, leave_to_slow
+from tests.support.selection import leave_to_slow
 
 # Programs inherit what follows from whatever has started pytest, and are not to depend on it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -179,7 +179,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave a part of the long matrices to ``-m slow``, and mark what kind of test each is."""
     leave_to_slow(items)
     mark_kinds(items)
-    leave_out_linux(items)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
