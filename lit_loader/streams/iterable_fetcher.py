@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
 from typing import Any, Final
 
 from lit_loader.core.batch.fetch import OMITTED, EndOfData, NothingLeft
@@ -36,7 +35,6 @@ class IterableFetcher:
         self._opened = open_stream(dataset, "dataset", state)
         self._good, self._before_sample = good, before_sample
         self._iterator: Any = good.of(self._opened.iterator) if good else self._opened.iterator
-        self._is_iterable = hasattr(self._iterator, "__iter__")  # next() alone needs it not
         self._batch_size, self._drop_last = batch_size, drop_last
         self._began_at = state
         # Whether a state may be read by another dataset, which cannot begin as this one has.
@@ -63,13 +61,10 @@ class IterableFetcher:
                 progress.step(0)
                 append(next(iterator))
                 after_first()
-            if before is None and self._is_iterable and progress.is_quick:
-                try:
-                    samples.extend(islice(iterator, size - len(samples)))
-                finally:
-                    progress.place = len(samples)  # of the one that has failed, if any
-                if len(samples) < size:
-                    raise StopIteration
+            if before is None and progress.is_quick:
+                progress.step(-1)
+                for progress.place in range(len(samples), size):
+                    append(next(iterator))
             else:
                 for place in range(len(samples), size):
                     progress.step(place)

@@ -18,7 +18,7 @@ from lit_loader.core.executors.outcome import Outcome, Pin, failure
 from lit_loader.core.seeding.borrowed_rng import BorrowedRng, draws_of
 from lit_loader.core.seeding.held_generators import Found
 from lit_loader.core.seeding.seeds import PassSeeds
-from lit_loader.core.transport.messages import POSITION
+from lit_loader.core.transport.messages import POSITION, listed
 from lit_loader.core.transport.worker_exception import describe_batch
 
 _NOT_YET: Final = Timings()
@@ -58,7 +58,7 @@ class Inline(Executor):
         if not self._tasks:
             return None
         task, progress, builder = self._tasks.popleft(), self._progress, self._builder
-        indices = task.indices.tolist() if task.own else task.indices
+        indices = listed(task.indices) if task.own else task.indices
         outcome = Outcome(task.number, _NOT_YET)
         progress.begin(-1)
         batch = builder.take(indices, progress) if builder.reads_table else None
